@@ -197,7 +197,7 @@ def test_call_pays_and_prints_json_when_piped(run, gateway):
         (["--rpc", "", "--chain", str(CHAIN)], "x402"),
     ],
 )
-def test_call_tells_which_rail_paid(run, gateway, words, rail):
+def test_call_prints_the_rail_that_paid(run, gateway, words, rail):
     gateway.is_settling = True
     done = run("call", "api_1", *words)
     assert done.exit_code == 0, done.output
@@ -357,7 +357,7 @@ def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, gateway):
     assert [method for method, *_ in gateway.seen] == ["GET"]
 
 
-def test_what_an_update_names_or_resets_is_said(run, gateway):
+def test_an_update_may_omit_members_that_it_resets(run, gateway):
     gateway.listing = LISTED
     words = [word for name in DROPPED[2:] for word in ("--reset", name)]
     done = run("publish", "--update", "api_9", "--name", "B", "--description", "", "--tag", "y", *words)
@@ -382,7 +382,7 @@ def test_what_an_update_names_or_resets_is_said(run, gateway):
     assert run("publish", "--name", "B", "--reset", "tags").exit_code == 2
 
 
-def test_an_update_keeps_what_a_file_names(run, gateway, tmp_path):
+def test_an_update_keeps_members_of_the_file(run, gateway, tmp_path):
     gateway.listing = LISTED
     file = tmp_path / "listing.json"
     file.write_text(json.dumps({name: LISTED[name] for name in DROPPED}))
@@ -499,7 +499,7 @@ def test_an_output_that_cannot_be_written_is_found_before_anything_is_sent(run, 
     assert (tmp_path / "file").read_text() == "mine"
 
 
-def test_an_output_keeps_what_it_holds_until_the_answer_is_whole(run, gateway, tmp_path):
+def test_an_output_file_is_unchanged_until_the_response_is_whole(run, gateway, tmp_path):
     out = tmp_path / "answer"
     out.write_text("old")
     out.chmod(0o640)

@@ -1,4 +1,4 @@
-"""`tollway search` and `tollway describe`: what a person chooses by, and JSON for programs. Neither needs a key."""
+"""`tollway search` and `tollway describe`: tables on a terminal, JSON for programs. Neither needs a key."""
 
 import json
 import threading
@@ -118,7 +118,7 @@ def test_every_filter_reaches_the_gateway(run: Callable[..., Result], registry: 
 
 
 @pytest.mark.usefixtures("terminal")
-def test_a_terminal_gets_what_one_chooses_by_and_no_tricks(run: Callable[..., Result]) -> None:
+def test_a_terminal_gets_a_table_without_control_characters(run: Callable[..., Result]) -> None:
     shown = run("search", "rain").stdout
     rows = {line.split()[0]: line for line in shown.splitlines() if line.startswith("api_")}
     assert "\x1b" not in shown
@@ -145,7 +145,7 @@ def test_describe_gives_details_where_there_is_no_such_document(
     assert registry.seen == ["/api/v2/apis/api_1/agent", "/api/v2/apis/api_1"]
 
 
-def test_an_unknown_listing_is_told_by_the_gateways_code(run: Callable[..., Result]) -> None:
+def test_an_unknown_listing_fails_with_the_code_of_the_gateway(run: Callable[..., Result]) -> None:
     done = run("describe", "api_9")
     assert (done.exit_code, done.stdout) == (1, "")
     assert json.loads(done.stderr)["error"]["code"] == "api_not_found"

@@ -1,4 +1,4 @@
-"""`tollway verify`: what it says to people, what it exits with, and that only a check needs a key."""
+"""`tollway verify`: its output, its exit codes, and that only a check needs a key."""
 
 import json
 from collections.abc import Iterator
@@ -88,7 +88,7 @@ def gateway() -> Iterator[Gateway]:
 PATH = "/api/v2/apis/api_1/ownership"
 
 
-def test_a_check_is_signed_and_tells_by_its_exit_code(gateway: Gateway, tmp_path: Path) -> None:
+def test_a_check_is_signed_and_its_exit_code_is_the_result(gateway: Gateway, tmp_path: Path) -> None:
     key = tmp_path / "key"
     create_key_file(key)
     words = ["verify", "api_1", "--gateway", gateway.url, "--key-file", str(key)]
@@ -100,7 +100,7 @@ def test_a_check_is_signed_and_tells_by_its_exit_code(gateway: Gateway, tmp_path
     assert gateway.seen == [("POST", PATH, True)] * 2
 
 
-def test_what_to_do_is_shown_to_anybody(gateway: Gateway) -> None:
+def test_show_needs_no_key(gateway: Gateway) -> None:
     result = CliRunner().invoke(make_app(), ["verify", "api_1", "--show", "--gateway", gateway.url])
     assert (result.exit_code, json.loads(result.stdout)) == (0, UNPROVED)
     assert gateway.seen == [("GET", PATH, False)]
@@ -111,7 +111,7 @@ def test_without_a_key_nothing_is_asked(gateway: Gateway) -> None:
     assert (result.exit_code, gateway.seen) == (2, [])
 
 
-def test_people_read_what_to_put_where_and_what_was_seen_there() -> None:
+def test_a_terminal_gets_the_ways_to_prove_and_the_results_of_the_last_check() -> None:
     checks = {"wellKnown": "not_found", "dns": "unreachable", "signature": "not_found"}
     assert describe_ownership({**UNPROVED, "checks": checks}) == [
         "https://a.example is not proved. Any one of these is enough:",
@@ -126,12 +126,12 @@ def test_people_read_what_to_put_where_and_what_was_seen_there() -> None:
     assert not [line for line in describe_ownership(without_name) if "TXT" in line]
 
 
-def test_people_read_that_it_is_proved_and_whether_it_was_missing_lately() -> None:
+def test_a_terminal_gets_the_proof_and_its_failed_checks() -> None:
     proved = "https://a.example is proved (dns), last seen 2026-11-21T09:15:00.000Z"
     assert describe_ownership(PROVED) == [proved]
     assert describe_ownership({**PROVED, "failures": 2}) == [
         proved,
-        "not found by the last 2 check(s): put it back",
+        "the last 2 check(s) did not find it: restore it",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`tollway demo` as a person runs it: a process of its own, with real children, ended by real signals."""
+"""`tollway demo` in a process of its own, with real children, ended by real signals."""
 
 import json
 import os

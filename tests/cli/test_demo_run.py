@@ -1,4 +1,4 @@
-"""What can be said of the demo without starting it; the rest is in test_demo.py."""
+"""The parts of the demo that need no running demo; the others are in test_demo.py."""
 
 import json
 import socket
@@ -92,7 +92,7 @@ def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> No
     assert gas.private_key[2:] not in repr(settings)
 
 
-def test_takes_the_port_that_was_asked_for_or_says_that_it_is_taken() -> None:
+def test_takes_the_wanted_port_or_fails_when_it_is_in_use() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -103,7 +103,7 @@ def test_takes_the_port_that_was_asked_for_or_says_that_it_is_taken() -> None:
     assert choose_port(0) > 0
 
 
-def test_takes_another_port_where_the_default_one_is_taken_and_none_was_asked_for() -> None:
+def test_takes_another_port_when_the_default_port_is_in_use() -> None:
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -157,5 +157,5 @@ def test_removes_only_the_file_that_it_wrote(tmp_path: Path) -> None:
         (KeyError("odd"), "KeyError: 'odd'"),
     ],
 )
-def test_a_failure_is_told_by_its_first_cause(failure: Exception, words: str) -> None:
+def test_a_failure_is_explained_by_its_first_cause(failure: Exception, words: str) -> None:
     assert _explain(failure) == words

@@ -29,7 +29,7 @@ def told(*events: TourEvent) -> list[str]:
     return page.getvalue().splitlines()
 
 
-def test_shows_what_was_sent_and_what_came_back_and_leaves_the_rest_out() -> None:
+def test_prints_the_request_and_the_response_with_selected_headers() -> None:
     lines = told(EXCHANGE)
     assert "   > GET /api/v2/history?limit=5" in lines
     assert "   < 402 Payment Required" in lines
@@ -46,14 +46,14 @@ def test_writes_the_headers_of_x402_as_x402_does() -> None:
     assert "   < PAYMENT-RESPONSE: def" in lines
 
 
-def test_cuts_long_values_and_says_so() -> None:
+def test_cuts_long_values_with_an_ellipsis() -> None:
     (signature,) = (line for line in told(EXCHANGE) if "X-Signature" in line)
     assert signature.endswith("…")
     assert shorten("short") == "short"
     assert len(shorten("x" * 1_000)) < 100
 
 
-def test_leaves_the_providers_document_out_and_says_so() -> None:
+def test_replaces_the_openapi_document_by_a_note() -> None:
     body = json.dumps({"id": "api_1", "openapi": {"openapi": "3.1.0", "paths": {}}}).encode()
     lines = told(replace(EXCHANGE, received_body=body))
     assert any('"openapi": "(left out here)"' in line for line in lines)
@@ -72,11 +72,11 @@ def test_never_wraps_so_that_a_copied_line_stays_whole() -> None:
     assert any(line.endswith("0x" + "11" * 32) for line in told(paid))
 
 
-def test_takes_no_markup_from_what_it_shows() -> None:
+def test_prints_markup_as_text() -> None:
     assert "1. [red]title[/red]" in told(TourStep(number=1, title="[red]title[/red]", why="why"))
 
 
-def test_escapes_what_could_rewrite_the_terminal() -> None:
+def test_removes_control_characters() -> None:
     hostile = RecordedExchange(
         method="GET",
         target="/",

@@ -1,4 +1,4 @@
-"""The doctor: one finding for everything that is wrong or risky, and no change to anything."""
+"""`tollway doctor`: one finding for each fault and each risk, and no change."""
 
 import asyncio
 import os
@@ -118,10 +118,10 @@ async def look(
         (OneBlock(block_time=NOW_S + 61), "failed", "clock is behind"),
         (OneBlock(block_time=NOW_S - 500), "warning", "lags"),
         (OneBlock(is_away=True), "failed", "no node answers"),
-        (OneBlock(payload=b""), "note", "does not tell"),
+        (OneBlock(payload=b""), "note", "does not return the time"),
     ],
 )
-async def test_a_chain_is_asked_for_its_id_and_its_time(
+async def test_the_id_and_the_time_of_a_chain_are_checked(
     tmp_path: Path, chains: OneBlock, level: str, told: str
 ) -> None:
     finding = (await look(make_settings(tmp_path), chains))["chain_84532"]
@@ -174,9 +174,7 @@ async def test_tables_from_before_the_baseline_are_refused_and_stay_as_they_are(
 
 
 @pytest.mark.parametrize(("status", "level"), [(None, "note"), (200, "ok"), (503, "failed")])
-async def test_a_running_gateway_is_asked_whether_it_is_ready(
-    tmp_path: Path, status: int | None, level: str
-) -> None:
+async def test_a_running_gateway_must_be_ready(tmp_path: Path, status: int | None, level: str) -> None:
     assert (await look(make_settings(tmp_path), status=status))["gateway"].level == level
 
 
@@ -263,7 +261,7 @@ async def settlement_of(settings: Settings, chain: MemoryChain) -> Finding:
     return (await look(settings, chain))["settlement_84532"]
 
 
-async def test_a_network_that_can_settle_says_so(tmp_path: Path) -> None:
+async def test_a_network_that_can_settle_is_ok(tmp_path: Path) -> None:
     finding = await settlement_of(settling(tmp_path), chain_with_fees())
     assert finding.level == "ok"
     assert "USDC" in finding.detail
@@ -279,7 +277,7 @@ async def test_a_network_that_can_settle_says_so(tmp_path: Path) -> None:
     ],
     ids=["default", "below cost", "own", "unknown"],
 )
-async def test_the_least_price_is_told_beside_what_a_settlement_costs(
+async def test_the_lowest_price_is_compared_with_the_cost_of_a_settlement(
     tmp_path: Path, changes: dict[str, Any], level: str, told: str
 ) -> None:
     settings = settling(tmp_path)
@@ -294,7 +292,7 @@ async def test_the_least_price_is_told_beside_what_a_settlement_costs(
     assert gone.level == ("note" if level == "note" else "failed")
 
 
-async def test_a_network_without_a_rail_says_why(tmp_path: Path) -> None:
+async def test_a_network_without_a_rail_has_a_reason(tmp_path: Path) -> None:
     chain = chain_with_fees()
     bare = await settlement_of(make_settings(tmp_path), chain)
     assert (bare.level, "neither a gas key" in bare.detail) == ("note", True)
@@ -302,7 +300,7 @@ async def test_a_network_without_a_rail_says_why(tmp_path: Path) -> None:
     assert (off.level, "both off" in off.detail) == ("note", True)
 
 
-async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Path) -> None:
+async def test_a_withdrawn_rail_has_a_reason_without_a_key(tmp_path: Path) -> None:
     settings = settling(tmp_path)
     key = settings.networks[0].settlement.gas_keys[0].address
     poor = chain_with_fees()
@@ -333,9 +331,7 @@ async def test_what_withdraws_the_rail_is_named_and_no_key_is_shown(tmp_path: Pa
         (502, "warning", "answers 502"),
     ],
 )
-async def test_a_facilitator_is_asked_whether_it_answers(
-    tmp_path: Path, status: int | None, level: str, told: str
-) -> None:
+async def test_a_facilitator_must_answer(tmp_path: Path, status: int | None, level: str, told: str) -> None:
     settings = make_settings(tmp_path)
     (network,) = settings.networks
     rules = replace(network.settlement, facilitator=facilitator_at("https://facilitator.example/x402/"))
@@ -353,7 +349,7 @@ async def test_a_facilitator_is_asked_whether_it_answers(
         ("sqlite:///books.sqlite3", "redis://:hush-hush@127.0.0.1:1", "warning"),
     ],
 )
-async def test_gateways_that_count_alone_are_told_of(
+async def test_gateways_without_shared_rates_are_reported(
     tmp_path: Path, url: str, rate_limit_url: str | None, level: str | None
 ) -> None:
     settings = make_settings(
@@ -376,9 +372,7 @@ async def test_plain_settings_raise_no_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "level"), [(b"\x81\x83", "ok"), (b"\x81\x82", "warning")], ids=("no such name", "failure")
 )
-async def test_where_ownership_is_required_name_servers_are_asked(
-    tmp_path: Path, flags: bytes, level: str
-) -> None:
+async def test_required_ownership_needs_a_name_server(tmp_path: Path, flags: bytes, level: str) -> None:
     """One on loopback, that knows no name, or is of no use."""
 
     class NoName(asyncio.DatagramProtocol):
@@ -431,7 +425,7 @@ WELL = figures("lease_renewal", 2.4)
             "failed",
             "1 background task(s) ended by themselves",
         ),
-        (background_metrics(), "note", "tell nothing of background tasks"),
+        (background_metrics(), "note", "contain no background tasks"),
         ("{ what is this", "note", "cannot be read"),
         (None, "note", "no gateway answers at http://127.0.0.1:9402/metrics now"),
     ],

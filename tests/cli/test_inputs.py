@@ -1,4 +1,4 @@
-"""What a person told a command: read, or refused in plain words. A key is never taken from an argument."""
+"""Inputs of a command: read, or refused with a sentence. No key comes from an argument."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,7 +37,7 @@ def node(answer: bytes) -> Iterator[str]:
             thread.join()
 
 
-def test_a_named_chain_is_believed_and_a_bare_node_is_asked() -> None:
+def test_a_node_without_a_chain_id_is_asked_for_it() -> None:
     assert read_nodes(("84532=https://node.test/?a=b",)) == {84532: "https://node.test/?a=b"}
     with node(b'{"result":"0x14a34"}') as url:
         assert read_nodes((url, "1=http://main.test")) == {84532: url, 1: "http://main.test"}
@@ -48,7 +48,7 @@ def test_a_named_chain_is_believed_and_a_bare_node_is_asked() -> None:
     [b"", b"<html>", b"[]", b"{}", b'{"result":null}', b'{"result":"zz"}', b'{"result":{}}', b"[" * 100_000],
     ids=("empty", "html", "list", "no result", "null", "no number", "object", "bomb"),
 )
-def test_a_node_that_says_no_chain_is_refused(answer: bytes) -> None:
+def test_a_node_without_a_valid_chain_id_is_refused(answer: bytes) -> None:
     with node(answer) as url, pytest.raises(ValueError, match="does not answer"):
         read_nodes((url,))
 
@@ -79,7 +79,7 @@ def test_a_draft_is_json_or_toml(tmp_path: Path, name: str, content: bytes, draf
         ("a.json", b"name = 1", "neither JSON nor TOML"),
         ("a.toml", b"{}", "neither JSON nor TOML"),
         ("a.toml", b"\xff", "neither JSON nor TOML"),
-        ("a.json", b"[]", "does not hold an object"),
+        ("a.json", b"[]", "must contain one object"),
         ("a.json", b"[" * 100_000, "neither JSON nor TOML"),
         ("a.json", None, "cannot be read"),
     ],
@@ -93,7 +93,7 @@ def test_a_bad_draft_is_refused_in_plain_words(
         read_draft(tmp_path / name)
 
 
-def test_a_body_is_told_or_read(tmp_path: Path) -> None:
+def test_a_body_comes_from_the_option_a_file_or_stdin(tmp_path: Path) -> None:
     (tmp_path / "body").write_bytes(b"\x00\xff")
     assert read_content(None) is None
     assert read_content("ä") == "ä".encode()

@@ -47,7 +47,7 @@ def test_only_the_command_that_speaks_mcp_waits_for_it() -> None:
     assert {"mcp", "mcp_types", "jsonschema"}.isdisjoint(loaded.stdout.split())
 
 
-def test_an_agents_program_does_not_wait_for_what_operators_need(tmp_path: Path) -> None:
+def test_the_mcp_command_line_does_not_load_the_operators_commands(tmp_path: Path) -> None:
     code = "import sys; from tollway.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
     ended = subprocess.run(
         [sys.executable, "-c", code, "mcp"],

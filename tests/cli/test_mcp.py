@@ -1,4 +1,4 @@
-"""`tollway mcp` before it serves: no wallet without a limit, and one line that says what may be spent."""
+"""`tollway mcp` before it serves: no wallet without a limit, and one line with the limits."""
 
 import json
 import subprocess
@@ -54,7 +54,7 @@ def test_an_agent_gets_no_wallet_without_a_limit(run: Callable[..., Result]) -> 
         (("--budget", "5 USDC", "--rpc", "http://127.0.0.1:1"), {}),
     ],
 )
-def test_what_makes_no_sense_ends_it_at_once_and_stdout_stays_empty(
+def test_invalid_options_end_it_with_an_empty_stdout(
     run: Callable[..., Result], words: tuple[str, ...], env: dict[str, str]
 ) -> None:
     done = run(*words, **env)
@@ -68,9 +68,7 @@ def serve(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.Compl
     )
 
 
-def test_it_says_what_may_be_spent_on_stderr_and_only_protocol_on_stdout(
-    key_file: Path, tmp_path: Path
-) -> None:
+def test_stderr_has_the_limits_and_stdout_has_mcp_messages_alone(key_file: Path, tmp_path: Path) -> None:
     env = {"TOLLWAY_KEY_FILE": str(key_file), "TOLLWAY_STORE": str(tmp_path / "p.sqlite3")}
     env |= {"TOLLWAY_BUDGET": "5 USDC", "TOLLWAY_SESSION_BUDGET": "1 USDC", "TOLLWAY_MAX_PRICE": "0.05 USDC"}
     ping = '{"jsonrpc":"2.0","id":1,"method":"ping"}\nnot json at all\n'
@@ -86,7 +84,7 @@ def test_it_says_what_may_be_spent_on_stderr_and_only_protocol_on_stdout(
     assert key_file.read_text().strip().removeprefix("0x") not in done.stdout + done.stderr
 
 
-def test_without_a_wallet_it_serves_what_is_free(tmp_path: Path) -> None:
+def test_without_a_wallet_it_serves_free_operations(tmp_path: Path) -> None:
     done = serve({"HOME": str(tmp_path)}, "--gateway", "https://gw.test")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "no wallet: only what is free can be called" in done.stderr
+    assert "no wallet: only free operations can be called" in done.stderr

@@ -1,4 +1,4 @@
-"""The tools over MCP, as the official client sees them, in both revisions of the protocol."""
+"""The tools over MCP with the official client, in both revisions of the protocol."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -45,7 +45,7 @@ def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Connect:
     return connected
 
 
-async def test_every_tool_is_listed_with_its_schema_and_what_it_does_to_the_world(connect: Connect) -> None:
+async def test_every_tool_is_listed_with_its_schema_and_annotations(connect: Connect) -> None:
     async with connect() as client:
         listed = (await client.list_tools()).tools
         assert [tool.name for tool in listed] == [tool.name for tool in TOOLS]
@@ -63,7 +63,7 @@ async def test_an_answer_is_the_same_as_text_and_structured(connect: Connect) ->
         assert result.structured_content["body"] == "free"
 
 
-async def test_what_breaks_a_schema_is_an_answer_and_sends_nothing(connect: Connect) -> None:
+async def test_invalid_arguments_are_a_result_and_send_no_request(connect: Connect) -> None:
     async with connect() as client:
         result = await client.call_tool("call_api", {"apiId": "api_1", "maxBudget": "9999 USDC"})
         assert result.is_error is True
@@ -85,7 +85,7 @@ async def test_texts_of_providers_are_labelled_and_without_tricks(connect: Conne
         assert NASTY not in str(await client.list_tools())
 
 
-async def test_a_mistake_of_ours_tells_an_agent_nothing_of_the_inside(
+async def test_an_internal_error_has_no_details_for_the_agent(
     connect: Connect, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with connect() as client:

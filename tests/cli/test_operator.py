@@ -1,4 +1,4 @@
-"""The operator's commands: what they change, what they print, how they exit, and when they must not write."""
+"""The operator's commands: changes, output, exit codes, and when they must not write."""
 
 import json
 import sqlite3
@@ -128,7 +128,9 @@ def test_migrate_leaves_newer_tables_alone(office: Office, floor: str, code: int
     assert json.loads(result.stdout or result.stderr) == told
 
 
-def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_invalid_settings_are_reported_and_no_command_runs(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TOLLWAY_LISTEN", "x")
     monkeypatch.setenv("TOLLWAY_NOPE", "x")
     for command in (["serve"], ["migrate"], ["audit"], ["doctor"], ["admit", str(TX)]):
@@ -138,7 +140,7 @@ def test_bad_settings_are_all_told_and_nothing_runs(office: Office, monkeypatch:
     assert office.operator_ledger.admitted == []
 
 
-def test_audit_tells_what_the_books_say(office: Office) -> None:
+def test_audit_reports_balances_and_held_calls(office: Office) -> None:
     result = office.run("audit")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {
@@ -153,7 +155,7 @@ def test_audit_tells_what_the_books_say(office: Office) -> None:
     assert office.operator_ledger.releases == 0
 
 
-def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: Office) -> None:
+def test_audit_fails_when_the_ledger_does_not_balance_and_releases_nothing(office: Office) -> None:
     office.operator_ledger.report = replace(BALANCED, wrong=("payment 7",))
     assert office.run("audit").exit_code == operator.FAILED
     result = office.run("audit", "--release")
@@ -162,7 +164,7 @@ def test_audit_fails_when_the_books_do_not_balance_and_releases_nothing(office: 
     assert office.operator_ledger.releases == 0
 
 
-def test_the_operator_declares_a_restore_and_sees_what_it_holds(office: Office) -> None:
+def test_audit_restored_holds_and_lists_the_balances(office: Office) -> None:
     assert json.loads(office.run("audit", "--restored").stdout)["heldPayments"] == ["0xheld"]
     assert office.operator_ledger.restores == 1
 
@@ -172,11 +174,11 @@ def test_a_restore_is_not_declared_and_released_at_once(office: Office) -> None:
     assert (office.operator_ledger.restores, office.operator_ledger.releases) == (0, 0)
 
 
-def test_audit_releases_what_is_held(office: Office) -> None:
+def test_audit_release_frees_held_balances(office: Office) -> None:
     assert json.loads(office.run("audit", "--release").stdout)["released"] == 2
 
 
-def test_a_store_that_is_away_asks_to_try_later(office: Office) -> None:
+def test_an_unavailable_database_exits_with_later(office: Office) -> None:
     office.operator_ledger.is_away = True
     result = office.run("audit")
     assert result.exit_code == operator.LATER

@@ -1,4 +1,4 @@
-"""The operator copies a SQLite database and puts a copy back: whole or not at all, and everything in it held."""
+"""Backup and restore of a SQLite database: atomic, and a restore holds every balance."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def files() -> set[str]:
     return {path.name for path in Path().iterdir()}
 
 
-def test_a_backup_is_one_file_for_its_owner_alone_and_says_what_it_is(office: Office) -> None:
+def test_a_backup_is_one_private_file_with_a_report(office: Office) -> None:
     told = office.tell("backup", "copy.backup")
     path = Path("copy.backup")
     assert told == {
@@ -94,7 +94,7 @@ def test_a_backup_is_one_file_for_its_owner_alone_and_says_what_it_is(office: Of
     assert {name for name in files() if name.startswith("copy")} == {"copy.backup"}
 
 
-def test_what_a_gateway_has_committed_is_in_the_backup_and_nothing_else_changes(office: Office) -> None:
+def test_a_backup_has_every_commit_and_leaves_the_database_unchanged(office: Office) -> None:
     """Its last commits stand in the log beside the file, and a writer is in the middle of a transaction."""
     gateway = sqlite3.connect(DATABASE, isolation_level=None)
     gateway.execute("PRAGMA wal_autocheckpoint=0").close()
@@ -109,7 +109,7 @@ def test_what_a_gateway_has_committed_is_in_the_backup_and_nothing_else_changes(
     gateway.close()
 
 
-def test_a_backup_overwrites_only_what_it_is_told_to(office: Office) -> None:
+def test_a_backup_overwrites_a_file_with_force_alone(office: Office) -> None:
     Path("copy").write_text("precious")
     assert "--force" in office.refuse("backup", "copy")
     assert Path("copy").read_text() == "precious"
@@ -129,7 +129,7 @@ def test_a_failed_backup_leaves_nothing_behind(office: Office) -> None:
     assert not [name for name in files() if name.startswith("copy")]
 
 
-def test_a_backup_whose_books_do_not_balance_is_kept_and_told(office: Office) -> None:
+def test_a_backup_that_does_not_balance_is_kept_and_fails(office: Office) -> None:
     execute(DATABASE, PAYMENT, taken=7)
     result = office.run("backup", "copy")
     assert (result.exit_code, json.loads(result.stdout)["balanced"]) == (operator.FAILED, False)
@@ -156,7 +156,7 @@ def test_a_restore_holds_everything_and_keeps_what_it_replaced(office: Office) -
     assert held() == [0]
 
 
-def test_the_log_of_what_is_replaced_never_reaches_the_copy(office: Office) -> None:
+def test_the_write_ahead_log_of_the_replaced_file_is_not_applied_to_the_copy(office: Office) -> None:
     """A gateway that was killed has left its last commits there."""
     office.tell("backup", "copy")
     gateway = sqlite3.connect(DATABASE)

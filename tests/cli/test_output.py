@@ -1,4 +1,4 @@
-"""What commands show: untrusted text without its tricks, JSON for programs, failures with their codes."""
+"""The output of commands: untrusted text without control characters, JSON for programs, failures with their codes."""
 
 import json
 import sys
@@ -76,7 +76,7 @@ def test_an_answer_is_json_text_or_bytes(content: bytes, kind: str, shown: dict[
     }
 
 
-def test_a_depth_bomb_is_shown_as_text() -> None:
+def test_deeply_nested_json_is_printed_as_text() -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
     try:

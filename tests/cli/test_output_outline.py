@@ -1,4 +1,4 @@
-"""A document of a stranger as an outline: every line begins with a name of the document's own place."""
+"""An untrusted document as an outline: every line begins with the name of its member."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def lines(document: dict[str, object]) -> list[str]:
         ({"eip712": {"domain": 1}, "extra": 1, "kept": 1}, ["kept  1"]),
     ],
 )  # fmt: skip
-def test_members_are_lines_and_what_is_nested_stands_below(
+def test_members_are_lines_and_nested_values_are_indented(
     document: dict[str, object], shown: list[str]
 ) -> None:
     assert lines(document) == shown
@@ -79,7 +79,7 @@ def test_an_option_is_one_line() -> None:
         ({"properties": {"a": True}, "required": "a"}, "a anything"),
     ],
 )  # fmt: skip
-def test_a_schema_is_what_may_be_given_with_a_star_for_what_must_be(schema: object, told: str) -> None:
+def test_a_schema_is_a_line_with_a_star_for_required_members(schema: object, told: str) -> None:
     assert lines({"inputSchema": schema}) == [f"inputSchema  {told}"]
 
 

@@ -1,4 +1,4 @@
-"""What reaches a real terminal when a gateway, a provider and a node write escapes wherever they can."""
+"""The output on a real terminal while a gateway, a provider and a node send escape sequences in every field."""
 
 import json
 import os

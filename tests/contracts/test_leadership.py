@@ -476,7 +476,7 @@ async def test_the_doctor_names_the_leaders_and_misses_them(
 ) -> None:
     nobody = await examine_leaders(postgres_url, databases[0])
     assert nobody.level == "note"
-    assert "nobody leads as sweeper or watcher or reputation" in nobody.detail
+    assert "no gateway leads as sweeper or watcher or reputation" in nobody.detail
     sweeper, watcher = Candidate(databases[0]), Candidate(databases[1], duty=Duty.WATCHER)
     third = Candidate(databases[0], duty=Duty.REPUTATION)
     async with sweeper.standing(), watcher.standing(), third.standing():

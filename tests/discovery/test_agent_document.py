@@ -119,7 +119,7 @@ def test_only_open_rails_are_listed(has_mpp: bool, is_offered: bool, rails: set[
     assert {rail["rail"] for rail in agent["payment"]["rails"]} == rails
 
 
-def test_a_free_listing_asks_for_nothing() -> None:
+def test_a_free_listing_needs_no_payment() -> None:
     agent = write(show_listing(price=Price.parse("0"), has_mpp=False))
     assert agent["payment"] == {"required": False, "amount": "0", "currency": "USDC"}
 
@@ -132,7 +132,7 @@ def test_options_are_for_a_price_of_an_operation() -> None:
 
 
 @pytest.mark.parametrize("charge_on", list(ChargeOn))
-def test_what_is_charged_follows_the_listing(charge_on: ChargeOn) -> None:
+def test_the_charged_statuses_are_those_of_the_listing(charge_on: ChargeOn) -> None:
     charged_for = write(show_listing(charge_on=charge_on))["charged"]["for"]
     assert ("4xx" in charged_for) == (charge_on is ChargeOn.ANSWERED)
 

@@ -1,4 +1,4 @@
-"""Payment steps: for each rail that is open, words and a machine form; what the form makes is what the gateway reads."""
+"""Payment steps: text and a form for each open rail; the gateway accepts the payments that the form makes."""
 
 import importlib.util
 import sys
@@ -88,13 +88,13 @@ def test_the_form_of_a_transaction_makes_a_proof_of_this_request() -> None:
         ({"has_mpp": False, "is_offered": lambda asset, units, listing_id: False}, ["tx"]),
     ],
 )
-def test_only_open_rails_are_told(changes: dict[str, Any], rails: list[str]) -> None:
+def test_only_open_rails_have_steps(changes: dict[str, Any], rails: list[str]) -> None:
     told = agent_of(**changes)["payment"]["rails"]
     assert [rail["rail"] for rail in told] == rails
     assert all(rail["steps"] for rail in told)
 
 
-def test_the_plain_signature_is_told_only_where_it_counts() -> None:
+def test_the_plain_signature_is_described_where_it_is_accepted() -> None:
     def words(**changes: Any) -> str:
         return " ".join(reader.find_rail(agent_of(**changes), "tx")["steps"])
 
@@ -102,7 +102,7 @@ def test_the_plain_signature_is_told_only_where_it_counts() -> None:
     assert "personal_sign" not in words(is_bound_only=True)
 
 
-def test_every_blank_is_a_member_of_the_option_or_told_in_words() -> None:
+def test_every_blank_is_a_member_of_the_option_or_explained_in_the_steps() -> None:
     """Nothing to guess: a blank that is neither would stop a reader that knows only this document."""
     agent = agent_of()
     for rail in agent["payment"]["rails"]:

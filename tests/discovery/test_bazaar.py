@@ -1,4 +1,4 @@
-"""The Bazaar's words for a call and for a listing, held against the x402 package's own parser and a JSON Schema validator."""
+"""The Bazaar's description of a call and of a listing, validated with the parser of the x402 package and a JSON Schema validator."""
 
 from dataclasses import replace
 from typing import Any
@@ -129,7 +129,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("schema", "told"), ANSWERS)
-def test_of_an_answer_nothing_but_its_type_is_told(schema: Any, told: dict[str, Any]) -> None:
+def test_a_response_is_described_by_its_type_alone(schema: Any, told: dict[str, Any]) -> None:
     responses = {"200": {"content": {"application/json": {"schema": schema}}}}
     openapi = {"paths": {"/v1/quote": {"get": {"responses": responses}}}}
     output = call("GET", openapi=openapi)["schema"]["properties"]["output"]
@@ -155,7 +155,7 @@ def test_a_method_without_a_word_is_not_described(method: str) -> None:
         {"type": "string", "enum": ["a", "b", "c", "d", "e", "f", "g"], "example": 5},
     ],
 )
-def test_what_is_not_plain_and_short_gives_no_example(schema: dict[str, Any]) -> None:
+def test_only_plain_and_short_values_become_examples(schema: dict[str, Any]) -> None:
     document = {"paths": {"/": {"get": {"parameters": [{"name": "p", "in": "query", "schema": schema}]}}}}
     shown = call("GET", "", document)["info"]["input"].get("queryParams", {})
     assert shown in ({}, {"p": "a"})
@@ -258,11 +258,11 @@ def test_the_packages_client_reads_both_answers() -> None:
 
 
 @pytest.mark.parametrize("given_", [{"status": "paused"}, {"retired_ms": 5}, {"suspended_ms": 5}])
-def test_what_is_not_served_is_not_shown(given_: dict[str, Any]) -> None:
+def test_an_inactive_listing_has_no_record(given_: dict[str, Any]) -> None:
     assert describe_resource(listing(**given_), [requirement_of()], gateway_url=GATEWAY) is None
 
 
-def test_what_no_authorisation_can_pay_is_not_shown() -> None:
+def test_a_listing_without_authorised_payment_has_no_record() -> None:
     assert describe_resource(listing(), [], gateway_url=GATEWAY) is None
 
 

@@ -1,4 +1,4 @@
-"""The discovery document: complete, in the words of the contract, and never larger than its parts allow."""
+"""The discovery document: complete, with the members of the contract, and bounded by the bounds of its parts."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def test_it_has_these_members_and_no_others() -> None:
     }
 
 
-def test_what_the_details_tell_is_told_alike() -> None:
+def test_members_of_the_details_are_equal_here() -> None:
     view = show_listing(chains=3)
     told = describe(view)
     for name in (
@@ -44,7 +44,7 @@ def test_what_the_details_tell_is_told_alike() -> None:
         assert told[name] == view.details[name]
 
 
-def test_an_operation_tells_how_it_is_called() -> None:
+def test_an_operation_has_the_members_of_a_call() -> None:
     told = describe(show_listing(openapi=SAMPLE_DOCUMENT))
     quote, *_ = told["operations"]  # type: ignore[misc]  # a member of JSON
     assert quote["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}/quote/{{symbol}}"
@@ -78,7 +78,7 @@ def test_options_are_those_that_are_open(is_offered: bool, rails: list[str]) -> 
     assert [option["rail"] for option in pricing["options"]] == rails  # type: ignore[index]  # a member of JSON
 
 
-def test_schemas_have_room_for_so_many_bytes_and_the_rest_is_counted() -> None:
+def test_schemas_beyond_the_limit_are_counted() -> None:
     (plain,) = show_listing().operations
     long = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(500)}}
     many = [replace(plain, path=f"/{number}", input_schema=long) for number in range(200)]

@@ -1,4 +1,4 @@
-"""llms.txt of one listing: short, linked, and with the provider's words as nothing but words."""
+"""llms.txt of one listing: short, with links, and with the provider's text escaped."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from tollway.sandbox.provider import SAMPLE_DOCUMENT
 API = f"{PUBLIC_URL}/api/v2/apis/{LISTING_ID}"
 
 
-def test_it_says_what_it_is_what_it_costs_and_where_the_rest_stands() -> None:
+def test_it_has_the_name_the_price_and_links() -> None:
     text = write_listing_text(show_listing(openapi=SAMPLE_DOCUMENT, description="Quotes."))
     assert text.startswith("# Weather\n\n> Quotes.\n\n")
     assert "0.01 USDC" in text
@@ -24,17 +24,17 @@ def test_it_says_what_it_is_what_it_costs_and_where_the_rest_stands() -> None:
     assert text.endswith("\n")
 
 
-def test_a_listing_without_a_document_is_told_as_a_whole() -> None:
+def test_a_listing_without_an_openapi_document_is_one_line() -> None:
     assert f"- any method and path below {PUBLIC_URL}/api/v2/gateway/{LISTING_ID}\n" in write_listing_text(
         show_listing()
     )
 
 
-def test_a_free_one_says_so() -> None:
+def test_a_free_listing_is_free() -> None:
     assert "Price: free." in write_listing_text(show_listing(price=Price.parse("0")))
 
 
-def test_it_tells_what_is_measured_and_what_is_proved() -> None:
+def test_it_has_the_quality_and_the_proof_of_ownership() -> None:
     quality = Quality(calls=40, success_ppm=999_900, p50_ms=9, p95_ms=20)
     known = write_listing_text(show_listing(reputation=Reputation(quality=quality, verified_ms=1)))
     assert "has proved" in known

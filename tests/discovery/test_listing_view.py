@@ -1,4 +1,4 @@
-"""What all documents of a listing share: its prices, its URLs, and where arguments go."""
+"""The view of a listing: its prices, its URLs, and the places of arguments."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from tollway.registry.listing import Operation
 DEAR = Operation(method="GET", path="/dear", price=Price.parse("2.5"))
 
 
-def test_the_shown_price_is_the_listings_own_where_something_is_sold_at_it() -> None:
+def test_the_quoted_price_is_the_listings_own_when_an_operation_has_it() -> None:
     assert show_listing().quoted_price.text == "0.01"
     assert show_listing(operations=(DEAR,)).quoted_price.text == "0.01"
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of a listing is valid by somebody else's word, whatever its provider wrote."""
+"""The OpenAPI document of a listing is valid for independent validators, for every provider document."""
 
 import json
 from typing import Any
@@ -155,7 +155,7 @@ def test_is_valid_clean_and_names_nothing_of_the_upstream(openapi: Any) -> None:
     assert all(text.startswith("#/components/") for text in references)
 
 
-def test_ten_thousand_operations_are_cut_and_what_they_repeat_is_bounded() -> None:
+def test_ten_thousand_operations_are_cut_and_repeated_schemas_are_bounded() -> None:
     huge = {"type": "object", "properties": {f"p{at}": {"description": "d" * 60} for at in range(2_000)}}
     shared = {"parameters": {"P": {"name": "p", "in": "query", "schema": huge}}}
     use = {"get": {"parameters": [{"$ref": "#/components/parameters/P"}]}}
@@ -174,7 +174,7 @@ def operations_of(built: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_each_operation_tells_its_price_and_a_402() -> None:
+def test_each_operation_has_its_price_and_a_402() -> None:
     priced = (
         Operation(method="GET", path="/v1/{id}", price=Price.parse("0.5")),
         Operation(method="GET", path="/free", price=Price.parse("0")),
@@ -199,7 +199,7 @@ def test_each_operation_tells_its_price_and_a_402() -> None:
     assert found["PUT /more"]["responses"].keys() == {"200", "402", "default"}
 
 
-def test_what_the_listing_does_not_take_or_adds_itself_is_left_out() -> None:
+def test_unsupported_methods_and_added_headers_are_left_out() -> None:
     parameters = [
         {"name": "key", "in": "query", "required": True},
         {"name": "q", "in": "query"},

@@ -1,4 +1,4 @@
-"""What an operation costs, as crawlers read it."""
+"""The price of an operation in the form that crawlers read."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_a_free_operation_has_none() -> None:
     assert payment_info(Price.parse("0"), "USDC", [SIGNED], has_mpp=True) is None
 
 
-def test_both_shapes_tell_the_same_price() -> None:
+def test_both_shapes_have_the_same_price() -> None:
     assert payment_info(PRICE, "USDC", [BY_TX, SIGNED], has_mpp=True) == {
         "price": {"mode": "fixed", "currency": "USD", "amount": "0.01"},
         "protocols": [{"x402": {}}, {"mpp": {"method": "evm", "intent": "charge", "currency": TOKEN}}],
@@ -31,7 +31,7 @@ def test_both_shapes_tell_the_same_price() -> None:
     }
 
 
-def test_what_is_not_offered_is_not_told() -> None:
+def test_closed_rails_are_left_out() -> None:
     assert payment_info(PRICE, "USDC", [SIGNED], has_mpp=False) == {
         "price": {"mode": "fixed", "currency": "USD", "amount": "0.01"},
         "protocols": [{"x402": {}}],

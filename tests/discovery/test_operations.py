@@ -1,4 +1,4 @@
-"""What a listing sells, as somebody outside uses it."""
+"""The operations of a listing."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_an_undocumented_listing_is_sold_as_a_whole() -> None:
     assert only.input_schema["properties"]["method"]["enum"] == ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-def test_documented_operations_cost_what_their_calls_cost() -> None:
+def test_a_documented_operation_has_the_price_of_its_call() -> None:
     found = sold(
         {"/c/{city}": {"get": {}, "delete": {}}, "/c/rome": {"get": {}}},
         operations=(
@@ -54,7 +54,7 @@ def test_tools_have_names_of_ours() -> None:
     assert [one.tool for one in found.values()] == ["get_f302dfbc"]
 
 
-def test_what_finds_no_room_in_a_schema_is_open_and_still_named() -> None:
+def test_a_part_that_exceeds_the_schema_limit_is_open_and_keeps_its_name() -> None:
     parameters = [
         {
             "name": f"q{n}",
@@ -72,7 +72,7 @@ def test_what_finds_no_room_in_a_schema_is_open_and_still_named() -> None:
     assert (schema["required"], schema["additionalProperties"]) == (["q0", "q1"], False)
 
 
-def test_a_priced_operation_that_nobody_documented_takes_anything() -> None:
+def test_an_undocumented_priced_operation_takes_any_query_and_body() -> None:
     found = sold(operations=(priced("POST", "/c/{id}", "1"), priced("GET", "/d", "1")), other_paths="refuse")
     post, get = found["POST /c/{id}"], found["GET /d"]
     assert [(one.name, one.place, one.is_required) for one in post.arguments] == [
@@ -86,7 +86,7 @@ def test_a_priced_operation_that_nobody_documented_takes_anything() -> None:
     assert get.arguments[0].is_exploded
 
 
-def test_tools_whose_names_collide_are_told_apart() -> None:
+def test_tools_with_colliding_names_get_longer_names() -> None:
     """The first 32 bits of both digests are the same."""
     found = sold({"/a26724": {"get": {}}, "/a80320": {"get": {}}})
     first, second = (one.tool for one in found.values())
@@ -121,7 +121,7 @@ def test_arguments_have_names_of_their_own() -> None:
     assert operation.input_schema["properties"]["body_body"]["type"] == "string"
 
 
-def test_what_comes_back_is_that_of_the_good_answer_in_json() -> None:
+def test_the_output_schema_is_that_of_the_successful_json_response() -> None:
     answers = {
         "404": {"content": {"application/json": {"schema": {"type": "string"}}}},
         "201": {"content": {"text/html": {}, "application/vnd.x+json": {"schema": {"type": "object"}}}},

@@ -1,4 +1,4 @@
-"""Arguments become a request: the same arguments the same bytes, and nothing that leaves its place in the URL."""
+"""Arguments become a request: equal arguments make equal bytes, and no value leaves its place in the URL."""
 
 from typing import Any
 
@@ -104,7 +104,7 @@ def test_the_order_of_arguments_and_of_members_makes_no_difference() -> None:
         ("text/csv", "a;b\n", b"a;b\n"),
     ],
 )
-def test_a_body_is_written_as_its_media_type_says(media_type: str, content: Any, body: bytes) -> None:
+def test_a_body_is_encoded_by_its_media_type(media_type: str, content: Any, body: bytes) -> None:
     sold = operation(argument("body", "body"), path="", method="POST", body_type=media_type)
     request = make(sold, {"body": content})
     assert request.body == body
@@ -124,7 +124,7 @@ def test_headers_hold_printable_ascii_only() -> None:
 
 
 @pytest.mark.parametrize("value", ["\ud800", {"a": "\ud800"}, float("nan")])
-def test_what_no_request_can_hold_is_refused(value: Any) -> None:
+def test_values_that_no_request_can_carry_are_refused(value: Any) -> None:
     sold = operation(argument("body", "body"), path="", method="POST", body_type="application/json")
     refused = make_request(sold, {"body": value})
     assert isinstance(refused, FieldError)
@@ -142,7 +142,7 @@ def test_what_no_request_can_hold_is_refused(value: Any) -> None:
         ({"path": "/a%20b"}, "GET", "/a%20b"),
     ],
 )
-def test_an_undocumented_listing_is_called_as_the_caller_says(
+def test_the_caller_chooses_the_request_of_an_undocumented_listing(
     arguments: dict[str, Any], method: str, target: str
 ) -> None:
     request = make(operation(path="", is_any=True), arguments)

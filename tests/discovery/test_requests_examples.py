@@ -62,12 +62,12 @@ def test_a_value_fits_its_schema(schema: dict[str, Any], value: Any) -> None:
     jsonschema.validate(arguments, operation.input_schema)
 
 
-def test_what_is_not_required_is_shown_only_where_the_document_gives_a_value() -> None:
+def test_an_optional_argument_needs_a_value_of_the_document() -> None:
     assert example_arguments(query({"type": "string"}, is_required=False)) == {}
     assert example_arguments(query({"type": "string", "default": "x"}, is_required=False)) == {"q": "x"}
 
 
-def test_a_body_is_made_of_what_is_required() -> None:
+def test_a_body_has_its_required_members() -> None:
     operation = body(
         {
             "type": "object",
@@ -140,7 +140,7 @@ def test_no_example_is_long(schema: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "schema", [True, 7, [], {"type": 9}, {"enum": 3}, {"examples": "x"}, {"items": 4}, {"allOf": [9]}]
 )
-def test_odd_schemas_hurt_nobody(schema: Any) -> None:
+def test_odd_schemas_do_not_fail(schema: Any) -> None:
     example_json(query(schema), GATEWAY)
     example_json(body(schema), GATEWAY)
 

@@ -1,4 +1,4 @@
-"""What is left of a stranger's words."""
+"""Cleaning of untrusted text."""
 
 import pytest
 from hypothesis import given

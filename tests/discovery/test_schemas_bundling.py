@@ -1,4 +1,4 @@
-"""Schemas whole in themselves: shared where they are equal, and bounded over a whole document."""
+"""Schemas bundled with their definitions: shared where they are equal, and bounded over a document."""
 
 from typing import Any
 

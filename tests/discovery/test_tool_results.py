@@ -1,4 +1,4 @@
-"""Answers as agents read them: the envelope of an API's answer, the terms of x402's MCP transport, problems as they are."""
+"""Results of tools: the envelope of an API's response, the terms of x402's MCP transport, problems."""
 
 import base64
 import json
@@ -56,7 +56,7 @@ def header(content: Any) -> str:
         (answer(), {"bodyFormat": "none"}),
     ],
 )
-def test_a_body_is_told_as_what_it_is(got: HttpResponse, shown: dict[str, Any]) -> None:
+def test_a_body_has_its_format(got: HttpResponse, shown: dict[str, Any]) -> None:
     told = response_result(CALL, got)
     assert {name: told.content[name] for name in ("bodyFormat", "body") if name in told.content} == shown
     assert told.content["notice"] == UNTRUSTED
@@ -97,7 +97,7 @@ def test_a_problem_of_the_api_is_not_taken_for_one_of_the_gateway() -> None:
     assert "accepts" not in told.content
 
 
-def test_an_answer_that_is_too_large_or_broken_says_so() -> None:
+def test_a_response_that_is_too_large_or_broken_has_a_detail() -> None:
     large = response_result(CALL, answer(b"", "text/plain", is_whole=False, is_too_large=True))
     assert (large.is_error, large.content["bodyFormat"]) == (True, "none")
     assert CALL.url in large.content["detail"]
@@ -127,7 +127,7 @@ REQUIRED = {
 }
 
 
-def test_an_unpaid_call_is_told_as_x402_clients_read_it() -> None:
+def test_an_unpaid_call_returns_the_terms_of_x402() -> None:
     told = response_result(CALL, unpaid(header(REQUIRED)))
     assert told.is_error
     assert told.meta == {}
@@ -150,7 +150,7 @@ def test_the_words_of_a_provider_in_the_terms_are_cleaned_and_labelled() -> None
     assert told["notice"] == UNTRUSTED
 
 
-def test_the_terms_speak_of_arguments_and_what_was_wrong_with_a_payment_is_told_as_it_is() -> None:
+def test_the_detail_explains_arguments_or_the_fault_of_a_payment() -> None:
     payment = {"amount": "0.01", "currency": "USDC", "options": []}
     told = response_result(CALL, unpaid(header(REQUIRED), {"payment": payment})).content["detail"]
     assert "costs 0.01 USDC" in told
@@ -159,7 +159,7 @@ def test_the_terms_speak_of_arguments_and_what_was_wrong_with_a_payment_is_told_
     assert response_result(CALL, unpaid(header(REQUIRED), wrong)).content["detail"] == "0.001 is missing."
 
 
-def test_an_unpaid_call_says_what_is_signed_without_x402() -> None:
+def test_an_unpaid_call_describes_the_signature_without_x402() -> None:
     message = response_result(CALL, unpaid(None)).content["withoutX402"]["eip712"]["message"]
     assert message == {
         "gateway": "https://gw.example.com",

@@ -1,4 +1,4 @@
-"""The tools of MCP by name and word: the names are the gateway's, the provider's words stand behind a label."""
+"""The definitions of the MCP tools: names of the gateway, provider text after a label."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def operation(**given: Any) -> ApiOperation:
     return ApiOperation(**{**fields, **given})
 
 
-def test_the_gateways_tools_have_closed_schemas_and_the_names_that_agents_know() -> None:
+def test_the_gateways_tools_have_closed_schemas_and_fixed_names() -> None:
     assert [tool.name for tool in GATEWAY_TOOLS] == [
         "search_resources",
         "get_api",
@@ -65,7 +65,7 @@ def test_the_gateways_tools_have_closed_schemas_and_the_names_that_agents_know()
     assert api_tool(LISTING, operation()).output_schema is None
 
 
-def test_whoever_reads_the_words_of_providers_is_told_whose_they_are() -> None:
+def test_every_description_labels_provider_text() -> None:
     assert UNTRUSTED in INSTRUCTIONS
     assert UNTRUSTED in API_INSTRUCTIONS
     assert all(UNTRUSTED in tool.description for tool in GATEWAY_TOOLS if tool.name != "list_my_calls")
@@ -111,7 +111,7 @@ def test_arguments_of_an_api_that_have_our_names_keep_them() -> None:
     assert name_controls({"city": {}}) == {name: name for name in CONTROLS}
 
 
-def test_a_schema_that_says_nothing_is_one_of_an_object() -> None:
+def test_an_empty_schema_becomes_an_object_schema() -> None:
     tool = api_tool(LISTING, operation(input_schema={}))
     assert tool.input_schema["type"] == "object"
     assert set(tool.input_schema["properties"]) == set(CONTROLS)

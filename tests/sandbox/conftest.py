@@ -1,4 +1,4 @@
-"""A test chain of its own for each test of this folder (25 ms), furnished."""
+"""A funded test chain for each test of this folder; it starts in 25 ms."""
 
 from collections.abc import AsyncIterator
 

@@ -32,7 +32,7 @@ async def test_a_receipt_that_never_comes_ends_the_wait(chain):
         await chain.wait_receipt(TxHash(b"\x01" * 32), deadline_s=0)
 
 
-async def test_revert_takes_back_what_came_after_the_snapshot(chain, playground):
+async def test_revert_restores_the_snapshot(chain, playground):
     caller, stranger = playground.account("caller"), playground.account("stranger")
     before = await chain.snapshot()
     sent = await chain.send_native(key=caller.key, to=stranger.address, value=1)

@@ -68,7 +68,7 @@ async def test_a_chain_that_ignores_the_polite_signal_is_killed(monkeypatch):
 
 
 @pytest.mark.live
-async def test_a_taken_port_is_said_at_once():
+async def test_a_port_in_use_fails_at_once():
     before = psutil.Process().children()
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
@@ -104,7 +104,7 @@ async def test_dies_with_a_parent_that_is_killed():
             os.kill(pid, signal.SIGKILL)
 
 
-def test_without_a_binary_it_says_what_to_do(monkeypatch, tmp_path):
+def test_without_a_binary_the_error_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setattr(anvil_module, "_checkouts", lambda: iter(()))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(AnvilUnavailable, match="make install"):

@@ -1,4 +1,4 @@
-"""The token on a real EVM: what unmodified EIP-3009 clients expect of USDC."""
+"""The test token on a real EVM has the behaviour of USDC that unmodified EIP-3009 clients expect."""
 
 from pathlib import Path
 
@@ -100,7 +100,7 @@ async def test_transfer_and_allowance_move_money_and_say_so(chain, playground, p
 
 
 @pytest.mark.parametrize("form", [BY_BYTES, BY_VRS])
-async def test_authorization_pays_once_by_whoever_sends_it(chain, playground, people, form):
+async def test_an_authorization_pays_once_from_any_sender(chain, playground, people, form):
     caller, provider, stranger = people
     values = (str(caller.address), str(provider.address), 10_000, 0, FAR, NONCE)
     signature = sign(caller.key, "TransferWithAuthorization", *values)

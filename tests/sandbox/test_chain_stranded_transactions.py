@@ -1,4 +1,4 @@
-"""A transaction that anvil has stranded is mined after all, and one that waits for a missing nonce is left alone."""
+"""A transaction that anvil left out is mined later, and one that waits for a missing nonce is not changed."""
 
 from eth_account import Account
 

@@ -50,7 +50,7 @@ async def test_a_file_that_was_put_there_is_answered_at_its_path_alone(provider,
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "PURGE"])
-async def test_echo_tells_what_arrived(http, method):
+async def test_echo_returns_the_received_request(http, method):
     body = b"\x00binary\xff" * 10_000
     async with http.request(method, "/echo?a=1&a=2", data=body, headers={"X-Twice": "1"}) as response:
         told = await response.json()
@@ -97,7 +97,7 @@ async def test_slow_answers_after_its_time(http):
 
 
 @pytest.mark.parametrize("amount", [0, 1, 65_536, 3_000_001])
-async def test_bytes_are_as_many_as_asked_for(http, amount):
+async def test_bytes_returns_the_requested_number(http, amount):
     async with http.get(f"/bytes/{amount}") as response:
         assert int(response.headers["Content-Length"]) == amount
         body = await response.read()
@@ -149,7 +149,7 @@ async def test_only_echo_and_status_take_other_methods(http):
         assert response.status == 405
 
 
-async def test_log_counts_what_arrived_whatever_became_of_it(provider, http):
+async def test_log_counts_every_received_request(provider, http):
     for target in ("/quote/ETH", "/quote/ETH?x=1", "/nothing", "/status/500"):
         async with http.get(target):
             pass

@@ -17,7 +17,7 @@ def test_the_document_is_valid_openapi():
     validate(json.loads(json.dumps(SAMPLE_DOCUMENT)))
 
 
-async def test_the_provider_shows_it_and_keeps_what_it_says():
+async def test_the_provider_serves_its_document_and_matches_it():
     async with run_provider() as provider, aiohttp.ClientSession(provider.base_url) as http:
         async with http.get("/openapi.json") as shown:
             assert await shown.json() == SAMPLE_DOCUMENT

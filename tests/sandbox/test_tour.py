@@ -1,4 +1,4 @@
-"""The walk-through against gateways that answer wrongly. The one that answers rightly is in tests/cli/test_demo.py."""
+"""The walk-through with gateways that respond wrongly. A correct gateway is in tests/cli/test_demo.py."""
 
 import json
 from collections.abc import Callable
@@ -59,17 +59,17 @@ def cut(request: httpx.Request) -> httpx.Response:
 
 
 STOPS: dict[str, tuple[Answer, str]] = {
-    "no answer": (cut, "got no answer"),
-    "not created": (lambda request: httpx.Response(503), "answered 503 instead of 201"),
+    "no answer": (cut, "got no response"),
+    "not created": (lambda request: httpx.Response(503), "returned 503 instead of 201"),
     "no JSON": (lambda request: httpx.Response(201, text="hello"), "not JSON"),
     "no object": (lambda request: httpx.Response(201, json=[1]), "not an object"),
     "no id": (lambda request: httpx.Response(201, json={}), "has no id"),
     "nothing to put": (created_then(httpx.Response(402), challenge={}), "names no file"),
-    "not proved": (created_then(httpx.Response(402), state="unverified"), "the listing is unverified"),
+    "not proved": (created_then(httpx.Response(402), state="unverified"), "the ownership is unverified"),
     "not found": (created_then(httpx.Response(402), found="api_2"), "does not find the listing"),
     "told of another": (created_then(httpx.Response(402), told="api_2"), "not of the listing"),
-    "served unpaid": (created_then(httpx.Response(200, json={})), "answered 200 instead of 402"),
-    "no terms": (created_then(httpx.Response(402, json={})), "no way to pay"),
+    "served unpaid": (created_then(httpx.Response(200, json={})), "returned 200 instead of 402"),
+    "no terms": (created_then(httpx.Response(402, json={})), "offers no payment"),
     "another payee": (
         created_then(
             httpx.Response(
@@ -88,7 +88,7 @@ STOPS: dict[str, tuple[Answer, str]] = {
                 },
             )
         ),
-        "another wallet",
+        "another payTo",
     ),
 }
 
@@ -164,11 +164,11 @@ def terms_of(tour: Tour, **changes: object) -> RecordedExchange:
 @pytest.mark.parametrize(
     ("changes", "answer", "words", "is_shown"),
     [
-        ({"rail": "tx"}, httpx.Response(200), "no way to pay by an authorisation", False),
-        ({"token": "0x" + "1" * 40}, httpx.Response(200), "no way to pay by an authorisation", False),
-        ({"payTo": "0x" + "1" * 40}, httpx.Response(200), "not those of the listing", False),
-        ({"amount": "10001"}, httpx.Response(200), "not those of the listing", False),
-        ({}, httpx.Response(402, json={}), "answered 402 instead of 200", True),
+        ({"rail": "tx"}, httpx.Response(200), "offers no payment by an authorisation", False),
+        ({"token": "0x" + "1" * 40}, httpx.Response(200), "offers no payment by an authorisation", False),
+        ({"payTo": "0x" + "1" * 40}, httpx.Response(200), "the x402 terms differ", False),
+        ({"amount": "10001"}, httpx.Response(200), "the x402 terms differ", False),
+        ({}, httpx.Response(402, json={}), "returned 402 instead of 200", True),
         ({}, httpx.Response(200), "its payment is None", True),
         (
             {},

@@ -71,29 +71,36 @@ def register_caller(app: typer.Typer, *, wallet: typer.Typer) -> None:
 
 def publish(
     file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The listing as JSON or TOML; options go over it.")
+        Path | None,
+        typer.Option("--file", "-f", help="The listing as JSON or TOML; options replace its members."),
     ] = None,
     name: Annotated[str | None, typer.Option("--name")] = None,
     price: Annotated[str | None, typer.Option("--price", help="Per request, such as 0.01.")] = None,
     currency: Annotated[str | None, typer.Option("--currency", help="USDC, ETH, …")] = None,
-    endpoint: Annotated[str | None, typer.Option("--endpoint", help="Where calls go.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", help="The URL that the gateway calls.")
+    ] = None,
     description: Annotated[str | None, typer.Option("--description")] = None,
-    pay_to: Annotated[str | None, typer.Option("--pay-to", help="The wallet that is paid.")] = None,
+    pay_to: Annotated[str | None, typer.Option("--pay-to", help="The wallet that receives payments.")] = None,
     network: Annotated[list[str] | None, typer.Option("--network", help="eip155:…, repeatable.")] = None,
     tag: Annotated[list[str] | None, typer.Option("--tag", help="Repeatable.")] = None,
     method: Annotated[list[str] | None, typer.Option("--method", help="Repeatable.")] = None,
-    api_id: Annotated[str | None, typer.Option("--update", help="Change this listing instead.")] = None,
+    api_id: Annotated[
+        str | None, typer.Option("--update", help="Change this listing; without it, a new one is made.")
+    ] = None,
     reset: Annotated[
         list[str] | None,
-        typer.Option("--reset", help="With --update: this field takes its default again. Repeatable."),
+        typer.Option("--reset", help="With --update: set this field to its default. Repeatable."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check it, create nothing.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the listing without creating it.")
+    ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publish an API, or change a listing of yours."""
+    """Publishes an API, or changes one of your listings."""
     options = {
         "name": name,
         "pricePerRequest": price,
@@ -111,11 +118,11 @@ def publish(
             **{field: value for field, value in options.items() if value or value == ""},
         }
         if not draft:
-            raise ValueError("say what to publish: --file, or --name, --price, --currency and --endpoint")
+            raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
         if reset and api_id is None:
-            raise ValueError("--reset works with --update only")
+            raise ValueError("--reset needs --update")
         if api_id is not None and dry_run:
-            raise ValueError("--dry-run works for new listings only")
+            raise ValueError("--dry-run does not work with --update")
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
@@ -129,7 +136,7 @@ def publish(
 
 
 class UpdateDrops(ValueError):
-    """An update leaves out what the listing has."""
+    """An update that omits members of the listing."""
 
     code = "update_drops_fields"
 
@@ -137,19 +144,19 @@ class UpdateDrops(ValueError):
 def check_dropped(
     listing: Mapping[str, object], draft: Mapping[str, object], *, allowed: Collection[str]
 ) -> None:
-    """An update replaces the whole listing. Raises `UpdateDrops` for what it would take back to the default without a word
-    in the draft or in `allowed`."""
+    """Raises `UpdateDrops` when an update, which replaces the whole listing, would set members to their defaults that are neither in the draft nor in
+    `allowed`."""
     unknown = sorted(set(allowed) - {*LISTING_DEFAULTS, "payTo", *KEPT_MEMBERS})
     if unknown:
         raise ValueError(
-            f"--reset knows no {unknown[0]}; it takes {', '.join((*LISTING_DEFAULTS, 'payTo', *KEPT_MEMBERS))}"
+            f"--reset does not take {unknown[0]}, only {', '.join((*LISTING_DEFAULTS, 'payTo', *KEPT_MEMBERS))}"
         )
     dropped = [name for name in find_dropped_members(listing, draft) if name not in allowed]
     if dropped:
         resets = " ".join(f"--reset {name}" for name in dropped)
         raise UpdateDrops(
-            f"This update would drop {', '.join(dropped)} of the listing: an update replaces all of it. Name them with the "
-            f"values that they shall have (tollway show prints those of today), or drop them on purpose: {resets}"
+            f"An update replaces the whole listing, and this one would drop {', '.join(dropped)}. Give their values "
+            f"(tollway show prints the present ones), or confirm with {resets}"
         )
 
 
@@ -166,7 +173,7 @@ def list_apis(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """What is for sale."""
+    """Lists the APIs of a gateway."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             found = client.list(
@@ -191,7 +198,7 @@ def show_listing(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """One listing, with its terms."""
+    """Shows one listing with its terms."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             found = client.show(api_id)
@@ -212,12 +219,12 @@ def call(
     max_fee: MaxFee = None,
     budget: Budget = None,
     prepay: Annotated[
-        int, typer.Option("--prepay", min=1, help="Pay for so many calls at once, by a transaction.")
+        int, typer.Option("--prepay", min=1, help="Pay for this number of calls with one transaction.")
     ] = 1,
     rail: RailOption = "auto",
     idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Write the body here as it is; - is stdout.")
+        str | None, typer.Option("--output", "-o", help="Write the response body to this file; - is stdout.")
     ] = None,
     rpc: Rpc = "",
     chain: Chains = None,
@@ -228,7 +235,7 @@ def call(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Call an API, and pay for it when it has to be paid."""
+    """Calls an API, and pays if the gateway asks for payment."""
     with (
         explained_caller_failures(as_json=as_json),
         ResponseOutput(output, as_json=as_json) as response_output,
@@ -264,7 +271,7 @@ def call(
 
 
 def history(
-    api_id: Annotated[str | None, typer.Option("--api", help="Of this listing only.")] = None,
+    api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
     limit: Annotated[int, typer.Option("--limit")] = 50,
     offset: Annotated[int, typer.Option("--offset")] = 0,
     status: Annotated[str | None, typer.Option("--status")] = None,
@@ -274,7 +281,7 @@ def history(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """The calls of your wallet, newest first."""
+    """Lists the calls of your wallet, newest first."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
@@ -287,17 +294,19 @@ def history(
 
 
 def new_wallet(
-    out: Annotated[
-        Path, typer.Option("--out", help="The key file to write; nothing may stand there.")
-    ] = Path("tollway.key"),
+    out: Annotated[Path, typer.Option("--out", help="The key file to write; it must not exist.")] = Path(
+        "tollway.key"
+    ),
     as_json: AsJson = False,
 ) -> None:
-    """Make a wallet. Prints its address; the key is in the file alone."""
+    """Makes a wallet and prints its address. The key is in the file alone: keep a copy."""
     with explained_caller_failures(as_json=as_json):
         try:
             address = create_key_file(out)
         except FileExistsError:
-            raise ValueError(f"{out} exists; a key is never overwritten") from None
+            raise ValueError(
+                f"{out} exists and a key is never overwritten; choose another file with --out"
+            ) from None
         except OSError as exc:
             raise ValueError(f"{out} cannot be written: {exc.strerror}") from exc
         print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
@@ -310,7 +319,7 @@ def list_payments(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Every payment that this wallet made on this machine, and what is believed to be left of it."""
+    """Lists the payments of this wallet from this machine, with the credit left as far as this machine knows."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
             is_signing=True
@@ -330,7 +339,7 @@ def list_payments(
 
 def abandon(
     transaction: Annotated[
-        str, typer.Argument(metavar="TRANSACTION", help="Its hash; or the nonce of an open authorisation.")
+        str, typer.Argument(metavar="TRANSACTION", help="The hash; or the nonce of an open authorisation.")
     ],
     store: StoreFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
@@ -338,14 +347,16 @@ def abandon(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give up a payment that is stuck or refused, so that its payee may be paid again."""
+    """Gives up a payment that is stuck or refused, so that its payee can be paid again."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
             is_signing=True
         ) as client:
             is_done = client.abandon(transaction)
         if not is_done:
-            raise CallerFailure("There is no unresolved payment of that name here.")
+            raise CallerFailure(
+                "This wallet has no unresolved payment with that hash or nonce; tollway wallet payments lists them."
+            )
         print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
 
 
@@ -360,7 +371,7 @@ def register_search(app: typer.Typer) -> None:
 
 
 def search(
-    words: Annotated[list[str] | None, typer.Argument(help="All of these must occur.")] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Each of these words must occur.")] = None,
     page: Annotated[int, typer.Option("--page")] = 1,
     limit: Annotated[int, typer.Option("--limit")] = 20,
     tag: Annotated[str | None, typer.Option("--tag")] = None,
@@ -371,7 +382,10 @@ def search(
         float | None, typer.Option("--min-success-rate", help="Of paid calls, such as 0.99.")
     ] = None,
     verified: Annotated[
-        bool | None, typer.Option("--verified/--unverified", help="Whether the provider proved to own it.")
+        bool | None,
+        typer.Option(
+            "--verified/--unverified", help="Whether the provider has proved the ownership of the endpoint."
+        ),
     ] = None,
     sort: Annotated[
         str | None, typer.Option("--sort", help="relevance, newest, price, -price, name.")
@@ -380,7 +394,7 @@ def search(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find APIs: price, networks, measured quality, and why they were found."""
+    """Finds APIs, with their price, networks, measured quality, and the reason for each match."""
     with (
         explained_caller_failures(as_json=as_json),
         CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,
@@ -404,7 +418,7 @@ def search(
 
 
 def _fetch_details(client: TollwayClient, page: dict[str, Any]) -> list[dict[str, Any]]:
-    """The details of each listing of a page, in its order; empty for one that is gone."""
+    """The details of each listing of a page, in its order; empty for a listing that no longer exists."""
 
     def fetch(item: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -423,7 +437,7 @@ def describe(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """How to use one API: operations, examples, price, what is charged and when, limits, trust."""
+    """Explains how to use one API: operations, examples, price, charging, limits, trust."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             document = client.describe(api_id)
@@ -441,14 +455,14 @@ def register_verify(app: typer.Typer) -> None:
 def verify(
     api_id: Annotated[str, typer.Argument(metavar="ID")],
     is_show_only: Annotated[
-        bool, typer.Option("--show", help="Say what to do; check nothing. Needs no key.")
+        bool, typer.Option("--show", help="Print what to do, without a check. Needs no key.")
     ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that the endpoint of a listing is yours: checks now, and says what to put where. Exit code 1 while unproved."""
+    """Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof."""
     with explained_caller_failures(as_json=as_json):
         session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
         with session.open(is_signing=not is_show_only) as client:
@@ -464,14 +478,14 @@ def verify(
 
 
 def describe_ownership(ownership: Mapping[str, Any]) -> list[str]:
-    """The state, and while it is not proved, the ways to prove it."""
+    """The state of the proof, and without one, the ways to make it."""
     origin = _read_word(ownership, "origin")
     if ownership.get("state") == "verified":
         lines = [
             f"{origin} is proved ({_read_word(ownership, 'method')}), last seen {_read_word(ownership, 'verifiedAt')}"
         ]
         if ownership.get("failures"):
-            lines.append(f"not found by the last {_read_word(ownership, 'failures')} check(s): put it back")
+            lines.append(f"the last {_read_word(ownership, 'failures')} check(s) did not find it: restore it")
         return lines
     lines = [f"{origin} is not proved. Any one of these is enough:"]
     challenge, checks = _read_part(ownership, "challenge"), _read_part(ownership, "checks")

@@ -1,4 +1,4 @@
-"""`tollway demo`: the whole thing, running. Here stands only what a person may ask for; the rest loads when it is asked."""
+"""`tollway demo`: its options. The demo itself (`demo_run`) loads the server and the sandbox, so it is imported when the command runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 INTERRUPTED = 130
-"""What a shell expects of a command that SIGINT ended before it was done."""
+"""The exit code of a command that SIGINT ended before it was done."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,13 +30,13 @@ def demo(
         typer.Option(
             "--sandbox-file",
             metavar="PATH",
-            help="Write URLs, accounts and the listing here as JSON, once all is ready. Removed on Ctrl-C.",
+            help="Write URLs, accounts and the listing to this file as JSON, once the demo is ready. Ctrl-C removes it.",
         ),
     ] = None,
 ) -> None:
-    """Starts a chain, an API and a gateway, and buys one call in front of you."""
+    """Starts a chain, an API and a gateway, and shows each step of paid calls."""
     try:
-        from tollway.cli.demo_run import (  # the other commands do not wait for all of this
+        from tollway.cli.demo_run import (  # loads the server and the sandbox
             DemoOptions,
             run_demo,
         )
@@ -44,6 +44,6 @@ def demo(
         code = run_demo(
             DemoOptions(is_once=once, port=port, chain_port=chain_port, sandbox_file=sandbox_file)
         )
-    except KeyboardInterrupt:  # before there was anything to stop
+    except KeyboardInterrupt:  # before the demo handles signals
         code = INTERRUPTED
     raise typer.Exit(code)

@@ -1,8 +1,8 @@
-"""Runs the demo: a chain, a provider, a gateway on SQLite, the walk-through, printed step by step, and the sandbox that stays up afterwards.
+"""Runs the demo: starts a chain, a provider and a gateway on SQLite, prints the walk-through step by step, and then keeps the sandbox running.
 
-Everything it starts listens on loopback, lives in its own process or process group and in one temporary folder, and is gone within
-two seconds of Ctrl-C. It must never be pointed at a chain that it did not start. The sandbox file and the last lines show private
-keys, which is right only here: they were made for this run, on a chain that ends with it.
+All parts listen on loopback, run in this process or in a process group of their own, use one temporary folder, and end within two seconds of Ctrl-C. The
+demo must never use a chain that it did not start. The sandbox file and the last lines contain private keys: they are made for this run, on a
+chain that ends with it.
 """
 
 import asyncio
@@ -80,11 +80,11 @@ _PRINTED_HEADERS = frozenset(
         "www-authenticate",
     }
 )
-"""Beside everything that starts with `Tollway-`."""
+"""Printed in addition to every header that starts with `Tollway-`."""
 
 
 class TourPrinter:
-    """Writes to one console, a line at a time."""
+    """Prints the events of the walk-through on one console."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -101,7 +101,7 @@ class TourPrinter:
                 self.print_line(text)
 
     def print_line(self, text: str = "", *, style: str = "") -> None:
-        # No markup and no wrapping: the text is shown as it is, and a copied command stays one line.
+        # Without markup and without wrapping: a copied command stays one line.
         self._console.print(Text(plain(text), style=style), soft_wrap=True, highlight=False)
 
     def _print_step(self, step: TourStep) -> None:
@@ -147,7 +147,7 @@ class TourPrinter:
 
 
 def shorten(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
-    """Text of any length in a line of the screen."""
+    """The text, cut to one line of a screen."""
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
 
 
@@ -156,17 +156,15 @@ def _format_body(body: bytes) -> list[str]:
         document = from_json(body)
     except ValueError:
         return [f"{len(body)} bytes that are not JSON"]
-    if isinstance(document, dict):  # a listing has many members that were not set
+    if isinstance(document, dict):  # a listing has many empty members
         document = {name: value for name, value in document.items() if value not in (None, [], {})}
-        if isinstance(
-            document.get("openapi"), dict
-        ):  # the provider's own words, which stand at `openapiUrl` too
+        if isinstance(document.get("openapi"), dict):  # long, and also at `openapiUrl`
             document["openapi"] = "(left out here)"
     return [shorten(line, BODY_CHARACTERS_MAX) for line in format_json_lines(document)]
 
 
 def format_json_lines(document: object, *, name: str = "", depth: int = 0, end: str = "") -> Iterator[str]:
-    """JSON in lines: what is short stays on one line, an object or a list that is not is opened."""
+    """JSON in lines: a value that fits stays on one line, a longer object or list gets one line for each member."""
     indent = "  " * depth
     head = f"{indent}{json.dumps(name)}: " if name else indent
     whole = head + json.dumps(document) + end
@@ -190,13 +188,13 @@ def _format_header_name(name: str) -> str:
 
 
 SANDBOX_ROLES = ("provider", "caller", "stranger")
-"""The accounts that are given away. The others belong to the demo itself."""
+"""The accounts whose keys are printed. The demo itself uses the others."""
 
 
 def describe_sandbox(
     *, gateway_url: str, upstream_url: str, playground: Playground, api_id: str
 ) -> dict[str, Any]:
-    """The sandbox file. Its names are public."""
+    """The content of the sandbox file. Its member names are public."""
     usdc = playground.usdc
     accounts = [playground.account(role) for role in SANDBOX_ROLES]
     return {
@@ -225,7 +223,7 @@ def print_sandbox(
     signature: str,
     key_file: Path,
 ) -> None:
-    """The last words before the sandbox is left to the person."""
+    """Prints the addresses, the accounts and commands to try."""
     usdc = playground.usdc
     print_line("")
     print_line("All of it stays up for you to play with. Ctrl-C stops everything.")
@@ -269,7 +267,7 @@ def print_sandbox(
 
 
 def _find_command() -> str:
-    """How the person can start us again."""
+    """How a shell can run this program again."""
     if shutil.which("tollway"):
         return "tollway"
     return shlex.quote(os.path.relpath(sys.argv[0]))
@@ -280,14 +278,14 @@ PORT_DEFAULT = 8402
 HOST = "127.0.0.1"
 START_DEADLINE_S = 15.0
 DRAIN_DEADLINE_S = 1.0
-"""Whatever runs when the demo ends gets this long; two seconds are promised for everything."""
+"""For requests that run when the demo ends; the whole demo must end within two seconds."""
 
 UNLIMITED = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the person asked for. `port` None: the default one where it is free, else any. 0: any free one."""
+    """The options of the command. `port` None: the default port if it is free, else any free one; 0: any free one."""
 
     is_once: bool
     port: int | None
@@ -297,7 +295,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoEnvironment:
-    """What runs, once all of it does."""
+    """The running parts of the demo."""
 
     gateway_url: str
     provider: SampleProvider
@@ -308,11 +306,11 @@ class DemoEnvironment:
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; says why."""
+    """The demo cannot continue; its text is printed."""
 
 
 def run_demo(options: DemoOptions) -> int:
-    """The exit code: 0 done or stopped while it stood ready, 1 failed, 130 interrupted before it was ready."""
+    """Returns the exit code: 0 done or stopped while ready, 1 failed, 130 interrupted before it was ready."""
     configure_logging(level="error", style="auto")
     return uvloop.run(_run(options, TourPrinter(Console(file=sys.stdout))))
 
@@ -326,7 +324,7 @@ async def _run(options: DemoOptions, printer: TourPrinter) -> int:
         printer.print_line()
         printer.print_line("Stopped. Nothing is left running.")
         return DONE if run.is_ready else INTERRUPTED
-    except Exception as exc:  # noqa: BLE001 - the door: whatever went wrong is told, and all is stopped
+    except Exception as exc:  # noqa: BLE001 - every failure is printed, after everything is stopped
         printer.print_line()
         printer.print_line(f"The demo failed: {_explain(exc)}", style="bold red")
         printer.print_line("Everything it started has been stopped.")
@@ -335,7 +333,7 @@ async def _run(options: DemoOptions, printer: TourPrinter) -> int:
 
 
 class _DemoRun:
-    """One run of the demo, from the first process to the last word."""
+    """One run of the demo, from the first process to its end."""
 
     def __init__(self, options: DemoOptions, printer: TourPrinter) -> None:
         self._options = options
@@ -345,7 +343,7 @@ class _DemoRun:
     async def run(self) -> None:
         path = self._options.sandbox_file
         if path is not None:
-            _remove_old_file(path)  # a file of an earlier run must not be taken for this one's
+            _remove_old_file(path)  # a file of an earlier run has other keys and ports
         self._printer.print_line("Tollway demo: a chain, an API and a gateway on this machine.", style="bold")
         async with _open_environment(self._options) as environment:
             self._printer.print_line(
@@ -390,7 +388,7 @@ class _DemoRun:
                 signature=signature,
                 key_file=key_file,
             )
-            await asyncio.Event().wait()  # until somebody stops us
+            await asyncio.Event().wait()  # until a signal cancels it
         finally:
             if written is not None:
                 _remove_own_file(*written)
@@ -410,7 +408,7 @@ class _DemoRun:
         return path, text
 
 
-# ---- The stage.
+# ---- The parts.
 
 
 @contextlib.asynccontextmanager
@@ -453,8 +451,8 @@ async def _serving(app: App) -> AsyncIterator[None]:
 
 
 def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Settings:
-    """A gateway for play: SQLite in `folder`, the test chain, private endpoints, registration open and unlimited, every
-    rail on. `gas_key`: of a funded account that is nobody else's, in hex."""
+    """The settings of the demo's gateway: SQLite in `folder`, the test chain, private endpoints, open registration without limits, every
+    rail. `gas_key`: in hex, of a funded account that nothing else uses."""
     network = {"preset": "local", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
     return Settings.model_validate(
         {
@@ -477,7 +475,7 @@ def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Set
 
 
 def choose_port(wanted: int | None) -> int:
-    """The gateway's port. Raises `DemoFailed` when a port that was asked for is taken."""
+    """Chooses the gateway's port. Raises `DemoFailed` when the wanted port is in use."""
     if wanted is not None:
         return _check_port(wanted)
     try:
@@ -487,7 +485,7 @@ def choose_port(wanted: int | None) -> int:
 
 
 def _check_port(port: int) -> int:
-    """The port itself, or a free one for 0. Its name is needed before anything listens: it is part of the public URL."""
+    """The port, or a free one for 0. The number is needed before the gateway listens: it is part of the public URL."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -499,12 +497,12 @@ def _check_port(port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-# ---- Being stopped.
+# ---- Signals and failures.
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """The first SIGINT, SIGTERM or SIGHUP cancels what runs inside; later ones do not disturb the cleaning up."""
+    """The first SIGINT, SIGTERM or SIGHUP cancels the body; later ones do not interrupt the cleanup."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     is_stopping = False
@@ -526,7 +524,7 @@ def _interruptible() -> Iterator[None]:
 
 
 def _explain(failure: BaseException) -> str:
-    """The first cause, in words."""
+    """A sentence about the first cause."""
     while isinstance(failure, BaseExceptionGroup):
         failure = failure.exceptions[0]
     match failure:
@@ -544,7 +542,7 @@ def _explain(failure: BaseException) -> str:
 
 
 def _remove_old_file(path: Path) -> None:
-    """Nothing may stand at `path` but an old file, and its folder must be there. Raises `DemoFailed`."""
+    """Removes a file of an earlier run. Raises `DemoFailed` where it cannot be removed or has no folder."""
     if not path.parent.is_dir():
         raise DemoFailed(f"--sandbox-file: there is no folder {path.parent}")
     try:
@@ -554,7 +552,7 @@ def _remove_old_file(path: Path) -> None:
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Whole or not at all, and for its owner alone. Raises `DemoFailed`."""
+    """Writes the file atomically, readable by its owner alone. Raises `DemoFailed`."""
     try:
         descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:
@@ -569,7 +567,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _remove_own_file(path: Path, text: str) -> None:
-    """Only what we wrote: another demo may have put its own there."""
+    """Removes the file unless another demo has replaced it."""
     with contextlib.suppress(OSError):
         if path.read_text() == text:
             path.unlink()

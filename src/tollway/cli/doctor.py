@@ -1,6 +1,6 @@
-"""`tollway doctor`: looks at a gateway's settings, database, chains and clock, and says what is wrong or risky.
+"""`tollway doctor`: checks the settings, the database, the chains and the clock of a gateway, and reports what is wrong or risky.
 
-It changes nothing: no table, no file, no key.
+It makes no table, no file and no key.
 """
 
 import secrets
@@ -29,34 +29,34 @@ from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILU
 FindingLevel = Literal["ok", "note", "warning", "failed"]
 
 CLOCK_SLACK_S = 60
-"""As far as a verdict lets a block lie in the future."""
+"""How far in the future the verification of a payment accepts the time of a block."""
 BLOCK_AGE_MAX_S = 120
 _READ_CLOCK = bytes.fromhex("4260005260206000f3")
-"""TIMESTAMP, MSTORE, RETURN: run as deployment code, it returns the time of the latest block."""
+"""TIMESTAMP, MSTORE, RETURN: as deployment code it returns the time of the latest block."""
 _CLOCK_GAS = 100_000
 _DEADLINE_S = 5.0
 _RESPONSES_CHECKED_MAX = 200
-"""Stored answers are up to a GiB, and gone in a day; secrets are looked at all of them."""
+"""Stored responses take up to a GiB and expire in a day, so a part of them is enough; secrets are all checked."""
 _ROOT = "."
-"""A name that every name server can be asked about."""
+"""The DNS root: every name server answers a query for it."""
 _READY, _SERVER_ERROR = 200, 500
 LATE_INTERVALS, LATE_S_MIN = 10, 60.0
-"""A background task is late when its last good run is more than so many intervals ago, and more than so many seconds."""
+"""A background task is late when its last successful run is older than this number of its intervals and than this number of seconds."""
 
 _DOMAIN_FAULTS = {
     DomainFault.NO_AUTHORIZATIONS: "takes no authorisations (EIP-3009) at that address",
-    DomainFault.OTHER_DOMAIN: "signs under another EIP-712 name or version than the settings say",
+    DomainFault.OTHER_DOMAIN: "has another EIP-712 name or version than the settings",
 }
 
 FetchStatus = Callable[[str], Awaitable[int | None]]
-"""GET a URL; the status, or None when nobody answers."""
+"""GET a URL; the status, or None without a response."""
 FetchText = Callable[[str], Awaitable[str | None]]
 """GET a URL; the body of a 200, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What one check found. `check` is a stable name for scripts."""
+    """The result of one check. `check` is a stable name for scripts."""
 
     check: str
     level: FindingLevel
@@ -72,7 +72,7 @@ async def examine(
     fetch_text: FetchText,
     now_s: float,
 ) -> tuple[Finding, ...]:
-    """Every check, none of which stops the others."""
+    """Runs every check; a failed one does not stop the others."""
     findings = list(_examine_settings(settings))
     findings.append(found := await _examine_database(settings, database))
     if found.level in ("ok", "warning") and settings.secret_keys:
@@ -82,8 +82,8 @@ async def examine(
             Finding(
                 check="sqlite_version",
                 level="warning",
-                detail="this SQLite can lose pages when two processes write; moderate only while the gateway is "
-                "stopped, or use SQLite 3.51.3 or newer",
+                detail="this SQLite can lose pages when two processes write; stop the gateway before you moderate, "
+                "or use SQLite 3.51.3 or newer",
             )
         )
     if is_postgres(database):
@@ -112,25 +112,26 @@ def _examine_settings(settings: Settings) -> Iterator[Finding]:
         yield Finding(
             check="private_endpoints",
             level="warning",
-            detail="listings may lead callers to private addresses; only for development",
+            detail="listings can make the gateway call private addresses; turn allow_private_endpoints off "
+            "outside of development",
         )
     if settings.allow_mixed_networks:
-        detail = "main and test networks together; listings default to the main ones"
+        detail = "main and test networks are configured together; listings use the main ones by default"
         yield Finding(check="mixed_networks", level="warning", detail=detail)
     if settings.admin_listen is not None and not settings.admin_listen.is_loopback:
-        detail = f"metrics are open to whoever reaches {settings.admin_listen}"
+        detail = f"every host that reaches {settings.admin_listen} can read the metrics"
         yield Finding(check="admin_listen", level="warning", detail=detail)
     if has_main and settings.public_url.startswith("http://"):
-        detail = "public_url is not https: signatures and sessions can be read on the way"
+        detail = "public_url is not https: signatures and sessions can be read in transit"
         yield Finding(check="public_url", level="warning", detail=detail)
     if settings.registration == "open":
-        detail = "anybody may publish; a listing makes this gateway call its endpoint for whoever pays"
+        detail = "every wallet may publish; a listing makes this gateway call its endpoint for every caller that pays"
         yield Finding(check="registration", level="note", detail=detail)
     yield Finding(
         check="payees",
         level="note",
-        detail="one transfer can be shown to two gateways that share a payTo; a provider should use a wallet of its "
-        "own for each gateway",
+        detail="a caller can use one transfer at two gateways that share a payTo; a provider should use another wallet "
+        "at each gateway",
     )
 
 
@@ -200,7 +201,7 @@ async def _examine_durability(database: PostgresDatabase) -> Finding:
         server = await read_server_settings(database)
     except StorageUnavailable:
         return Finding(
-            check=check, level="failed", detail="nobody can tell while the database does not answer"
+            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
         )
     risks = list(find_risks(server))
     if risks:
@@ -209,25 +210,25 @@ async def _examine_durability(database: PostgresDatabase) -> Finding:
     waits = (
         f"waits for {server.standbys}"
         if server.standbys
-        else "is on one server alone, and goes with its disk"
+        else "is on one server alone, and is lost with its disk"
     )
     return Finding(check=check, level="ok", detail=f"a claim is on disk before it is served; it {waits}")
 
 
 async def _examine_leaders(database: PostgresDatabase) -> Finding:
-    """Who sweeps and watches for all gateways; and whether anybody can, behind a pooler."""
+    """Which gateway leads each duty (settlement recovery, reorg watch), and whether a pooler prevents leadership."""
     check = "leaders"
     try:
         if await are_sessions_shared(database):
             detail = (
-                "a pooler lends the server's sessions out for single transactions; the lock of a leader needs a session "
-                "of its own, so point database_url at the server, or pool by session"
+                "a pooler shares the server's sessions between transactions, and the lock of a leader needs a session "
+                "of its own; point database_url at the server, or pool by session"
             )
             return Finding(check=check, level="failed", detail=detail)
         leaders = await find_leaders(database)
     except StorageUnavailable:
         return Finding(
-            check=check, level="failed", detail="nobody can tell while the database does not answer"
+            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
         )
     parts = [
         f"{duty.label}: {leaders[duty].address or 'on the machine of the database'} "
@@ -237,7 +238,9 @@ async def _examine_leaders(database: PostgresDatabase) -> Finding:
     ]
     missing = [duty.label for duty in Duty if duty not in leaders]
     if missing:
-        parts.append(f"nobody leads as {' or '.join(missing)}; a running gateway takes over within seconds")
+        parts.append(
+            f"no gateway leads as {' or '.join(missing)}; a running gateway takes over within seconds"
+        )
     is_well = not missing and not any(leader.handicap for leader in leaders.values())
     return Finding(check=check, level="ok" if is_well else "note", detail="; ".join(parts))
 
@@ -261,7 +264,11 @@ async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_
     except ChainUnavailable as exc:
         return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
     if answer.reverted or len(answer.payload) != 32:
-        return Finding(check=check, level="note", detail=f"{network.name}: the node does not tell its time")
+        return Finding(
+            check=check,
+            level="note",
+            detail=f"{network.name}: the node does not return the time of its latest block",
+        )
     lag_s = now_s - int.from_bytes(answer.payload, "big")
     if lag_s < -CLOCK_SLACK_S:
         return Finding(
@@ -280,7 +287,7 @@ async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_
 async def _examine_settlement(
     settings: Settings, network: NetworkSettings, chains: SettlementChain, fetch_status: FetchStatus
 ) -> Finding:
-    """Whether payments by authorisation (x402, MPP) are offered on a network, and why not."""
+    """Whether a network offers payments by authorisation (x402, MPP), and if not, why."""
     check, rules = f"settlement_{network.rules.chain_id}", network.settlement
     tokens = [asset for asset in network.rules.assets if asset.domain is not None]
     silent = None
@@ -307,7 +314,7 @@ async def _examine_settlement(
 
 
 async def _examine_settlement_min(network: NetworkSettings, chains: SettlementChain) -> Finding:
-    """The least price that is offered for settling at the current price of gas, beside what a settlement costs."""
+    """The lowest price that the network settles at the current gas price, compared with the cost of a settlement."""
     check, rules = f"settlement_min_{network.rules.chain_id}", network.settlement
     if rules.native_price_nano is None:
         detail = f"{network.name}: native_price is not set: settlement_min does not follow the price of gas"
@@ -330,7 +337,7 @@ async def _examine_settlement_min(network: NetworkSettings, chains: SettlementCh
 async def _find_faults(
     rules: SettlementRules, tokens: list[Asset], chains: SettlementChain, fetch_status: FetchStatus
 ) -> AsyncIterator[str]:
-    """What withdraws the rail, or a part of it, right now. Raises ChainUnavailable."""
+    """The reasons why the rail, or a part of it, is withdrawn now. Raises ChainUnavailable."""
     for asset in tokens:
         fault = await find_domain_fault(chains, asset, deadline_s=_DEADLINE_S)
         if fault is not None:
@@ -358,7 +365,7 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
     if settings.rate_limit_url is None:
         if settings.is_sqlite:
             return ()  # there is one gateway
-        detail = "rate_limit_url is not set: of several gateways each counts its callers alone"
+        detail = "rate_limit_url is not set: several gateways would each count their callers alone"
         return (Finding(check=check, level="note", detail=detail),)
     from tollway.rate_limits.redis_windows import RedisWindows  # loads redis, and most have none to ask
 
@@ -379,14 +386,14 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
 
 
 async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
-    """Whether a proof by a name can be found, where proofs matter to the operator."""
+    """Whether a TXT record can be found, where the settings depend on proofs of ownership."""
     if not settings.require_ownership and not settings.name_servers:
         return ()
     check = "ownership"
     names = TxtRecords(settings.name_servers, deadline_s=_DEADLINE_S)
     if await names.find_texts(_ROOT) is None:
         detail = (
-            "no name server answers: proofs by a TXT record are not found, and those that were end in a week"
+            "no name server answers: proofs by a TXT record are not found, and existing ones expire in a week"
         )
         return (Finding(check=check, level="warning", detail=detail),)
     detail = "name servers answer"
@@ -408,7 +415,7 @@ async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Fin
 
 
 async def _examine_background(settings: Settings, fetch_text: FetchText) -> Finding:
-    """The age of the last good run of each background task, by the metrics of the gateway on this machine."""
+    """The age of the last successful run of each background task, from the metrics of the gateway on this machine."""
     check = "background"
     if settings.admin_listen is None:
         detail = "admin_listen is off: the ages of background tasks cannot be read"
@@ -421,7 +428,7 @@ async def _examine_background(settings: Settings, fetch_text: FetchText) -> Find
 
 
 def check_background(metrics: str) -> Finding:
-    """What the metrics of a gateway say of its background tasks."""
+    """Reads the state of the background tasks from the metrics of a gateway."""
     check = "background"
     figures: dict[str, dict[str, float]] = {}
     try:
@@ -434,10 +441,10 @@ def check_background(metrics: str) -> Finding:
     failures = figures.get(BACKGROUND_FAILURES, {})
     ended = figures.get(BACKGROUND_ENDED, {}).get("", 0)
     if ended:
-        detail = f"{ended:.0f} background task(s) ended by themselves; look for background_task_ended in the log, restart"
+        detail = f"{ended:.0f} background task(s) ended by themselves; read background_task_ended in the log and restart the gateway"
         return Finding(check=check, level="failed", detail=detail)
     if not ages:
-        return Finding(check=check, level="note", detail="the metrics tell nothing of background tasks")
+        return Finding(check=check, level="note", detail="the metrics contain no background tasks")
     late = [
         f"{task} ran well {ages[task]:.0f} s ago, {failures.get(task, 0):.0f} failure(s) since"
         for task, interval_s in sorted(intervals.items())

@@ -1,8 +1,8 @@
-"""What the commands of callers and providers take: their options, and the keys, nodes, drafts, bodies and headers that options name; how a
-command opens a client, and how it fails.
+"""The inputs of the callers' and providers' commands: options, and the keys, nodes, drafts, bodies and headers that options name; and how a
+command opens a client and reports a failure.
 
-A key comes from a file or the environment and never from an argument, which every other user of the machine can read. What cannot be
-read raises ValueError in plain words.
+A key comes from a file or the environment, never from an argument, which every user of the machine can read. An input that cannot be read raises
+ValueError with a sentence.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ def read_wallet(key_file: Path | None) -> Wallet:
 
 
 def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
-    """`CHAINID=URL` as it is; a bare URL is asked which chain it serves."""
+    """The URL of each chain: from `CHAINID=URL`, or from a URL alone, whose node is asked for its chain id."""
     nodes: dict[int, str] = {}
     for entry in given:
         number, separator, url = entry.partition("=")
@@ -69,7 +69,9 @@ def _fetch_chain_id(url: str) -> int:
         )
         return int(from_json(content)["result"], 16)
     except (OSError, httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
-        raise ValueError("a chain node does not answer; --rpc takes its URL, or CHAINID=URL") from None
+        raise ValueError(
+            "a chain node does not answer; check its URL, or give CHAINID=URL with --rpc"
+        ) from None
 
 
 def read_draft(file: Path | None) -> dict[str, Any]:
@@ -84,7 +86,7 @@ def read_draft(file: Path | None) -> dict[str, Any]:
         raise ValueError(f"{file} is neither JSON nor TOML: {exc}") from exc
     if isinstance(draft, dict):
         return draft
-    raise ValueError(f"{file} does not hold an object")
+    raise ValueError(f"{file} must contain one object: the members of a listing")
 
 
 def read_content(given: str | None) -> bytes | None:
@@ -103,7 +105,7 @@ def read_headers(given: list[str]) -> dict[str, str]:
     for line in given:
         name, separator, value = line.partition(":")
         if not separator or not name.strip():
-            raise ValueError("a header is written as Name: value")
+            raise ValueError("write a header as Name: value")
         headers[name.strip()] = value.strip()
     return headers
 
@@ -116,7 +118,7 @@ AllowHttp = Annotated[
     typer.Option(
         "--allow-http",
         envvar="TOLLWAY_ALLOW_HTTP",
-        help="Reach the gateway and nodes without TLS, also beyond this machine.",
+        help="Allow connections without TLS to other machines.",
     ),
 ]
 KeyFile = Annotated[
@@ -128,14 +130,14 @@ KeyFile = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
 StoreFile = Annotated[
     Path | None,
-    typer.Option("--store", envvar="TOLLWAY_STORE", help="The file of payments made by this wallet."),
+    typer.Option("--store", envvar="TOLLWAY_STORE", help="The file with the payments of this wallet."),
 ]
 MaxPrice = Annotated[
     str | None,
     typer.Option(
         "--max-price",
         envvar="TOLLWAY_MAX_PRICE",
-        help='The most it may cost: "0.05 USDC". Default: 1 dollar.',
+        help='The highest price of a call: "0.05 USDC". Default: 1 dollar.',
     ),
 ]
 MaxFee = Annotated[
@@ -143,21 +145,19 @@ MaxFee = Annotated[
     typer.Option(
         "--max-fee",
         envvar="TOLLWAY_MAX_FEE",
-        help='The most that the network fee of one payment may be: "0.0001 ETH". Default: ten times the payment.',
+        help='The highest network fee of one payment: "0.0001 ETH". Default: ten times the payment.',
     ),
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(
-        "--budget", envvar="TOLLWAY_BUDGET", help='The most this wallet may spend in all: "5 USDC".'
-    ),
+    typer.Option("--budget", envvar="TOLLWAY_BUDGET", help='The total that this wallet may spend: "5 USDC".'),
 ]
 RailOption = Annotated[
     RailChoice,
     typer.Option(
         "--rail",
         envvar="TOLLWAY_RAIL",
-        help="What pays when no credit is left: tx, a transaction; x402, an authorisation without gas.",
+        help="How to pay without credit: tx, by a transaction; x402, by an authorisation, without gas.",
     ),
 ]
 Chains = Annotated[
@@ -176,7 +176,7 @@ DEFAULT_GATEWAY = "http://127.0.0.1:8402"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerSession:
-    """What a command was told about the gateway and the wallet."""
+    """The options of a command about the gateway and the wallet."""
 
     gateway: str
     allow_http: bool = False
@@ -191,10 +191,10 @@ class CallerSession:
     rail: RailChoice = "auto"
     chains: tuple[int, ...] = ()
     is_quiet: bool = True
-    """Payments are not shown before they are signed."""
+    """Does not print payments before they are signed."""
 
     def open(self, *, is_signing: bool) -> TollwayClient:
-        """Raises `KeyUnusable` where a signature is needed and there is no key, and ValueError."""
+        """Opens a client. Raises `KeyUnusable` when `is_signing` and there is no key, and ValueError for an invalid option."""
         return TollwayClient(self.gateway, **self._options(is_signing=is_signing))
 
     def open_async(self, *, is_signing: bool) -> AsyncTollwayClient:
@@ -221,13 +221,13 @@ class CallerSession:
 
 
 def split_nodes(text: str) -> tuple[str, ...]:
-    """The nodes that `--rpc` names."""
+    """The nodes of `--rpc`."""
     return tuple(node.strip() for node in text.split(",") if node.strip())
 
 
 @contextlib.contextmanager
 def explained_caller_failures(*, as_json: bool) -> Iterator[None]:
-    """Failures become a sentence and an exit code."""
+    """Prints a failure as a sentence or as JSON, and sets the exit code."""
     try:
         yield
     except (CallerFailure, StorageUnavailable) as exc:

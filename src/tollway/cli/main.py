@@ -1,8 +1,8 @@
-"""The entry point of the `tollway` command, and its command lines: of a gateway, of an agent's MCP server, of everything. Exit codes: 0 done,
+"""The entry point of the `tollway` command, with three command lines: the operator's, the MCP server's, and all commands. Exit codes: 0 done,
 1 refused or failed, 2 wrong usage, 3 try again later, 130 interrupted.
 
-Importing this module loads nothing: the commands take a second to load, and Ctrl-C in that second ends as it does later. A gateway loads
-the operator's commands alone: it does not wait for what the other commands load, nor keep it in memory.
+Importing this module loads no command: they take a second to load, and Ctrl-C in that second must end the process as it does later. A gateway loads
+the operator's commands alone, which start faster and take less memory.
 """
 
 import io
@@ -21,9 +21,7 @@ def main() -> None:
     """Runs the command that `sys.argv` names."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # what a terminal has no character for is shown all the same
+            stream.reconfigure(errors="backslashreplace")  # the encoding of a terminal may lack a character
     sys.excepthook = _print_traceback
     try:
         if sys.argv[1:2] == ["serve"]:
@@ -56,7 +54,7 @@ def make_operator_app() -> "typer.Typer":
 
 
 def make_agent_app() -> "typer.Typer":
-    """`tollway mcp` alone: the program that starts it waits for its tools, and not for the other commands."""
+    """`tollway mcp` alone, which starts faster: the program that starts it waits for its tools."""
     from tollway.cli import mcp
 
     app = _make_typer()
@@ -66,11 +64,11 @@ def make_agent_app() -> "typer.Typer":
 
 
 def _agent() -> None:
-    """With one command alone there would be no word for it."""
+    """Typer gives an app with one command no command name, unless it has a callback."""
 
 
 def _make_apps_of_operator() -> "tuple[typer.Typer, typer.Typer]":
-    """The command line, and its group `wallet`, to which callers' commands are added."""
+    """The command line, and its group `wallet`, which also gets the callers' wallet commands."""
     import typer
 
     from tollway.cli import operator, secrets
@@ -95,9 +93,9 @@ def _make_typer() -> "typer.Typer":
 
 
 def _print_traceback(kind: type[BaseException], exc: BaseException, trace: TracebackType | None, /) -> None:
-    """As the interpreter does, without what a gateway may have hidden in a message."""
+    """Prints a traceback as the interpreter does, without control characters: a message may quote a gateway."""
     from tollway.client.safe_text import (
-        plain,  # loads the client, which only a command that fails may not have
+        plain,  # loads the client, which no command may have loaded yet
     )
 
     sys.stderr.write(plain("".join(traceback.format_exception(kind, exc, trace))))

@@ -1,7 +1,7 @@
-"""`tollway mcp`: an MCP server for an agent's program on this machine, with a wallet and limits that its owner sets.
+"""`tollway mcp`: an MCP server for an agent on this machine, with a wallet and spending limits that its owner sets.
 
-A wallet without a limit in all is refused: an agent runs for months without supervision. Only protocol is written to stdout; one line
-on stderr says what may be spent.
+A wallet needs a total limit (`--budget`), because an agent runs for months without supervision. Stdout has MCP messages alone; one line on stderr
+states the limits.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from tollway.client.safe_text import plain
 
 INTERRUPTED = 130
 WAIT_S = 45.0
-"""For a payment. Many programs give up on a tool after a minute; by then it has been told to ask again."""
+"""The time to wait for a payment. Many MCP clients stop waiting for a tool after a minute; before that, the tool asks for a repeat."""
 
 SessionBudget = Annotated[
     str | None,
@@ -70,8 +70,8 @@ def serve_mcp(
         is_signing = has_key(key_file)
         if is_signing and budget is None:
             raise ValueError(
-                "an agent gets no wallet without a limit: name the most that it may ever spend with --budget or "
-                'TOLLWAY_BUDGET, such as "5 USDC" (and with --max-price and --session-budget, if you like)'
+                "an agent gets no wallet without a limit: set the total that it may spend with --budget or "
+                'TOLLWAY_BUDGET, such as "5 USDC"; --max-price and --session-budget limit a call and a session'
             )
         session = CallerSession(
             gateway=gateway,
@@ -90,13 +90,13 @@ def serve_mcp(
         client = session.open_async(is_signing=is_signing)
         print_text(f"tollway mcp: {_describe_limits(client)}", is_error=True)
         _log_plain()
-        # Reading stdin cannot be broken off, so a wish to stop would wait for the next line. What matters is on disk.
+        # A read of stdin cannot be cancelled, so a normal exit would wait for the next line. Payments are on disk already.
         signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
         asyncio.run(_serve(client))
 
 
 class _PlainFormatter(logging.Formatter):
-    """Tracebacks quote what a gateway wrote."""
+    """Removes control characters: a traceback may quote a gateway."""
 
     def format(self, record: logging.LogRecord) -> str:
         return plain(super().format(record))
@@ -109,16 +109,16 @@ def _log_plain() -> None:
 
 
 async def _serve(client: AsyncTollwayClient) -> None:
-    from tollway.cli.mcp_stdio import serve_stdio  # loads the MCP SDK, which no other command needs
+    from tollway.cli.mcp_stdio import serve_stdio  # loads the MCP SDK, which no other command uses
 
     async with client:
         await serve_stdio(client)
 
 
 def _describe_limits(client: AsyncTollwayClient) -> str:
-    """One line for the log of the program that started this."""
+    """The gateway, the wallet and its limits in one line, for the log of the MCP client."""
     if client.address is None:
-        return f"gateway {client.gateway}, no wallet: only what is free can be called"
+        return f"gateway {client.gateway}, no wallet: only free operations can be called"
     allowance = client.allowance
     limits = [f"at most {allowance.max_price.describe()} a call"]
     limits += [f"{allowance.max_fee.describe()} for a network fee"] if allowance.max_fee else []

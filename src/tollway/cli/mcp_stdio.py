@@ -1,7 +1,7 @@
-"""The tools of `client/agent_tools.py` over MCP on stdin and stdout, for the program that started this process.
+"""Serves the tools of `client/agent_tools.py` over MCP on stdin and stdout to the process that started this one.
 
-Nothing but protocol is ever written to stdout: while it serves, the SDK points the process's own stdout at stderr. It
-loads the MCP SDK, so nothing that does not serve imports it.
+Stdout has MCP messages alone: while it serves, the SDK redirects the stdout of the process to stderr. This module loads the MCP SDK, so other commands
+do not import it.
 """
 
 import logging
@@ -40,7 +40,7 @@ McpContext = ServerRequestContext[Any]
 
 
 async def serve_stdio(client: AsyncTollwayClient) -> None:
-    """Serves until stdin ends. What is running then is cancelled; its payments are on disk."""
+    """Serves until stdin ends, then cancels running calls; their payments are on disk."""
     server = make_server(AgentTools.for_client(client))
     async with stdio_server() as (reader, writer):
         await server.run(reader, writer, server.create_initialization_options())
@@ -69,10 +69,10 @@ def make_server(tools: AgentTools) -> Server[Any]:
 async def _run_tool(tools: AgentTools, tool: AgentTool, arguments: dict[str, Any]) -> AgentToolResult:
     try:
         return await tools.run_tool(tool, arguments)
-    except Exception:  # the door: an agent gets no traceback
+    except Exception:  # an agent gets no traceback; the log has it
         log.exception("the tool %s failed", tool.name)
         return AgentToolResult.of_error(
-            "internal_error", "This is a mistake of Tollway's; its log has the details."
+            "internal_error", "Tollway failed; its log on stderr has the details."
         )
 
 
@@ -93,7 +93,7 @@ def _to_mcp_tool(tool: AgentTool) -> McpTool:
 
 
 def _to_mcp_result(answer: AgentToolResult) -> CallToolResult:
-    """The same JSON twice: as text for those that read text, structured for the others."""
+    """The same JSON twice: as text, and structured for clients that support it."""
     document = dict(answer.document)
     text = format_json(document)
     return CallToolResult(

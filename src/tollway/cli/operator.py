@@ -1,7 +1,7 @@
 """Commands of the operator: serve, migrate, audit, admit, moderate, doctor; backup and restore of a SQLite database.
 
-A terminal gets sentences; pipes and `--json` get JSON. A command changes the ledger of a running gateway only where two processes may
-write. PostgreSQL has its own backups, and `backup` and `restore` say so.
+The output is sentences on a terminal, and JSON in a pipe or with `--json`. A command writes to the database of a running gateway only where two
+processes may write. `backup` and `restore` refuse PostgreSQL, which has backups of its own.
 
 A backup never contains the secret key, which would open every secret of the listings.
 """
@@ -52,7 +52,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal."
 
 
 class OperatorServices(Protocol):
-    """The parts of the gateway that the operator's commands use. An `App` that is not opened has them."""
+    """The parts of the gateway that the operator's commands use; an `App` that is not opened provides them."""
 
     @property
     def settings(self) -> Settings: ...
@@ -69,7 +69,7 @@ class OperatorServices(Protocol):
 
 
 Access = Literal["look", "read", "write"]
-"""`look`: even where there is no database yet."""
+"""`look` needs no database, `read` an existing one; `write` makes one where there is none."""
 
 MakeServices = Callable[[Settings], OperatorServices]
 
@@ -84,14 +84,14 @@ class CommandFailed(Exception):
 
 def wire_services(settings: Settings) -> OperatorServices:
     """The app, wired but not opened."""
-    from tollway.app.lifecycle import App  # the trader's commands do not wait for the server to load
+    from tollway.app.lifecycle import App  # loads the server, which other commands do not need
 
     return App(settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorEnvironment:
-    """Where the commands find the app, and whether two processes may write to one SQLite file."""
+    """How the commands make the app, and whether two processes may write to one SQLite file."""
 
     make_services: MakeServices = wire_services
     is_write_safe: Callable[[], bool] = is_shared_write_safe
@@ -141,7 +141,7 @@ def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> Non
 
     @app.command()
     def doctor(config: Config = None, as_json: AsJson = False) -> None:
-        """Checks settings, database, chains and clock. Changes nothing."""
+        """Checks settings, database, chains and clock, and changes nothing."""
 
         async def work(services: OperatorServices) -> None:
             from tollway.cli.doctor import examine  # loads PostgreSQL's driver
@@ -162,7 +162,7 @@ def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> Non
 
         with explained_failures(as_json=as_json):
             given = load_settings(os.environ, config=config)
-            # Without a key of its own yet, the app gets a temporary one, so that no file is made.
+            # Where there is no key yet, the app gets a temporary one, so that it makes no key file.
             wired = given.model_copy(update={"secret_keys": given.secret_keys or (Secret(os.urandom(32)),)})
             asyncio.run(_use_services(environment, wired, work, access="look"))
 
@@ -171,17 +171,20 @@ def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None
     @app.command()
     def audit(
         release: Annotated[
-            bool, typer.Option("--release", help="Let balances held after a restore be spent again.")
+            bool,
+            typer.Option("--release", help="Make balances that are held after a restore spendable again."),
         ] = False,
         restored: Annotated[
-            bool, typer.Option("--restored", help="The database was restored: hold its balances.")
+            bool, typer.Option("--restored", help="Hold all balances, because the database was restored.")
         ] = False,
         config: Config = None,
         as_json: AsJson = False,
     ) -> None:
-        """Proves that every balance equals its calls, and lists what is held."""
+        """Checks that every balance equals the sum of its calls, and lists held calls and payments."""
         if release and restored:
-            raise typer.BadParameter("--restored holds what --release frees; give one of them")
+            raise typer.BadParameter(
+                "--restored holds balances and --release frees them; give one of the two"
+            )
 
         async def work(services: OperatorServices) -> None:
             if restored:
@@ -189,7 +192,8 @@ def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None
             report = await services.operator_ledger.audit()
             if release and not report.is_balanced:
                 raise CommandFailed(
-                    "the books do not balance; nothing was released: " + "; ".join(report.wrong)
+                    "the ledger does not balance, so nothing was released. Keep the database and report this: "
+                    + "; ".join(report.wrong)
                 )
             released = await services.operator_ledger.release_held() if release else 0
             answer = {
@@ -201,7 +205,7 @@ def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None
                 "heldPayments": list(report.held_payments),
                 "released": released,
             }
-            verdict = "the books balance" if report.is_balanced else "THE BOOKS DO NOT BALANCE"
+            verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
             lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
             lines += [f"wrong: {line}" for line in report.wrong]
             lines += [f"held call: {call_id}" for call_id in report.held_calls]
@@ -221,13 +225,13 @@ def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None
         config: Config = None,
         as_json: AsJson = False,
     ) -> None:
-        """Lets a transaction be shown although it is too old, or mined before a restore."""
+        """Accepts a transaction that is too old, or that was mined before a restore."""
         tx_hash = _parse(TxHash.parse, transaction)
 
         async def work(services: OperatorServices) -> None:
             await services.operator_ledger.admit(tx_hash, now_ms=_now_ms())
             print_result(
-                {"transaction": str(tx_hash), "admitted": True}, [f"{tx_hash} may be shown"], as_json
+                {"transaction": str(tx_hash), "admitted": True}, [f"callers may pay with {tx_hash}"], as_json
             )
 
         _run_with_services(work, environment, config, as_json=as_json, access="write")
@@ -239,24 +243,26 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, environment:
 
     @listing.command()
     def suspend(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
-        """Takes a listing out of the lists and stops its calls. What was paid stays."""
+        """Hides a listing and refuses its calls. Credit for it stays."""
         work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
         _run_with_services(work, environment, config, as_json=as_json, access="write")
 
     @listing.command()
     def restore(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
-        """Puts a suspended listing back."""
+        """Ends the suspension of a listing."""
         work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
         _run_with_services(work, environment, config, as_json=as_json, access="write")
 
     @wallet.command()
     def block(
         address: WalletArgument,
-        reason: Annotated[str, typer.Option("--reason", help="For your own memory.")] = "",
+        reason: Annotated[
+            str, typer.Option("--reason", help="A note for operators; callers do not see it.")
+        ] = "",
         config: Config = None,
         as_json: AsJson = False,
     ) -> None:
-        """Serves a wallet no more, as a caller and as a provider."""
+        """Refuses a wallet, as a caller and as a provider."""
         blocked = _parse(Address.parse, address)
 
         async def work(services: OperatorServices) -> None:
@@ -268,7 +274,7 @@ def _register_moderation(wallet: typer.Typer, listing: typer.Typer, environment:
 
     @wallet.command()
     def unblock(address: WalletArgument, config: Config = None, as_json: AsJson = False) -> None:
-        """Serves a wallet again."""
+        """Ends the block of a wallet."""
         unblocked = _parse(Address.parse, address)
 
         async def work(services: OperatorServices) -> None:
@@ -297,7 +303,7 @@ async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_
     for _ in range(REVISE_ATTEMPTS):
         entry = await catalog.find(listing_id)
         if entry is None or entry.listing.retired_ms is not None:
-            raise CommandFailed(f"there is no listing {listing_id} in service")
+            raise CommandFailed(f"there is no active listing {listing_id}; tollway search lists them")
         if (entry.listing.suspended_ms is None) == (suspended_ms is None):
             return entry.listing
         # A version of the terms ends here, at this time: a suspended listing sells nothing.
@@ -305,7 +311,9 @@ async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_
         outcome = await catalog.revise(changed, expected_revision=entry.listing.revision)
         if isinstance(outcome, Revised):
             return outcome.listing
-    raise CommandFailed("the listing keeps changing; try again", exit_code=LATER)
+    raise CommandFailed(
+        "the listing changed during each of five attempts; run the command again", exit_code=LATER
+    )
 
 
 def _run_with_services(
@@ -340,7 +348,7 @@ async def _use_services(
 
 @contextlib.contextmanager
 def guard_database(database: Database, access: Access, environment: OperatorEnvironment) -> Iterator[None]:
-    """Keeps a second writer out of a SQLite file whose library cannot bear one, and a reader from making a file."""
+    """Refuses a second writer of a SQLite file where the library does not support two, and keeps a reader from making a file."""
     if not isinstance(database, SqliteDatabase) or access == "look":
         yield
         return
@@ -354,7 +362,7 @@ def guard_database(database: Database, access: Access, environment: OperatorEnvi
     try:
         if not lock.acquire() and not environment.is_write_safe():
             raise CommandFailed(
-                "a gateway is serving from this file, and this SQLite cannot bear two writers; stop the gateway first",
+                "a gateway has this file open, and this SQLite does not support two writers; stop the gateway first",
                 exit_code=LATER,
             )
         yield
@@ -364,7 +372,7 @@ def guard_database(database: Database, access: Access, environment: OperatorEnvi
 
 @contextlib.asynccontextmanager
 async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
-    """A reader that asks real nodes is opened inside the loop that uses it; one in memory needs no opening."""
+    """Opens a reader of real nodes in the event loop that uses it; a reader in memory needs no opening."""
     if isinstance(chains, contextlib.AbstractAsyncContextManager):
         async with chains:
             yield
@@ -374,7 +382,7 @@ async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
 
 @contextlib.contextmanager
 def explained_failures(*, as_json: bool) -> Iterator[None]:
-    """Turns failures into a sentence and an exit code."""
+    """Prints a failure as sentences or as JSON, and sets the exit code."""
     try:
         yield
     except SettingsInvalid as exc:
@@ -404,8 +412,8 @@ def print_result(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> 
 
 
 def _print_lines(lines: list[str], *, file: TextIO) -> None:
-    """Without what a chain node or a listing may have hidden in them."""
-    from tollway.client.safe_text import plain  # loads the client, which `tollway serve` has no use for
+    """Removes control characters, which a chain node or a listing may have sent."""
+    from tollway.client.safe_text import plain  # loads the client, which `tollway serve` does not need
 
     for line in lines:
         print(plain(line), file=file)
@@ -453,9 +461,11 @@ def _now_ms() -> int:
 
 POSTGRES_NOTICE = (
     "this database is PostgreSQL: use its base backups and archived log, restore to a point in time,"
-    " and then say `tollway audit --restored` (docs/operators.md, Backups)"
+    " and then run `tollway audit --restored` (docs/operators.md, Backups)"
 )
-HELD_NOTICE = "every balance in it is held; look with `tollway audit`, free with `tollway audit --release`"
+HELD_NOTICE = (
+    "every balance in it is held; `tollway audit` lists them and `tollway audit --release` frees them"
+)
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The copy.")]
 
@@ -468,7 +478,7 @@ def register_backups(app: typer.Typer) -> None:
         config: Config = None,
         as_json: AsJson = False,
     ) -> None:
-        """Copies a SQLite database to FILE, also while a gateway serves from it."""
+        """Copies a SQLite database to FILE, also while a gateway uses it."""
         with explained_failures(as_json=as_json):
             settings = load_settings(os.environ, config=config)
             copy = _back_up(_find_database(settings), file, force=force)
@@ -482,16 +492,18 @@ def register_backups(app: typer.Typer) -> None:
 
     @app.command()
     def restore(file: File, config: Config = None, as_json: AsJson = False) -> None:
-        """Puts FILE in the place of the SQLite database. No gateway may run; every balance in it is held."""
+        """Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first."""
         with explained_failures(as_json=as_json):
             settings = load_settings(os.environ, config=config)
             database = _find_database(settings)
             done = _restore(database, file)
             kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
-            lines = [f"{database.path} is the copy now", *_describe_audit(done.copy)]
+            lines = [f"{database.path} is now the copy", *_describe_audit(done.copy)]
             lines += [f"what it replaced: {kept}"] if kept else []
             lines += (
-                [f"put {key_file} back too, before you serve: a new key opens no secret of a listing"]
+                [
+                    f"restore {key_file} too before you start a gateway: a new key cannot decrypt the secrets of listings"
+                ]
                 if (key_file and not Path(key_file).exists())
                 else []
             )
@@ -501,7 +513,7 @@ def register_backups(app: typer.Typer) -> None:
 
 
 def _find_database(settings: Settings) -> SqliteDatabase:
-    """Does not build the app: that would make a secret key where there is none."""
+    """Does not build the app, because that would make a secret key where there is none."""
     database = connect_database(settings.database_url.get_secret_value())
     if not isinstance(database, SqliteDatabase):
         raise CommandFailed(POSTGRES_NOTICE)
@@ -525,7 +537,7 @@ def _restore(database: SqliteDatabase, file: Path) -> RestoredBackup:
     lock = ProcessLock(Path(f"{database.path}.lock"))
     try:
         if not lock.acquire():
-            detail = f"a gateway is serving from {database.path}; stop it first"
+            detail = f"a gateway uses {database.path}; stop it first"
             raise CommandFailed(detail, exit_code=LATER)
         return asyncio.run(restore_backup(file, database.path, now_ms=time.time_ns() // 1_000_000))
     except (BackupUnusable, OSError) as exc:
@@ -543,7 +555,7 @@ def _check_target(database: SqliteDatabase, file: Path, *, force: bool) -> None:
 
 
 def _name_key_file(settings: Settings) -> str | None:
-    """None: the key stands in the settings."""
+    """None when the key is in the settings."""
     return None if settings.secret_key_file is None else str(settings.secret_key_file)
 
 
@@ -560,9 +572,11 @@ def _report(copy: BackupCopy) -> dict[str, object]:
 
 def _describe_audit(copy: BackupCopy) -> list[str]:
     if copy.report is None:
-        return ["not audited: its tables are those of an older version"]
+        return ["not audited: its tables are of an older version"]
     verdict = (
-        "the books balance" if copy.report.is_balanced else "THE BOOKS DO NOT BALANCE; see `tollway audit`"
+        "the ledger balances"
+        if copy.report.is_balanced
+        else "THE LEDGER DOES NOT BALANCE; run `tollway audit`"
     )
     return [f"{verdict}: {copy.report.payments} payments, {copy.report.calls} calls"]
 

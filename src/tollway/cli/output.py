@@ -1,11 +1,11 @@
-"""How the commands of providers and callers print: tables and outlines on a terminal, JSON for programs, and where `tollway call` writes a response.
+"""The output of the callers' and providers' commands: tables and outlines on a terminal, JSON for programs, and the file of a response.
 
-What a gateway, provider or node wrote is untrusted, numbers and symbols too. Everything that these commands print goes through
-`print_text`, `print_json` or a console of `open_console`, which let no control character, bidi control or markup of theirs through.
-In an outline each text stays under its own name: no line of theirs can look like a line of ours.
+Text, numbers and symbols from a gateway, provider or node are untrusted. These commands print through `print_text`, `print_json` or a console of
+`open_console`, which remove control characters, bidi controls and markup. In an outline each text is under its member name, so that no untrusted line
+looks like a line of the command.
 
-A file that cannot be written is found before anything is sent, because the response is paid for. A response that cannot be written
-after all goes into a file of its own, and the command names it.
+An output file is opened before the request is sent, because the response is paid for. A response that cannot be written then goes into a
+temporary file, and the command names it.
 """
 
 import base64
@@ -45,17 +45,17 @@ from tollway.money import format_decimal
 
 JsonObject = Mapping[str, Any]
 PRINTED_BYTES_MAX = 200_000
-"""Of an answer that is text, on a terminal."""
+"""Bytes of a text response that a terminal shows."""
 _TEXT_TYPES = ("text/", "application/json", "application/problem+json", "application/xml", "application/yaml")
 
 
 def is_for_people(*, as_json: bool) -> bool:
-    """A terminal gets tables, unless JSON is asked for; a pipe gets JSON."""
+    """True on a terminal without `--json`: it gets tables. A pipe gets JSON."""
     return sys.stdout.isatty() and not as_json
 
 
 class _PlainRenderable:
-    """A renderable whose segments are plain, whatever it holds."""
+    """A renderable without control characters in its segments."""
 
     def __init__(self, inner: ConsoleRenderable) -> None:
         self._inner = inner
@@ -71,25 +71,25 @@ class _PlainTextHook(RenderHook):
 
 
 def open_console(*, is_error: bool = False, soft_wrap: bool = False) -> Console:
-    """Stdout, or stderr. Nothing that is printed on it brings a control character to the terminal."""
+    """A console on stdout or stderr that prints no control character."""
     console = Console(stderr=is_error, soft_wrap=soft_wrap)
     console.push_render_hook(_PlainTextHook())
     return console
 
 
 def print_text(text: str, *, is_error: bool = False) -> None:
-    """Lines as they are, but for what a terminal must not be given."""
+    """Prints lines without control characters."""
     (sys.stderr if is_error else sys.stdout).write(plain(text) + "\n")
 
 
 def print_json(document: object, *, is_error: bool = False) -> None:
-    """On one line on stderr. What a terminal must not be given is escaped: the value stays the same."""
+    """Prints JSON on stdout or stderr. Control characters are escaped, so that the value stays the same."""
     text = format_json(document, indent=None if is_error else 2)
     (sys.stderr if is_error else sys.stdout).write(text + "\n")
 
 
 def print_listings(page: JsonObject) -> None:
-    """The registry, one line a listing."""
+    """Prints a page of listings, one line each."""
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "provider", "description"):
         table.add_column(heading, no_wrap=heading in ("id", "price"))
@@ -108,7 +108,7 @@ def print_listings(page: JsonObject) -> None:
 
 
 def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> None:
-    """What a search found, in its order. `details`: of each; empty where there are none any more."""
+    """Prints the listings that a search found, in its order. `details`: of each listing; empty for one that no longer exists."""
     table = Table(box=None, pad_edge=False)
     for heading in ("id", "name", "price", "networks", "quality", "verified", "found in"):
         table.add_column(heading, no_wrap=heading in ("id", "price"), overflow="fold")
@@ -131,7 +131,7 @@ def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> Non
 
 
 def _format_quality(quality: object) -> str:
-    """`99.81 % of 12034, 120 ms`: successes of the paid calls of 30 days, and their median latency."""
+    """Such as `99.81 % of 12034, 120 ms`: the success rate and the number of paid calls in 30 days, and their median latency."""
     if not isinstance(quality, Mapping):
         return "not measured"
     rate, calls, latency_ms = (quality.get(name) for name in ("successRate30d", "calls30d", "p50Ms"))
@@ -142,7 +142,7 @@ def _format_quality(quality: object) -> str:
 
 
 def print_calls(page: JsonObject) -> None:
-    """A history, newest first."""
+    """Prints a page of calls, newest first."""
     table = Table(box=None, pad_edge=False)
     for heading in ("time", "api", "request", "status", "price", "payment", "call"):
         table.add_column(heading)
@@ -168,7 +168,7 @@ def _print_page(table: Table, foot: str) -> None:
 
 
 def print_members(document: JsonObject) -> None:
-    """One object, a member a line; what is nested as JSON."""
+    """Prints an object, one line for each member; nested values as JSON."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
@@ -178,7 +178,7 @@ def print_members(document: JsonObject) -> None:
 
 
 def print_document(document: JsonObject, *, as_json: bool) -> None:
-    """One object: a table for people, JSON for programs."""
+    """Prints an object: a table on a terminal, JSON otherwise."""
     if is_for_people(as_json=as_json):
         print_members(document)
     else:
@@ -186,16 +186,16 @@ def print_document(document: JsonObject, *, as_json: bool) -> None:
 
 
 def print_response(response: CallResponse) -> None:
-    """The body on the terminal, what it cost below, where a pipe would not see it."""
+    """Prints the body on stdout, and its cost on stderr, which a pipe does not get."""
     kind = response.headers.get("content-type", "")
     if kind.startswith(_TEXT_TYPES):
         text = response.content[:PRINTED_BYTES_MAX].decode(response.encoding or "utf-8", "replace")
         rest_bytes = len(response.content) - PRINTED_BYTES_MAX
-        more = f"\n({rest_bytes} bytes more; -o FILE keeps them)" if rest_bytes > 0 else ""
+        more = f"\n({rest_bytes} more bytes; write them to a file with -o FILE)" if rest_bytes > 0 else ""
         print_text(f"{text}{more}")
     elif response.content:
         print_text(
-            f"({len(response.content)} bytes of {format_value(kind) or 'unknown type'}; -o FILE keeps them)"
+            f"({len(response.content)} bytes of {format_value(kind) or 'unknown type'}; write them to a file with -o FILE)"
         )
     payment = response.payment
     words = [f"HTTP {response.status_code}", f"payment {payment.state}"]
@@ -209,7 +209,7 @@ def print_response(response: CallResponse) -> None:
 
 
 def describe_response(response: CallResponse) -> dict[str, Any]:
-    """An answer as JSON. `body` is JSON where the answer is, else text; other bytes are in `bodyBase64`."""
+    """A response as JSON. `body` is JSON for a JSON response and text for a text response; other bytes are in `bodyBase64`."""
     kind = response.headers.get("content-type", "")
     receipt = response.payment.receipt
     payment = {_camel(name): value for name, value in asdict(response.payment).items()}
@@ -229,7 +229,7 @@ def describe_response(response: CallResponse) -> dict[str, Any]:
 
 
 def _describe_receipt(receipt: SettlementReceipt) -> dict[str, Any]:
-    """As x402 names its members; what the gateway left out is left out."""
+    """The receipt with the member names of x402; absent members are absent."""
     quality_text = {
         "success": receipt.is_success,
         "transaction": None if receipt.transaction is None else str(receipt.transaction),
@@ -242,7 +242,7 @@ def _describe_receipt(receipt: SettlementReceipt) -> dict[str, Any]:
 
 
 def describe_payment(payment: Transfer) -> dict[str, str | None]:
-    """A payment of the wallet's own payments."""
+    """A payment of the wallet as JSON."""
     decimals = payment.asset.decimals
     return {
         "rail": "tx",
@@ -259,7 +259,7 @@ def describe_payment(payment: Transfer) -> dict[str, str | None]:
 
 
 def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]:
-    """An authorisation of the wallet's own payments; never its proof."""
+    """An authorisation of the wallet as JSON, without its proof."""
     return {
         "rail": "x402",
         "authorization": signed.name(),
@@ -274,12 +274,12 @@ def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]
 
 
 def print_quote(quote: PaymentQuote) -> None:
-    """On stderr, before the payment is signed."""
+    """Prints a payment on stderr before it is signed."""
     open_console(is_error=True).print(Text(plain_line(quote.describe()), style="dim"))
 
 
 def print_failure(failure: Exception, *, as_json: bool) -> None:
-    """On stderr: a sentence for people, an object for programs."""
+    """Prints a failure on stderr: a sentence on a terminal, an object otherwise."""
     described = _describe_failure(failure)
     if is_for_people(as_json=as_json):
         console = open_console(is_error=True)
@@ -327,7 +327,7 @@ def _entries(value: object) -> list[Any]:
 
 
 def _parts(value: object) -> list[JsonObject]:
-    """The objects of a list; nothing of what is no list."""
+    """The objects of a list; none where the value is not a list."""
     return [entry for entry in _entries(value) if isinstance(entry, Mapping)]
 
 
@@ -340,13 +340,13 @@ SCHEMA_DEPTH_MAX = 3
 FLAT_MEMBERS_MAX, FLAT_ENTRIES_MAX, FLAT_CHARACTERS_MAX = 3, 8, 60
 INDENT = "  "
 QUOTED = "│ "
-"""Before the second and every later line of one text."""
+"""Prefix of the second and every later line of one text."""
 
 
 MACHINE_MEMBERS = frozenset(
     {"eip712", "payload", "headers", "accepted", "extra", "untrusted", "outputSchema"}
 )
-"""Members that are for programs; `--json` shows them."""
+"""Members for programs, which `--json` prints."""
 
 _SCHEMA_NAMES = frozenset({"inputSchema", "schema"})
 
@@ -355,11 +355,11 @@ def print_outline(document: Mapping[str, Any]) -> None:
     console = open_console()
     for line in format_outline(document):
         console.print(line, soft_wrap=True)
-    console.print(Text("The machine form has more: --json", style="dim"))
+    console.print(Text("--json prints all members", style="dim"))
 
 
 def format_outline(document: Mapping[str, Any]) -> list[Text]:
-    """Its lines. Pure."""
+    """The lines of an outline. Pure."""
     return list(_members(document, depth=0))
 
 
@@ -392,7 +392,7 @@ def _named(name: str, value: object, *, depth: int) -> Iterator[Text]:
 
 
 def _entry(value: object, *, depth: int) -> Iterator[Text]:
-    """One of a list: its first line has a dash, the others stand below it."""
+    """An entry of a list: its first line starts with a dash, the others are indented."""
     short = _in_one_line("", value, depth=depth)
     if short is not None:
         lines = [Text(" ".join(short.split()))]
@@ -405,7 +405,7 @@ def _entry(value: object, *, depth: int) -> Iterator[Text]:
 
 
 def _in_one_line(name: str, value: object, *, depth: int) -> str | None:
-    """Scalars; and of what is nested, what reads better so. None: it needs an outline of its own."""
+    """A scalar, or a short nested value, on one line; None for a value that needs an outline of its own."""
     if not isinstance(value, Mapping | list):
         return _format_scalar(value)
     if isinstance(value, Mapping):
@@ -423,7 +423,7 @@ def _in_one_line(name: str, value: object, *, depth: int) -> str | None:
 
 
 def _format_option(option: Mapping[str, Any]) -> str:
-    """One way to pay: `x402: 10000 units of USDC (6 decimals) on eip155:8453 to 0x…`."""
+    """A payment option, such as `x402: 10000 units of USDC (6 decimals) on eip155:8453 to 0x…`."""
     words = {name: plain_line(str(option.get(name))) for name in ("rail", "amount", "symbol", "decimals")}
     place = {name: plain_line(str(option.get(name))) for name in ("network", "payTo")}
     return (
@@ -433,7 +433,7 @@ def _format_option(option: Mapping[str, Any]) -> str:
 
 
 def _format_schema(schema: object, *, depth: int = 0) -> str:
-    """What may be given, what must be with a star: `city* string, days integer`."""
+    """The members of a schema, required ones with a star: `city* string, days integer`."""
     if not isinstance(schema, Mapping):
         return "anything"
     properties, required = schema.get("properties"), schema.get("required")
@@ -469,15 +469,14 @@ def _format_scalar(value: object) -> str:
 
 
 class ResponseNotWritten(CallerFailure):
-    """The call is done, and its answer could not be written where it should go."""
+    """The call is done, and its response cannot be written to the output."""
 
     code = "answer_not_written"
 
 
 class ResponseOutput:
-    """One answer, written once. `output` None: shown as text or JSON; `-`: its bytes to stdout, or
-    to a terminal its text; else a file, which keeps
-    what it holds until the answer is whole. Raises ValueError on entry for a file that cannot be written."""
+    """Writes one response, once. `output` None: as text or JSON on stdout; `-`: its bytes on stdout, or its text on a terminal; else a file, which is replaced
+    once the response is whole. Raises ValueError on entry for a file that cannot be written."""
 
     def __init__(self, output: str | None, *, as_json: bool) -> None:
         self._output = output
@@ -491,7 +490,7 @@ class ResponseOutput:
             try:
                 self._open(Path(self._output).resolve())
             except (OSError, RuntimeError) as exc:
-                reason = exc.strerror if isinstance(exc, OSError) else "it leads to itself"
+                reason = exc.strerror if isinstance(exc, OSError) else "the link points to itself"
                 raise ValueError(f"{self._output} cannot be written: {reason}; nothing was sent") from exc
         return self
 
@@ -505,15 +504,17 @@ class ResponseOutput:
             self._new_file.unlink(missing_ok=True)
 
     def write(self, response: CallResponse) -> None:
-        """Raises `ResponseNotWritten` once the answer is in a file of its own."""
+        """Raises `ResponseNotWritten` after the response is saved in a temporary file."""
         try:
             self._write(response)
         except BrokenPipeError:
-            raise ResponseNotWritten("The reader of this command closed its pipe.") from None
+            raise ResponseNotWritten(
+                "The program that reads this command's output closed the pipe."
+            ) from None
         except (OSError, ValueError) as exc:
             reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
             raise ResponseNotWritten(
-                f"The answer cannot be written ({reason}). {_save_response(response.content)}"
+                f"The response cannot be written ({reason}). {_save_response(response.content)}"
             ) from exc
 
     def _open(self, target: Path) -> None:
@@ -527,7 +528,7 @@ class ResponseOutput:
             self._new_file.chmod(stat.S_IMODE(mode) if mode is not None else 0o666 & ~_read_umask())
             self._file = self._new_file.open("wb")
         else:
-            self._file = target.open("wb")  # a device or a pipe; a folder fails here
+            self._file = target.open("wb")  # a device or a pipe; raises for a folder
 
     def _write(self, response: CallResponse) -> None:
         if self._file is not None:
@@ -553,8 +554,8 @@ def _save_response(content: bytes) -> str:
         with tempfile.NamedTemporaryFile(prefix="tollway-answer-", delete=False) as file:
             file.write(content)
     except OSError:
-        return "It cannot be kept in a temporary file either; the gateway has stored it where the call had an Idempotency-Key."
-    return f"It is kept in {file.name}."
+        return "A temporary file cannot be written either. If the call had an Idempotency-Key, repeat it: the gateway has stored the response."
+    return f"It is saved in {file.name}."
 
 
 def _read_umask() -> int:

@@ -1,7 +1,7 @@
-"""The arguments of a tool against its input schema, within bounds: the schema is a stranger's, and so is what it may cost
-to check.
+"""Validates the arguments of a tool against its input schema, with a bounded number of steps: the schema is untrusted, and so is the time that it
+takes.
 
-Loaded by those who need it: `jsonschema` brings much along. It never fetches a reference, never runs a pattern that can
+Imported only where arguments are checked, because `jsonschema` is large. It never fetches a reference, never runs a pattern that can
 take long (that is left to the API), and stops after so many steps. A schema that cannot be followed is refused: nothing
 is spent on it.
 """
@@ -24,26 +24,26 @@ from tollway.registry.text import drop_unclean
 
 ERRORS_MAX = 20
 STEPS_MAX = 20_000
-"""Keywords looked at. Each takes some microseconds."""
+"""Keywords that one check evaluates; each takes some microseconds."""
 
 DEPTH_MAX = 64
-"""Keywords inside each other. Python's own guard is none: a library of ours lifts it, and then depth kills the process."""
+"""Nesting of keywords. The recursion limit of Python does not help: a library raises it, and a deep schema then ends the process."""
 
 _SIZE_OF_A_STEP = 50
-"""So many members or values of a keyword take the time of one more step."""
+"""Members or values of a keyword that take the time of one more step."""
 
 PATTERNED_LENGTH_MAX = 1_024
-"""Of a string that is held against a pattern, and of the pattern."""
+"""Characters of a pattern, and of a string that is matched with it."""
 
 _SHOWN_LENGTH_MAX = 80
 
 
 class _Uncheckable(Exception):
-    """The schema asks for more than is checked here, or is none."""
+    """The schema is invalid, or its check exceeds a bound."""
 
 
 def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> tuple[FieldError, ...]:
-    """What is wrong with the arguments; empty when they meet the schema (JSON Schema 2020-12). Never raises."""
+    """The errors of the arguments, none when they match the schema (JSON Schema 2020-12). Never raises."""
     before = _budget.set(_CheckBudget())
     try:
         errors = _BOUNDED(schema, registry=_EMPTY_REGISTRY).iter_errors(arguments)
@@ -52,7 +52,7 @@ def check_arguments(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> 
         return (_uncheckable("nests too deep"),)
     except _Uncheckable as exc:
         return (_uncheckable(str(exc)),)
-    except Exception:  # noqa: BLE001 - a schema of a stranger's can break the checker in any way; it is refused
+    except Exception:  # noqa: BLE001 - an untrusted schema can break the checker in any way; it is refused
         return (_uncheckable("is not one that can be checked"),)
     finally:
         _budget.reset(before)
@@ -66,17 +66,17 @@ def _uncheckable(detail: str) -> FieldError:
 
 @dataclass(slots=True)
 class _CheckBudget:
-    """How far one check may still go."""
+    """The steps that are left to one check, and its depth."""
 
     steps_left: int = STEPS_MAX
     depth: int = 0
 
 
 _budget: ContextVar[_CheckBudget] = ContextVar("check")
-"""The one that runs: the class of the validator is made once, and its keywords have no other way to know."""
+"""The budget of the running check. The validator class is made once, so its keywords cannot get it as an argument."""
 
 _EMPTY_REGISTRY: Registry[Any] = Registry()
-"""Knows no document and fetches none."""
+"""Has no document and fetches none."""
 
 
 def _counted(check: Any) -> Any:
@@ -91,7 +91,7 @@ def _counted(check: Any) -> Any:
 
 
 def _deeper(budget: _CheckBudget, errors: Iterable[ValidationError] | None) -> Iterator[ValidationError]:
-    """Checks run as their errors are asked for, and may be left after the first: what is inside of a keyword runs here."""
+    """Runs the check of a keyword to its end. Its errors come from a generator, which a caller may leave after the first one."""
     budget.depth += 1
     try:
         if budget.depth > DEPTH_MAX:
@@ -105,7 +105,7 @@ def _size(value: object) -> int:
     return len(value) if isinstance(value, Mapping | list) else 0
 
 
-# ---- Keywords that can cost more than their length. What is not checked here is left to the API itself.
+# ---- Keywords that can take more time than their length. The provider's API checks what is skipped here.
 
 
 def _check_pattern(validator: Any, pattern: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
@@ -127,7 +127,7 @@ def _check_unique(validator: Any, wanted: Any, instance: Any, schema: Any) -> It
 
 
 def _check_additional(validator: Any, wanted: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if "patternProperties" not in schema:  # else names would be held against a stranger's patterns
+    if "patternProperties" not in schema:  # else names would be matched with untrusted patterns
         checks = Draft202012Validator.VALIDATORS["additionalProperties"]
         yield from checks(validator, wanted, instance, schema)
 
@@ -141,7 +141,7 @@ _BOUNDED_KEYWORDS: Mapping[str, Any] = {
     "uniqueItems": _check_unique,
     "additionalProperties": _check_additional,
     "patternProperties": _skip,
-    "unevaluatedProperties": _skip,  # walks the schema again, patterns and all, and counts nothing
+    "unevaluatedProperties": _skip,  # evaluates the schema again, with patterns, without counting steps
     "unevaluatedItems": _skip,
 }
 
@@ -161,8 +161,8 @@ _FIXED_MAX = 1_000
 
 
 def is_cheap_pattern(pattern: str) -> bool:
-    """Without groups and alternatives, and with one repetition of open length at most: such a pattern takes no more steps
-    than the square of the text. Backtracking takes exponential time with less restraint than that."""
+    """True for a pattern without groups and alternatives and with at most one unbounded repetition. It takes at most quadratic time; other patterns
+    can backtrack in exponential time."""
     if len(pattern) > PATTERNED_LENGTH_MAX:
         return False
     bare = _GROUPS.sub("x", pattern)
@@ -182,7 +182,7 @@ def is_cheap_pattern(pattern: str) -> bool:
     return True
 
 
-# ---- What is told. The words are ours: a schema's own might be anything.
+# ---- Error texts. They contain no text of the schema, which is untrusted.
 
 
 def _to_field_error(error: ValidationError) -> FieldError:

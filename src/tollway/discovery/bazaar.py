@@ -1,7 +1,7 @@
-"""The Bazaar: how a call is made, for the 402 and for catalogs of paid resources (x402 extension `bazaar`). Pure.
+"""The x402 extension `bazaar`: how a call is made, for the 402 and for catalogs of paid resources. Pure.
 
-The provider's document is a stranger's: whatever it says, nothing here fails, and only its small and plain parts are
-passed on. What a call costs is not known here; the requirements say it.
+The provider's document is untrusted: it never makes this module fail, and only small, plain parts of it are copied. Prices come from the payment
+requirements.
 """
 
 import re
@@ -37,7 +37,7 @@ _TYPES: Mapping[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Hint:
-    """One plain parameter, or one plain member of a body. `example` None: the document gives none that fits."""
+    """A plain parameter, or a plain member of a body. `example` None: the document has none that fits."""
 
     name: str
     schema: Mapping[str, Any]
@@ -48,7 +48,7 @@ class _Hint:
 def describe_call(
     method: str, *, path: str = "", openapi: Mapping[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """The extension of one call: `info` that is valid by its `schema`, always. None for a method that it has no word for.
+    """The extension of one call; its `info` is always valid by its `schema`. None for a method that the extension does not define.
 
     `path`: below the listing's endpoint, as in the provider's document.
     """
@@ -63,8 +63,7 @@ def describe_call(
 
 
 def find_path(openapi: Mapping[str, Any] | None, path: str) -> str:
-    """The path of the provider's document that a call's path is described under; as `path`, it gives the same
-    description. Empty where there is none."""
+    """The path of the provider's document that describes a call's path; empty without one. Used as `path`, it gives the same description."""
     paths = _mapping((openapi or {}).get("paths"))
     wanted = path.partition("?")[0].rstrip("/") or "/"
     return wanted if _mapping(paths.get(wanted)) else _find_template(paths, wanted)
@@ -73,8 +72,8 @@ def find_path(openapi: Mapping[str, Any] | None, path: str) -> str:
 def _describe(
     place: str, known: Mapping[str, str], hints: Sequence[_Hint], *, answer: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`place`: where the hints stand in `input`; a body stands there even when it is empty. `answer`: the schema of what
-    comes back; crawlers call its absence an error, and an open one says as much as is known."""
+    """`place`: the member of `input` for the hints; a body is there even when it is empty. `answer`: the schema of the response; crawlers report its absence as
+    an error, so an unknown response has an open schema."""
     examples = {hint.name: hint.example for hint in hints if hint.example is not None}
     needed = [hint.name for hint in hints if hint.is_required and hint.example is not None]
     is_shown = bool(examples) or place == "body"
@@ -105,7 +104,7 @@ def _describe(
 def describe_resource(
     listing: Listing, requirements: Sequence[PaymentRequirement], *, gateway_url: str
 ) -> dict[str, Any] | None:
-    """One listing as a discovered resource; None when no authorisation can pay for it, or it is not served.
+    """A listing as a discovered resource; None when no authorisation can pay for it, or when it is not active.
 
     `gateway_url`: of the listing, without a final slash. `requirements`: what `choose_representative_call`'s call costs now.
     """
@@ -134,14 +133,14 @@ def describe_resource(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepresentativeCall:
-    """The call that stands for a listing in a catalog. `path` is empty for the endpoint itself."""
+    """The call that represents a listing in a catalog. `path` is empty for the endpoint itself."""
 
     method: str
     path: str
 
 
 def choose_representative_call(listing: Listing) -> RepresentativeCall:
-    """The endpoint itself; where a listing serves its operations only, the first of them without parameters."""
+    """The endpoint itself; for a listing that serves its operations only, the first operation without parameters."""
     if listing.other_paths == "refuse":
         entries = [
             RepresentativeCall(method=one.method, path="" if one.path == "/" else one.path)
@@ -163,7 +162,7 @@ def _find_documented_call(listing: Listing) -> RepresentativeCall | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceFilter:
-    """What a catalog is asked for; None does not narrow. `kind`: the parameter `type`."""
+    """The filters of a catalog query; None does not filter. `kind`: the parameter `type`."""
 
     kind: str | None = None
     pay_to: Address | None = None
@@ -173,11 +172,11 @@ class ResourceFilter:
 
     @property
     def is_impossible(self) -> bool:
-        """Nothing here can match, whatever is listed."""
+        """True when no listing can match."""
         return self.kind not in (None, RESOURCE_TYPE) or self.scheme not in (None, SCHEME)
 
     def is_met_by(self, requirements: Sequence[PaymentRequirement]) -> bool:
-        """One requirement must meet all of it. `extension` is looked at in the record."""
+        """True when one requirement matches every filter. `extension` is matched with the record, by `has_extension`."""
         return not self.is_impossible and any(
             self.pay_to in (None, one.pay_to) and self.network in (None, one.network) for one in requirements
         )
@@ -189,7 +188,7 @@ class ResourceFilter:
 def resources_json(
     records: Sequence[Mapping[str, Any]], *, limit: int, offset: int, total: int
 ) -> dict[str, Any]:
-    """`GET /x402/discovery/resources`."""
+    """The response of `GET /x402/discovery/resources`."""
     return {
         "x402Version": 2,
         "items": list(records),
@@ -200,7 +199,7 @@ def resources_json(
 def search_json(
     records: Sequence[Mapping[str, Any]], *, limit: int, cursor: str | None, is_partial: bool = False
 ) -> dict[str, Any]:
-    """`GET /x402/discovery/search`. `cursor`: of the next page; null says that there is none (the clients' own type)."""
+    """The response of `GET /x402/discovery/search`. `cursor`: of the next page; null on the last one, as the clients' type has it."""
     return {
         "x402Version": 2,
         "resources": list(records),
@@ -213,7 +212,7 @@ def search_json(
 
 
 class _CallReader:
-    """One operation of a provider's document; references are followed within it."""
+    """Reads one operation of a provider's document, and follows references within the document."""
 
     def __init__(self, openapi: Mapping[str, Any] | None, method: str, path: str) -> None:
         self._content = openapi or {}
@@ -244,7 +243,7 @@ class _CallReader:
         return list(hints.values())
 
     def answer_hint(self) -> dict[str, Any]:
-        """What the document says about a good answer in JSON: its type alone."""
+        """The type of the JSON response with status 200, without the rest of its schema."""
         response = self._open(_mapping(self._operation.get("responses")).get("200"))
         kind = self._open(_json_of(response).get("schema")).get("type")
         return {"type": kind} if isinstance(kind, str) and kind in ("object", "array", *_TYPES) else {}
@@ -285,7 +284,7 @@ def _find_template(paths: Mapping[str, Any], wanted: str) -> str:
 def _read_hint(
     name: object, schema: Mapping[str, Any], *, examples: Sequence[object], is_required: bool
 ) -> _Hint | None:
-    """Only names and types that are plain; of their values only those that fit the type and are short."""
+    """A hint of a plain name and a plain type; None otherwise. An example is kept when it is short and has the type."""
     kind = schema.get("type")
     if (
         not isinstance(name, str)

@@ -22,7 +22,7 @@ from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import MIB
 
 SCHEMAS_BYTES_MAX = 1 * MIB
-"""Of all operations together. A short document can name one large schema two thousand times."""
+"""Of all operations together. A short document can reference one large schema two thousand times."""
 
 NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 4_000
 
@@ -30,8 +30,7 @@ NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 4_000
 def describe_listing(
     view: ListingView, *, openapi: Mapping[str, Any], bazaar: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """`openapi`: the document that the listing's own URL serves. `bazaar`: its entry there; None while no authorisation
-    can pay for it."""
+    """The discovery document. `openapi`: the listing's OpenAPI document. `bazaar`: its record in the Bazaar; None while no authorisation can pay for it."""
     details, listing = view.details, view.listing
     same = ("provider", "status", "methods", "chargeOn", "timeoutSeconds", "signature", "rateLimit")
     return {
@@ -66,7 +65,7 @@ def describe_listing(
 
 
 def _pricing(view: ListingView) -> dict[str, Any]:
-    """The listing's, as its details tell it, and the options of every other price that an operation has."""
+    """The pricing of the listing's details, with the options of every other price of an operation."""
     _, *others = list_prices(view.listing, view.operations)
     pricing = dict(view.details["pricing"])
     if others:
@@ -77,7 +76,7 @@ def _pricing(view: ListingView) -> dict[str, Any]:
 
 
 def _operations(view: ListingView) -> dict[str, Any]:
-    """Schemas as long as they have room together; the ones after that are null."""
+    """The operations, with schemas up to `SCHEMAS_BYTES_MAX` in order; later schemas are null and counted."""
     listed: list[dict[str, Any]] = []
     left, left_out = SCHEMAS_BYTES_MAX, 0
     for operation in view.operations:
@@ -111,7 +110,7 @@ def _operation(view: ListingView, operation: ApiOperation) -> dict[str, Any]:
 
 
 TEXT_LENGTH_MAX = 3_999
-"""Crawlers warn about more than that."""
+"""Crawlers warn about longer texts."""
 
 _NAME_LENGTH_MAX, _SUMMARY_MAX = 120, 100
 _WORDS_STEPS, _OPERATIONS_LENGTH_MIN = (400, 100), 600
@@ -121,7 +120,7 @@ _NOT_IN_CODE = re.compile(r"[`\s]")
 
 
 def write_listing_text(view: ListingView) -> str:
-    """Ends with a line break."""
+    """The text; it ends with a line break."""
     tail = _tail(view)
     for words_max in _WORDS_STEPS:
         head = _head(view, words_max)
@@ -205,5 +204,5 @@ def _tail(view: ListingView) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """One line of plain text in Markdown."""
+    """Escapes one line of plain text for Markdown."""
     return _MARKUP.sub(lambda match: "\\" + match[0], " ".join(text.split()))

@@ -1,5 +1,6 @@
-"""One listing as its documents show it: the words of the contract, its operations, and the ways to pay that are open now.
-Pure: all documents of one answer are made of one of these, so that they cannot tell different prices.
+"""The view of one listing that its documents are made of: its details, its operations, and the payment options that are open now. Pure.
+
+All parts of one response are made of one view, so that their prices agree.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,19 +18,18 @@ UNTRUSTED_NOTICE = (
 MCP_REVISIONS = ("2026-07-28", "2025-11-25")
 
 PRICES_MAX = 51
-"""Prices of one listing whose options to pay are written out: its own, and fifty more."""
+"""Prices of one listing whose payment options are written out: its own price and fifty more."""
 
 Options = Sequence[Mapping[str, Any]]
-"""Every way to pay one price, each as a 402 shows it."""
+"""Every way to pay one price, as in a 402."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingView:
-    """`details`: what `GET /apis/{apiId}` answers. `options`: of each price of `list_prices`, by its nano.
-    `public_url` without a final slash. `verified_at`: when the ownership
-    of the endpoint's origin was last proved, as it is written; None when it is not.
+    """`details`: the response of `GET /apis/{apiId}`. `options`: of each price of `list_prices`, by the price in nano units. `public_url` without a final slash.
+    `verified_at`: time of the last proof that the provider owns the endpoint's origin, as text; None without a proof.
 
-    `has_mpp`: whether a 402 offers MPP now. `is_bound_only`: whether only the bound form of `X-Signature` counts.
+    `has_mpp`: whether a 402 offers MPP now. `is_bound_only`: whether `X-Signature` must have the bound form.
     """
 
     listing: Listing
@@ -52,15 +52,14 @@ class ListingView:
 
     @property
     def quoted_price(self) -> Price:
-        """The price that the options to pay are told for: the listing's own, or, where nothing is sold at it, the first
-        that something is sold at."""
+        """The price of the payment options: the listing's own, or, when no operation has it, the first price of an operation, preferably not free."""
         own, *others = list_prices(self.listing, self.operations)
         if not others or any(one.price.nano == own.nano for one in self.operations):
             return own
         return next((price for price in others if not price.is_free), others[0])
 
     def url_of(self, operation: ApiOperation) -> str:
-        """With the braces of its template as they are; every other character that a URL cannot hold is escaped."""
+        """The URL of an operation, with the braces of its template; other characters that are invalid in a URL are escaped."""
         return self.gateway_url + quote(operation.path, safe="/{}%:@!$&'()*+,;=~-._")
 
     def price_json(self, price: Price) -> dict[str, str]:
@@ -68,7 +67,7 @@ class ListingView:
 
 
 def list_prices(listing: Listing, operations: Sequence[ApiOperation]) -> list[Price]:
-    """The listing's own, then those of its operations, each once; the first `PRICES_MAX` of them."""
+    """The listing's own price, then those of its operations, without duplicates, up to `PRICES_MAX`."""
     found = {listing.price.nano: listing.price}
     for operation in operations:
         if len(found) < PRICES_MAX:
@@ -77,8 +76,8 @@ def list_prices(listing: Listing, operations: Sequence[ApiOperation]) -> list[Pr
 
 
 def arguments_json(operation: ApiOperation) -> dict[str, dict[str, Any]]:
-    """Where each member of the input schema goes in the HTTP request: `{"city": {"in": "path", "name": "city"}}`. `style`
-    and `explode` stand where they are not OpenAPI's defaults."""
+    """The place of each member of the input schema in the HTTP request: `{"city": {"in": "path", "name": "city"}}`. `style` and `explode` are present where they
+    are not OpenAPI's defaults."""
     return {one.name: _place_json(one) for one in operation.arguments}
 
 

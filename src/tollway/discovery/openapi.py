@@ -30,9 +30,9 @@ _CODE = re.compile(r"[A-Z]{3}")
 def payment_info(
     price: Price, currency: str, options: Sequence[Mapping[str, Any]], *, has_mpp: bool
 ) -> dict[str, Any] | None:
-    """`options`: every way to pay that price, as a 402 shows them. None for a free operation.
+    """The member `x-payment-info`; None for a free operation. `options`: every way to pay the price, as in a 402.
 
-    Crawlers know authorisations only; the way by a transaction stands in the 402 and in the agent document.
+    Crawlers support authorisations only; payment by a transaction is in the 402 and in the agent document.
     """
     if price.is_free:
         return None
@@ -62,7 +62,7 @@ def payment_info(
 OptionsAt = Callable[[Price], Sequence[Mapping[str, Any]]]
 
 SCHEMAS_WEIGHT_MAX = 2 * 1024 * 1024
-"""About the characters of all schemas together. A document repeats by reference what this one must write out."""
+"""About the characters of all schemas together. The provider's document can reference one schema often; here each copy is written out."""
 
 TITLE_MAX, PROSE_MAX, TAGS_MAX = 120, 4_000, 5
 MEDIA_TYPES_MAX, RESPONSES_MAX, HEADERS_MAX = 5, 30, 30
@@ -88,8 +88,8 @@ _EMAIL = re.compile(r"[A-Za-z0-9._+-]{1,64}@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+){1,8
 def build_openapi(
     listing: Listing, *, gateway_url: str, options_at: OptionsAt, has_mpp: bool = False
 ) -> dict[str, Any]:
-    """`gateway_url`: the listing's, without a final slash. `options_at`: every way to pay a price now, as a 402 shows it.
-    `has_mpp`: whether a 402 offers MPP."""
+    """The document. `gateway_url`: of the listing, without a final slash. `options_at`: every way to pay a price now, as in a 402. `has_mpp`: whether
+    a 402 offers MPP."""
     return _OpenApiWriter(listing, gateway_url=gateway_url, options_at=options_at, has_mpp=has_mpp).write()
 
 
@@ -115,7 +115,7 @@ class _OpenApiWriter:
         schemas["TollwayProblem"] = _PROBLEM_SCHEMA
         base, _, name = self._gateway_url.rpartition("/")
         server = self._gateway_url
-        if list(paths) == [f"/{name}"]:  # crawlers look at the server of the document alone
+        if list(paths) == [f"/{name}"]:  # crawlers read the servers of the document alone
             server = base
             del paths[f"/{name}"]["servers"]
         return {
@@ -174,7 +174,8 @@ class _OpenApiWriter:
                 }
 
     def _find_entry(self, paths: dict[str, dict[str, Any]], path: str) -> dict[str, Any]:
-        """An OpenAPI path has a slash that the endpoint itself does not: there, the id of the listing is the path."""
+        """The path item of an operation. An OpenAPI path starts with a slash, and the endpoint itself has none: its path is the id of the listing, below
+        another server."""
         if path:
             return paths.setdefault(quote(path, safe="/{}%:@!$&'()*+,;=~-._"), {})
         base, _, name = self._gateway_url.rpartition("/")
@@ -206,7 +207,7 @@ class _OpenApiWriter:
         return written
 
     def _paid(self, price: Price) -> dict[str, Any]:
-        """`security` is empty: a payment is all that a call needs."""
+        """`security` is empty, because a call needs a payment and no credential."""
         if price.nano not in self._infos:
             options = self._options_at(price)
             self._infos[price.nano] = payment_info(
@@ -215,7 +216,7 @@ class _OpenApiWriter:
         info = self._infos[price.nano]
         return {"security": []} if info is None else {"security": [], "x-payment-info": info}
 
-    # ---- What is sent.
+    # ---- Requests.
 
     def _parameters(self, sourced: SourcedOperation) -> list[Mapping[str, Any]]:
         if sourced.source is None:
@@ -277,7 +278,7 @@ class _OpenApiWriter:
             found[bare] = {"schema": self._schema(entry["schema"])} if "schema" in entry else {}
         return found
 
-    # ---- What comes back.
+    # ---- Responses.
 
     def _responses(self, source: DocumentOperation | None, *, is_free: bool) -> dict[str, Any]:
         raw = source.content.get("responses") if source is not None else None

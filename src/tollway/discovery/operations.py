@@ -1,8 +1,6 @@
-"""The operations of a listing as somebody outside uses them: what to send, what comes back, what it costs. One model for
-the documents, the tools of MCP and the pages. Pure.
+"""The operations of a listing: request, response and price. One model for the documents, the MCP tools and the pages. Pure.
 
-The provider's document is a stranger's: nothing here fails on it, texts are cleaned and cut, and its words never become
-the name of a tool.
+The provider's document is untrusted: it never makes this module fail, its texts are cleaned and cut, and they never become the name of a tool.
 """
 
 import hashlib
@@ -22,14 +20,14 @@ Place = Literal["path", "query", "header", "body"]
 
 SUMMARY_MAX, DESCRIPTION_MAX = 160, 1_000
 SCHEMA_WEIGHT_MAX = 16_384
-"""About the characters of one schema with its definitions. What does not fit accepts everything."""
+"""About the characters of one schema with its definitions. A part that does not fit becomes an open schema."""
 
 WHOLE_LISTING_TOOL = "call"
-"""The tool of a listing of which nothing is documented."""
+"""The tool of a listing without documented operations."""
 
 BODY_METHODS = ("POST", "PUT", "PATCH")
 ANY_QUERY_SCHEMA: Mapping[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
-"""Of an operation that nobody has documented: any parameters of a query, each a text."""
+"""The query of an undocumented operation: any parameters with text values."""
 
 _ANY_QUERY = DocumentParameter(
     name="query", place="query", is_required=False, content={"style": "form", "explode": True}
@@ -41,8 +39,8 @@ _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """One argument of an operation. `name` is unique in it; `parameter` is what it is called at its place (empty for a
-    body). `style` and `is_exploded`: how a list or an object is written in a query or a path (OpenAPI 3.1 §4.8.12.2)."""
+    """One argument of an operation. `name` is unique in the operation; `parameter` is the name in the HTTP request (empty for a body). `style` and
+    `is_exploded`: the serialization of a list or an object in a query or a path (OpenAPI 3.1 §4.8.12.2)."""
 
     name: str
     place: Place
@@ -54,16 +52,16 @@ class Argument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiOperation:
-    """`tool`: a name made by the gateway, unique in the listing and stable over its revisions, `[a-z0-9_]{1,64}`.
-    `path`: the template below the endpoint as in the provider's document, such as `/v1/cities/{city}`; empty for the
-    endpoint itself. `summary`, `description`: the provider's words, cleaned; untrusted. `input_schema`: one closed object
-    over the names of `arguments`, whole in itself (local `$defs` only); it holds neither patterns nor `uniqueItems`, so
-    that checking takes no more than the number of steps in it, which is for the checker to bound. `body_type`: the media
-    type of a body, None without one; unless it is JSON, the argument is the body as text.
+    """An operation of a listing.
 
-    `is_any`: nothing is documented, so the method and path stand for whatever the listing serves. There are no
-    `arguments` then, and the members of `input_schema` are: `method`, `path` (below the endpoint: empty, or with its
-    slash), `query` (an object of texts) and `body` (any JSON)."""
+    `tool`: a name made by the gateway, unique in the listing and stable over its revisions, `[a-z0-9_]{1,64}`. `path`: the template below the endpoint as in
+    the provider's document, such as `/v1/cities/{city}`; empty for the endpoint itself. `summary`, `description`: the provider's text, cleaned; untrusted.
+    `input_schema`: a closed object over the names of `arguments` with local `$defs` only; it has neither patterns nor `uniqueItems`, so that a validation takes
+    at most the number of its steps, which the checker bounds. `body_type`: the media type of a body, None without one; unless it is JSON, the
+    argument is the body as text.
+
+    `is_any`: no operation is documented, and this one stands for every method and path of the listing. It has no `arguments`; the members of `input_schema` are
+    `method`, `path` (below the endpoint: empty, or with its slash), `query` (an object of texts) and `body` (any JSON)."""
 
     tool: str
     method: str
@@ -80,15 +78,15 @@ class ApiOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcedOperation:
-    """One operation, and where the provider's document describes it; None where it does not."""
+    """An operation, and its description in the provider's document; None without one."""
 
     operation: ApiOperation
     source: DocumentOperation | None
 
 
 def list_operations(listing: Listing) -> tuple[ApiOperation, ...]:
-    """In the order of the document; then priced operations that it does not name, which take any query and any body in
-    JSON; then, where nothing is documented, the listing as a whole. Never empty."""
+    """The operations of the document in their order; then priced operations that the document does not have, which take any query and any JSON body; then, where
+    the document has no operations, the listing as a whole. Never empty."""
     return tuple(
         sourced.operation
         for sourced in list_sourced_operations(listing, ProviderDocument(listing.openapi or {}))
@@ -96,7 +94,7 @@ def list_operations(listing: Listing) -> tuple[ApiOperation, ...]:
 
 
 def list_sourced_operations(listing: Listing, document: ProviderDocument) -> tuple[SourcedOperation, ...]:
-    """The same, with their sources. `document`: the listing's."""
+    """The operations with their sources. `document`: of the listing."""
     reader = _OperationReader(listing, document)
     found = [*reader.documented(), *reader.priced()]
     if not found or (not document.operations and listing.other_paths == "serve"):
@@ -234,7 +232,7 @@ class _RequestBody:
 
 
 class _InputSchema:
-    """The arguments of one operation, and the object that holds them."""
+    """Collects the arguments of one operation and the schema of the object that has them."""
 
     def __init__(self) -> None:
         self.arguments: list[Argument] = []
@@ -261,11 +259,11 @@ class _InputSchema:
         self._put(Argument(name=name, place="body", parameter="", is_required=is_required), copied)
 
     def bundle(self, bundler: SchemaBundler) -> dict[str, Any]:
-        """The schema of all arguments together."""
+        """The schema of the object with all arguments."""
         whole = SchemaCopy(
             schema={"type": "object", "properties": {}, "additionalProperties": False}, weight=64
         )
-        whole.weight += sum(len(name) + 6 for name in self._parts)  # what finds no room is named all the same
+        whole.weight += sum(len(name) + 6 for name in self._parts)  # a part that does not fit keeps its name
         for name, part in self._parts.items():
             fits = whole.weight + part.weight <= SCHEMA_WEIGHT_MAX
             whole.schema["properties"][name] = part.schema if fits else {}

@@ -1,7 +1,7 @@
-"""The HTTP request that the arguments of an operation mean, and an example of one made from its schemas. Pure.
+"""Makes the HTTP request of an operation from its arguments, and an example request from its schemas. Pure.
 
 Equal arguments make equal bytes, in any order: a payment and an idempotency key are bound to them. Arguments are validated before; this module refuses only
-what no request can hold. An example is small, follows no reference out of the schema, and shows the form of a call; its values are placeholders.
+values that no request can carry. An example is short, and its values are placeholders.
 """
 
 import json
@@ -21,7 +21,7 @@ _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRequest:
-    """`rest`: the raw path below the gateway URL of the listing; `query` without its question mark."""
+    """A request to a listing. `rest`: the raw path below the gateway URL of the listing; `query` without its question mark."""
 
     method: str
     rest: str
@@ -31,12 +31,12 @@ class ToolRequest:
 
     @property
     def target(self) -> str:
-        """What a bound signature covers."""
+        """The target that a bound signature covers."""
         return f"{self.rest}?{self.query}" if self.query else self.rest
 
 
 def make_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest | FieldError:
-    """Arguments that are null are taken as absent, except a body."""
+    """The request of an operation. Null arguments are ignored, except a body."""
     try:
         return (
             _make_undocumented(operation, arguments)
@@ -77,7 +77,7 @@ def _make_documented(operation: ApiOperation, arguments: Mapping[str, Any]) -> T
 
 
 def _make_undocumented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
-    """Whatever the listing serves: the caller says method, path and the rest."""
+    """The request of an undocumented operation: the caller gives method, path, query and body."""
     rest = arguments.get("path") or ""
     path, _, query = ("/" + rest if rest and not rest.startswith("/") else rest).partition("?")
     spread = Argument(
@@ -113,12 +113,12 @@ def _fill(template: str, values: list[tuple[Argument, Any]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that may be escaped already."""
+    """Escapes text that may be escaped already."""
     return quote(text, safe="/%:@!$&'()*+,;=~-._?", errors="replace")
 
 
 def _pairs(argument: Argument, value: Any) -> Iterator[str]:
-    """As OpenAPI 3.1 §4.8.12.2 writes it. Of an object the members stand in the order of their names."""
+    """Serializes a query argument by OpenAPI 3.1 §4.8.12.2. The members of an object are sorted by name."""
     name, parameter = argument.name, argument.parameter
     if isinstance(value, Mapping):
         members = [(key, value[key]) for key in sorted(value) if value[key] is not None]
@@ -210,8 +210,7 @@ _NO_VALUE: Any = object()
 
 
 def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
-    """Values for what is required, and for what the document itself gives a value of; None when something required
-    finds none."""
+    """Values of the required arguments, and of others that have a value in the document; None when a required argument has no short value."""
     shown = {
         argument.name: value
         for argument in operation.arguments
@@ -222,8 +221,7 @@ def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
 
 
 def example_json(operation: ApiOperation, gateway_url: str) -> dict[str, Any] | None:
-    """One HTTP request as JSON; None where none is found, or none that is short. `gateway_url`: of the listing, without a
-    final slash."""
+    """An example request as JSON; None without a short one. `gateway_url`: of the listing, without a final slash."""
     arguments = example_arguments(operation)
     if arguments is None:
         return None
@@ -242,7 +240,7 @@ def example_json(operation: ApiOperation, gateway_url: str) -> dict[str, Any] | 
 
 
 def _argument_value(schema: Mapping[str, Any], argument: Argument) -> Any:
-    """What is required always, what is not only where the document itself gives a value."""
+    """The value of an argument: a required one always has one, another one only from the document."""
     defs = _mapping(schema.get("$defs"))
     own = _mapping(_mapping(schema.get("properties")).get(argument.name))
     value = _value_of(own, defs, 0) if argument.is_required else _documented_value(own)
@@ -304,7 +302,7 @@ def _object(schema: Mapping[str, Any], defs: Mapping[str, Any], depth: int) -> A
 
 
 def _documented_value(schema: Mapping[str, Any]) -> Any:
-    """A value that the document itself gives."""
+    """A short value from the document."""
     for word in ("examples", "enum"):
         several = schema.get(word)
         if isinstance(several, list) and several and _is_small(several[0], VALUE_BYTES_MAX):

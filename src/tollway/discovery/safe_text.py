@@ -1,7 +1,7 @@
-"""Provider text for people and machines: without anything that hides, reorders, runs or leads astray. Pure.
+"""Cleans provider text: removes hidden and bidirectional characters, markup, scripts, and links that are not http(s). Pure.
 
-A listing's own texts were judged when it was written (`registry/text`); the words of the provider's document were
-not, and come through here. What is left is still a stranger's: it is shown as data, never followed.
+The texts of a listing are checked when it is written (`registry/text`); those of the provider's document are not, and pass through here. Clean text is
+still untrusted: readers must show it as data.
 """
 
 import html
@@ -14,8 +14,7 @@ LINK_LENGTH_MAX = 2_048
 TAG_LENGTH_MAX = 32
 
 _CLEAN_ROUNDS = 4
-"""Taking something out can put something together; text that is still not stable after so many rounds loses every colon
-and every opening of a tag."""
+"""A removal can join new markup. Text that still changes after this number of rounds loses every colon and every start of a tag."""
 
 _TAG = re.compile(r"<[A-Za-z/!?][^<>]*>?")
 _OPENING = re.compile(r"<(?=[A-Za-z/!?])")
@@ -31,12 +30,12 @@ _ENTITY_ROUNDS = 2
 
 
 def clean_line(text: object, most: int) -> str:
-    """One line of at most `most` characters; empty for what is no text."""
+    """One line of at most `most` characters; empty for a value that is not text."""
     return truncate(_SPACES.sub(" ", _clean(text, most)).strip(), most) if isinstance(text, str) else ""
 
 
 def clean_prose(text: object, most: int) -> str:
-    """Text that keeps its line breaks; empty for what is no text."""
+    """Text with its line breaks, of at most `most` characters; empty for a value that is not text."""
     if not isinstance(text, str):
         return ""
     lines = (line.rstrip() for line in _clean(text, most).split("\n"))
@@ -44,12 +43,12 @@ def clean_prose(text: object, most: int) -> str:
 
 
 def clean_tags(tags: Sequence[str]) -> list[str]:
-    """A listing's tags, as its other words are shown; what nothing is left of is left out."""
+    """The cleaned tags of a listing, without empty ones."""
     return [word for word in (clean_line(tag, TAG_LENGTH_MAX) for tag in tags) if word]
 
 
 def clean_link(url: object) -> str | None:
-    """An http(s) URL as it stands, or None."""
+    """The http(s) URL unchanged, or None."""
     if not isinstance(url, str) or len(url) > LINK_LENGTH_MAX or not url.isascii():
         return None
     return url if _WEB.fullmatch(url) else None
@@ -60,11 +59,11 @@ def truncate(text: str, most: int) -> str:
 
 
 def _clean(text: str, most: int) -> str:
-    text = text[: 8 * most + 256]  # more could not come out, and would only take time
+    text = text[: 8 * most + 256]  # longer input cannot change the result and takes time
     for _ in range(_ENTITY_ROUNDS):
         text = html.unescape(text)
     text = drop_unclean(text)
-    # Line ends are made one before anything is judged: a break that is dropped later would join what stood apart.
+    # Line ends become equal before the other removals: a line break removed later would join separate text.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for _ in range(_CLEAN_ROUNDS):
         before = text

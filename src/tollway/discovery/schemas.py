@@ -18,7 +18,7 @@ DEPTH_MAX, STEPS_MAX = 64, 256
 NAME_LENGTH_MAX, PROSE_MAX, TITLE_MAX = 128, 1_000, 120
 CHOICES_MAX, VALUE_WEIGHT_MAX, EXAMPLES_MAX = 1_000, 4_096, 3
 NUMBER_MAX = 10**15
-"""Beyond it JSON readers disagree about what a number is."""
+"""JSON parsers disagree about larger numbers."""
 
 _TYPES = ("string", "integer", "number", "boolean", "object", "array", "null")
 _COUNTS = (
@@ -33,7 +33,7 @@ _COUNTS = (
 )
 _BOUNDS = ("maximum", "minimum")
 _FLAGS = ("deprecated", "readOnly", "writeOnly")
-_ONE_APPLIED = ("not", "if", "then", "else")  # to the very value that the schema is about
+_ONE_APPLIED = ("not", "if", "then", "else")  # applied to the value of the schema itself
 _SOME_APPLIED = ("allOf", "anyOf", "oneOf")
 _ONE_WITHIN = ("items", "additionalProperties", "contains", "propertyNames")
 _LIMITS = frozenset(
@@ -62,8 +62,8 @@ _PLAIN = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 @dataclass(slots=True, kw_only=True)
 class SchemaCopy:
-    """`refs`: the definitions that it names; `applied`: how often those of them that are applied to its own value.
-    `weight`: about its length as JSON. It is shared: not to be changed."""
+    """A copied schema. `refs`: the definitions that it references; `applied`: those applied to its own value, with their number. `weight`: about its length as
+    JSON. Copies are shared, so callers must not change them."""
 
     schema: dict[str, Any] = field(default_factory=dict)
     refs: set[str] = field(default_factory=set)
@@ -72,8 +72,8 @@ class SchemaCopy:
 
 
 class SchemaCopier:
-    """Copies of one document's schemas, each made once. `prefix`: where the definitions will stand, such as `#/$defs/`.
-    `taken`: names that no definition gets. `is_checked`: values will be checked with the copies, so what takes more than linear time is left out."""
+    """Copies the schemas of one document, each once. `prefix`: the place of the definitions, such as `#/$defs/`. `taken`: names that no definition gets.
+    `is_checked`: values are validated with the copies, so keywords that take more than linear time are left out."""
 
     def __init__(
         self, document: ProviderDocument, *, prefix: str, is_checked: bool, taken: Iterable[str] = ()
@@ -83,18 +83,18 @@ class SchemaCopier:
         self._is_checked = is_checked
         self._copies: dict[
             int, tuple[object, SchemaCopy]
-        ] = {}  # by identity; held, so that none is given twice
+        ] = {}  # by identity; the reference keeps an id from being reused
         self._names: dict[str, str] = {}
         self._raws: dict[str, object] = dict.fromkeys(taken)
         self._definitions: dict[str, SchemaCopy] = {}
-        self._steps: dict[str, int] = {}  # of checking one value with a definition that was judged
+        self._steps: dict[str, int] = {}  # of validating one value with a definition
 
     def copy(self, raw: object) -> SchemaCopy:
-        """Of a schema as it stands in the document."""
+        """A copy of a schema of the document."""
         return self._copy(raw, 0)
 
     def define(self, refs: Iterable[str], *, weight_max: int) -> dict[str, Any]:
-        """The definitions that `refs` need, with those that they need. One for which no room is left is open."""
+        """The definitions that `refs` need, directly and indirectly. A definition beyond `weight_max` becomes an open schema."""
         found: dict[str, Any] = {}
         waiting = deque(sorted(refs))
         while waiting:
@@ -121,8 +121,8 @@ class SchemaCopier:
         return known
 
     def _check_recursion(self, start: str) -> None:
-        """A definition that is applied to its own value again would never be done with, and one that is applied through
-        others too often only in a long time: such a one is open instead."""
+        """True for a definition that is applied to its own value again, which would never end, or through others so often that it takes too long. It
+        becomes an open schema."""
         path: list[tuple[str, list[str]]] = [(start, sorted(self._definition(start).applied))]
         walked = {start}
         while path:
@@ -147,7 +147,7 @@ class SchemaCopier:
         self._steps[name] = steps
 
     def _name(self, reference: object) -> str | None:
-        """The definition that a reference leads to; None when it leads out of the document, or nowhere."""
+        """The definition of a reference; None for a reference out of the document or to nothing."""
         if not isinstance(reference, str):
             return None
         name = self._names.get(reference)
@@ -185,7 +185,7 @@ class SchemaCopier:
             copied.refs.add(name)
             copied.applied[name] += 1
             _set_member(copied, "$ref", self._prefix + name)
-            if self._document.is_older:  # there, nothing else counts beside a reference
+            if self._document.is_older:  # before OpenAPI 3.1, members beside a reference are ignored
                 return copied
         self._read_words(raw, copied)
         self._read_values(raw, copied)
@@ -262,7 +262,7 @@ class SchemaCopier:
         for name in _ONE_WITHIN:
             part = raw.get(name)
             if name == "additionalProperties" and isinstance(raw.get("patternProperties"), Mapping):
-                continue  # patterns are not copied, so nothing can be said about the rest
+                continue  # patterns are not copied, so the other members are unknown
             if isinstance(part, bool):
                 _set_member(copied, name, part, is_any=True)
             elif isinstance(part, Mapping):
@@ -295,7 +295,7 @@ def _set_member(copied: SchemaCopy, name: str, value: Any, *, is_any: bool = Fal
     if value is None and not is_any:
         return
     copied.schema[name] = value
-    copied.weight += len(name) + 4 + (_weigh(value) or 3 * VALUE_WEIGHT_MAX)  # at most so many examples
+    copied.weight += len(name) + 4 + (_weigh(value) or 3 * VALUE_WEIGHT_MAX)  # three examples at most
 
 
 def _list(value: object) -> list[Any]:
@@ -313,8 +313,7 @@ def _is_number(value: object, *, whole: bool = False) -> bool:
 
 
 def _is_allowed(value: object, schema: Mapping[str, Any]) -> bool:
-    """Whether a value is plain and surely fits what was copied of a schema so far. A default that does not fit makes
-    validators of OpenAPI refuse the whole document."""
+    """True when a value is plain and valid by the members copied so far. OpenAPI validators refuse a document with an invalid default."""
     if isinstance(value, Mapping | list) or _weigh(value) is None:
         return False
     kinds = schema.get("type", ())
@@ -358,7 +357,7 @@ def _is_name(value: object, most: int = NAME_LENGTH_MAX) -> bool:
 
 
 def _weigh(value: object, depth: int = 0) -> int | None:
-    """About the length of a value as JSON; None for one that is too long, too deep, or hides something."""
+    """About the length of a value as JSON; None for a value that is too long, too deep, or has hidden characters."""
     if isinstance(value, str):
         is_fine = len(value) <= VALUE_WEIGHT_MAX and find_unclean(value, is_multiline=True) is None
         return len(value) + 2 if is_fine else None
@@ -370,7 +369,7 @@ def _weigh(value: object, depth: int = 0) -> int | None:
         return None
     total = 2
     if isinstance(value, Mapping):
-        if "$ref" in value:  # readers follow it, wherever it stands
+        if "$ref" in value:  # some parsers follow it anywhere
             return None
         parts = [part for pair in value.items() for part in pair]
     elif isinstance(value, list):
@@ -386,13 +385,13 @@ def _weigh(value: object, depth: int = 0) -> int | None:
 
 
 DEFINITIONS_MAX = 50_000
-"""Written out for one document, equal sets counted once. It takes some tenths of a second."""
+"""Definitions written out for one document, equal sets counted once. This number takes some tenths of a second."""
 
-_WEIGHT_STEP = 1_024  # so that schemas of about the same length share their definitions
+_WEIGHT_STEP = 1_024  # rounds sizes, so that schemas of about the same length share their definitions
 
 
 class SchemaBundler:
-    """For the schemas of one copier. `weight_max`: about the characters of one schema with its definitions."""
+    """Bundles the schemas of one copier with their definitions. `weight_max`: about the characters of one bundle."""
 
     def __init__(
         self, copier: SchemaCopier, *, weight_max: int, definitions_max: int = DEFINITIONS_MAX
@@ -403,7 +402,7 @@ class SchemaBundler:
         self._made: dict[tuple[frozenset[str], int], dict[str, Any]] = {}
 
     def bundle(self, copied: SchemaCopy) -> dict[str, Any]:
-        """The schema with its definitions; open where it is too long by itself."""
+        """The schema with its definitions; an open schema when it is too long by itself."""
         if copied.weight > self._weight_max:
             return {}
         if not copied.refs:

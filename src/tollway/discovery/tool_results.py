@@ -1,7 +1,7 @@
-"""What a tool answers: the HTTP answer of a call as an agent reads it, the terms of an unpaid one, a problem. Pure.
+"""The results of MCP tools: the HTTP response of a call, the terms of an unpaid call, or a problem. Pure.
 
-Shapes: the MCP transport of x402 (v2) for terms and receipts; a problem (RFC 9457) for every other refusal; one envelope
-for what an API answered, in which the provider's bytes are labelled.
+Shapes: the MCP transport of x402 (v2) for terms and receipts; a problem (RFC 9457) for every other refusal; one envelope for the response of an API, which
+labels the provider's content as untrusted.
 """
 
 import base64
@@ -20,12 +20,12 @@ from tollway.ids import keccak256
 
 PAYMENT = "x402/payment"
 PAYMENT_RESPONSE = "x402/payment-response"
-"""Members of `_meta`, as the MCP transport of x402 names them."""
+"""Members of `_meta` in the MCP transport of x402."""
 
 _PROBLEM = "application/problem+json"
 _UNPAID_STATUS, _FAULT_STATUS_MIN = 402, 400
 _HTTP_ONLY = ("bazaar", "offer-receipt")
-"""Extensions of a 402 that speak of the HTTP resource: a call of the same by URL, and offers signed for that URL."""
+"""Extensions of a 402 about the HTTP resource: its call by URL, and offers signed for that URL."""
 
 _PAID_CALL = (
     "PaidCall(string gateway,string apiId,string method,string target,bytes32 bodyHash,bytes32 transaction,"
@@ -45,8 +45,7 @@ _SHOWN_LENGTH_MAX, _DESCRIPTION_MAX = 1024, 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """The whole answer of a call. Header names in lower case. `is_whole` False: more came than is passed on, or it
-    broke off."""
+    """The response of a call, with header names in lower case. `is_whole` False: it is larger than a tool returns, or it broke off."""
 
     status: int
     headers: Mapping[str, str]
@@ -57,7 +56,7 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """`content`: told twice, as structured content and as text."""
+    """The result of a tool. `content` is sent twice, as structured content and as text."""
 
     content: Mapping[str, Any]
     is_error: bool = False
@@ -66,8 +65,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """What was called: `name` in full, its request, and where that request goes. `origin`: the gateway's, as signatures
-    name it."""
+    """A call of an operation: its qualified `name`, its request and the URL of its listing. `origin`: of the gateway, as in signatures."""
 
     name: str
     listing_id: str
@@ -81,7 +79,7 @@ class ToolCall:
 
 
 def response_result(call: ToolCall, response: HttpResponse) -> ToolResult:
-    """Terms, a problem of the gateway, or what the API answered."""
+    """The result of a call: terms, a problem of the gateway, or the response of the API."""
     receipt = _decode(response.headers.get("payment-response"))
     meta = {} if receipt is None else {PAYMENT_RESPONSE: receipt}
     if _is_of_gateway(response):
@@ -97,7 +95,7 @@ def response_result(call: ToolCall, response: HttpResponse) -> ToolResult:
 
 
 def describe_signing(call: ToolCall) -> dict[str, Any]:
-    """What a client without x402 signs once its transaction has paid, as far as it is known before."""
+    """The steps of a client without x402, and the message that it signs after its transaction, with the values known before."""
     return {
         "steps": [
             "Transfer the `amount` of one of payment.options with rail tx to its payTo, from your wallet.",
@@ -124,13 +122,13 @@ def describe_signing(call: ToolCall) -> dict[str, Any]:
 
 
 def _is_of_gateway(response: HttpResponse) -> bool:
-    """`Proxy-Status` never comes from an upstream: it tells the gateway's own answers from those that it relays."""
+    """True for a response of the gateway itself: `Proxy-Status` never comes from an upstream."""
     is_refusal = "; error=" in response.headers.get("proxy-status", "")
     return is_refusal and response.headers.get("content-type", "").startswith(_PROBLEM)
 
 
 def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: HttpResponse) -> dict[str, Any]:
-    """`PaymentRequired` of x402, and beside it what a client without x402 needs."""
+    """`PaymentRequired` of x402, with members for a client without x402."""
     required = _decode(response.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
     resource = required.get("resource")
     described = dict(resource) if isinstance(resource, Mapping) else {}
@@ -158,7 +156,7 @@ def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: Http
 
 
 def _explain(problem: Mapping[str, Any]) -> Any:
-    """What is wrong with a payment is told as over HTTP; without one, how it is shown here, where there are no headers."""
+    """The detail: for a faulty payment that of the HTTP response; without a payment, how to pay in MCP, which has no headers."""
     payment = problem.get("payment")
     if problem.get("code") != "payment_required" or not isinstance(payment, Mapping):
         return problem.get("detail")
@@ -198,7 +196,7 @@ def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
 
 
 def _body(response: HttpResponse) -> dict[str, Any]:
-    """`bodyFormat` says what `body` is: the JSON value, text, or base64 of the bytes."""
+    """`bodyFormat` is the form of `body`: a JSON value, text, or base64 of the bytes."""
     if response.is_too_large or not response.body:
         return {"bodyFormat": "none"}
     if "content-encoding" not in response.headers:
@@ -215,8 +213,8 @@ def _body(response: HttpResponse) -> dict[str, Any]:
 
 def _read_json(raw: bytes) -> tuple[bool, Any]:
     try:
-        parsed = from_json(raw, allow_inf_nan=False)  # refuses deep nesting, which would kill the process
-        json.dumps(parsed, ensure_ascii=False).encode()  # half a surrogate pair could not be passed on
+        parsed = from_json(raw, allow_inf_nan=False)  # refuses deep nesting, which would end the process
+        json.dumps(parsed, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     except (ValueError, RecursionError):
         return False, None
     return True, parsed
@@ -236,7 +234,7 @@ def _read_object(raw: bytes) -> dict[str, Any]:
 
 
 def _decode(value: str | None) -> dict[str, Any] | None:
-    """A header of x402: base64 of a JSON object."""
+    """Decodes a header of x402: base64 of a JSON object."""
     if not value:
         return None
     try:
@@ -246,10 +244,10 @@ def _decode(value: str | None) -> dict[str, Any] | None:
 
 
 def problem_result(rendered: bytes) -> ToolResult:
-    """A problem as `render_problem` wrote it."""
+    """A problem in the bytes of `render_problem`."""
     return ToolResult(content=_read_object(rendered), is_error=True)
 
 
 def list_result(items: Sequence[Mapping[str, Any]], name: str, **more: Any) -> ToolResult:
-    """A list of things that providers named."""
+    """A list with provider text, labelled as untrusted."""
     return ToolResult(content={name: list(items), **more, "notice": UNTRUSTED})

@@ -1,5 +1,4 @@
-"""THE PRACTICE GROUND: a test chain with a dollar of its own, funded wallets, and a provider whose API can be sold.
+"""THE SANDBOX: a test chain with a test dollar, funded wallets, and a sample provider.
 
-Serves `tollway demo` and the live tests. No package of the gateway may import it, and nothing here may ever hold a key that
-is worth something.
+`tollway demo` and the live tests use it. No package of the gateway may import it, and it must never hold a key of a real wallet.
 """

@@ -1,9 +1,9 @@
-"""A test chain: the anvil binary as a child of this process, a driver of its JSON-RPC, compiled contracts, and funded wallets beside a test
-dollar. For the demo and the live tests.
+"""A test chain for the demo and the live tests: the anvil binary as a child of this process, a driver of its JSON-RPC, compiled contracts, a test
+dollar and funded wallets.
 
-It must never listen beyond loopback, leave a process or a file behind, or end a process that it did not start. It must never be used
-against a main network: it signs with any key that it is given and pays any fee. Keys are made here, for one chain, and are worth
-nothing elsewhere. It compiles nothing: an artifact is a file of the package, and a test proves that its source still gives it.
+It must never listen beyond loopback, leave a process or a file behind, or end a process that it did not start. It must never be used with a main
+network: it signs with every key and pays every fee. Its keys are made for one chain. It compiles nothing: an artifact is a file of the package, and a
+test compares it with its source.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ class Function:
         return keccak256(self.signature.encode())[:4] + encode_values(self.inputs, list(arguments))
 
     def decode(self, answer: bytes) -> Any:
-        """The single output as it is, several as a tuple, none as None. Raises ValueError on anything else."""
+        """A single output as itself, several as a tuple, none as None. Raises ValueError for other data."""
         values = decode_values(self.outputs, answer)
         return values[0] if len(values) == 1 else values or None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Artifact:
-    """A compiled contract. `creation_code` makes it, `runtime_code` is what then stands at its address."""
+    """A compiled contract. `creation_code` deploys it; `runtime_code` is then the code at its address."""
 
     name: str
     functions: tuple[Function, ...]
@@ -71,7 +71,7 @@ class Artifact:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Raises KeyError or ValueError when `text` is not an artifact of ours."""
+        """Raises KeyError or ValueError when `text` is not an artifact of this package."""
         raw = json.loads(text)
         entries = raw["abi"]
         return cls(
@@ -89,7 +89,7 @@ class Artifact:
         )
 
     def function(self, name: str) -> Function:
-        """By name, or by signature where a name has several forms. Raises LookupError unless exactly one fits."""
+        """Finds a function by its name, or by its signature when functions share the name. Raises LookupError unless exactly one matches."""
         found = [f for f in self.functions if name in (f.name, f.signature)]
         if len(found) != 1:
             raise LookupError(f"{self.name} has {len(found)} functions called {name}")
@@ -101,7 +101,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contract:
-    """An artifact that stands at an address."""
+    """An artifact that is deployed at an address."""
 
     artifact: Artifact
     address: Address
@@ -112,7 +112,7 @@ def load_artifact(path: Traversable) -> Artifact:
 
 
 def load_test_usdc() -> Artifact:
-    """The test token: ERC-20 and EIP-3009, name `USDC`, version `2`, 6 decimals, minted by anybody."""
+    """The test token: ERC-20 and EIP-3009, name `USDC`, version `2`, 6 decimals; every key can mint it."""
     return load_artifact(files("tollway.sandbox") / "contracts" / "TestUSDC.json")
 
 
@@ -122,7 +122,7 @@ _SIZED = re.compile(r"(uint|bytes)([1-9][0-9]*)")
 
 def encode_values(types: Sequence[str], values: Sequence[Any]) -> bytes:
     """Contract ABI encoding of `uintN`, `bytesN`, `bool`, `address` (bytes or text), `bytes`, `string`, and arrays of them without
-    a fixed length. Shorter values of `bytesN` are filled up with zeros. Raises ValueError or TypeError on anything else."""
+    a fixed length. Shorter values of `bytesN` are padded with zeros. Raises ValueError or TypeError for other values."""
     heads, tail = b"", b""
     for kind, value in zip(types, values, strict=True):
         encoded = _encode(kind, value)
@@ -135,7 +135,7 @@ def encode_values(types: Sequence[str], values: Sequence[Any]) -> bytes:
 
 
 def decode_values(types: Sequence[str], payload: bytes) -> tuple[Any, ...]:
-    """The values of `encode_values`, without arrays. Raises ValueError on a payload that is too short or not of these types."""
+    """Decodes the values of `encode_values`, except arrays. Raises ValueError for a payload that is too short or has other types."""
     return tuple(_decode(kind, payload, _WORD * place) for place, kind in enumerate(types))
 
 
@@ -218,7 +218,7 @@ _CREATION_GAS = 5_000_000
 
 
 class RpcRefused(Exception):
-    """The node answered with an error, a revert included; `payload` is the revert data where it gave some."""
+    """The node returned an error, which may be a revert; `payload` is its revert data, empty without any."""
 
     def __init__(self, method: str, code: int, message: str, payload: bytes) -> None:
         super().__init__(f"{method}: {message} ({code})")
@@ -228,7 +228,7 @@ class RpcRefused(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinedReceipt:
-    """What became of a mined transaction. `contract` is set when it created one."""
+    """The receipt of a mined transaction. `contract` is set when it created one."""
 
     tx_hash: TxHash
     succeeded: bool
@@ -241,10 +241,10 @@ class MinedReceipt:
 
 
 class ChainDriver:
-    """A node's JSON-RPC and the few transactions that a practice ground needs.
+    """A client of a node's JSON-RPC, with the transactions that a sandbox needs.
 
-    Transactions of one key are to be sent one after another: the nonce is asked from the node each time, unless the
-    caller gives it. Every wait has a deadline (`TimeoutError`); an answer that is an error raises `RpcRefused`.
+    Transactions of one key must be sent one after another: the driver asks the node for each nonce, unless the caller gives it. Every wait has a
+    deadline (`TimeoutError`); an error response raises `RpcRefused`.
     """
 
     def __init__(self, session: aiohttp.ClientSession, rpc_url: str, chain_id: ChainId) -> None:
@@ -254,7 +254,7 @@ class ChainDriver:
         self.chain_id = chain_id
 
     async def rpc(self, method: str, *params: Any, deadline_s: float = _DEADLINE_S) -> Any:
-        """One JSON-RPC request; its `result`."""
+        """Sends one JSON-RPC request and returns its `result`."""
         request = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         timeout = aiohttp.ClientTimeout(total=deadline_s)
         async with self._session.post(self.rpc_url, json=request, timeout=timeout) as response:
@@ -284,8 +284,7 @@ class ChainDriver:
         value: int = 0,
         gas: int = _CALL_GAS,
     ) -> TxHash:
-        """Broadcasts a call of `function` (name, or signature where the name has several forms). Fails on chain, not
-        here, when the contract reverts."""
+        """Broadcasts a call of `function` (its name, or its signature when functions share the name). A revert shows in the receipt, not here."""
         payload = contract.artifact.function(function).encode(arguments)
         return await self.send(key=key, to=contract.address, value=value, payload=payload, gas=gas)
 
@@ -299,7 +298,7 @@ class ChainDriver:
         gas: int = _CALL_GAS,
         nonce: int | None = None,
     ) -> TxHash:
-        """Signs and broadcasts; does not wait for the block. `to` None creates a contract."""
+        """Signs and broadcasts a transaction without waiting for its block. `to` None creates a contract."""
         raw, _ = await self.sign(key=key, to=to, value=value, payload=payload, gas=gas, nonce=nonce)
         return TxHash.parse(await self.rpc("eth_sendRawTransaction", "0x" + raw.hex()))
 
@@ -313,7 +312,7 @@ class ChainDriver:
         gas: int = _CALL_GAS,
         nonce: int | None = None,
     ) -> tuple[bytes, TxHash]:
-        """A raw transaction and its hash, not yet sent."""
+        """Signs a transaction without sending it: its raw bytes and its hash."""
         account = Account.from_key(key)
         if nonce is None:
             nonce = int(await self.rpc("eth_getTransactionCount", account.address, "pending"), 16)
@@ -333,7 +332,7 @@ class ChainDriver:
         return bytes(signed.raw_transaction), TxHash(signed.hash)
 
     async def deploy(self, artifact: Artifact, *arguments: Any, key: bytes) -> Contract:
-        """Creates a contract and waits until it stands."""
+        """Creates a contract and waits until it is mined."""
         payload = artifact.encode_creation(arguments)
         receipt = await self.wait_receipt(
             await self.send(key=key, to=None, payload=payload, gas=_CREATION_GAS)
@@ -343,18 +342,17 @@ class ChainDriver:
         return Contract(artifact=artifact, address=receipt.contract)
 
     async def call(self, contract: Contract, function: str, *arguments: Any) -> Any:
-        """Reads by `eth_call` at the latest block."""
+        """Calls a contract by `eth_call` at the latest block."""
         entry = contract.artifact.function(function)
         request = {"to": str(contract.address), "data": "0x" + entry.encode(arguments).hex()}
         return entry.decode(HexBytes(await self.rpc("eth_call", request, "latest")))
 
     async def wait_receipt(self, tx_hash: TxHash, *, deadline_s: float = _DEADLINE_S) -> MinedReceipt:
-        """Polls until the transaction is mined, and its block is the one that the node shows everywhere. Raises
-        TimeoutError when it is not within the deadline."""
+        """Polls until the transaction is mined and all responses of the node agree on its block. Raises TimeoutError after the deadline."""
         deadline = time.monotonic() + deadline_s
         while True:
             raw = await self.rpc("eth_getTransactionReceipt", str(tx_hash))
-            # A busy node shows a receipt a moment before the transaction is mined by its other answers.
+            # A busy node returns a receipt shortly before its other responses have the transaction.
             if raw is not None and await self._is_settled(tx_hash, raw["blockNumber"]):
                 return _parse_receipt(raw)
             if time.monotonic() > deadline:
@@ -373,7 +371,7 @@ class ChainDriver:
         await self.rpc("anvil_mine", hex(blocks))
 
     async def snapshot(self) -> str:
-        """Remembers the whole state; `revert` goes back to it, once."""
+        """Saves the whole state; `revert` restores it once."""
         return str(await self.rpc("evm_snapshot"))
 
     async def revert(self, snapshot: str) -> None:
@@ -381,8 +379,8 @@ class ChainDriver:
             raise LookupError(f"no snapshot {snapshot}")
 
     async def reorg(self, depth: int, transactions: Iterable[tuple[bytes, int]] = ()) -> None:
-        """Replaces the last `depth` blocks by others of the same height. Their transactions are gone, except the raw
-        ones given with the index of the new block (0 is the oldest) that mines them again."""
+        """Replaces the last `depth` blocks by others of the same height. Their transactions are dropped, except the given raw ones: each is mined again in the new
+        block with its index (0 is the oldest)."""
         pairs = [["0x" + raw.hex(), index] for raw, index in transactions]
         await self.rpc("anvil_reorg", depth, pairs)
 
@@ -418,7 +416,7 @@ def _parse_logs(raws: Iterable[dict[str, Any]]) -> Iterable[Log]:
 
 
 SANDBOX_CHAIN_ID = ChainId(84532)
-"""Base Sepolia's: unmodified clients refuse chains that they do not know."""
+"""The chain id of Base Sepolia: unmodified clients refuse unknown chains."""
 
 _LISTENING = re.compile(rb"Listening on 127\.0\.0\.1:([0-9]+)")
 _START_DEADLINE_S = 15.0
@@ -442,11 +440,11 @@ class Anvil:
 
 @asynccontextmanager
 async def run_anvil(*, port: int = 0, chain_id: ChainId = SANDBOX_CHAIN_ID) -> AsyncIterator[Anvil]:
-    """Starts anvil and waits until it answers; stops it on the way out. `port` 0 takes any free one.
+    """Starts anvil, waits until it responds, and stops it at the end. `port` 0 takes any free one.
 
-    `finalized` is the block two below the head (one slot to an epoch), so that it moves within a test. The child stays
-    in our process group and, on Linux, is killed by the kernel when we die without a word.
-    Raises `AnvilUnavailable` when there is no binary, the port is taken or it does not answer in time.
+    The finalized block is two below the head (an epoch has one slot), so that it moves within a test. The child is in the process group of this process; on
+    Linux the kernel kills it when this process dies. Raises `AnvilUnavailable` without a binary, when the port is in use, or when anvil does not
+    respond in time.
     """
     binary = find_anvil()
     with tempfile.TemporaryFile() as output:
@@ -459,7 +457,7 @@ async def run_anvil(*, port: int = 0, chain_id: ChainId = SANDBOX_CHAIN_ID) -> A
 
 
 def find_anvil() -> Path:
-    """The binary itself, not the Node launcher beside it: from the checkout's node_modules, else from PATH."""
+    """The anvil binary, not its Node launcher: from node_modules of the checkout, else from PATH."""
     name = "anvil.exe" if sys.platform == "win32" else "anvil"
     machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(
         platform.machine().lower(), platform.machine().lower()
@@ -472,7 +470,7 @@ def find_anvil() -> Path:
     on_path = shutil.which("anvil")
     if on_path is None:
         raise AnvilUnavailable(
-            "no anvil here: run `make install` in the project's checkout, or put anvil on PATH"
+            "anvil is missing: run `make install` in the project's checkout, or put anvil on PATH"
         )
     return Path(on_path)
 
@@ -496,7 +494,7 @@ def _spawn(binary: Path, *, port: int, chain_id: ChainId, output: IO[bytes]) -> 
 
 
 def _kill_with_parent() -> Callable[[], None] | None:
-    """What the child does before it becomes anvil, on systems whose kernel can tie it to us."""
+    """A function for the child before it becomes anvil: on Linux the kernel kills it when this process dies; None on other systems."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -504,7 +502,7 @@ def _kill_with_parent() -> Callable[[], None] | None:
 
     def set_death_signal() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died between fork and prctl
+        if os.getppid() != parent:  # the parent died between fork and prctl
             os._exit(1)
 
     return set_death_signal
@@ -516,7 +514,9 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], output: IO[bytes],
         if process.poll() is not None:
             raise AnvilUnavailable(f"anvil stopped at once: {_last_line(output)}")
         if time.monotonic() > deadline:
-            raise AnvilUnavailable("anvil did not come up in time")
+            raise AnvilUnavailable(
+                f"anvil did not start within {_START_DEADLINE_S:.0f} s; run the command again"
+            )
         await asyncio.sleep(_POLL_S)
     rpc_url = f"http://127.0.0.1:{port}"
     async with aiohttp.ClientSession() as session:
@@ -524,7 +524,7 @@ async def _wait_until_ready(process: subprocess.Popen[bytes], output: IO[bytes],
         served = int(await driver.rpc("eth_chainId"), 16)
         if served != chain_id:
             raise AnvilUnavailable(f"port {port} serves chain {served}, not {chain_id}")
-        # It would write a line for each request into a file that nobody reads.
+        # Anvil would log each request to a file without a reader.
         await driver.rpc("anvil_setLoggingEnabled", False)
     return Anvil(rpc_url=rpc_url, chain_id=chain_id, pid=process.pid)
 
@@ -536,11 +536,11 @@ def _read_port(output: IO[bytes]) -> int | None:
 
 def _last_line(output: IO[bytes]) -> str:
     lines = os.pread(output.fileno(), 65_536, 0).decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 async def _stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL after a deadline. Reaps the child even when the stop itself is cancelled."""
+    """Sends SIGTERM, and SIGKILL after a deadline. Reaps the child even when the stop is cancelled."""
     process.terminate()
     deadline = time.monotonic() + _STOP_DEADLINE_S
     try:
@@ -562,7 +562,7 @@ START_USDC_UNITS = 1_000 * 10**6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FundedAccount:
-    """A funded wallet of the practice ground. `key` is its private key, 32 bytes."""
+    """A funded wallet of the sandbox. `key` is its private key, 32 bytes."""
 
     role: str
     address: Address
@@ -570,13 +570,13 @@ class FundedAccount:
 
     @property
     def private_key(self) -> str:
-        """As wallets and the sandbox file write it: `0x` + 64 hex digits."""
+        """The key in the form of wallets and of the sandbox file: `0x` + 64 hex digits."""
         return "0x" + self.key.hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playground:
-    """A chain with the sandbox's token and accounts. `token` is the contract, `usdc` and `native` the assets as the ledger knows them."""
+    """A chain with the sandbox's token and accounts. `token` is the contract; `usdc` and `native` are the assets of the ledger."""
 
     rpc_url: str
     token: Contract
@@ -585,7 +585,7 @@ class Playground:
     accounts: tuple[FundedAccount, ...]
 
     def account(self, role: str) -> FundedAccount:
-        """Raises LookupError for a role that was not asked for."""
+        """Raises LookupError for a role without an account."""
         for account in self.accounts:
             if account.role == role:
                 return account
@@ -599,7 +599,7 @@ def make_account(role: str) -> FundedAccount:
 
 
 async def prepare_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLES) -> Playground:
-    """Places the token and gives each role a new wallet with 10 ETH and 1,000 USDC. Waits until all of it is mined."""
+    """Deploys the token, gives each role a new wallet with 10 ETH and 1,000 USDC, and waits until all of it is mined."""
     token = Contract(artifact=load_test_usdc(), address=USDC_ADDRESS)
     await driver.set_code(token.address, token.artifact.runtime_code)
     accounts = tuple(make_account(role) for role in roles)
@@ -621,8 +621,8 @@ async def prepare_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLE
 
 
 async def fund_accounts(driver: ChainDriver, token: Contract, accounts: Iterable[FundedAccount]) -> None:
-    """10 ETH and 1,000 USDC for each. A wallet's share of dollars is minted by a key of its own that then is forgotten,
-    so that its nonce stays at zero and all can be served at once."""
+    """Gives each wallet 10 ETH and 1,000 USDC. A new key mints the dollars of each wallet, so that the nonce of the wallet stays at zero and all can be
+    funded at once."""
 
     async def fund(account: FundedAccount) -> None:
         minter = keccak256(account.key)
@@ -631,7 +631,7 @@ async def fund_accounts(driver: ChainDriver, token: Contract, accounts: Iterable
         minted = await driver.transact(token, "mint", account.address, START_USDC_UNITS, key=minter)
         receipt = await driver.wait_receipt(minted)
         if not receipt.succeeded:
-            raise RuntimeError(f"no dollars for {account.address}")
+            raise RuntimeError(f"the mint of test dollars for {account.address} failed")
 
     async with asyncio.TaskGroup() as group:
         for account in accounts:

@@ -1,8 +1,7 @@
-"""A sample provider: an HTTP API worth selling, its OpenAPI 3.1 document as a provider would write one by hand, and its own log of the requests that
-reached it, which tests count by.
+"""A sample provider: an HTTP API, its OpenAPI 3.1 document in the style of a hand-written one, and a log of the requests that reached it, which tests count.
 
-It must never know that a gateway exists, nor say anything of payment: it is what any provider's server is. Routes on the raw path, so
-that what arrives can be compared byte for byte with what was sent.
+It is the server of any provider: it must contain nothing about gateways or payment. It routes on the raw path, so that received and sent requests can be
+compared byte for byte.
 """
 
 import asyncio
@@ -127,7 +126,7 @@ SAMPLE_DOCUMENT: Mapping[str, Any] = {
 
 
 _CHUNK = bytes(range(256)) * 256
-"""64 KiB of a pattern that shows a shifted or torn stream."""
+"""64 KiB of a pattern in which a shift or a gap is visible."""
 
 _BYTES_MAX = 4 * 1024**3
 _EVENTS_MAX = 10_000
@@ -157,7 +156,7 @@ _Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceivedRequest:
-    """One request, as its head arrived. `target` is the raw path and query."""
+    """The head of a received request. `target` is the raw path and query."""
 
     method: str
     target: str
@@ -175,8 +174,7 @@ class _BadInput(Exception):
 
 
 class SampleProvider:
-    """A running sample provider. `seen_total` counts every request whose head arrived, `/log` left out; `seen` keeps
-    the last 10,000 of them."""
+    """A running sample provider. `seen_total` counts the requests whose head arrived, except `/log`; `seen` has the last 10,000 of them."""
 
     def __init__(self, *, clock: _Clock = time.time) -> None:
         self.base_url = ""
@@ -186,11 +184,11 @@ class SampleProvider:
         self._files: dict[str, str] = {}
 
     def put_file(self, path: str, text: str) -> None:
-        """From now on, GET of exactly this raw path is answered with the text, as any web server does with a file."""
+        """Serves the text at exactly this raw path, as a web server serves a file."""
         self._files[path] = text
 
     def count(self, path: str, *, method: str | None = None) -> int:
-        """How many of the requests in `seen` went to exactly this raw path."""
+        """Counts the requests in `seen` with exactly this raw path."""
         return sum(1 for seen in self.seen if seen.path == path and method in (None, seen.method))
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -207,7 +205,7 @@ class SampleProvider:
 
     async def _route(self, request: web.BaseRequest, path: str, query: dict[str, str]) -> web.StreamResponse:
         _, first, *rest = path.split("/") if path.startswith("/") else ("", "")
-        if first == "echo":  # whatever stands below it, so that odd paths can be looked at
+        if first == "echo":  # with any path below it, so that tests can send unusual paths
             return await _answer_echo(request)
         if request.method not in ("GET", "HEAD") and first != "status":
             raise _BadInput(HTTPStatus.METHOD_NOT_ALLOWED, f"{request.method} is for /echo and /status only")
@@ -270,10 +268,10 @@ class SampleProvider:
 async def run_provider(*, port: int = 0, clock: _Clock = time.time) -> AsyncIterator[SampleProvider]:
     """Serves the sample provider on loopback; `port` 0 takes any free one. Its `base_url` has no final slash.
 
-    On the way out, answers still under way get a quarter of a second. Raises OSError when the port is taken.
+    At the end, running responses get a quarter of a second. Raises OSError when the port is in use.
     """
     provider = SampleProvider(clock=clock)
-    # A caller that leaves ends its answer at once, a wait included.
+    # A client that disconnects ends its response at once, also during a wait.
     server = web.Server(provider.handle, access_log=None, handler_cancellation=True)
     runner = web.ServerRunner(server, shutdown_timeout=_STOP_DEADLINE_S, handle_signals=False)
     await runner.setup()
@@ -314,7 +312,7 @@ async def _answer_slowly(query: dict[str, str]) -> web.Response:
 
 
 async def _answer_bytes(request: web.BaseRequest, text: str) -> web.StreamResponse:
-    """As many bytes as asked for, a chunk at a time: `write` waits while the reader is slower than we are."""
+    """Streams the requested number of bytes in chunks; `write` waits for a slow reader."""
     left = _parse_integer(text, maximum=_BYTES_MAX, name="n")
     response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
     response.content_length = left
@@ -338,7 +336,7 @@ def _answer_problem(bad: _BadInput) -> web.Response:
 
 
 def _make_price(symbol: str, now: int) -> str:
-    """The same for the same symbol and second: 1.00 to 9,999.99, moving by up to a percent from second to second."""
+    """A price from 1.00 to 9,999.99 that depends on the symbol and the second alone, and moves by up to a percent from second to second."""
     base = int.from_bytes(hashlib.sha256(symbol.encode()).digest()[:4], "big") % 980_000 + 1_000
     step = int.from_bytes(hashlib.sha256(f"{symbol} {now}".encode()).digest()[:4], "big") % (base // 50 + 1)
     cents = base - base // 100 + step

@@ -1,8 +1,7 @@
-"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, read the history. Real requests to
-a real gateway, real transactions on the test chain, each reported as an event.
+"""The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, read the history. It sends real requests to
+a gateway and real transactions to the test chain, and reports each as an event.
 
-It talks to the gateway over HTTP only, as any other client would, and must never read its database. It prints nothing: events go to
-`report`.
+It uses the gateway over HTTP alone, as every client does, and must never read its database. It prints nothing: events go to `report`.
 """
 
 import json
@@ -29,7 +28,7 @@ from tollway.sandbox.chain import ChainDriver, MinedReceipt, Playground
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TourStep:
-    """The headline of what follows. `why` in a sentence."""
+    """The start of a step: its title, and its reason in a sentence."""
 
     number: int
     title: str
@@ -38,7 +37,7 @@ class TourStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedExchange:
-    """One request as it was sent, and its answer."""
+    """A sent request and its response."""
 
     method: str
     target: str
@@ -52,7 +51,7 @@ class RecordedExchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TourPayment:
-    """A transfer that is mined."""
+    """A mined transfer."""
 
     tx_hash: TxHash
     block: int
@@ -64,7 +63,7 @@ class TourPayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TourRemark:
-    """A sentence about what was just shown."""
+    """A sentence about the event before it."""
 
     text: str
 
@@ -81,12 +80,12 @@ _DEADLINE_S = 20.0
 
 
 class TourFailed(Exception):
-    """A step did not end as it should."""
+    """A step of the walk-through failed; the text has the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TourResult:
-    """What the walk-through leaves behind."""
+    """The listing, the last call and the payment of a walk-through."""
 
     api_id: str
     call_id: str
@@ -94,9 +93,9 @@ class TourResult:
 
 
 class Tour:
-    """One visitor, with a wallet of its own so that those of the sandbox file stay untouched.
+    """One walk-through. Its visitor has a wallet of its own, so that those of the sandbox file stay unused.
 
-    `put_file(path, text)`: has the provider's server answer a path of its origin with a text.
+    `put_file(path, text)`: makes the provider's server return the text at a path of its origin.
     """
 
     def __init__(
@@ -122,7 +121,7 @@ class Tour:
         self._visitor = Wallet.from_key(playground.account("visitor").key)
 
     async def run(self) -> TourResult:
-        """Raises `TourFailed` at the first step that does not end as it should."""
+        """Runs all steps. Raises `TourFailed` at the first one that fails."""
         api_id = await self._publish()
         await self._prove(api_id)
         await self._find(api_id)
@@ -136,7 +135,7 @@ class Tour:
         return TourResult(api_id=api_id, call_id=call_id, payment=payment)
 
     async def prepay(self) -> tuple[TxHash, str]:
-        """Pays for `PREPAID_CALLS` calls in one transfer; its hash, and the plain signature that shows it."""
+        """Pays for `PREPAID_CALLS` calls with one transfer; returns its hash and the plain signature over it."""
         paid = await self._transfer(PRICE_UNITS * PREPAID_CALLS)
         return paid.tx_hash, self._sign_plain(paid.tx_hash)
 
@@ -176,11 +175,11 @@ class Tour:
         if not (
             isinstance(challenge_file.get("content"), str) and isinstance(challenge_file.get("url"), str)
         ):
-            raise TourFailed("the gateway names no file to put at the endpoint's origin")
+            raise TourFailed("the gateway names no file for the proof of ownership")
         self._put_file(urlsplit(challenge_file["url"]).path, challenge_file["content"] + "\n")
         seen = _read_json(_expect(await self._send("POST", target, signer=self._provider), HTTPStatus.OK))
         if seen.get("state") != "verified":
-            raise TourFailed(f"the proof is there, but the listing is {seen.get('state')}")
+            raise TourFailed(f"the file of the proof is served, but the ownership is {seen.get('state')}")
 
     async def _find(self, api_id: str) -> None:
         self._step(
@@ -209,7 +208,7 @@ class Tour:
         for option in options:
             if option.get("rail") == "tx" and str(option.get("token", "")).lower() == wanted:
                 return dict(option)
-        raise TourFailed("the terms name no way to pay in the test dollar")
+        raise TourFailed("the 402 offers no payment by a transfer of the test dollar")
 
     async def _pay(self, option: Mapping[str, Any]) -> TxHash:
         self._step(
@@ -218,7 +217,7 @@ class Tour:
             "Wallet to wallet. The gateway never holds the money.",
         )
         if option["payTo"] != str(self._provider.address):
-            raise TourFailed("the terms name another wallet than the provider's")
+            raise TourFailed("the 402 has another payTo than the provider's wallet")
         paid = await self._transfer(int(option["amount"]))
         self._report(paid)
         return paid.tx_hash
@@ -282,9 +281,9 @@ class Tour:
         for offer in read_x402_offers(dict(terms.received), _read_json(terms)):
             if offer.token == self._playground.token.address:
                 if offer.pay_to != self._provider.address or offer.amount != PRICE_UNITS:
-                    raise TourFailed("the terms of x402 are not those of the listing")
+                    raise TourFailed("the x402 terms differ from those of the listing")
                 return offer
-        raise TourFailed("the terms name no way to pay by an authorisation")
+        raise TourFailed("the 402 offers no payment by an authorisation")
 
     async def _check_history(self, call_ids: tuple[str, ...]) -> None:
         self._step(
@@ -295,9 +294,9 @@ class Tour:
         answer = await self._send("GET", f"{API}/history?limit=5", signer=self._visitor)
         calls = _read_json(_expect(answer, HTTPStatus.OK)).get("calls") or ()
         if tuple(call.get("id") for call in calls) != call_ids:
-            raise TourFailed("the history does not hold exactly the two calls")
+            raise TourFailed("the history does not have exactly the two calls")
 
-    # ---- How.
+    # ---- Requests and payments.
 
     def _step(self, number: int, title: str, why: str) -> None:
         self._report(TourStep(number=number, title=title, why=why))
@@ -314,7 +313,7 @@ class Tour:
         return self._describe_payment(receipt, amount)
 
     def _describe_payment(self, mined: MinedReceipt, amount: int) -> TourPayment:
-        """A transfer from the visitor to the provider, whoever sent its transaction."""
+        """A transfer from the visitor to the provider; the gateway may have sent its transaction."""
         playground = self._playground
         usdc = playground.usdc
         return TourPayment(
@@ -342,7 +341,7 @@ class Tour:
         body: bytes = b"",
         signer: Wallet | None = None,
     ) -> RecordedExchange:
-        """Sends, tells and gives back."""
+        """Sends a request, reports the exchange and returns it."""
         sent = dict(headers or {})
         if body:
             sent["Content-Type"] = "application/json"
@@ -353,7 +352,7 @@ class Tour:
                 method, self._gateway_url + target, headers=sent, content=body or None, timeout=_DEADLINE_S
             )
         except httpx.HTTPError as exc:
-            raise TourFailed(f"{method} {target} got no answer: {exc!r}") from exc
+            raise TourFailed(f"{method} {target} got no response: {exc!r}") from exc
         exchange = RecordedExchange(
             method=method,
             target=target,
@@ -391,7 +390,7 @@ class Tour:
 def _expect(answer: RecordedExchange, status: HTTPStatus) -> RecordedExchange:
     if answer.status != status:
         raise TourFailed(
-            f"{answer.method} {answer.target} was answered {answer.status} instead of {status.value}"
+            f"{answer.method} {answer.target} returned {answer.status} instead of {status.value}"
         )
     return answer
 
@@ -400,9 +399,7 @@ def _read_json(answer: RecordedExchange) -> Mapping[str, Any]:
     try:
         document = json.loads(answer.received_body)
     except ValueError as exc:
-        raise TourFailed(
-            f"{answer.method} {answer.target} was answered with something that is not JSON"
-        ) from exc
+        raise TourFailed(f"{answer.method} {answer.target} returned a body that is not JSON") from exc
     if not isinstance(document, dict):
-        raise TourFailed(f"{answer.method} {answer.target} was answered with something that is not an object")
+        raise TourFailed(f"{answer.method} {answer.target} returned JSON that is not an object")
     return document
