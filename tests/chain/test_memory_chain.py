@@ -98,7 +98,7 @@ async def test_the_rules_of_the_token_hold(chain, changes: dict[str, int]) -> No
 
 
 @pytest.mark.parametrize(("early_s", "is_taken"), [(0, True), (999, True), (1_000, False), (1_001, False)])
-async def test_an_idle_chain_is_judged_by_its_next_block(early_s: int, is_taken: bool) -> None:
+async def test_an_idle_chain_simulates_at_its_next_block(early_s: int, is_taken: bool) -> None:
     chain = MemoryChain(CHAIN, block_time_s=1_000)
     chain.fund(CHAIN, TOKEN, PAYER, 15)
     valid_after = (await look(chain)).head_time + early_s
@@ -130,7 +130,7 @@ async def test_a_later_nonce_waits_for_the_earlier_one(chain) -> None:
     assert isinstance(await chain.fetch_facts(CHAIN, late.tx_hash), NotMined)
 
 
-async def test_a_higher_fee_replaces_what_waits_and_a_lower_one_is_refused(chain) -> None:
+async def test_a_higher_fee_replaces_a_waiting_transaction_and_a_lower_one_is_refused(chain) -> None:
     chain.is_automining = False
     signed, bumped = sign(), sign(max_fee_wei=2 * 10**9)
     await chain.send_transaction(CHAIN, signed.raw)
@@ -153,7 +153,7 @@ async def test_a_key_without_gas_is_refused(chain) -> None:
     assert refused.fault is SendFault.INSUFFICIENT_FUNDS
 
 
-async def test_whoever_was_faster_is_found_and_so_is_a_cancellation(chain) -> None:
+async def test_finds_the_first_use_or_cancellation_of_a_nonce(chain) -> None:
     other = b"\x0a" * 32
     used = chain.settle_by_third_party(CHAIN, TOKEN, payer=PAYER, payee=PAYEE, base_units=10, nonce=NONCE)
     ended = chain.cancel_authorization(CHAIN, TOKEN, payer=PAYER, nonce=other)
@@ -172,7 +172,7 @@ async def test_whoever_was_faster_is_found_and_so_is_a_cancellation(chain) -> No
     assert chain.balance(CHAIN, TOKEN, PAYEE) == 10
 
 
-async def test_a_doomed_transfer_passes_its_simulation_and_fails_in_its_block(chain) -> None:
+async def test_a_transfer_can_pass_simulation_and_fail_in_its_block(chain) -> None:
     chain.revert_transfer(CHAIN, PAYER, NONCE)
     assert not (await look(chain)).simulation.reverted
     signed = sign()
@@ -187,7 +187,7 @@ async def test_a_doomed_transfer_passes_its_simulation_and_fails_in_its_block(ch
     assert chain.balance(CHAIN, TOKEN, PAYEE) == 10
 
 
-async def test_a_reorg_takes_all_of_it_back(chain) -> None:
+async def test_a_reorganisation_reverts_transfer_and_nonce(chain) -> None:
     await chain.send_transaction(CHAIN, sign().raw)
     chain.reorg(CHAIN, 1)
     assert not (await look(chain)).is_used
@@ -196,7 +196,7 @@ async def test_a_reorg_takes_all_of_it_back(chain) -> None:
     assert await chain.send_transaction(CHAIN, sign().raw) is None
 
 
-async def test_a_lost_answer_hides_what_was_taken(chain) -> None:
+async def test_a_lost_response_hides_an_accepted_transaction(chain) -> None:
     chain.loses_send_responses = True
     signed = sign()
     with pytest.raises(ChainUnavailable):
@@ -208,7 +208,7 @@ async def test_a_lost_answer_hides_what_was_taken(chain) -> None:
     assert await chain.send_transaction(CHAIN, sign(1).raw) == SendRefused(reason="no")
 
 
-async def test_blocks_are_told_by_their_height(chain) -> None:
+async def test_blocks_are_read_by_their_height(chain) -> None:
     chain.bury(CHAIN, 12)
     tip = await chain.fetch_tip(CHAIN)
     assert (tip.head_number, tip.finalized_number) == (12, 2)

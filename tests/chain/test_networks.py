@@ -67,7 +67,7 @@ def test_refuses_steps_that_leave_a_gap_or_get_shallower(member: str, steps: Con
         make_rules(**{member: steps})
 
 
-def test_refuses_an_asset_of_another_network_or_given_twice() -> None:
+def test_refuses_an_asset_of_another_network_or_listed_twice() -> None:
     foreign = Asset(chain_id=ChainId(1), token=None, symbol="ETH", decimals=18)
     with pytest.raises(ValueError, match="network"):
         make_rules(assets=(foreign,))
@@ -109,13 +109,13 @@ def test_presets_name_the_published_contracts(
         *((name, "USDC") for name in ("base-sepolia", "local")),
     ],
 )
-def test_presets_know_under_which_name_their_usdc_takes_authorisations(name: str, domain: str) -> None:
+def test_presets_have_the_eip712_domain_of_their_usdc(name: str, domain: str) -> None:
     token, coin = PRESETS[name].rules().assets
     assert token.domain == TokenDomain(name=domain, version="2")
     assert coin.domain is None
 
 
-def test_no_preset_lets_a_large_sum_on_a_main_network_pass_as_shallow_as_a_small_one() -> None:
+def test_main_network_presets_need_more_depth_for_large_sums() -> None:
     for preset in PRESETS.values():
         for asset in preset.assets:
             small, large = (
@@ -142,12 +142,12 @@ def test_above_the_named_value_nodes_have_to_agree(asset: Asset, ledger_units: i
     assert rules.first_quorum is Quorum.ONE
 
 
-def test_where_no_value_is_named_they_have_to_agree_on_every_one() -> None:
+def test_without_a_threshold_nodes_agree_on_every_amount() -> None:
     rules = make_rules()
     assert (rules.quorum_for(USDC, 0), rules.first_quorum) == (Quorum.AGREED, Quorum.AGREED)
 
 
-def test_agreement_is_asked_for_a_currency_that_the_network_has() -> None:
+def test_agreement_above_names_currencies_of_the_network() -> None:
     with pytest.raises(ValueError, match="USDT is no asset"):
         make_rules(agreement_above=(("USDT", 1),))
 

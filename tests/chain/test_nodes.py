@@ -42,7 +42,7 @@ async def read(node: RpcNode, session: aiohttp.ClientSession, *, deadline_s: flo
         return await node.send_batch(session, ASK_HEAD)  # type: ignore[arg-type]
 
 
-async def test_asks_for_the_chain_id_in_the_same_round_trip(make_node, session) -> None:
+async def test_reads_the_chain_id_in_the_same_round_trip(make_node, session) -> None:
     script, url = await make_node()
     counts: list[int] = []
     assert await read(make(url, on_request=counts.append), session) == [script.block(10)]
@@ -102,7 +102,7 @@ def honest(*, status: int = 200, bend: Callable[[bytes], bytes] = bytes, **heade
     return http
 
 
-async def test_the_honest_answer_itself_is_usable(make_node, session) -> None:
+async def test_the_correct_response_is_usable(make_node, session) -> None:
     script, url = await make_node()
     script.http = honest()
     assert await read(make(url), session) == [hex(CHAIN)]
@@ -154,7 +154,7 @@ async def test_proxies_of_the_environment_are_not_used(make_node, session, monke
     assert (len(script.batches), len(proxy.batches)) == (1, 0)
 
 
-async def test_a_node_that_hangs_is_left_at_the_deadline(make_node, session) -> None:
+async def test_a_hanging_node_is_cancelled_at_the_deadline(make_node, session) -> None:
     script, url = await make_node()
     release = asyncio.Event()
 
@@ -168,7 +168,7 @@ async def test_a_node_that_hangs_is_left_at_the_deadline(make_node, session) -> 
     release.set()
 
 
-async def test_a_node_of_another_chain_is_unusable_whatever_it_says(make_node, session) -> None:
+async def test_a_node_of_another_chain_is_unusable(make_node, session) -> None:
     script, url = await make_node()
     script.answers["eth_chainId"] = "0x1"
     with pytest.raises(WrongChain):
@@ -225,7 +225,7 @@ async def test_a_pooled_connection_that_the_node_closed_is_tried_once_more(sessi
     server.close()
 
 
-async def test_a_node_that_always_hangs_up_is_sent_two_requests_and_no_more(make_node, session) -> None:
+async def test_a_node_that_always_disconnects_gets_two_requests(make_node, session) -> None:
     script, url = await make_node()
     script.http = reset
     with pytest.raises(UnusableResponse):
@@ -233,7 +233,7 @@ async def test_a_node_that_always_hangs_up_is_sent_two_requests_and_no_more(make
     assert len(script.batches) == 2
 
 
-async def test_a_transaction_is_sent_once_even_when_the_node_hangs_up_on_it(make_node, session) -> None:
+async def test_a_transaction_is_sent_once_even_when_the_node_disconnects(make_node, session) -> None:
     script, url = await make_node()
     script.http = reset
     node = make(url)
@@ -243,9 +243,7 @@ async def test_a_transaction_is_sent_once_even_when_the_node_hangs_up_on_it(make
     assert len(script.batches) == 1
 
 
-async def test_a_failed_node_is_last_choice_for_a_while_and_recovers_with_its_first_answer(
-    make_node, session
-) -> None:
+async def test_a_failed_node_comes_last_and_recovers_with_its_first_response(make_node, session) -> None:
     script, url = await make_node()
     clock = Clock()
     node = make(url, clock=clock)

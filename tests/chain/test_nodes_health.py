@@ -38,7 +38,7 @@ def stray() -> Exception:
     return exc
 
 
-async def test_the_last_answer_of_each_network_counts() -> None:
+async def test_the_last_check_of_each_network_counts() -> None:
     chains = Chains()
     call = chains.make_call()
     assert call.checks == {"chain_8453": False, "chain_10": False}
@@ -55,7 +55,7 @@ async def test_the_last_answer_of_each_network_counts() -> None:
     assert call.checks == {"chain_8453": False, "chain_10": True}
 
 
-async def test_only_a_node_of_another_chain_is_a_stray() -> None:
+async def test_only_nodes_of_another_chain_are_listed() -> None:
     chains = Chains()
     chains.faults = {BASE: stray, OTHER: ChainUnavailable}
     call = chains.make_call()
@@ -81,7 +81,7 @@ async def test_a_network_counts_as_lost_once_it_was_away_for_so_long() -> None:
     assert call.count_lost() == 0
 
 
-async def test_an_absence_that_was_interrupted_begins_anew() -> None:
+async def test_an_interrupted_absence_starts_again() -> None:
     chains = Chains()
     call = chains.make_call()
     for now_s, faults in ((1_000.0, {}), (1_010.0, {OTHER: ChainUnavailable}), (1_020.0, {})):
@@ -93,7 +93,7 @@ async def test_an_absence_that_was_interrupted_begins_anew() -> None:
     assert call.count_lost() == 0
 
 
-async def test_what_was_never_served_is_lost_from_the_start() -> None:
+async def test_a_network_that_was_never_served_is_lost_from_the_start() -> None:
     chains = Chains()
     call = chains.make_call()
     assert call.count_lost() == 2
@@ -102,7 +102,7 @@ async def test_what_was_never_served_is_lost_from_the_start() -> None:
     assert call.count_lost() == 1
 
 
-async def test_between_two_roll_calls_only_those_that_are_away_are_asked() -> None:
+async def test_between_full_checks_only_networks_that_are_away_are_checked() -> None:
     chains = Chains()
     call = chains.make_call()
     chains.faults[OTHER] = ChainUnavailable

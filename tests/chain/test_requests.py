@@ -68,7 +68,7 @@ async def look(url: str, *, valid_after: int = VALID_AFTER) -> AuthorizationFact
         )
 
 
-async def test_what_the_next_block_takes_counts_though_the_head_is_too_old(make_node) -> None:
+async def test_a_transfer_valid_in_the_next_block_counts_although_the_head_is_old(make_node) -> None:
     script, url = await make_node()
     asked = know_idle_chain(script)
     facts = await look(url)
@@ -92,7 +92,9 @@ async def test_what_the_next_block_takes_counts_though_the_head_is_too_old(make_
         pytest.param(UPCOMING, {"eth_estimateGas": REVERT}, id="no gas is enough"),
     ],
 )  # fmt: skip
-async def test_what_no_node_vouches_for_stays_refused(make_node, upcoming: object, later: Any) -> None:
+async def test_a_transfer_without_a_later_simulation_stays_refused(
+    make_node, upcoming: object, later: Any
+) -> None:
     script, url = await make_node()
     know_idle_chain(script, upcoming=upcoming, **later)
     facts = await look(url)
@@ -100,7 +102,7 @@ async def test_what_no_node_vouches_for_stays_refused(make_node, upcoming: objec
     assert facts.gas_estimate is None
 
 
-async def test_a_transfer_that_is_old_enough_is_not_asked_about_twice(make_node) -> None:
+async def test_a_transfer_that_is_valid_at_the_head_is_simulated_once(make_node) -> None:
     script, url = await make_node()
     asked = know_idle_chain(script)
     facts = await look(url, valid_after=HEAD_TIME - 1)
@@ -108,7 +110,7 @@ async def test_a_transfer_that_is_old_enough_is_not_asked_about_twice(make_node)
     assert (len(script.batches), asked) == (1, [])
 
 
-async def test_an_upcoming_block_without_a_time_is_no_answer(make_node) -> None:
+async def test_a_next_block_without_a_time_is_unusable(make_node) -> None:
     script, url = await make_node()
     know_idle_chain(script, upcoming={"number": "0xb"})
     with pytest.raises(UnusableResponse):

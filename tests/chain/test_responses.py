@@ -70,7 +70,7 @@ def test_a_batch_that_is_not_whole_is_unusable(body: bytes) -> None:
         parse_batch(body, IDS)
 
 
-def test_a_depth_bomb_is_refused_even_when_python_would_follow_it_into_a_crash() -> None:
+def test_deep_nesting_is_refused_even_when_python_would_crash() -> None:
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
     try:
@@ -86,7 +86,7 @@ def test_true_is_not_the_id_one() -> None:
         parse_batch(b'[{"id": true, "result": 5}]', [1])
 
 
-def test_an_unusable_answer_never_repeats_what_the_node_wrote() -> None:
+def test_an_unusable_response_never_repeats_the_nodes_text() -> None:
     secret = "key-123"
     for value in (secret, fault(secret), [secret]):
         for parse in (parse_quantity, parse_bytes, parse_block):
@@ -120,11 +120,11 @@ HEAD = parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x6
 
 
 @pytest.mark.parametrize("value", [None, fault("finalized block not found"), fault("x", code=-32601)])
-def test_nothing_is_final_where_the_node_knows_no_final_block(value: object) -> None:
+def test_nothing_is_final_where_the_node_has_no_final_block(value: object) -> None:
     assert parse_finalized(value, head=HEAD) == 0
 
 
-def test_a_final_block_above_the_head_is_a_lie() -> None:
+def test_a_final_block_above_the_head_is_unusable() -> None:
     with pytest.raises(UnusableResponse):
         parse_finalized({"number": "0xb", "hash": "0x" + "0b" * 32, "timestamp": "0x65"}, head=HEAD)
 
@@ -137,7 +137,7 @@ def test_a_block_needs_number_hash_and_time(member: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("member", ["number", "timestamp"])
-def test_a_block_of_absurd_height_or_time_is_unusable(member: str) -> None:
+def test_a_block_with_a_too_large_height_or_time_is_unusable(member: str) -> None:
     with pytest.raises(UnusableResponse):
         parse_block({"number": "0xa", "hash": "0x" + "0a" * 32, "timestamp": "0x64", member: hex(2**63)})
 
@@ -205,7 +205,7 @@ def test_a_created_contract_has_no_recipient() -> None:
         "mined before the transaction was read",
     ],
 )
-def test_without_both_halves_in_a_block_it_is_not_mined(
+def test_a_transaction_without_receipt_and_block_is_not_mined(
     receipt: object, transaction: object, is_pending: bool
 ) -> None:
     assert parse_mined(receipt, transaction, tx_hash=TX) == UnminedTransaction(is_pending=is_pending)
@@ -270,7 +270,7 @@ BAD_LOGS = [
         pytest.param([], TRANSACTION, id="receipt is a list"),
     ],
 )
-def test_halves_that_are_broken_or_disagree_are_unusable(receipt: object, transaction: object) -> None:
+def test_a_malformed_or_contradicting_receipt_is_unusable(receipt: object, transaction: object) -> None:
     with pytest.raises(UnusableResponse):
         parse_mined(receipt, transaction, tx_hash=TX)
 
@@ -308,7 +308,7 @@ def test_a_contract_that_fails_is_reverted_and_its_bytes_are_cut(
         "abcd",
     ],
 )
-def test_a_node_that_fails_is_never_taken_for_the_contract(value: object) -> None:
+def test_a_fault_of_the_node_is_not_a_fault_of_the_contract(value: object) -> None:
     with pytest.raises(UnusableResponse):
         parse_call(value, bytes_max=100)
 
@@ -323,22 +323,20 @@ def test_a_node_that_fails_is_never_taken_for_the_contract(value: object) -> Non
         ({}, None),
     ],
 )
-def test_what_a_transaction_cost_is_known_where_the_node_says_it(
-    fee_fields: dict[str, str], fee_wei: int | None
-) -> None:
+def test_the_fee_is_known_where_the_node_returns_it(fee_fields: dict[str, str], fee_wei: int | None) -> None:
     mined = parse_mined(RECEIPT | fee_fields, TRANSACTION, tx_hash=TX)
     assert isinstance(mined, MinedTransaction)
     assert mined.fee_wei == fee_wei
 
 
-def test_a_word_is_one_word_and_a_revert_is_none() -> None:
+def test_a_revert_is_not_a_word() -> None:
     assert parse_word("0x" + "00" * 31 + "07") == 7
     for value in ("0x", "0x07", "0x" + "00" * 33, None, fault("execution reverted", code=3)):
         with pytest.raises(UnusableResponse):
             parse_word(value)
 
 
-def test_an_estimate_is_gas_or_a_contract_that_fails() -> None:
+def test_an_estimate_is_gas_or_a_fault_of_the_contract() -> None:
     assert parse_estimate("0xea60") == 60_000
     assert parse_estimate(fault("execution reverted", code=3)) is None
     assert parse_estimate(fault("gas required exceeds allowance (200000)")) is None
@@ -362,7 +360,9 @@ def test_a_chain_without_a_base_fee_has_no_fees() -> None:
         (fault("no such method", code=-32601), "0x5", 0),
     ],
 )
-def test_a_node_that_suggests_no_tip_has_it_in_its_price(tip: object, gas_price: str, tip_wei: int) -> None:
+def test_without_a_suggested_tip_it_is_computed_from_the_gas_price(
+    tip: object, gas_price: str, tip_wei: int
+) -> None:
     assert parse_tip(tip, gas_price, base_fee_wei=10) == tip_wei
 
 
@@ -384,7 +384,7 @@ def test_a_node_that_suggests_nothing_is_unusable() -> None:
         ("Transaction with the same hash was already imported.", -32010),
     ],
 )
-def test_a_node_that_has_the_transaction_says_so_in_many_ways(message: str, code: int) -> None:
+def test_recognises_the_errors_for_a_known_transaction(message: str, code: int) -> None:
     assert fault(message, code=code).is_already_known
 
 
@@ -412,7 +412,7 @@ def test_a_node_that_has_the_transaction_says_so_in_many_ways(message: str, code
         ("", -32700, None),
     ],
 )
-def test_a_refused_transaction_is_told_from_a_node_in_trouble(
+def test_a_refused_transaction_differs_from_a_fault_of_the_node(
     message: str, code: int, told: SendFault | None
 ) -> None:
     answer = fault(message, code=code)
@@ -454,6 +454,6 @@ def test_logs_give_their_transactions_in_order_and_removed_ones_none() -> None:
         pytest.param([log_of(transactionHash=None)], id="no transaction"),
     ],
 )
-def test_logs_that_were_not_asked_for_are_unusable(value: object) -> None:
+def test_logs_that_were_not_requested_are_unusable(value: object) -> None:
     with pytest.raises(UnusableResponse):
         parse_log_transactions(value, address=ADDRESS, topics=ASKED)

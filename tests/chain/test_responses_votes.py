@@ -77,7 +77,7 @@ def test_a_block_above_the_head_is_the_head() -> None:
         "a node that tells no fee",
     ],
 )
-def test_what_counts(
+def test_the_outcome_of_the_reports(
     answers: tuple[ChainFacts | NotMined, ...], needed: int, outcome: ChainFacts | NotMined | None
 ) -> None:
     assert votes(*answers, needed=needed).outcome == outcome
@@ -93,7 +93,7 @@ def test_what_counts(
         ((facts(), UNSEEN, UNSEEN), 2, True, True),
     ],
 )
-def test_a_node_that_failed_just_now_is_not_waited_for_to_say_not_mined(
+def test_not_mined_does_not_wait_for_a_node_that_failed_recently(
     answers: tuple[ChainFacts | NotMined, ...], needed: int, first_choice: bool, last_choice: bool
 ) -> None:
     asked = votes(*answers, needed=needed)

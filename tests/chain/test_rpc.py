@@ -63,7 +63,7 @@ def remine(script, *, block_hash: int) -> None:
     script.blocks["0x8"]["hash"] = text
 
 
-async def test_facts_come_whole_in_two_round_trips(make_node, make_reader) -> None:
+async def test_facts_take_two_round_trips(make_node, make_reader) -> None:
     script, url = await make_node()
     round_trips: list[int] = []
     reader = await make_reader(url, on_request=round_trips.append)
@@ -165,7 +165,7 @@ LIES = [
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_lone_node_that_lies_means_unavailable_and_never_not_mined(
+async def test_a_single_faulty_node_means_unavailable_and_never_not_mined(
     make_node, make_reader, lie: Callable[[Any], None]
 ) -> None:
     script, url = await make_node()
@@ -175,7 +175,7 @@ async def test_a_lone_node_that_lies_means_unavailable_and_never_not_mined(
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_node_that_lies_is_passed_over_for_the_next(
+async def test_a_faulty_node_is_skipped_for_the_next(
     make_node, make_reader, lie: Callable[[Any], None]
 ) -> None:
     script, url = await make_node()
@@ -184,7 +184,7 @@ async def test_a_node_that_lies_is_passed_over_for_the_next(
     assert isinstance(await (await make_reader(url, good_url)).fetch_facts(CHAIN, TX), ChainFacts)
 
 
-async def test_a_dead_and_a_hanging_node_are_passed_over(make_node, make_reader) -> None:
+async def test_a_dead_and_a_hanging_node_are_skipped(make_node, make_reader) -> None:
     hanging, hanging_url = await make_node()
     _, good_url = await make_node()
     release = asyncio.Event()
@@ -226,7 +226,7 @@ async def test_nodes_are_asked_in_the_configured_order_and_failed_ones_last(make
     assert await count() == (1, 0)
 
 
-async def test_a_node_that_lags_is_outvoted_by_one_that_knows_the_receipt(make_node, make_reader) -> None:
+async def test_a_receipt_outvotes_a_lagging_node(make_node, make_reader) -> None:
     lagging, lagging_url = await make_node()
     _, good_url = await make_node()
     lagging.forget()
@@ -234,7 +234,7 @@ async def test_a_node_that_lags_is_outvoted_by_one_that_knows_the_receipt(make_n
     assert isinstance(await reader.fetch_facts(CHAIN, TX), ChainFacts)
 
 
-async def test_not_mined_is_said_only_after_every_reachable_node_said_so(make_node, make_reader) -> None:
+async def test_not_mined_needs_every_reachable_node(make_node, make_reader) -> None:
     scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
     for script in scripts:
         script.forget()
@@ -244,7 +244,7 @@ async def test_not_mined_is_said_only_after_every_reachable_node_said_so(make_no
     assert [len(script.batches) for script in scripts] == [1, 1, 1]
 
 
-async def test_a_node_known_to_be_down_is_not_waited_for_to_say_not_mined(make_node, make_reader) -> None:
+async def test_not_mined_does_not_wait_for_a_node_that_is_down(make_node, make_reader) -> None:
     good, good_url = await make_node()
     dead, dead_url = await make_node()
     good.forget()
@@ -255,9 +255,7 @@ async def test_a_node_known_to_be_down_is_not_waited_for_to_say_not_mined(make_n
     assert len(dead.batches) == 1
 
 
-async def test_agreement_takes_facts_that_enough_nodes_tell_from_the_most_cautious(
-    make_node, make_reader
-) -> None:
+async def test_agreed_facts_have_the_lowest_head_and_final_block(make_node, make_reader) -> None:
     liar, liar_url = await make_node()
     ahead, ahead_url = await make_node()
     behind, behind_url = await make_node()
@@ -269,7 +267,7 @@ async def test_agreement_takes_facts_that_enough_nodes_tell_from_the_most_cautio
     assert (facts.value, facts.head_number, facts.finalized_number) == (5, 10, 2)
 
 
-async def test_agreement_stops_asking_once_it_is_reached(make_node, make_reader) -> None:
+async def test_agreement_ends_the_reads(make_node, make_reader) -> None:
     scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
     reader = await make_reader(*urls, agreement_min=2)
     await reader.fetch_facts(CHAIN, TX)
@@ -341,7 +339,7 @@ async def test_many_receipts_come_in_two_round_trips(make_node, make_reader) -> 
     assert script.batches[1] == ["eth_getBlockByNumber", "eth_chainId"]  # they share a block
 
 
-async def test_more_receipts_than_a_node_takes_are_asked_in_parts(make_node, make_reader) -> None:
+async def test_many_receipts_are_read_in_batches(make_node, make_reader) -> None:
     script, url = await make_node()
     script.forget()
     hashes = [TxHash(bytes([n]) * 32) for n in range(1, 101)]
@@ -350,13 +348,13 @@ async def test_more_receipts_than_a_node_takes_are_asked_in_parts(make_node, mak
     assert [len(batch) for batch in script.batches] == [83, 83, 43]
 
 
-async def test_no_receipts_are_no_question(make_node, make_reader) -> None:
+async def test_no_receipts_send_no_request(make_node, make_reader) -> None:
     script, url = await make_node()
     assert await (await make_reader(url)).fetch_receipts(CHAIN, []) == {}
     assert script.batches == []
 
 
-async def test_a_sibling_is_asked_only_about_what_a_node_left_open(make_node, make_reader) -> None:
+async def test_a_further_node_is_read_only_for_open_transactions(make_node, make_reader) -> None:
     lagging, lagging_url = await make_node()
     good, good_url = await make_node()
     know_only(lagging, TX)
@@ -366,7 +364,7 @@ async def test_a_sibling_is_asked_only_about_what_a_node_left_open(make_node, ma
     assert good.batches[0].count("eth_getTransactionReceipt") == 1
 
 
-async def test_a_transaction_that_nobody_tells_plainly_is_left_out(make_node, make_reader) -> None:
+async def test_a_transaction_without_a_clear_report_is_left_out(make_node, make_reader) -> None:
     script, url = await make_node()
     know_only(script, TX, OTHER_TX)
     honest = script.answers["eth_getTransactionReceipt"]
@@ -423,7 +421,7 @@ async def ask_authorization(reader: RpcReader) -> AuthorizationFacts:
     )
 
 
-async def test_an_authorisation_is_known_after_one_round_trip(make_node, make_reader) -> None:
+async def test_an_authorisation_is_read_in_one_round_trip(make_node, make_reader) -> None:
     script, url = await make_node()
     know_authorization(script)
     assert await ask_authorization(await make_reader(url)) == AuthorizationFacts(
@@ -452,7 +450,7 @@ async def test_a_transfer_is_simulated_as_its_sender_would_send_it(make_node, ma
     assert [transfer] in seen
 
 
-async def test_a_transfer_that_reverts_is_an_answer(make_node, make_reader) -> None:
+async def test_a_reverting_transfer_is_a_result(make_node, make_reader) -> None:
     script, url = await make_node()
     know_authorization(script, simulation=REVERT, estimate=REVERT, used=WORD_OF(1), balance=WORD_OF(0))
     facts = await ask_authorization(await make_reader(url))
@@ -460,13 +458,13 @@ async def test_a_transfer_that_reverts_is_an_answer(make_node, make_reader) -> N
     assert (facts.gas_estimate, facts.is_used, facts.balance) == (None, True, 0)
 
 
-async def test_an_estimate_beside_a_revert_counts_for_nothing(make_node, make_reader) -> None:
+async def test_an_estimate_with_a_revert_does_not_count(make_node, make_reader) -> None:
     script, url = await make_node()
     know_authorization(script, simulation=REVERT)
     assert (await ask_authorization(await make_reader(url))).gas_estimate is None
 
 
-async def test_a_revert_beside_a_transfer_without_an_estimate_is_no_agreement(make_node, make_reader) -> None:
+async def test_a_revert_does_not_agree_with_a_missing_estimate(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     know_authorization(first, estimate=REVERT)
@@ -498,7 +496,7 @@ async def test_a_revert_of_a_megabyte_is_cut(make_node, make_reader) -> None:
         ),
     ],
 )
-async def test_what_is_not_plainly_answered_about_an_authorisation_is_asked_of_the_next_node(
+async def test_an_unclear_response_about_an_authorisation_is_read_from_the_next_node(
     make_node, make_reader, bent: dict[str, Any]
 ) -> None:
     script, url = await make_node()
@@ -532,9 +530,7 @@ async def test_nodes_that_disagree_about_an_authorisation_say_nothing(
         await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
 
 
-async def test_of_nodes_that_agree_the_slowest_head_and_the_largest_estimate_count(
-    make_node, make_reader
-) -> None:
+async def test_agreeing_nodes_give_the_lowest_head_and_the_highest_estimate(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     know_authorization(first, estimate="0x1")
@@ -561,7 +557,7 @@ def use_log(tx_hash: TxHash = TX, **changes: Any) -> dict[str, Any]:
     }
 
 
-async def test_the_use_of_an_authorisation_is_asked_by_exact_topics(make_node, make_reader) -> None:
+async def test_the_use_of_an_authorisation_is_read_by_exact_topics(make_node, make_reader) -> None:
     script, url = await make_node()
     seen: list[Any] = []
     script.answers["eth_getLogs"] = lambda params: seen.append(params[0]) or [use_log()]
@@ -574,7 +570,7 @@ async def test_the_use_of_an_authorisation_is_asked_by_exact_topics(make_node, m
     assert seen == [{"address": str(TOKEN), "topics": topics, "fromBlock": "0x5", "toBlock": "latest"}]
 
 
-async def test_a_use_that_one_node_knows_counts_and_none_needs_them_all(make_node, make_reader) -> None:
+async def test_one_node_proves_a_use_and_no_use_needs_all(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     for script in (first, second):
@@ -588,7 +584,7 @@ async def test_a_use_that_one_node_knows_counts_and_none_needs_them_all(make_nod
     assert await find_use(reader) is None
 
 
-async def test_without_enough_nodes_no_use_is_not_said(make_node, make_reader) -> None:
+async def test_no_use_needs_enough_nodes(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     first.answers |= {"eth_getLogs": [], "eth_blockNumber": "0xa"}
@@ -600,7 +596,7 @@ async def test_without_enough_nodes_no_use_is_not_said(make_node, make_reader) -
         await find_use(await make_reader(first_url, second_url, agreement_min=2))
 
 
-async def test_a_node_that_refuses_so_many_blocks_is_asked_in_windows(make_node, make_reader) -> None:
+async def test_a_node_that_refuses_a_long_range_is_read_in_windows(make_node, make_reader) -> None:
     script, url = await make_node()
     seen: list[tuple[str, str]] = []
 
@@ -634,7 +630,7 @@ async def test_fees_are_those_of_the_latest_block_and_the_nodes_tip(make_node, m
     assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=50)
 
 
-async def test_an_account_is_the_lowest_of_what_the_nodes_say(make_node, make_reader) -> None:
+async def test_an_account_has_the_lowest_values_of_the_nodes(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     first.answers |= {"eth_getBalance": "0x64", "eth_getTransactionCount": "0x7"}
@@ -645,7 +641,7 @@ async def test_an_account_is_the_lowest_of_what_the_nodes_say(make_node, make_re
     assert await both.fetch_account(CHAIN, SENDER) == AccountFacts(balance_wei=99, mined_nonce=7)
 
 
-async def test_only_what_is_mined_counts_for_an_account(make_node, make_reader) -> None:
+async def test_only_mined_transactions_count_for_an_account(make_node, make_reader) -> None:
     script, url = await make_node()
     seen: list[Any] = []
     script.answers["eth_getBalance"] = lambda params: seen.append(params) or "0x1"
@@ -662,9 +658,7 @@ TOO_LOW = {"!error": {"code": -32000, "message": "nonce too low: next nonce 5, t
 OUT_OF_ORDER = {"!error": {"code": -32603, "message": "Internal error"}}
 
 
-async def test_a_transaction_goes_to_one_node_after_another_until_one_takes_it(
-    make_node, make_reader
-) -> None:
+async def test_a_transaction_goes_to_each_node_until_one_accepts_it(make_node, make_reader) -> None:
     scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
     scripts[0].http = fail
     seen: list[Any] = []
@@ -712,14 +706,14 @@ async def test_no_node_is_sent_a_transaction_twice(make_node, make_reader) -> No
     assert [len(script.batches) for script in scripts] == [1, 1]
 
 
-async def test_a_node_that_has_the_transaction_already_has_taken_it(make_node, make_reader) -> None:
+async def test_a_node_that_already_has_the_transaction_accepted_it(make_node, make_reader) -> None:
     script, url = await make_node()
     script.answers["eth_sendRawTransaction"] = {"!error": {"code": -32000, "message": "already known"}}
     assert await (await make_reader(url)).send_transaction(CHAIN, RAW) is None
 
 
 @pytest.mark.parametrize("known", [None, {"hash": RAW_HASH}], ids=["unknown", "known"])
-async def test_a_refusal_counts_only_when_the_node_does_not_know_the_transaction(
+async def test_a_refusal_counts_only_when_the_node_lacks_the_transaction(
     make_node, make_reader, known: object
 ) -> None:
     script, url = await make_node()
@@ -731,7 +725,7 @@ async def test_a_refusal_counts_only_when_the_node_does_not_know_the_transaction
         assert "next nonce" not in refused.reason  # a node's own text may hold its key
 
 
-async def test_one_clear_refusal_is_told_whatever_the_other_nodes_suffer(make_node, make_reader) -> None:
+async def test_one_clear_refusal_counts_when_other_nodes_fail(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     first.http = fail
@@ -753,7 +747,7 @@ async def test_one_clear_refusal_is_told_whatever_the_other_nodes_suffer(make_no
         pytest.param({"eth_sendRawTransaction": RAW_HASH, "eth_chainId": "0x1"}, id="another chain"),
     ],
 )
-async def test_without_a_clear_word_a_transaction_may_be_on_its_way(
+async def test_without_a_clear_response_the_send_is_unclear(
     make_node, make_reader, answers: dict[str, Any]
 ) -> None:
     script, url = await make_node()
@@ -769,7 +763,7 @@ async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractResult:
     )
 
 
-async def test_a_contract_is_called_at_the_latest_block_with_the_gas_given(make_node, make_reader) -> None:
+async def test_a_contract_is_called_at_the_latest_block_with_the_given_gas(make_node, make_reader) -> None:
     script, url = await make_node()
     seen: list[Any] = []
     script.answers["eth_call"] = lambda params: seen.append(params) or "0xabcdef"
@@ -787,7 +781,7 @@ async def test_deployment_code_is_called_without_a_recipient(make_node, make_rea
     assert seen == [{"data": "0x60", "gas": "0x1"}]
 
 
-async def test_a_revert_is_an_answer_and_a_failing_node_is_not(make_node, make_reader) -> None:
+async def test_a_revert_is_a_result_and_a_failing_node_is_not(make_node, make_reader) -> None:
     script, url = await make_node()
     good, good_url = await make_node()
     good.answers["eth_call"] = {"!error": {"code": 3, "message": "execution reverted", "data": "0xdead"}}
@@ -799,7 +793,7 @@ async def test_a_revert_is_an_answer_and_a_failing_node_is_not(make_node, make_r
 
 
 @pytest.mark.parametrize("is_by_value", [False, True])
-async def test_no_node_alone_says_what_a_contract_answers(make_node, make_reader, is_by_value: bool) -> None:
+async def test_one_node_alone_decides_no_contract_result(make_node, make_reader, is_by_value: bool) -> None:
     honest, honest_url = await make_node()
     liar, liar_url = await make_node()
     honest.answers["eth_call"] = "0x" + "00" * 32
@@ -809,7 +803,7 @@ async def test_no_node_alone_says_what_a_contract_answers(make_node, make_reader
         await call(reader)
 
 
-async def test_a_contract_on_another_chain_never_answers(make_node, make_reader) -> None:
+async def test_a_contract_on_another_chain_gives_no_result(make_node, make_reader) -> None:
     script, url = await make_node()
     script.answers |= {"eth_call": "0x01", "eth_getCode": "0x01", "eth_chainId": "0x1"}
     reader = await make_reader(url)
@@ -820,15 +814,13 @@ async def test_a_contract_on_another_chain_never_answers(make_node, make_reader)
 
 
 @pytest.mark.parametrize(("code", "size"), [("0x", 0), ("0x" + "ef0100" + "aa" * 20, 23)])
-async def test_code_size_is_in_bytes_and_zero_is_an_answer(
-    make_node, make_reader, code: str, size: int
-) -> None:
+async def test_code_size_is_in_bytes_and_may_be_zero(make_node, make_reader, code: str, size: int) -> None:
     script, url = await make_node()
     script.answers["eth_getCode"] = code
     assert await (await make_reader(url)).fetch_code_size(CHAIN, ALICE) == size
 
 
-async def test_a_chain_is_in_order_while_one_of_its_nodes_serves_it(make_node, make_reader) -> None:
+async def test_a_chain_is_available_while_one_of_its_nodes_serves_it(make_node, make_reader) -> None:
     down, down_url = await make_node()
     _, good_url = await make_node()
     down.http = fail
@@ -839,7 +831,7 @@ async def test_a_chain_is_in_order_while_one_of_its_nodes_serves_it(make_node, m
         await (await make_reader(down_url, good_url, agreement_min=2)).check_chain(CHAIN)
 
 
-async def test_one_node_of_another_chain_is_a_mistake_that_is_told(make_node, make_reader) -> None:
+async def test_one_node_of_another_chain_is_a_mismatch(make_node, make_reader) -> None:
     stray, stray_url = await make_node()
     _, good_url = await make_node()
     stray.answers["eth_chainId"] = "0x1"
@@ -894,7 +886,7 @@ def test_endpoints_do_not_print_their_urls() -> None:
 # ---- Agreement by value: one node for what is small.
 
 
-async def test_one_node_is_enough_for_whoever_says_so(make_node, make_reader) -> None:
+async def test_one_node_is_enough_for_quorum_one(make_node, make_reader) -> None:
     _, first_url = await make_node()
     second, second_url = await make_node()
     second.http = fail
@@ -935,7 +927,7 @@ def hash_of(number: int, fork: int = 0) -> bytes:
     return (0xB000 + number + fork).to_bytes(32, "big")
 
 
-async def test_a_tip_is_the_lowest_that_as_many_nodes_tell_as_must_agree(make_node, make_reader) -> None:
+async def test_a_tip_has_the_lowest_values_of_the_agreeing_nodes(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     first.blocks.update(latest=first.block(12), finalized=first.block(2))
@@ -948,7 +940,7 @@ async def test_a_tip_is_the_lowest_that_as_many_nodes_tell_as_must_agree(make_no
 
 @pytest.mark.parametrize("answer", [None, {"!error": {"code": -32601, "message": "unknown tag"}}])
 @pytest.mark.parametrize("agreement_min", [1, 2])
-async def test_a_node_without_the_finalized_tag_leaves_what_is_final_open(
+async def test_without_the_finalized_tag_the_final_block_is_unknown(
     make_node, make_reader, answer: object, agreement_min: int
 ) -> None:
     script, url = await make_node()
@@ -958,7 +950,7 @@ async def test_a_node_without_the_finalized_tag_leaves_what_is_final_open(
     assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, finalized_number=None)
 
 
-async def test_hashes_of_blocks_come_some_in_a_round_trip(make_node, make_reader) -> None:
+async def test_block_hashes_are_read_in_batches(make_node, make_reader) -> None:
     script, url = await make_node()
     know_blocks(script, *range(1, 46))
     told = await (await make_reader(url)).fetch_block_hashes(CHAIN, [*range(1, 47), 3, 3])
@@ -1002,7 +994,7 @@ async def test_hashes_need_the_agreement_of_the_network(make_node, make_reader) 
     ],
     ids=["an error", "another height", "half a hash", "no block"],
 )
-async def test_a_node_that_tells_no_block_plainly_is_passed_over(make_node, make_reader, lie: object) -> None:
+async def test_a_node_with_an_unclear_block_is_skipped(make_node, make_reader, lie: object) -> None:
     script, url = await make_node()
     good, good_url = await make_node()
     script.blocks["0x5"] = lie
@@ -1012,7 +1004,7 @@ async def test_a_node_that_tells_no_block_plainly_is_passed_over(make_node, make
         await (await make_reader(url)).fetch_block_hashes(CHAIN, [5])
 
 
-async def test_a_review_tells_which_transactions_nodes_dispute(make_node, make_reader) -> None:
+async def test_a_review_returns_the_disputed_transactions(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     know_only(first, TX, OTHER_TX)

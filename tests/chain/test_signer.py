@@ -28,7 +28,7 @@ def sign(key: GasKey, **changes: object) -> SignedTransaction:
 
 
 @pytest.mark.parametrize("text", [SECRET, "0x" + SECRET, SECRET.upper()])
-def test_a_key_is_read_with_or_without_its_prefix(text: str) -> None:
+def test_parses_a_key_with_or_without_its_prefix(text: str) -> None:
     assert GasKey.parse(text).address == Address.parse("0x2c7536E3605D9C16a7a3D7b1898e529396a65c23")
 
 
@@ -37,7 +37,7 @@ def test_a_key_is_read_with_or_without_its_prefix(text: str) -> None:
     ["", "0x", SECRET[:-1], SECRET + "0", "g" + SECRET[1:], " " + SECRET[1:], "0" * 64, "f" * 64, "٣" * 64],
     ids=["empty", "prefix", "short", "long", "not hex", "space", "zero", "above the order", "other digits"],
 )
-def test_what_is_no_key_is_refused_without_being_repeated(text: str) -> None:
+def test_an_invalid_key_is_refused_without_being_repeated(text: str) -> None:
     with pytest.raises(ValueError, match="key") as caught:
         GasKey.parse(text)
     assert len(text) < 10 or text not in str(caught.value)
@@ -52,7 +52,7 @@ def test_a_key_never_shows_its_secret() -> None:
     assert str(key.address) in repr(key)
 
 
-def test_a_transaction_says_what_was_asked_and_moves_no_value() -> None:
+def test_a_transaction_has_the_given_fields_and_no_value() -> None:
     key = GasKey.parse(SECRET)
     signed = sign(key)
     fields = TypedTransaction.from_bytes(HexBytes(signed.raw)).as_dict()
@@ -63,7 +63,7 @@ def test_a_transaction_says_what_was_asked_and_moves_no_value() -> None:
     assert Account.recover_transaction(signed.raw) == str(key.address)
 
 
-def test_its_hash_is_known_before_anybody_has_it() -> None:
+def test_the_hash_is_known_before_broadcasting() -> None:
     signed = sign(GasKey.parse(SECRET))
     assert signed.tx_hash == keccak256(signed.raw)
 
@@ -73,7 +73,7 @@ def test_the_tip_never_exceeds_the_whole_price() -> None:
     assert TypedTransaction.from_bytes(HexBytes(raw)).as_dict()["maxPriorityFeePerGas"] == 500
 
 
-def test_the_same_words_are_signed_the_same_way() -> None:
+def test_signing_is_deterministic() -> None:
     assert sign(GasKey.parse(SECRET)) == sign(GasKey.parse(SECRET))
     assert sign(GasKey.parse(SECRET)).tx_hash != sign(GasKey.parse(SECRET), max_fee_wei=3_001).tx_hash
 
@@ -94,7 +94,7 @@ def test_the_same_words_are_signed_the_same_way() -> None:
         {"calldata": bytes(range(256)) * 5},
     ],
 )
-def test_it_is_byte_for_byte_what_eth_account_signs(changes: dict[str, object]) -> None:
+def test_a_signed_transaction_equals_that_of_eth_account(changes: dict[str, object]) -> None:
     asked = {
         "chain_id": 84532,
         "nonce": 7,
@@ -123,7 +123,7 @@ def test_it_is_byte_for_byte_what_eth_account_signs(changes: dict[str, object]) 
 
 
 @pytest.mark.parametrize("calldata", [b"", b"\x01\x02", b"\x00" * 300], ids=len)
-def test_a_transaction_is_read_back_as_it_was_signed(calldata: bytes) -> None:
+def test_reads_back_a_signed_transaction(calldata: bytes) -> None:
     signed = sign(GasKey.parse(SECRET), calldata=calldata, nonce=0)
     assert read_transaction(signed.raw) == TransactionFields(
         nonce=0, to=TOKEN, calldata=calldata, gas=90_000, max_fee_wei=3_000, tip_wei=1_000
@@ -144,6 +144,6 @@ def test_a_transaction_is_read_back_as_it_was_signed(calldata: bytes) -> None:
     ],
     ids=["nothing", "another type", "cut", "longer", "no list", "twelve bytes", "too few", "lists"],
 )
-def test_what_is_no_transaction_of_ours_is_not_read(spoil: Callable[[bytes], bytes]) -> None:
+def test_refuses_other_transactions_than_its_own(spoil: Callable[[bytes], bytes]) -> None:
     with pytest.raises(ValueError, match="transaction"):
         read_transaction(spoil(sign(GasKey.parse(SECRET)).raw))

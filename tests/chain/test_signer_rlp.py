@@ -17,7 +17,7 @@ ITEMS = st.recursive(
 
 
 @given(ITEMS)
-def test_it_is_written_and_read_as_the_package_does(item: Any) -> None:
+def test_encodes_and_decodes_as_the_package_does(item: Any) -> None:
     raw = encode_item(item)
     assert raw == rlp.encode(item)
     assert decode_item(raw) == item
@@ -29,7 +29,7 @@ def test_a_number_is_its_bytes_without_leading_zeros(number: int) -> None:
 
 
 @given(st.binary(max_size=80))
-def test_what_the_package_refuses_is_refused(raw: bytes) -> None:
+def test_refuses_what_the_package_refuses(raw: bytes) -> None:
     try:
         expected = rlp.decode(raw)
     except rlp.exceptions.DecodingError:
@@ -58,6 +58,6 @@ def test_what_the_package_refuses_is_refused(raw: bytes) -> None:
         "bf" + "ff" * 8,  # longer than anything
     ],
 )
-def test_there_is_one_encoding_of_everything(raw: str) -> None:
+def test_every_item_has_one_encoding(raw: str) -> None:
     with pytest.raises(ValueError):
         decode_item(bytes.fromhex(raw))

@@ -28,7 +28,7 @@ USED = Log(
 )
 
 
-def test_topics_and_magic_are_the_published_constants() -> None:
+def test_topics_and_selectors_are_the_published_constants() -> None:
     assert tokens.TRANSFER_TOPIC.hex() == "ddf252ad1be2c89b69c2b068fc378daa952ba7f163c4a11628f55a4df523b3ef"
     assert (
         tokens.AUTHORIZATION_USED_TOPIC.hex()
@@ -73,7 +73,7 @@ def test_every_transfer_counts_in_the_order_of_the_receipt() -> None:
         pytest.param({"topics": (tokens.TRANSFER_TOPIC, bytes(ALICE), pad(BOB))}, id="short topic"),
     ],
 )
-def test_what_is_not_exactly_a_transfer_of_the_token_is_left_out(spoof: dict[str, object]) -> None:
+def test_logs_other_than_transfers_of_the_token_are_left_out(spoof: dict[str, object]) -> None:
     assert tokens.parse_transfers((replace(TRANSFER, **spoof),), token=TOKEN) == ()  # type: ignore[arg-type]
 
 
@@ -89,12 +89,12 @@ def test_what_is_not_exactly_a_transfer_of_the_token_is_left_out(spoof: dict[str
         pytest.param(TRANSFER, set(), id="a plain transfer"),
     ],
 )
-def test_authorizers_are_those_whose_authorisation_was_used(log: Log, expected: set[Address]) -> None:
+def test_authorizers_are_the_payers_of_used_authorisations(log: Log, expected: set[Address]) -> None:
     assert tokens.find_authorizers((log,), TOKEN) == expected
 
 
 @pytest.mark.parametrize("signature", [b"", b"\x01", bytes(range(65)), b"\x07" * 96, b"\x07" * 4096])
-def test_signature_calldata_is_what_an_abi_encoder_makes(signature: bytes) -> None:
+def test_signature_calldata_equals_that_of_an_abi_encoder(signature: bytes) -> None:
     expected = tokens.ERC1271_MAGIC + encode(["bytes32", "bytes"], [NONCE, signature])
     assert tokens.encode_is_valid_signature(digest=NONCE, signature=signature) == expected
 
@@ -117,7 +117,7 @@ FIELD_VALUES = [str(ALICE), str(BOB), 10_000, 5, 2**48, NONCE]
 
 
 @pytest.mark.parametrize(("v", "normal"), [(0, 27), (1, 28), (27, 27), (28, 28)])
-def test_an_ecdsa_signature_goes_as_its_three_parts_with_the_v_that_tokens_take(v: int, normal: int) -> None:
+def test_an_ecdsa_signature_is_passed_in_three_parts_with_v_27_or_28(v: int, normal: int) -> None:
     r, s = b"\x0a" * 32, b"\x0b" * 32
     calldata = tokens.encode_transfer_with_authorization(**FIELDS, signature=r + s + bytes([v]))
     types, values = [*FIELD_TYPES, "uint8", "bytes32", "bytes32"], [*FIELD_VALUES, normal, r, s]
@@ -137,7 +137,7 @@ def test_an_ecdsa_signature_goes_as_its_three_parts_with_the_v_that_tokens_take(
     ],
     ids=["empty", "one byte", "64 bytes", "v of 2", "v of 29", "66 bytes", "4 KiB"],
 )
-def test_any_other_signature_is_a_contract_wallets_and_goes_as_bytes(signature: bytes) -> None:
+def test_any_other_signature_is_passed_as_bytes(signature: bytes) -> None:
     calldata = tokens.encode_transfer_with_authorization(**FIELDS, signature=signature)
     expected = encode([*FIELD_TYPES, "bytes"], [*FIELD_VALUES, signature])
     assert calldata == bytes.fromhex("cf092995") + expected
@@ -157,7 +157,7 @@ def test_a_field_that_does_not_fit_its_word_is_not_encoded(change: dict[str, obj
         tokens.encode_transfer_with_authorization(**{**FIELDS, **change}, signature=b"")
 
 
-def test_the_state_of_an_authorisation_is_asked_by_payer_and_nonce() -> None:
+def test_the_state_of_an_authorisation_is_read_by_payer_and_nonce() -> None:
     calldata = tokens.encode_authorization_state(payer=ALICE, nonce=NONCE)
     assert calldata == bytes.fromhex("e94a0102") + encode(["address", "bytes32"], [str(ALICE), NONCE])
     with pytest.raises(ValueError, match="32 bytes"):
@@ -170,7 +170,7 @@ def test_the_getters_of_a_domain_have_their_published_selectors() -> None:
     assert tokens.encode_domain_separator().hex() == "3644e515"
 
 
-def test_the_domain_separator_of_usdc_is_the_one_that_is_on_chain() -> None:
+def test_the_domain_separator_of_usdc_equals_that_on_chain() -> None:
     usdc = Address.parse("0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48")
     domain = TokenDomain(name="USD Coin", version="2")
     separator = tokens.compute_domain_separator(domain, chain_id=ChainId(1), token=usdc)
@@ -178,7 +178,7 @@ def test_the_domain_separator_of_usdc_is_the_one_that_is_on_chain() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "USD Coin", "x" * 31, "x" * 32, "Träger" * 20])
-def test_a_text_is_read_as_an_abi_encoder_writes_it(text: str) -> None:
+def test_parses_text_of_an_abi_encoder(text: str) -> None:
     assert tokens.parse_text(encode(["string"], [text])) == text
 
 
@@ -194,7 +194,7 @@ def test_a_text_is_read_as_an_abi_encoder_writes_it(text: str) -> None:
     ],
     ids=["empty", "too short", "a bytes32", "cut off", "too long", "not UTF-8"],
 )
-def test_what_is_no_text_is_refused(payload: bytes) -> None:
+def test_refuses_other_payloads_than_text(payload: bytes) -> None:
     with pytest.raises(ValueError, match=r"string|codec"):
         tokens.parse_text(payload)
 
@@ -223,7 +223,7 @@ def test_a_bool_is_exactly_zero_or_one() -> None:
         pytest.param(TRANSFER, (), id="a plain transfer"),
     ],
 )
-def test_a_used_authorisation_is_read_strictly(log: Log, expected: tuple[object, ...]) -> None:
+def test_a_used_authorisation_is_parsed_strictly(log: Log, expected: tuple[object, ...]) -> None:
     assert tokens.parse_authorizations_used((log,), token=TOKEN) == expected
 
 
@@ -287,7 +287,7 @@ def test_an_authorisation_ends_by_its_use_or_its_cancellation(log: Log, is_over:
     assert tokens.has_ended((log,), token=TOKEN, payer=ALICE, nonce=NONCE) is is_over
 
 
-def test_erc20_calldata_is_what_an_abi_encoder_makes() -> None:
+def test_erc20_calldata_equals_that_of_an_abi_encoder() -> None:
     assert tokens.encode_transfer(recipient=BOB, base_units=77) == bytes.fromhex("a9059cbb") + encode(
         ["address", "uint256"], [str(BOB), 77]
     )
@@ -320,5 +320,5 @@ def test_a_balance_is_exactly_one_word() -> None:
         (b"", False),
     ],
 )
-def test_only_the_magic_word_means_yes(payload: bytes, is_yes: bool) -> None:
+def test_only_the_magic_word_confirms_a_signature(payload: bytes, is_yes: bool) -> None:
     assert tokens.is_signature_valid(payload) is is_yes

@@ -62,7 +62,7 @@ def make_chain(**changes: bytes | None) -> MemoryChain:
         pytest.param({"state": b"\x01" * 32}, DomainFault.NO_AUTHORIZATIONS, id="an answer that is no bool"),
     ],
 )
-async def test_the_claimed_domain_is_held_against_the_tokens_own_word(
+async def test_the_configured_domain_is_compared_with_the_tokens(
     changes: dict[str, bytes | None], fault: DomainFault | None
 ) -> None:
     assert await find_domain_fault(make_chain(**changes), ASSET, deadline_s=1.0) is fault
@@ -80,13 +80,13 @@ async def test_an_address_without_code_takes_no_authorisations() -> None:
         Asset(chain_id=CHAIN, token=TOKEN, symbol="DAI", decimals=18),
     ],
 )
-async def test_an_asset_without_a_domain_is_not_asked(asset: Asset) -> None:
+async def test_an_asset_without_a_domain_is_not_checked(asset: Asset) -> None:
     chain = make_chain()
     assert await find_domain_fault(chain, asset, deadline_s=1.0) is None
     assert chain.request_count == 0
 
 
-async def test_a_chain_that_does_not_answer_says_nothing_about_the_token() -> None:
+async def test_an_unavailable_chain_raises_for_the_token() -> None:
     chain = make_chain()
     chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):

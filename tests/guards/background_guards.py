@@ -47,7 +47,7 @@ BACKGROUND_GUARDS = (
         "payments.gas:GasBudget.run",
         "            await self._task.attempt(self.refresh)\n",
         "            await self.refresh()\n",
-        test="payments/test_gas.py::test_the_look_at_gas_goes_on_after_an_outage",
+        test="payments/test_gas.py::test_refreshing_continues_after_an_outage",
     ),
     guard(
         "K9",

@@ -3,6 +3,7 @@
 from tests.guards.answer_guards import ANSWER_GUARDS
 from tests.guards.background_guards import BACKGROUND_GUARDS
 from tests.guards.caller_guards import CALLER_GUARDS
+from tests.guards.chain_guards import CHAIN_GUARDS
 from tests.guards.decision_guards import DECISION_GUARDS
 from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
@@ -28,6 +29,7 @@ GUARDS = (
     *EXHAUSTION_GUARDS,
     *BACKGROUND_GUARDS,
     *PAYMENT_GUARDS,
+    *CHAIN_GUARDS,
     *PLAIN_GUARDS,
     *KEY_GUARDS,
     *DECISION_GUARDS,

@@ -124,7 +124,7 @@ KEY_GUARDS = (
         "payments.mpp:Challenger._is_own",
         "for secret in (self.secret, *self.other_secrets)",
         "for secret in (self.secret,)",
-        test="payments/test_mpp.py::test_a_challenge_of_before_the_secret_was_changed_is_ours_while_the_old_one_is_known",
+        test="payments/test_mpp.py::test_a_challenge_of_an_older_secret_counts_while_that_secret_is_configured",
     ),
     guard(
         "K8",

@@ -201,7 +201,7 @@ LIMIT_GUARDS = (
         "payments.transaction_lookup:LookupCharge._charge",
         "        if wait_s is not None:\n",
         "        if False:\n",
-        test="payments/test_transaction_verifier.py::TestMeter::test_over_the_limit_nothing_is_asked_and_known_money_still_works",
+        test="payments/test_transaction_verifier.py::TestMeter::test_over_the_limit_no_chain_is_read_and_known_payments_still_count",
     ),
     guard(
         "P7",
@@ -209,7 +209,7 @@ LIMIT_GUARDS = (
         "payments.transaction_verifier:TransactionVerifier.find_spendable",
         "            presented.charge.give_back()\n",
         "            pass\n",
-        test="payments/test_transaction_verifier.py::TestMeter::test_forty_customers_behind_one_address_pay_and_junk_has_its_limit",
+        test="payments/test_transaction_verifier.py::TestMeter::test_forty_payers_behind_one_address_pay_and_worthless_look_ups_are_limited",
     ),
     guard(
         "P7",
@@ -217,7 +217,7 @@ LIMIT_GUARDS = (
         "payments.transaction_verifier:SignerCheck._call_wallet",
         " or self._unclaimed.get(key, 0) >= UNCLAIMED_MAX",
         "",
-        test="payments/test_transaction_verifier.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
+        test="payments/test_transaction_verifier.py::TestMeter::test_calls_of_a_contract_wallet_that_buys_nothing_are_limited",
     ),
     guard(
         "P7",
@@ -225,7 +225,7 @@ LIMIT_GUARDS = (
         "payments.transaction_verifier:SignerCheck._is_contract_signer",
         "                presented.charge.keep()\n",
         "                pass\n",
-        test="payments/test_transaction_verifier.py::TestMeter::test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more",
+        test="payments/test_transaction_verifier.py::TestMeter::test_calls_of_a_contract_wallet_that_buys_nothing_are_limited",
     ),
     guard(
         "P7",
@@ -257,7 +257,7 @@ LIMIT_GUARDS = (
         "payments.authorization_onchain:AuthorizationQuota._find_wait",
         "allowance.left <= min(ahead[key], failed)",
         "allowance.left <= 0",
-        test="payments/test_authorization_onchain_quota.py::test_running_calls_count_as_far_as_look_ups_came_to_nothing",
+        test="payments/test_authorization_onchain_quota.py::test_running_calls_count_up_to_the_number_of_failed_look_ups",
     ),
     guard(
         "P7",

@@ -4,14 +4,14 @@ of origins that must be proved (I7).
 
 from tests.guards.guard import guard
 
-CODES = "payments/test_gas.py::test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more"
+CODES = "payments/test_gas.py::test_wallets_of_many_codes_use_at_most_their_part_of_the_budget"
 NO_PAYMENT = "payments/test_transaction_rules.py::test_refuses_with_a_reason"
-ELSEWHERE = "payments/test_transaction_rules.py::test_refuses_what_did_not_succeed_or_is_elsewhere"
+ELSEWHERE = "payments/test_transaction_rules.py::test_refuses_a_failed_transaction_and_another_chain"
 DROPPED = "contracts/test_ledger_batch_dropped_responses.py"
 AT_ONCE = "test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all"
 REFUSALS = "payments/test_authorization_check.py::test_refusals"
 PUBLIC = "gateway/test_idempotency_public.py"
-OWN_CLOCK = "payments/test_authorization_check.py::test_our_own_clock"
+OWN_CLOCK = "payments/test_authorization_check.py::test_checks_times_by_the_gateways_clock"
 
 NEVER_SOLD = "gateway/test_routing.py::test_a_version_that_would_have_refused_the_call_sets_no_price"
 
@@ -54,7 +54,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_find_worth",
         "if m.payer in signers and m.payer != ZERO_ADDRESS]",
         "if m.payer != ZERO_ADDRESS]",
-        test="payments/test_transaction_rules.py::test_only_the_payer_may_show_it",
+        test="payments/test_transaction_rules.py::test_only_the_payer_may_use_a_payment",
     ),
     guard(
         "P2",
@@ -62,7 +62,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_find_worth",
         " and m.payer != ZERO_ADDRESS]",
         "]",
-        test="payments/test_transaction_rules.py::test_money_from_nowhere_has_no_payer",
+        test="payments/test_transaction_rules.py::test_a_mint_has_no_payer",
     ),
     guard(
         "P4",
@@ -102,7 +102,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_find_native_movements",
         "base_units=0 if facts.sender == payee.address else facts.value,",
         "base_units=facts.value,",
-        test="payments/test_transaction_rules.py::test_a_wallet_that_pays_itself_has_paid_nobody",
+        test="payments/test_transaction_rules.py::test_a_transfer_to_the_own_wallet_pays_nothing",
     ),
     guard(
         "P4",
@@ -174,7 +174,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_find_worth",
         "if facts.block_time >= m.payee.since_s - limits.payee_slack_s]",
         "]",
-        test="payments/test_transaction_rules.py::test_not_older_than_its_payee_by_more_than_a_minute",
+        test="payments/test_transaction_rules.py::test_a_payment_is_at_most_a_minute_older_than_its_payee",
     ),
     guard(
         "P5",
@@ -182,7 +182,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_check_age",
         "    if age_s > limits.payment_age_s:\n",
         "    if False:\n",
-        test="payments/test_transaction_rules.py::test_first_shown_within_a_day_of_readiness",
+        test="payments/test_transaction_rules.py::test_a_payment_counts_for_a_day_of_readiness",
     ),
     guard(
         "P5",
@@ -190,7 +190,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_find_pending",
         "    if facts.confirmations < needed:\n",
         "    if False:\n",
-        test="payments/test_transaction_rules.py::test_depth_by_value",
+        test="payments/test_transaction_rules.py::test_the_required_depth_follows_the_value",
     ),
     guard(
         "P5",
@@ -198,7 +198,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_find_pending",
         "    if facts.canonical_hash != facts.block_hash:\n        return Pending",
         "    if False:\n        return Pending",
-        test="payments/test_transaction_rules.py::test_nothing_in_a_shallow_or_displaced_block_is_believed",
+        test="payments/test_transaction_rules.py::test_a_shallow_or_displaced_block_is_pending",
     ),
     guard(
         "P13",
@@ -206,7 +206,7 @@ PAYMENT_GUARDS = (
         "payments.transaction_rules:_check_age",
         "    if given.held_before_s is not None and facts.block_time <= given.held_before_s:\n",
         "    if False:\n",
-        test="payments/test_transaction_rules.py::test_what_was_mined_before_a_restore_is_held",
+        test="payments/test_transaction_rules.py::test_a_payment_mined_before_a_restore_is_held",
     ),
     # ---- Signed payments.
     guard(
@@ -279,7 +279,7 @@ PAYMENT_GUARDS = (
         "payments.settlement_rules:SettlementRules.min_nano_at",
         "max(self.min_nano, MIN_COST_FACTOR * self.cost_nano(gas_price_wei))",
         "self.min_nano",
-        test="payments/test_gas.py::test_the_least_price_follows_the_price_of_gas",
+        test="payments/test_gas.py::test_the_minimum_price_follows_the_gas_price",
     ),
     guard(
         "P12",
@@ -384,7 +384,7 @@ PAYMENT_GUARDS = (
         "payments.gas:GasBudget.is_wallet_served",
         "            and is_code_trusted(wallets.codes.get(code_hash))\n",
         "",
-        test="payments/test_gas.py::test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others",
+        test="payments/test_gas.py::test_proxies_of_one_reverting_code_are_refused_without_effect_on_other_payers",
     ),
     guard(
         "P12",
@@ -392,7 +392,7 @@ PAYMENT_GUARDS = (
         "payments.settlement:Settlement._settle",
         "        if sequence is None or facts.gas_estimate is None or not is_served:\n",
         "        if sequence is None or facts.gas_estimate is None:\n",
-        test="payments/test_gas.py::test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part",
+        test="payments/test_gas.py::test_concurrent_wallets_with_code_sign_at_most_their_part",
     ),
     guard(
         "P6",
@@ -400,7 +400,7 @@ PAYMENT_GUARDS = (
         "payments.gas:GasBudget._choose",
         "            if not sequence.progress.is_stuck and sequence.key.address not in without\n",
         "            if sequence.key.address not in without\n",
-        test="payments/test_transactions_replacer.py::test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen",
+        test="payments/test_transactions_replacer.py::test_a_stuck_key_is_neither_offered_nor_chosen",
     ),
     guard(
         "P6",
@@ -408,7 +408,7 @@ PAYMENT_GUARDS = (
         "payments.settlement_recovery:SettlementRecovery._is_stuck",
         "        if self._is_late(first) and self._gas_budget.is_stuck(attempt.chain_id, attempt.sender):\n",
         "        if False:\n",
-        test="payments/test_transactions_replacer.py::test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits",
+        test="payments/test_transactions_replacer.py::test_another_key_settles_the_calls_of_a_stuck_key",
     ),
     guard(
         "P6",
@@ -416,7 +416,7 @@ PAYMENT_GUARDS = (
         "payments.transactions:TransactionReplacer._repair_gap",
         "            await self._fill(sequence, nonce, waiting[0])\n",
         "            pass\n",
-        test="payments/test_transactions_replacer.py::test_missing_nonces_below_what_waits_are_filled",
+        test="payments/test_transactions_replacer.py::test_missing_nonces_below_waiting_transactions_are_filled",
     ),
     guard(
         "P6",
@@ -424,7 +424,7 @@ PAYMENT_GUARDS = (
         "payments.transactions:TransactionReplacer._repair_gap",
         "        if not waiting:\n            now_at",
         "        if not waiting:\n            return\n            now_at",
-        test="payments/test_transactions_replacer.py::test_a_lane_that_passed_nonces_for_nothing_goes_back",
+        test="payments/test_transactions_replacer.py::test_a_sequence_ahead_of_the_chain_goes_back",
     ),
     guard(
         "P6",
@@ -432,7 +432,7 @@ PAYMENT_GUARDS = (
         "payments.transactions:TransactionReplacer._repair_gap",
         "        if min(taken) - mined_nonce > GAP_MAX:\n",
         "        if False:\n",
-        test="payments/test_transactions_replacer.py::test_a_gap_that_is_too_wide_is_told_and_costs_no_gas",
+        test="payments/test_transactions_replacer.py::test_a_gap_that_is_too_wide_is_logged_and_costs_no_gas",
     ),
     guard(
         "P6",
@@ -440,7 +440,7 @@ PAYMENT_GUARDS = (
         "payments.settlement:Settlement._resend",
         "            await self._replacer.resend_before(attempt)\n",
         "",
-        test="payments/test_transactions_replacer.py::test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting",
+        test="payments/test_transactions_replacer.py::test_an_unsent_transaction_of_another_gateway_is_sent_by_a_waiting_call",
     ),
     guard(
         "P6",
@@ -681,7 +681,7 @@ PAYMENT_GUARDS = (
         "payments.reorg_watcher:NetworkWatcher._read_hashes",
         "is_same = reports.known[block.number] == block.block_hash",
         "is_same = True",
-        test="payments/test_reorg_watcher.py::test_gone_is_what_the_chain_says_twice",
+        test="payments/test_reorg_watcher.py::test_a_payment_is_gone_after_two_checks",
     ),
     guard(
         "P5",
@@ -689,7 +689,7 @@ PAYMENT_GUARDS = (
         "payments.reorg_watcher:NetworkWatcher._compare_hashes",
         "        if newest is not None and comparisons.get(newest) is not BlockComparison.UNCHANGED:\n",
         "        if False:\n",
-        test="payments/test_reorg_watcher.py::test_while_the_newest_block_stands_those_below_it_are_not_read_again",
+        test="payments/test_reorg_watcher.py::test_blocks_below_an_unchanged_newest_block_are_not_read",
     ),
     guard(
         "P5",
@@ -697,7 +697,7 @@ PAYMENT_GUARDS = (
         "payments.reorg_watcher:NetworkWatcher._pages",
         "            if len(page) < limit:\n                return\n",
         "            return\n",
-        test="payments/test_reorg_watcher.py::test_one_batch_at_a_time_and_all_have_their_turn",
+        test="payments/test_reorg_watcher.py::test_all_payments_are_read_one_batch_at_a_time",
     ),
     guard(
         "P5",
@@ -705,7 +705,7 @@ PAYMENT_GUARDS = (
         "payments.reorg_watcher:NetworkWatcher._find_final",
         "        if self._has_final_tag:\n",
         "        if False:\n",
-        test="payments/test_reorg_watcher.py::test_depth_decides_nothing_once_the_nodes_have_named_a_final_block",
+        test="payments/test_reorg_watcher.py::test_depth_does_not_count_once_nodes_have_named_a_final_block",
     ),
     guard(
         "P5",
@@ -721,7 +721,7 @@ PAYMENT_GUARDS = (
         "payments.reorg_watcher:NetworkWatcher._confirm",
         "is_checked_only=self._is_one_node_enough,",
         "is_checked_only=False,",
-        test="payments/test_reorg_watcher.py::test_what_one_node_has_invented_is_found_by_the_others",
+        test="payments/test_reorg_watcher.py::test_an_invented_payment_of_one_node_is_found_by_the_others",
     ),
     guard(
         "P6",
@@ -746,7 +746,7 @@ PAYMENT_GUARDS = (
         "            if self._disputes.count(block) % self._limits.disputed_looks_max == 0:\n",
         "            if not self._disputes.count(block):\n",
         test="payments/test_reorg_watcher.py::"
-        "test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_freed_when_they_agree",
+        "test_a_payment_in_a_disputed_block_is_held_after_some_checks_and_freed_on_agreement",
     ),
     guard(
         "P6",
@@ -754,7 +754,7 @@ PAYMENT_GUARDS = (
         "payments.reorg_watcher:NetworkWatcher._count_disputed",
         "if checks[one.id] >= self._limits.disputed_looks_max])",
         "if not checks])",
-        test="payments/test_reorg_watcher.py::test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too",
+        test="payments/test_reorg_watcher.py::test_a_payment_with_a_disputed_receipt_is_held_and_freed",
     ),
     guard(
         "P13",

@@ -41,7 +41,7 @@ def judge(authorization: Authorization | None = None, **given: Any) -> Reason | 
     return result.reason if isinstance(result, AuthorizationRefused) else result
 
 
-def test_a_good_one_is_covered_by_the_balance_at_the_head() -> None:
+def test_a_valid_authorisation_is_covered_by_the_balance_at_the_head() -> None:
     assert judge() == Cover(balance_units=1_000_000_000, block_number=500)
 
 
@@ -49,7 +49,7 @@ def test_the_exact_balance_is_enough() -> None:
     assert judge(balance=10_000) == Cover(balance_units=10_000, block_number=500)
 
 
-def test_a_contract_answers_for_itself_in_the_simulation() -> None:
+def test_the_simulation_checks_a_contract_wallet() -> None:
     for signer in (None, THIRD_PARTY, AuthorizationSigner().address):
         assert isinstance(judge(code_size=23, signer=signer), Cover)
         assert judge(code_size=23, signer=signer, simulation=REVERTED) is Reason.SIMULATION_FAILED
@@ -137,7 +137,9 @@ def test_a_token_without_a_domain_takes_no_authorisation() -> None:
         (Reason.ENDLESS, 0, 2**256 - 1),
     ],
 )
-def test_our_own_clock(expected: Reason | None, valid_after: int, valid_before: int) -> None:
+def test_checks_times_by_the_gateways_clock(
+    expected: Reason | None, valid_after: int, valid_before: int
+) -> None:
     authorization = replace(GOOD, valid_after=valid_after, valid_before=valid_before)
     refused = check_times(
         authorization,

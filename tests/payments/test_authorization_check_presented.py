@@ -54,7 +54,7 @@ def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> Presente
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_every_dialect_says_the_same(dialect: Dialect) -> None:
+def test_every_dialect_gives_the_same_record(dialect: Dialect) -> None:
     presented = read(dialect)
     assert presented.dialect is dialect
     assert (presented.payer, presented.payee, presented.base_units) == (
@@ -87,7 +87,7 @@ def test_every_dialect_says_the_same(dialect: Dialect) -> None:
         [(b"payment-required", b"e30=")],
     ],
 )
-def test_nothing_of_the_kind_is_none(headers: list[tuple[bytes, bytes]]) -> None:
+def test_other_headers_give_none(headers: list[tuple[bytes, bytes]]) -> None:
     assert parse(*headers) is None
 
 
@@ -133,7 +133,7 @@ def test_the_header_is_bounded_by_the_limit() -> None:
     assert isinstance(parse(header, limits=tight), Problem)
 
 
-def test_a_faulty_challenge_is_told_only_when_the_terms_are_matched() -> None:
+def test_a_faulty_challenge_is_refused_only_when_terms_are_matched() -> None:
     """The ledger come first: an authorisation that has paid must not be answered with a new challenge."""
     presented = parse(shown(Dialect.MPP), now_s=NOW_S + 10_000)
     assert isinstance(presented, PresentedAuthorization)
@@ -143,7 +143,7 @@ def test_a_faulty_challenge_is_told_only_when_the_terms_are_matched() -> None:
 
 
 @pytest.mark.parametrize("dialect", Dialect)
-def test_an_unknown_member_is_told_only_when_the_terms_are_matched(dialect: Dialect) -> None:
+def test_an_unknown_member_is_refused_only_when_terms_are_matched(dialect: Dialect) -> None:
     """The ledger come first here as well: the same authorisation may have paid, in plainer dress."""
     name, value = shown(dialect)
     content = {**decode_header(value.removeprefix(b"Payment ")), "note": 1}
@@ -174,7 +174,7 @@ ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
         (AuthorizationSigner(base_units=0), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
     ],
 )  # fmt: skip
-def test_the_nearest_miss_is_told(
+def test_refuses_with_the_reason_of_the_nearest_requirement(
     payer: AuthorizationSigner, requirements: Any, code: Code, reason: str
 ) -> None:
     refused = match_requirement(read(Dialect.X402_V2, payer), requirements)
@@ -199,7 +199,7 @@ def test_payee_and_amount_must_meet_in_one_requirement() -> None:
     assert both[0] == old
 
 
-def test_version_1_means_the_token_that_was_signed_for() -> None:
+def test_version_1_uses_the_token_of_the_signature() -> None:
     euro = Asset(
         chain_id=USDC.chain_id,
         token=Address(b"\x66" * 20),
@@ -224,7 +224,7 @@ def test_version_1_means_the_token_that_was_signed_for() -> None:
 @pytest.mark.parametrize(
     "path", [path for path in VECTORS if path.stem != "siwx"], ids=lambda path: path.stem
 )
-def test_a_stock_clients_payment_is_read(path: Path) -> None:
+def test_parses_payments_of_stock_clients(path: Path) -> None:
     vector = json.loads(path.read_text())
     headers = [
         (name.lower().encode(), value.encode()) for name, value in vector["paid"]["request"]["headers"]
@@ -246,7 +246,7 @@ def test_a_stock_clients_payment_is_read(path: Path) -> None:
     assert recover_signer(authorization, requirement.asset.domain) == payer
 
 
-def test_the_vectors_hold_every_dialect() -> None:
+def test_the_vectors_include_every_dialect() -> None:
     stems = " ".join(path.stem for path in VECTORS)
     assert all(
         name in stems for name in ("x402_v2_fetch", "x402_v2_axios", "x402_v2_httpx", "x402_v2_requests")

@@ -45,14 +45,14 @@ def chain() -> MemoryChain:
         ({"payer": Address(b"\xee" * 20)}, UseNotFound),
     ],
 )
-async def test_the_same_from_to_and_value_is_paid_and_nothing_else(
+async def test_only_the_same_from_to_and_value_pay(
     chain: MemoryChain, change: dict[str, object], kind: type
 ) -> None:
     chain.settle_by_third_party(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
     assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=1), kind)
 
 
-async def test_a_cancelled_one_never_pays(chain: MemoryChain) -> None:
+async def test_a_cancelled_authorisation_never_pays(chain: MemoryChain) -> None:
     tx_hash = chain.cancel_authorization(CHAIN, TOKEN, payer=AUTHORIZATION.payer, nonce=AUTHORIZATION.nonce)
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == Cancelled(tx_hash=tx_hash)
 
@@ -70,14 +70,14 @@ class LyingChain(MemoryChain):
     "change",
     [{"nonce": b"\x01" * 32}, {"payer": Address(b"\xee" * 20)}, {"nonce": b"\x01" * 32, "base_units": 1}],
 )
-async def test_a_transaction_that_says_nothing_of_it_is_no_end_of_it(change: dict[str, object]) -> None:
+async def test_a_transaction_without_the_nonce_is_not_its_end(change: dict[str, object]) -> None:
     """A node that names any transaction at all would get a call released whose money can still move."""
     chain = LyingChain(CHAIN)
     chain.effective_logs = chain.settle_by_third_party(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == UseNotFound()
 
 
-async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: MemoryChain) -> None:
+async def test_the_search_starts_some_blocks_before_the_given_block(chain: MemoryChain) -> None:
     """Whoever told of that block may have been ahead of the others, or on a fork."""
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     first = chain.head(CHAIN).number
@@ -91,25 +91,25 @@ async def test_it_is_looked_for_a_little_before_the_block_that_was_told(chain: M
     assert await find_end(chain, AUTHORIZATION, from_block=0) is not None
 
 
-async def test_a_shallow_end_is_one(chain: MemoryChain) -> None:
+async def test_find_end_returns_a_shallow_end(chain: MemoryChain) -> None:
     tx_hash = chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     assert await find_end(chain, AUTHORIZATION, from_block=0) == tx_hash
 
 
-async def test_what_is_not_deep_enough_is_not_known_yet(chain: MemoryChain) -> None:
+async def test_a_use_that_is_not_deep_enough_is_not_found(chain: MemoryChain) -> None:
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=2) == UseNotFound()
     chain.bury(CHAIN, 1)
     assert isinstance(await find_use(chain, AUTHORIZATION, from_block=0, depth=2), TransferFound)
 
 
-async def test_a_chain_that_is_away_says_nothing(chain: MemoryChain) -> None:
+async def test_an_unavailable_chain_raises(chain: MemoryChain) -> None:
     chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
         await find_use(chain, AUTHORIZATION, from_block=0, depth=1)
 
 
-async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chain: MemoryChain) -> None:
+async def test_a_transfer_names_its_block_and_whether_it_is_final(chain: MemoryChain) -> None:
     tx_hash = chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     facts = await chain.fetch_facts(CHAIN, tx_hash)
     assert isinstance(facts, ChainFacts)
@@ -127,7 +127,7 @@ async def test_the_transfer_says_where_it_is_and_whether_it_can_still_leave(chai
 
 
 @pytest.mark.parametrize("quorum", Quorum)
-async def test_one_nodes_word_makes_no_transfer_final(chain: MemoryChain, quorum: Quorum) -> None:
+async def test_one_nodes_response_makes_no_transfer_final(chain: MemoryChain, quorum: Quorum) -> None:
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     chain.bury(CHAIN, 20)
     use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, quorum=quorum)

@@ -51,7 +51,7 @@ async def ask(
 
 
 @pytest.mark.parametrize("authorization", [SMART, NO_KEY])
-async def test_a_wallet_with_code_is_asked_within_its_limits(authorization: Authorization) -> None:
+async def test_a_wallet_with_code_is_called_within_its_limits(authorization: Authorization) -> None:
     assert USDC.domain is not None
     shown = (
         authorization.signature if authorization is SMART else bytes(64) + b"\x1c"
@@ -81,7 +81,7 @@ async def test_a_wallet_with_code_is_asked_within_its_limits(authorization: Auth
         ContractResult(reverted=True, payload=YES.payload),
     ],
 )
-async def test_whatever_is_no_yes_within_the_limits_is_refused(answer: ContractResult) -> None:
+async def test_refuses_every_result_that_does_not_confirm_within_the_limits(answer: ContractResult) -> None:
     refused = await ask(AskedChain(lambda calldata: answer))
     assert refused is not None
     assert (refused.code, refused.reason) == (
@@ -90,19 +90,19 @@ async def test_whatever_is_no_yes_within_the_limits_is_refused(answer: ContractR
     )
 
 
-async def test_a_long_yes_within_the_limit_counts() -> None:
+async def test_a_long_confirmation_within_the_limit_counts() -> None:
     longest = ContractResult(reverted=False, payload=YES.payload.ljust(BYTES_MAX, b"\0"))
     assert await ask(AskedChain(lambda calldata: longest)) is None
 
 
-async def test_a_plain_wallet_is_not_asked() -> None:
+async def test_a_plain_wallet_is_not_called() -> None:
     chain = AskedChain(lambda calldata: REVERTED)
     assert await ask(chain, is_owner=True, code_size=0) is None
     assert chain.calls == []
 
 
 @pytest.mark.parametrize(("gas_estimate", "is_asked"), [(GAS_MAX, False), (GAS_MAX + 1, True), (None, True)])
-async def test_of_an_account_that_delegates_the_key_is_enough_where_its_code_costs_little(
+async def test_the_key_of_a_delegated_account_is_enough_where_its_code_is_cheap(
     gas_estimate: int | None, is_asked: bool
 ) -> None:
     chain = AskedChain(lambda calldata: REVERTED)
@@ -110,14 +110,14 @@ async def test_of_an_account_that_delegates_the_key_is_enough_where_its_code_cos
     assert (refused is not None, bool(chain.calls)) == (is_asked, is_asked)
 
 
-async def test_a_chain_that_does_not_answer_is_no_refusal() -> None:
+async def test_an_unavailable_chain_is_not_a_refusal() -> None:
     chain = AskedChain(lambda calldata: YES)
     chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
         await ask(chain)
 
 
-async def test_before_a_call_the_wallet_is_asked_once_more_than_others() -> None:
+async def test_the_check_before_a_call_calls_the_wallet_once() -> None:
     async with SettlementHarness() as harness:
         payer = harness.payer()
         smart = replace(payer.authorize(), signature=b"only a contract reads this")

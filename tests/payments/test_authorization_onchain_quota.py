@@ -50,14 +50,14 @@ async def test_counts_per_address_and_per_wallet(address: str, signer: str, is_r
         assert 0 < (refusal.retry_after_s or 0) <= 60
 
 
-async def test_what_was_charged_is_given_back() -> None:
+async def test_a_charged_call_does_not_count() -> None:
     quota = make_meter(1)
     assert [await look_up(quota, HERE, "0xa", is_charged=True) for _ in range(5)] == [None] * 5
     assert await look_up(quota, HERE, "0xa") is None
     assert await look_up(quota, HERE, "0xa", is_charged=True) is not None
 
 
-async def test_a_call_that_asks_no_chain_never_counts() -> None:
+async def test_a_call_without_a_chain_request_does_not_count() -> None:
     quota = make_meter(1)
     for _ in range(5):
         with quota.open(HERE):
@@ -65,7 +65,7 @@ async def test_a_call_that_asks_no_chain_never_counts() -> None:
     assert await look_up(quota, HERE, "0xa") is None
 
 
-async def test_a_call_has_one_look_up() -> None:
+async def test_a_call_counts_one_look_up() -> None:
     quota = make_meter(1)
     with quota.open(HERE) as lookup:
         assert [await lookup.take("0xa") for _ in range(5)] == [None] * 5
@@ -78,7 +78,7 @@ async def test_a_refused_call_does_not_count_again() -> None:
     assert await look_up(quota, "192.0.2.2", "0xb") is None
 
 
-async def test_any_number_of_calls_may_run_of_a_caller_whose_look_ups_came_to_something() -> None:
+async def test_running_calls_of_a_caller_without_failed_look_ups_are_not_limited() -> None:
     quota = make_meter(2)
     with ExitStack() as running:
         for _ in range(50):
@@ -88,7 +88,7 @@ async def test_any_number_of_calls_may_run_of_a_caller_whose_look_ups_came_to_so
     assert await look_up(quota, HERE, "0xa") is None
 
 
-async def test_running_calls_count_as_far_as_look_ups_came_to_nothing() -> None:
+async def test_running_calls_count_up_to_the_number_of_failed_look_ups() -> None:
     quota = make_meter(10)
     for _ in range(6):
         await look_up(quota, HERE, "0xa")
@@ -101,7 +101,7 @@ async def test_running_calls_count_as_far_as_look_ups_came_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("outage", [ChainUnavailable, StorageUnavailable])
-async def test_a_look_up_without_an_answer_is_no_junk_and_has_a_limit_all_the_same(
+async def test_an_unresolved_look_up_has_its_own_limit(
     outage: type[Exception],
 ) -> None:
     quota = make_meter(2)

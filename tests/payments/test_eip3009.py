@@ -62,16 +62,16 @@ def reference_digest(authorization: Authorization, domain: TokenDomain) -> bytes
         TokenDomain, name=st.sampled_from(["USDC", "USD Coin", "USD₮0"]), version=st.sampled_from(["1", "2"])
     ),
 )
-def test_the_digest_is_the_one_of_the_typed_data(authorization: Authorization, domain: TokenDomain) -> None:
+def test_the_digest_is_that_of_the_typed_data(authorization: Authorization, domain: TokenDomain) -> None:
     assert authorization_digest(authorization, domain) == reference_digest(authorization, domain)
 
 
-def test_the_signer_is_who_signed() -> None:
+def test_recovers_the_signer() -> None:
     payer = AuthorizationSigner()
     assert recover_signer(payer.authorize(), DOMAIN) == payer.address
 
 
-def test_v_counts_in_both_spellings() -> None:
+def test_accepts_both_encodings_of_v() -> None:
     signature = AuthorizationSigner().signature
     low = signature[:64] + bytes([signature[64] - 27])
     assert (
@@ -92,12 +92,12 @@ def test_v_counts_in_both_spellings() -> None:
         {"chain_id": ChainId(1)},
     ],
 )
-def test_every_field_is_under_the_signature(changes: dict[str, object]) -> None:
+def test_the_signature_covers_every_field(changes: dict[str, object]) -> None:
     changed = replace(AuthorizationSigner().authorize(), **changes)  # type: ignore[arg-type] # a field of the record each
     assert recover_signer(changed, DOMAIN) != AuthorizationSigner().address
 
 
-def test_the_domain_is_under_the_signature() -> None:
+def test_the_signature_covers_the_domain() -> None:
     assert (
         recover_signer(AuthorizationSigner().authorize(), TokenDomain(name="USD Coin", version="2"))
         != AuthorizationSigner().address
@@ -108,7 +108,7 @@ def test_the_domain_is_under_the_signature() -> None:
     )
 
 
-def test_no_key_stands_behind_other_shapes() -> None:
+def test_other_shapes_recover_no_key() -> None:
     order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
     signature = AuthorizationSigner().signature
     s = int.from_bytes(signature[32:64], "big")
@@ -117,7 +117,7 @@ def test_no_key_stands_behind_other_shapes() -> None:
         assert recover_signer(AuthorizationSigner().authorize(signature=other), DOMAIN) is None
 
 
-def test_a_wrapped_signature_is_told_by_its_end() -> None:
+def test_a_wrapped_signature_is_recognised_by_its_suffix() -> None:
     assert is_wrapped(b"anything" + bytes.fromhex("6492" * 16))
     assert not is_wrapped(AuthorizationSigner().signature)
     assert USDC.domain == DOMAIN

@@ -40,7 +40,7 @@ def open_scene(
     )
 
 
-async def test_it_is_asked_in_the_words_of_x402_with_its_own_headers() -> None:
+async def test_requests_have_the_x402_shape_and_the_configured_headers() -> None:
     line = ScriptedFacilitator()
     facilitator, payer = (
         FacilitatorClient(facilitator_at("https://f.example/x402/"), line),
@@ -78,7 +78,7 @@ JUNK: list[object] = [
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
-async def test_an_unclear_answer_is_neither_yes_nor_no(junk: object) -> None:
+async def test_an_unclear_response_raises_chain_unavailable(junk: object) -> None:
     line = ScriptedFacilitator()
     line.answers = {"verify": junk, "settle": junk}
     facilitator = FacilitatorClient(facilitator_at(), line)
@@ -87,7 +87,7 @@ async def test_an_unclear_answer_is_neither_yes_nor_no(junk: object) -> None:
     assert await facilitator.settle(AuthorizationSigner().authorize(), USDC, timeout_s=90) is None
 
 
-async def test_what_it_would_not_settle_is_refused_before_the_call() -> None:
+async def test_an_authorisation_that_the_facilitator_refuses_is_refused_before_the_call() -> None:
     line = ScriptedFacilitator()
     line.answers["verify"] = {"isValid": False, "invalidReason": "blocked\nwallet"}
     async with open_scene(line) as harness:
@@ -111,7 +111,7 @@ async def test_what_it_would_not_settle_is_refused_before_the_call() -> None:
         assert isinstance(covered, Cover)
 
 
-async def test_the_chain_says_that_it_settled() -> None:
+async def test_the_chain_proves_the_settlement() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         line.settling = call = await harness.claim()
@@ -119,7 +119,7 @@ async def test_the_chain_says_that_it_settled() -> None:
         assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
+async def test_waits_as_long_as_the_required_depth_takes() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line, block_time_s=20.0, depth=2) as harness, asyncio.timeout(10):
         line.settling = call = await harness.claim()
@@ -134,7 +134,7 @@ async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
 @pytest.mark.parametrize(
     "answer", [{"success": False, "errorReason": "x", "transaction": ""}, ChainUnavailable("away"), b"?"]
 )
-async def test_money_that_moved_counts_whatever_it_says(answer: object) -> None:
+async def test_a_transfer_counts_whatever_the_facilitator_reports(answer: object) -> None:
     line = ScriptedFacilitator()
     line.answers["settle"] = answer
     async with open_scene(line) as harness:
@@ -143,7 +143,7 @@ async def test_money_that_moved_counts_whatever_it_says(answer: object) -> None:
 
 
 @pytest.mark.parametrize("is_success", [True, False])
-async def test_money_that_did_not_move_is_undecided_whatever_it_says(is_success: bool) -> None:
+async def test_a_missing_transfer_is_undecided_whatever_the_facilitator_reports(is_success: bool) -> None:
     line = ScriptedFacilitator()
     line.answers["settle"] = {"success": is_success, "transaction": "0x" + "12" * 32}
     async with open_scene(line) as harness:
@@ -152,7 +152,7 @@ async def test_money_that_did_not_move_is_undecided_whatever_it_says(is_success:
         assert await call.read_state() is CallState.SETTLING
 
 
-async def test_the_books_know_before_it_is_told() -> None:
+async def test_the_ledger_is_written_before_the_facilitator_settles() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim()
@@ -169,7 +169,7 @@ async def test_the_books_know_before_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("trouble", ["no money", "refused", "expired"])
-async def test_what_simulation_refuses_at_the_head_is_undecided_and_not_told_to_it(trouble: str) -> None:
+async def test_a_refused_simulation_at_the_head_is_undecided_and_not_sent(trouble: str) -> None:
     """It was shown the authorisation before the call and may have sent it: only the token knows what becomes of it."""
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
@@ -184,7 +184,7 @@ async def test_what_simulation_refuses_at_the_head_is_undecided_and_not_told_to_
         assert line.settle_requests == []
 
 
-async def test_what_it_lands_after_a_refused_simulation_is_paid() -> None:
+async def test_a_transfer_after_a_refused_simulation_pays_the_call() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim(harness.payer(balance=0))
@@ -197,7 +197,7 @@ async def test_what_it_lands_after_a_refused_simulation_is_paid() -> None:
         assert held.transfer is not None
 
 
-async def test_a_nonce_that_was_used_for_something_else_surely_failed() -> None:
+async def test_a_nonce_used_for_another_payment_fails_the_settlement() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim()
@@ -206,7 +206,7 @@ async def test_a_nonce_that_was_used_for_something_else_surely_failed() -> None:
         assert await call.read_state() is CallState.RELEASED
 
 
-async def test_a_call_without_an_outcome_is_never_told_to_it() -> None:
+async def test_a_call_without_an_outcome_is_never_sent_to_the_facilitator() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim(
@@ -219,7 +219,7 @@ async def test_a_call_without_an_outcome_is_never_told_to_it() -> None:
         assert await call.read_state() is CallState.UNKNOWN
 
 
-async def test_the_sweeper_tells_it_again_now_and_then() -> None:
+async def test_recovery_requests_the_settlement_again_at_an_interval() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim()
@@ -254,14 +254,14 @@ async def check(harness: SettlementHarness) -> Any:
 
 
 @pytest.mark.parametrize(("status", "offered"), [(200, True), (401, True), (404, True), (None, False)])
-async def test_nothing_is_offered_before_it_has_answered_anything(status: int | None, offered: bool) -> None:
+async def test_nothing_is_offered_before_the_first_response(status: int | None, offered: bool) -> None:
     line = ScriptedFacilitator()
     line.status = status
     async with open_scene(line) as harness:
         assert (is_offered(harness), harness.settlement.is_reachable(CHAIN)) == (offered, offered)
 
 
-async def test_one_that_is_dead_withdraws_the_rail_until_it_answers_a_look() -> None:
+async def test_a_dead_facilitator_withdraws_the_rail_until_a_probe_succeeds() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         line.answers["verify"], line.status = ChainUnavailable("away"), None
@@ -276,7 +276,7 @@ async def test_one_that_is_dead_withdraws_the_rail_until_it_answers_a_look() -> 
         assert is_offered(harness)
 
 
-async def test_one_that_answers_again_is_offered_at_once() -> None:
+async def test_a_facilitator_that_responds_again_is_offered_at_once() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         good, line.answers["verify"] = line.answers["verify"], ChainUnavailable("away")
@@ -288,7 +288,7 @@ async def test_one_that_answers_again_is_offered_at_once() -> None:
 
 
 @pytest.mark.parametrize("answer", [b"?", {"isValid": False, "invalidReason": "x"}, {"isValid": "yes"}])
-async def test_what_it_says_of_one_payment_withdraws_nothing(answer: object) -> None:
+async def test_the_result_of_one_payment_withdraws_nothing(answer: object) -> None:
     """Whoever makes it stumble over his own payment must not close the rail for others."""
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
@@ -298,7 +298,7 @@ async def test_what_it_says_of_one_payment_withdraws_nothing(answer: object) -> 
         assert is_offered(harness)
 
 
-async def test_a_settlement_that_it_is_slow_with_withdraws_nothing() -> None:
+async def test_a_slow_settlement_withdraws_nothing() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         line.answers["settle"] = ChainUnavailable("away")
@@ -306,7 +306,7 @@ async def test_a_settlement_that_it_is_slow_with_withdraws_nothing() -> None:
         assert is_offered(harness)
 
 
-async def test_one_that_is_well_is_not_looked_at() -> None:
+async def test_a_healthy_facilitator_is_not_probed() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         assert line.looks == ["https://facilitator.example/supported"]
@@ -314,14 +314,14 @@ async def test_one_that_is_well_is_not_looked_at() -> None:
         assert len(line.looks) == 1
 
 
-async def test_a_look_at_it_has_a_deadline() -> None:
+async def test_a_probe_has_a_deadline() -> None:
     line = ScriptedFacilitator()
     line.is_silent = True
     async with open_scene(line, rpc_deadline_s=0.01) as harness:
         assert not is_offered(harness)
 
 
-async def test_a_chain_that_is_away_withdraws_its_rail_too() -> None:
+async def test_an_unavailable_chain_withdraws_the_rail_of_the_facilitator() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         harness.pass_time(CHECKS_UNTIL_STALE * harness.limits.gas_refresh_s + 1)

@@ -28,7 +28,7 @@ async def line() -> AsyncIterator[HttpFacilitatorTransport]:
     await line.close()
 
 
-async def test_asks_in_json_with_the_given_headers(
+async def test_posts_json_with_the_given_headers(
     line: HttpFacilitatorTransport, upstream: LoopbackUpstream
 ) -> None:
     upstream.answer = plain(b'{"isValid": true}')
@@ -39,13 +39,15 @@ async def test_asks_in_json_with_the_given_headers(
     assert arrived.find("Content-Type") == "application/json"
 
 
-async def test_a_refusal_has_a_body_too(line: HttpFacilitatorTransport, upstream: LoopbackUpstream) -> None:
+async def test_returns_the_body_of_a_refusal(
+    line: HttpFacilitatorTransport, upstream: LoopbackUpstream
+) -> None:
     upstream.answer = plain(b'{"success": false}', status=402)
     assert await line.post(upstream.url, b"{}", headers=()) == b'{"success": false}'
 
 
 @pytest.mark.parametrize("status", [500, 502, 503])
-async def test_an_error_of_its_own_is_no_answer(
+async def test_a_server_error_raises(
     line: HttpFacilitatorTransport, upstream: LoopbackUpstream, status: int
 ) -> None:
     upstream.answer = plain(b'{"isValid": true}', status=status)
@@ -56,7 +58,7 @@ async def test_an_error_of_its_own_is_no_answer(
 
 
 @pytest.mark.parametrize("status", [200, 204, 302, 401, 404])
-async def test_a_look_tells_the_status_of_a_get(
+async def test_fetch_status_returns_the_status_of_a_get(
     line: HttpFacilitatorTransport, upstream: LoopbackUpstream, status: int
 ) -> None:
     upstream.answer = plain(b"", status=status)
@@ -66,7 +68,7 @@ async def test_a_look_tells_the_status_of_a_get(
     assert arrived.find("Authorization") == "Bearer hush"
 
 
-async def test_a_look_that_nobody_answers_says_so(
+async def test_fetch_status_raises_without_a_response(
     line: HttpFacilitatorTransport, upstream: LoopbackUpstream
 ) -> None:
     for trouble in (hang_up, say_nothing):
@@ -93,7 +95,7 @@ async def test_uses_no_proxy_of_the_environment(
 
 
 @pytest.mark.parametrize("size", [KIB, KIB + 1])
-async def test_an_answer_has_a_maximum(
+async def test_a_response_has_a_maximum_size(
     line: HttpFacilitatorTransport, upstream: LoopbackUpstream, size: int
 ) -> None:
     upstream.answer = plain(b"x" * size)
@@ -105,7 +107,7 @@ async def test_an_answer_has_a_maximum(
 
 
 @pytest.mark.parametrize("answer", [hang_up, say_nothing])
-async def test_one_that_does_not_answer_is_away_and_was_asked_once(
+async def test_a_hanging_facilitator_is_unavailable_and_gets_one_request(
     line: HttpFacilitatorTransport, upstream: LoopbackUpstream, answer: object
 ) -> None:
     upstream.answer = answer  # type: ignore[assignment]  # one of the answerers
@@ -116,6 +118,6 @@ async def test_one_that_does_not_answer_is_away_and_was_asked_once(
     assert upstream.url not in str(told.value)
 
 
-async def test_nobody_there_is_away(line: HttpFacilitatorTransport) -> None:
+async def test_a_refused_connection_is_unavailable(line: HttpFacilitatorTransport) -> None:
     with pytest.raises(ChainUnavailable):
         await line.post("http://127.0.0.1:9/verify", b"{}", headers=())

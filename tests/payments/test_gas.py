@@ -35,18 +35,18 @@ def is_offered(harness: SettlementHarness, units: int = 10_000, **asset: Any) ->
     return harness.gas_budget.is_offered(replace(USDC, **asset), units, LISTING)
 
 
-async def test_offers_what_it_can_settle() -> None:
+async def test_offers_a_price_that_can_be_settled() -> None:
     async with SettlementHarness() as harness:
         assert is_offered(harness)
 
 
 @pytest.mark.parametrize(("units", "offered"), [(1_000, True), (999, False)])
-async def test_a_price_below_the_least_is_not_worth_its_gas(units: int, offered: bool) -> None:
+async def test_a_price_below_the_minimum_is_not_offered(units: int, offered: bool) -> None:
     async with SettlementHarness() as harness:
         assert is_offered(harness, units) is offered
 
 
-async def test_the_least_price_follows_the_price_of_gas() -> None:
+async def test_the_minimum_price_follows_the_gas_price() -> None:
     rules = settlement_rules(native_price_nano=3_000 * 10**9)  # a token costs 10 settlements at 0.37 gwei
     async with SettlementHarness(rules=rules) as harness:
         for gas_price_wei, units in ((10**7, 27_000), (4 * 10**7, 108_000), (10**6, 2_700)):
@@ -66,14 +66,14 @@ async def test_only_tokens_that_take_authorisations_on_networks_with_a_key() -> 
 
 
 @pytest.mark.parametrize(("base_fee_wei", "offered"), [(10**9 - 10**6, True), (10**9, False)])
-async def test_gas_above_the_ceiling_withdraws_the_rail(base_fee_wei: int, offered: bool) -> None:
+async def test_a_gas_price_above_the_maximum_withdraws_the_rail(base_fee_wei: int, offered: bool) -> None:
     async with SettlementHarness() as harness:
         harness.chain.set_fees(CHAIN, base_fee_wei=base_fee_wei, tip_wei=10**6)
         await harness.gas_budget.refresh()
         assert is_offered(harness) is offered
 
 
-async def test_a_key_below_its_floor_withdraws_the_rail_and_still_settles_what_is_claimed() -> None:
+async def test_a_key_below_its_floor_withdraws_the_rail_and_settles_claimed_calls() -> None:
     async with SettlementHarness() as harness:
         call = await harness.claim()
         harness.chain.fund_gas(CHAIN, KEY, 10**15 - 1)
@@ -97,7 +97,7 @@ async def test_a_listing_has_a_budget_of_its_own_for_a_day() -> None:
         assert await harness.gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 60_000 * (10**7 + 10**6)}
 
 
-async def test_a_budget_that_another_gateway_has_spent_is_seen_at_the_next_look() -> None:
+async def test_a_budget_spent_by_another_gateway_counts_at_the_next_refresh() -> None:
     async with (
         SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness,
         harness.another() as other,
@@ -169,7 +169,7 @@ async def settle_until_refused(harness: SettlementHarness, payers: Iterable[Auth
     raise AssertionError("none was refused")
 
 
-async def test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_for_others() -> None:
+async def test_proxies_of_one_reverting_code_are_refused_without_effect_on_other_payers() -> None:
     async with SettlementHarness() as harness:
         many = (proxy(harness, number) for number in range(60))
         assert await settle_until_refused(harness, many) == CODE_REVERTS_MAX
@@ -187,7 +187,7 @@ async def test_proxies_of_one_code_that_reverts_are_refused_and_close_nothing_fo
 
 
 @pytest.mark.parametrize("budget", ["listing_budget_wei", "network_budget_wei"])
-async def test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_more(budget: str) -> None:
+async def test_wallets_of_many_codes_use_at_most_their_part_of_the_budget(budget: str) -> None:
     async with SettlementHarness(rules=settlement_rules(**{budget: 40 * GAS_WEI})) as harness:
         many = (proxy(harness, number, code_hash=keccak256(b"code %d" % number)) for number in range(60))
         assert await settle_until_refused(harness, many) == 40 // WALLET_BUDGET_DIVISOR
@@ -196,7 +196,7 @@ async def test_wallets_of_many_codes_use_up_their_own_part_of_the_budget_and_no_
         assert isinstance(await harness.settlement.settle((await harness.claim(plain)).order()), Settled)
 
 
-async def test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part() -> None:
+async def test_concurrent_wallets_with_code_sign_at_most_their_part() -> None:
     """All were let in before one was settled. What is left over waits for settlement recovery, and for its budget."""
     most_wei = 2 * 60_000 * (2 * 10**7 + 10**6)  # as it is offered: a transaction may cost so much
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=10 * most_wei)) as harness:
@@ -212,7 +212,7 @@ async def test_wallets_with_code_that_come_at_once_sign_no_more_than_their_part(
         assert spent_wei <= 10 * most_wei // WALLET_BUDGET_DIVISOR + most_wei
 
 
-async def test_on_tables_of_before_plain_wallets_are_served_and_others_refused() -> None:
+async def test_with_an_older_schema_plain_wallets_are_served_and_others_refused() -> None:
     fresh = SettlementHarness()
     fresh.gas.is_before_wallets = True
     async with fresh:
@@ -228,13 +228,13 @@ async def test_a_facilitator_pays_for_wallets_with_code_too() -> None:
         assert harness.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
 
 
-async def test_a_network_budget_counts_what_was_just_signed_at_most() -> None:
+async def test_a_network_budget_counts_the_maximum_cost_of_a_signed_transaction() -> None:
     async with SettlementHarness(rules=settlement_rules(network_budget_wei=10**12)) as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         assert not harness.gas_budget.is_offered(USDC, 10_000, ListingId("api_2"))
 
 
-async def test_a_budget_that_is_used_up_outlives_a_crawl_and_a_crawl_costs_nothing() -> None:
+async def test_price_requests_do_not_change_a_spent_budget() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         await harness.gas_budget.refresh()
@@ -255,7 +255,7 @@ async def test_a_budget_that_is_used_up_outlives_a_crawl_and_a_crawl_costs_nothi
         assert not is_offered(harness)
 
 
-async def test_what_is_signed_while_the_books_are_asked_counts() -> None:
+async def test_a_cost_noted_during_the_read_of_the_ledger_counts() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
         gas_spent_wei = harness.gas.gas_spent_wei
 
@@ -269,7 +269,7 @@ async def test_what_is_signed_while_the_books_are_asked_counts() -> None:
         assert not is_offered(harness)
 
 
-async def test_books_that_take_long_to_sum_up_are_asked_less_often() -> None:
+async def test_slow_sums_of_the_ledger_are_read_less_often() -> None:
     async with SettlementHarness() as harness:
         asked = 0
 
@@ -288,7 +288,7 @@ async def test_books_that_take_long_to_sum_up_are_asked_less_often() -> None:
         assert asked == 2
 
 
-async def test_nothing_is_offered_on_old_knowledge() -> None:
+async def test_nothing_is_offered_from_a_stale_state() -> None:
     async with SettlementHarness() as harness:
         harness.chain.disconnect(CHAIN)
         harness.pass_time(CHECKS_UNTIL_STALE * harness.limits.gas_refresh_s)
@@ -302,11 +302,11 @@ async def test_nothing_is_offered_on_old_knowledge() -> None:
         assert is_offered(harness)
 
 
-async def test_nothing_is_offered_before_the_first_look() -> None:
+async def test_nothing_is_offered_before_the_first_refresh() -> None:
     assert not is_offered(SettlementHarness())
 
 
-async def test_a_refused_key_is_left_alone_until_the_next_look() -> None:
+async def test_a_failing_key_is_not_used_until_the_next_refresh() -> None:
     async with SettlementHarness() as harness:
         harness.gas_budget.mark_failing(CHAIN, KEY)
         assert not is_offered(harness)
@@ -324,16 +324,14 @@ async def test_a_refused_key_is_left_alone_until_the_next_look() -> None:
     ],
     ids=["ours", "another domain", "none"],
 )
-async def test_a_token_that_takes_no_authorisations_of_ours_is_not_offered(
-    token: Wallet, offered: bool
-) -> None:
+async def test_a_token_with_another_domain_is_not_offered(token: Wallet, offered: bool) -> None:
     harness = SettlementHarness()
     harness.chain.deploy(CHAIN, TOKEN, token)
     async with harness:
         assert is_offered(harness) is offered
 
 
-async def test_a_token_is_asked_until_it_is_what_it_should_be_and_then_no_more() -> None:
+async def test_a_token_is_checked_until_its_domain_is_correct() -> None:
     harness = SettlementHarness()
     harness.chain.deploy(CHAIN, TOKEN, authorizing_token(replace(USDC, domain=None)))
     async with harness:
@@ -345,7 +343,7 @@ async def test_a_token_is_asked_until_it_is_what_it_should_be_and_then_no_more()
         assert harness.chain.requests["call_contract", CHAIN] == asked
 
 
-async def test_the_lane_starts_where_the_chain_has_got_to() -> None:
+async def test_the_sequence_starts_at_the_chains_nonce() -> None:
     async with SettlementHarness() as used:
         assert isinstance(await used.settlement.settle((await used.claim()).order()), Settled)
         async with SettlementHarness(chain=used.chain) as harness:  # new books, an old key
@@ -365,7 +363,7 @@ async def test_mined_nonces_are_closed_when_a_reorganisation_is_unlikely() -> No
         assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
 
 
-async def test_what_a_deep_reorganisation_took_back_is_open_again() -> None:
+async def test_a_deep_reorganisation_reopens_transactions() -> None:
     async with SettlementHarness() as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         for _ in range(5):
@@ -376,7 +374,7 @@ async def test_what_a_deep_reorganisation_took_back_is_open_again() -> None:
         assert len(await harness.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
 
 
-async def test_what_a_reorganisation_took_back_while_nobody_looked_is_open_again() -> None:
+async def test_the_first_check_reopens_transactions_of_an_unseen_reorganisation() -> None:
     async with SettlementHarness() as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         for _ in range(5):
@@ -386,7 +384,7 @@ async def test_what_a_reorganisation_took_back_while_nobody_looked_is_open_again
             assert len(await harness.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
 
 
-async def test_a_node_that_lags_a_little_closes_nothing_and_opens_nothing() -> None:
+async def test_a_lagging_node_closes_and_reopens_nothing() -> None:
     async with SettlementHarness() as harness:
         for number in range(3):
             payer = harness.payer(nonce=bytes([number + 1]) * 32)
@@ -409,7 +407,7 @@ async def test_a_node_that_lags_a_little_closes_nothing_and_opens_nothing() -> N
         assert reopened == []
 
 
-async def test_a_key_can_be_left_out_of_the_question() -> None:
+async def test_a_key_can_be_excluded_from_the_choice() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
     async with SettlementHarness(rules=settlement_rules(gas_keys=keys)) as harness:
         for key, other in (keys, reversed(keys)):
@@ -428,7 +426,7 @@ async def test_a_facilitator_pays_its_own_gas() -> None:
         assert not is_offered(harness, 999)
 
 
-async def test_it_looks_again_soon_after_trouble_and_through_failures() -> None:
+async def test_a_failure_causes_an_early_refresh() -> None:
     async with SettlementHarness() as harness:
         harness.gas.away = True
         looks = harness.chain.requests["fetch_fees", CHAIN]
@@ -443,7 +441,7 @@ async def test_it_looks_again_soon_after_trouble_and_through_failures() -> None:
 
 
 @pytest.mark.parametrize("outage", ["storage", "chain"])
-async def test_the_look_at_gas_goes_on_after_an_outage(outage: str) -> None:
+async def test_refreshing_continues_after_an_outage(outage: str) -> None:
     """On Python 3.11 and 3.12 a task group whose task failed leaves `cancelling()` at 1 in its task. The loop took that
     for its own end, and x402 was off until a restart."""
     async with SettlementHarness(limits=replace(DEFAULT_LIMITS, gas_refresh_s=0.001)) as harness:

@@ -25,7 +25,7 @@ async def leave_orphaned(harness: SettlementHarness) -> ClaimedCall:
     return call
 
 
-async def test_a_settlement_is_told_once_and_how_long_it_took() -> None:
+async def test_a_settlement_is_counted_once_with_its_duration() -> None:
     async with SettlementHarness() as harness:
         harness.metrics.clear()
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
@@ -35,7 +35,7 @@ async def test_a_settlement_is_told_once_and_how_long_it_took() -> None:
         ]
 
 
-async def test_a_refused_one_is_told_as_failed() -> None:
+async def test_a_refused_settlement_is_counted_as_failed() -> None:
     async with SettlementHarness() as harness:
         call = await harness.claim()
         harness.chain.refuse_transfer(CHAIN, call.authorization.payer, call.authorization.nonce, REVERTED)
@@ -43,7 +43,7 @@ async def test_a_refused_one_is_told_as_failed() -> None:
         assert metrics(harness, "end") == [(CHAIN, OutcomeLabel.FAILED)]
 
 
-async def test_an_undecided_one_is_told_again_when_the_sweeper_finds_it_paid() -> None:
+async def test_an_undecided_settlement_is_counted_again_when_recovery_finds_it_paid() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         harness.chain.is_automining = False
         call = await leave_orphaned(harness)
@@ -61,7 +61,7 @@ async def test_an_undecided_one_is_told_again_when_the_sweeper_finds_it_paid() -
         assert metrics(harness, "orphaned")[-1] == (0,)
 
 
-async def test_one_that_never_pays_is_told_as_released() -> None:
+async def test_a_settlement_that_never_pays_is_counted_as_released() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         call = await harness.claim()
         harness.chain.disconnect(CHAIN)
@@ -77,7 +77,7 @@ async def test_one_that_never_pays_is_told_as_released() -> None:
         assert metrics(harness, "end") == [(CHAIN, OutcomeLabel.RELEASED)]
 
 
-async def test_each_look_tells_what_a_key_has_and_what_waits_in_its_lane() -> None:
+async def test_each_refresh_reports_the_balance_and_the_unmined_transactions_of_a_key() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         harness.chain.is_automining = False
         await leave_orphaned(harness)
@@ -92,7 +92,7 @@ async def test_each_look_tells_what_a_key_has_and_what_waits_in_its_lane() -> No
         assert metrics(harness, "unmined")[-1] == (CHAIN, KEY, 0)
 
 
-def test_nobody_need_listen() -> None:
+def test_metrics_are_optional() -> None:
     NO_METRICS.end(CHAIN, OutcomeLabel.SETTLED)
     NO_METRICS.withdrawn(CHAIN, WithdrawalReason.GAS_UNKNOWN, 1)
     NO_METRICS.orphaned(3)

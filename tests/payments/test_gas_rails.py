@@ -63,7 +63,7 @@ CAUSES: list[
 
 
 @pytest.mark.parametrize(("reason", "cause", "cure"), CAUSES, ids=[reason.value for reason, _, _ in CAUSES])
-async def test_a_network_that_cannot_be_settled_on_is_told_once_and_when_it_is_back(
+async def test_a_withdrawn_network_is_logged_once_and_when_it_is_back(
     reason: WithdrawalReason,
     cause: Callable[[SettlementHarness], None],
     cure: Callable[[SettlementHarness], None],
@@ -88,7 +88,7 @@ async def test_a_network_that_cannot_be_settled_on_is_told_once_and_when_it_is_b
         assert [line for line in lines if line["event"] == "rail_is_back"] == [told]
 
 
-async def test_a_low_key_is_told_once() -> None:
+async def test_a_low_key_is_logged_once() -> None:
     async with SettlementHarness() as harness:
         harness.chain.fund_gas(CHAIN, KEY, 1)
         with capture_logs() as lines:
@@ -97,7 +97,7 @@ async def test_a_low_key_is_told_once() -> None:
         assert [line["event"] for line in lines].count("gas_key_low") == 1
 
 
-async def test_a_token_that_is_another_than_the_settings_say_is_named() -> None:
+async def test_a_token_with_another_domain_than_configured_is_logged() -> None:
     harness = SettlementHarness()
     domain = TokenDomain(name="Another", version="9")
     harness.chain.deploy(CHAIN, TOKEN, authorizing_token(replace(USDC, domain=domain)))
@@ -109,7 +109,7 @@ async def test_a_token_that_is_another_than_the_settings_say_is_named() -> None:
     assert line["subject"] == str(TOKEN)
 
 
-async def test_a_listing_whose_budget_is_spent_is_named_and_its_network_is_not() -> None:
+async def test_a_spent_listing_budget_withdraws_the_listing_and_not_its_network() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
         assert harness.gas_budget.is_offered(USDC, 10_000, LISTING)
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
@@ -120,14 +120,14 @@ async def test_a_listing_whose_budget_is_spent_is_named_and_its_network_is_not()
         assert (line["reason"], line["subject"]) == ("listing_gas_budget", LISTING)
 
 
-async def test_a_network_whose_budget_is_spent_is_told() -> None:
+async def test_a_spent_network_budget_is_logged() -> None:
     async with SettlementHarness(rules=settlement_rules(network_budget_wei=1)) as harness:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         await harness.gas_budget.refresh()
         assert withdrawn(harness) == {WithdrawalReason.NETWORK_BUDGET}
 
 
-async def test_where_a_facilitator_settles_gas_is_its_own_business() -> None:
+async def test_gas_does_not_count_where_a_facilitator_settles() -> None:
     rules, line = settlement_rules(gas_keys=(), facilitator=facilitator_at()), ScriptedFacilitator()
     facilitators = {CHAIN: FacilitatorClient(facilitator_at(), line)}
     async with SettlementHarness(rules=rules, facilitators=facilitators) as harness:
@@ -139,7 +139,7 @@ async def test_where_a_facilitator_settles_gas_is_its_own_business() -> None:
         assert withdrawn(harness) == {WithdrawalReason.GAS_UNKNOWN}
 
 
-async def test_a_facilitator_that_does_not_answer_withdraws_its_network() -> None:
+async def test_an_unavailable_facilitator_withdraws_its_network() -> None:
     rules, line = settlement_rules(gas_keys=(), facilitator=facilitator_at()), ScriptedFacilitator()
     facilitators = {CHAIN: FacilitatorClient(facilitator_at(), line)}
     line.status = None
@@ -150,7 +150,7 @@ async def test_a_facilitator_that_does_not_answer_withdraws_its_network() -> Non
         assert withdrawn(harness) == set()
 
 
-def test_each_reason_of_each_network_has_a_count_from_the_beginning() -> None:
+def test_each_reason_of_each_network_is_counted_from_the_start() -> None:
     counted: dict[tuple[Any, Any], int] = {}
     withdrawals = RailStatus(
         [CHAIN],

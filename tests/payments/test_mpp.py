@@ -43,7 +43,7 @@ def fault_of(content: Any, **given_: Any) -> tuple[Code, str | None] | None:
     return (fault.code, fault.reason) if fault else None
 
 
-def test_the_challenge_says_what_is_to_be_signed() -> None:
+def test_the_challenge_names_the_fields_to_sign() -> None:
     challenge = read_challenge(CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S + 0.9))
     assert list(challenge) == ["id", "realm", "method", "intent", "request", "expires", "opaque"]
     assert (challenge["realm"], challenge["method"], challenge["intent"]) == (
@@ -73,7 +73,7 @@ def encode_raw(raw: bytes) -> bytes:
     return base64.urlsafe_b64encode(raw).rstrip(b"=")
 
 
-def test_a_credential_is_read() -> None:
+def test_parses_a_credential() -> None:
     content = AuthorizationSigner().credential()
     credential = parse(content)
     assert credential.fault is None
@@ -82,7 +82,7 @@ def test_a_credential_is_read() -> None:
     assert credential.nonce == keccak256((credential.challenge_id + "gw.example.com").encode())
 
 
-def test_two_challenges_of_one_moment_are_two() -> None:
+def test_two_challenges_of_one_second_differ() -> None:
     """The nonce follows from the challenge: alike, they would buy one call between them."""
     texts = [CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S, salt=bytes([n])) for n in (1, 2)]
     assert len({read_challenge(text)["id"] for text in texts}) == 2
@@ -108,7 +108,7 @@ EXPIRED = (Code.PAYMENT_EXPIRED, "challenge_expired")
 NONCE = (Code.PAYMENT_VERIFICATION_FAILED, "invalid_challenge_nonce")
 
 
-def test_it_counts_until_it_expires() -> None:
+def test_a_challenge_counts_until_it_expires() -> None:
     assert fault_of(AuthorizationSigner().credential(), now_s=NOW_S + 89.9) is None
     assert fault_of(AuthorizationSigner().credential(), now_s=NOW_S + 90) == EXPIRED
 
@@ -123,7 +123,7 @@ def test_it_counts_until_it_expires() -> None:
         replace(ROUTE, api_id="api_1/", target="v1/quote?city=Wien"),
     ],
 )
-def test_it_counts_for_its_own_route_only(route: ChallengeRoute) -> None:
+def test_a_challenge_counts_for_its_own_route_only(route: ChallengeRoute) -> None:
     assert fault_of(AuthorizationSigner().credential(), route=route) == CHALLENGE
 
 
@@ -149,18 +149,18 @@ def with_request(content: Content, **changes: Any) -> None:
         lambda c: with_request(c, recipient="0x" + "11" * 20),
     ],
 )
-def test_a_challenge_that_was_changed_is_not_ours(tamper: Callable[[Content], None]) -> None:
+def test_a_changed_challenge_is_refused(tamper: Callable[[Content], None]) -> None:
     content = AuthorizationSigner().credential()
     tamper(content)
     assert fault_of(content) == CHALLENGE
 
 
-def test_a_challenge_of_another_secret_is_not_ours() -> None:
+def test_a_challenge_of_another_secret_is_refused() -> None:
     forged = AuthorizationSigner().credential(challenger=replace(CHALLENGER, secret=b"t" * 32))
     assert fault_of(forged) == CHALLENGE
 
 
-def test_a_challenge_of_before_the_secret_was_changed_is_ours_while_the_old_one_is_known() -> None:
+def test_a_challenge_of_an_older_secret_counts_while_that_secret_is_configured() -> None:
     shown = AuthorizationSigner().credential()
     changed = replace(CHALLENGER, secret=b"t" * 32, other_secrets=(b"u" * 32, CHALLENGER.secret))
     assert fault_of(shown, challenger=changed) is None
@@ -178,7 +178,7 @@ def test_the_authorisation_must_be_made_for_the_challenge() -> None:
 @pytest.mark.parametrize(
     ("place", "name"), [("", "note"), ("challenge", "amount"), ("payload", "token"), ("payload", "chainId")]
 )
-def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(place: str, name: str) -> None:
+def test_an_unknown_member_is_a_fault_that_names_it(place: str, name: str) -> None:
     content = AuthorizationSigner().credential()
     (content[place] if place else content).update({name: None})
     fault = parse(content).fault
@@ -187,7 +187,7 @@ def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(place
     assert f"`{place}.{name}`".replace("`.", "`") in fault.detail
 
 
-def test_a_description_in_the_challenge_and_any_source_are_known() -> None:
+def test_accepts_a_description_and_a_source() -> None:
     content = AuthorizationSigner().credential()
     content["challenge"]["description"] = "A quote"
     content["source"] = {"any": 1}
@@ -247,9 +247,9 @@ def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Cont
 
 @settings(deadline=None)
 @given(st.integers(0, 4_000_000_000))
-def test_moments_are_read_as_they_are_written(seconds: int) -> None:
+def test_parses_the_times_that_it_formats(seconds: int) -> None:
     assert parse_moment(format_moment(seconds)) == seconds
 
 
-def test_the_secret_is_not_shown() -> None:
+def test_the_repr_hides_the_secret() -> None:
     assert "sss" not in repr(replace(CHALLENGER, other_secrets=(b"sss",)))

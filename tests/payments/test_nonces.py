@@ -13,19 +13,19 @@ def sequence_at(nonce: int) -> NonceSequence:
     return sequence
 
 
-def test_nonces_are_given_out_in_order() -> None:
+def test_nonces_are_issued_in_order() -> None:
     sequence = sequence_at(7)
     assert [sequence.issue_nonce().nonce for _ in range(3)] == [7, 8, 9]
 
 
-def test_whoever_asks_the_books_late_does_not_turn_it_back() -> None:
+def test_a_late_read_of_the_ledger_does_not_set_the_sequence_back() -> None:
     sequence = sequence_at(7)
     sequence.issue_nonce()
     sequence.start_at(7)
     assert sequence.issue_nonce().nonce == 8
 
 
-def test_of_several_that_were_refused_together_the_first_corrects() -> None:
+def test_the_first_of_several_refused_nonces_corrects_the_sequence() -> None:
     sequence = sequence_at(0)
     taken = [sequence.issue_nonce() for _ in range(3)]
     sequence.correct(taken[0], next_nonce=5)
@@ -36,7 +36,7 @@ def test_of_several_that_were_refused_together_the_first_corrects() -> None:
     assert sequence.is_known
 
 
-def test_an_unknown_end_makes_it_ask_the_books_again() -> None:
+def test_an_unknown_outcome_reads_the_nonce_from_the_ledger_again() -> None:
     sequence = sequence_at(3)
     sequence.forget(sequence.issue_nonce())
     assert not sequence.is_known
@@ -61,7 +61,7 @@ IDLE, MOVES, WAITS = (5, 5), (6, 9), (5, 9)
         ([MOVES, WAITS] * 9, False),  # nodes that are not equally far
     ],
 )
-def test_a_lane_is_stuck_when_nothing_is_mined_for_some_looks_while_something_waits(
+def test_a_sequence_is_stuck_when_nothing_is_mined_for_some_checks(
     looks: list[tuple[int, int]], is_stuck: bool
 ) -> None:
     progress = NonceProgress()
@@ -72,7 +72,7 @@ def test_a_lane_is_stuck_when_nothing_is_mined_for_some_looks_while_something_wa
     assert progress.is_stuck is is_stuck
 
 
-def test_looks_in_quick_succession_and_a_gateway_that_stood_still_say_nothing() -> None:
+def test_checks_in_quick_succession_and_after_a_pause_do_not_count() -> None:
     quick, still = NonceProgress(), NonceProgress()
     for number in range(20):
         quick.record_check(mined_nonce=5, next_nonce=9, now_s=number, interval_s=10.0)

@@ -35,7 +35,7 @@ def signer_of(signed: dict[str, Any], domain: str, name: str, fields: tuple[str,
     return str(Account.recover_message(signable, signature=signed["signature"]))
 
 
-def test_each_way_to_pay_is_offered_under_the_gateways_key() -> None:
+def test_every_requirement_has_an_offer_signed_by_the_gateways_key() -> None:
     elsewhere = requirement_of(replace(USDC, chain_id=ChainId(8453)))
     offers = sign_offers(
         [requirement_of(), elsewhere], resource_url=URL, now_s=NOW_S + 0.5, valid_s=600, sign=sign
@@ -73,7 +73,7 @@ def test_a_receipt_is_signed_by_the_same_key() -> None:
     assert signer_of(receipt, "x402 receipt", "Receipt", RECEIPT) == KEY.address
 
 
-def test_every_word_of_an_offer_is_under_the_signature() -> None:
+def test_the_signature_covers_every_field_of_an_offer() -> None:
     (offer,) = sign_offers([requirement_of()], resource_url=URL, now_s=NOW_S, valid_s=600, sign=sign)
     for field in OFFER:
         value = offer["payload"][field]

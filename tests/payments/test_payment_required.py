@@ -89,7 +89,7 @@ def elsewhere(number: int) -> PaymentRequirement:
     return requirement_of(replace(USDC, chain_id=ChainId(number)))
 
 
-def test_version_2_stands_in_the_header() -> None:
+def test_version_2_is_in_the_header() -> None:
     content = required_of(ask(requirement_of(), elsewhere(8453)))
     assert (content["x402Version"], content["error"]) == (2, "payment_required")
     assert content["resource"] == {
@@ -108,7 +108,7 @@ def test_without_extensions_there_is_no_such_member() -> None:
     assert "extensions" not in required_of(ask(requirement_of(), extensions={}))
 
 
-def test_version_1_stands_in_the_body() -> None:
+def test_version_1_is_in_the_body() -> None:
     members = members_of(ask(requirement_of(), elsewhere(8453)))
     PaymentRequiredV1.model_validate(members)
     assert holds_no_null(members)
@@ -117,14 +117,14 @@ def test_version_1_stands_in_the_body() -> None:
     assert {one["resource"] for one in members["accepts"]} == {URL}
 
 
-def test_one_network_that_version_1_does_not_know_spoils_nothing() -> None:
+def test_a_network_without_a_name_in_version_1_is_left_out_of_its_members() -> None:
     """Its clients refuse the whole list for one name."""
     form = ask(elsewhere(42161), requirement_of(), elsewhere(1))
     assert [one["network"] for one in members_of(form)["accepts"]] == ["base-sepolia"]
     assert len(required_of(form)["accepts"]) == 3
 
 
-def test_without_a_network_that_version_1_knows_there_are_no_members_of_it() -> None:
+def test_without_a_network_of_version_1_there_are_no_members_of_it() -> None:
     assert ask(elsewhere(42161)).members == {}
 
 
@@ -141,7 +141,7 @@ def shrunk(count: int, resource: Resource = LONG) -> dict[str, Any]:
     return required_of(ask(*(elsewhere(1_000 + number) for number in range(count)), resource=resource))
 
 
-def test_what_clients_miss_least_goes_first() -> None:
+def test_the_least_important_parts_are_dropped_first() -> None:
     """Schema details, then tags, then the description, then the extensions, then the later ways to pay."""
     details = shrunk(1)
     assert details["extensions"]["bazaar"]["schema"] == {"type": "object"}
@@ -164,7 +164,7 @@ def test_what_clients_miss_least_goes_first() -> None:
     assert [accepted["network"] for accepted in shrunk(29)["accepts"]][:2] == ["eip155:1000", "eip155:1001"]
 
 
-def test_the_query_goes_last_of_all() -> None:
+def test_the_query_is_dropped_last() -> None:
     content = required_of(ask(requirement_of(), resource=LONG), URL + "x" * 2_600)
     assert content["resource"]["url"] == URL.partition("?")[0]
     assert content["accepts"]
@@ -189,18 +189,18 @@ def test_even_the_longest_path_fits() -> None:
     ),
     st.integers(1, 12),
 )
-def test_it_always_fits_and_is_always_read(url: str, resource: Resource, count: int) -> None:
+def test_every_402_fits_and_is_readable(url: str, resource: Resource, count: int) -> None:
     required_of(ask(*(elsewhere(1_000 + number) for number in range(count)), resource=resource), url)
 
 
-def test_a_form_is_filled_for_a_short_url_after_a_long_one_as_before() -> None:
+def test_a_short_url_after_a_long_one_gets_the_longest_draft() -> None:
     form = ask(requirement_of(), elsewhere(8453))
     before = required_of(form)
     assert required_of(form, URL + "x" * 2_400) != before
     assert required_of(form) == before
 
 
-def test_what_is_filled_in_later_counts_when_a_form_is_chosen_and_goes_first_of_the_extensions() -> None:
+def test_slots_count_for_the_size_and_extensions_with_slots_are_dropped_first() -> None:
     extensions = {
         **EXTENSIONS,
         "offers": {"info": {"all": TemplateSlot("offers")}, "schema": {"type": "object"}},
@@ -229,7 +229,7 @@ def receipt(dialect: Dialect, **given_: Any) -> tuple[bytes, Any]:
     return name, decode_header(value)
 
 
-def test_a_receipt_speaks_the_dialect_that_paid() -> None:
+def test_a_receipt_has_the_dialect_of_the_payment() -> None:
     name, content = receipt(Dialect.X402_V2)
     assert name == b"payment-response"
     SettleResponse.model_validate(content)
@@ -257,7 +257,7 @@ def test_a_receipt_speaks_the_dialect_that_paid() -> None:
     )
 
 
-def test_extensions_ride_on_version_2_alone() -> None:
+def test_only_version_2_carries_extensions() -> None:
     extra: dict[str, Any] = {"offer-receipt": {"info": {}, "schema": {}}}
     assert receipt(Dialect.X402_V2, extensions=extra)[1]["extensions"] == extra
     assert "extensions" not in receipt(Dialect.X402_V1, extensions=extra)[1]

@@ -30,7 +30,7 @@ def put(content: Any, values: dict[str, Any]) -> Any:
 
 
 @given(CONTENTS, st.text(), st.lists(st.integers()))
-def test_a_filled_stencil_is_the_whole_encoded(content: Any, first: str, second: list[int]) -> None:
+def test_a_filled_template_equals_the_encoded_content(content: Any, first: str, second: list[int]) -> None:
     values: dict[str, Any] = {"a": first, "b": second}
     filled = {name: encode_json(value) for name, value in values.items()}
     template = JsonTemplate(content)
@@ -38,12 +38,12 @@ def test_a_filled_stencil_is_the_whole_encoded(content: Any, first: str, second:
     assert template.count(filled) == len(template.fill(filled))
 
 
-def test_a_text_that_reads_like_a_hole_is_none() -> None:
+def test_a_text_equal_to_a_slots_name_is_not_a_slot() -> None:
     template = JsonTemplate({"url": TemplateSlot("url"), "name": "url", "other": '"url"'})
     assert json.loads(template.fill({"url": b"1"})) == {"url": 1, "name": "url", "other": '"url"'}
     assert template.slots == 1
 
 
-def test_one_hole_may_stand_in_several_places_and_other_values_are_passed_over() -> None:
+def test_a_slot_may_repeat_and_unknown_values_are_ignored() -> None:
     template = JsonTemplate([TemplateSlot("a"), {"x": TemplateSlot("a")}])
     assert template.fill({"a": b"true", "b": b"never"}) == b'[true,{"x":true}]'

@@ -110,7 +110,7 @@ def test_a_call_costs_the_lowest_paid_price_of_ten_minutes(versions: Any, price:
         (630, -30, "0.02"),
     ],
 )
-def test_the_first_call_of_a_payment_looks_back_from_its_block(
+def test_the_price_of_a_first_call_is_counted_from_the_payments_block(
     raised_s: int, block_s: int, price: str
 ) -> None:
     given = operation_prices(("0.02", raised_s, None), ("0.01", 99_999, raised_s))
@@ -121,7 +121,7 @@ def test_a_later_price_counts_for_the_first_call_when_it_is_lower() -> None:
     assert due(operation_prices(("0.01", 60, None), ("0.02", 99_999, 60)), block_s=3_600) == "0.01"
 
 
-def test_another_currency_asks_for_nothing_here() -> None:
+def test_another_currency_has_no_price() -> None:
     assert due(operation_prices(("0.01", 9_999, None), currency="ETH")) is None
     assert due(operation_prices(("0.01", 9_999, None), currency="ETH"), asset=ETH) == "0.01"
 
@@ -136,7 +136,7 @@ def test_a_changed_currency_is_remembered_like_a_price() -> None:
     assert due(new + old, block_s=3_300) == "0.01"
 
 
-def test_a_free_listing_has_no_due() -> None:
+def test_a_free_listing_has_no_price() -> None:
     assert due(operation_prices(("0", 9_999, None))) is None
 
 
@@ -152,7 +152,7 @@ def test_no_price_becomes_free_in_a_coarser_asset() -> None:
     assert found.price.units_in(COARSE) == 1
 
 
-def test_the_version_that_is_charged_says_what_costs() -> None:
+def test_charge_on_is_that_of_the_charged_version() -> None:
     new = OperationPrice(terms=version(60, charge_on=ChargeOn.ANSWERED), price=Price.parse("0.02"))
     old = OperationPrice(terms=version(9_999, 60, charge_on=ChargeOn.SUCCESS), price=Price.parse("0.01"))
     found = find_lowest_price(

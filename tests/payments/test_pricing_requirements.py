@@ -93,7 +93,7 @@ def test_the_listings_networks_come_in_its_order_then_their_assets() -> None:
         ({"networks": ()}, "0.01"),
     ],
 )
-def test_nothing_is_asked_where_no_authorisation_could_pay(changes: dict[str, Any], price: str) -> None:
+def test_no_requirement_where_no_authorisation_can_pay(changes: dict[str, Any], price: str) -> None:
     assert listed(operation_price(price, **changes)) == []
     assert current_requirements(operation_price(price, **changes), RULES, timeout_s=30) == ()
 
@@ -136,7 +136,7 @@ def test_a_free_version_does_not_hide_a_paid_one() -> None:
     ) == [(USDC_B, 10**16, NEW_PAYEE)]
 
 
-def test_play_money_does_not_buy_what_is_now_sold_for_real_money() -> None:
+def test_test_money_does_not_buy_calls_of_a_main_network() -> None:
     assert listed(operation_price(networks=(B,)), operation_price(until_s_ago=5, networks=(T,))) == [
         (USDC_B, 10**16, NEW_PAYEE)
     ]
@@ -153,5 +153,5 @@ def test_a_quote_is_of_the_given_version_alone() -> None:
     assert (quoted[0].network, quoted[0].base_units) == ("eip155:10", 2 * 10**16)
 
 
-def test_no_versions_ask_for_nothing() -> None:
+def test_no_versions_give_no_requirements() -> None:
     assert listed() == []

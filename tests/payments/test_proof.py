@@ -24,13 +24,13 @@ def headers(**values: str | bytes | None) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def test_reads_the_plain_form() -> None:
+def test_parses_the_plain_form() -> None:
     assert parse_proof([(b"accept", b"*/*"), *headers()]) == Proof(
         tx_hash=TxHash.parse(TX), signature=bytes.fromhex(SIGNATURE[2:]), binding=None, chain_id=None
     )
 
 
-def test_reads_the_bound_form_and_the_network() -> None:
+def test_parses_the_bound_form_and_the_network() -> None:
     proof = parse_proof(headers(x_signature_params=PARAMS, x_payment_network="eip155:8453"))
     assert isinstance(proof, Proof)
     assert proof.binding == Binding(valid_until=1_800_000_000, nonce=b"\x0c" * 32, body_hash=None)
@@ -59,7 +59,7 @@ def test_every_spelling_of_a_hash_is_one_payment(spelling: str) -> None:
     ],
     ids=["nothing", "other headers", "a network alone", "a bad network alone"],
 )
-def test_no_proof_is_shown(shown: list[tuple[bytes, bytes]]) -> None:
+def test_requests_without_proof_give_none(shown: list[tuple[bytes, bytes]]) -> None:
     assert parse_proof(shown) is None
 
 
@@ -124,7 +124,7 @@ def test_refuses_what_is_no_proof(case: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["x-payment-tx", "x-signature", "x-signature-params", "x-payment-network"])
-def test_refuses_a_header_that_stands_twice_even_with_the_same_value(name: str) -> None:
+def test_refuses_a_repeated_header_even_with_the_same_value(name: str) -> None:
     line = (name.encode(), b"whatever")
     problem = parse_proof([line, *headers(), line])
     assert isinstance(problem, Problem)
@@ -141,7 +141,7 @@ def test_a_refusal_never_repeats_the_signature() -> None:
 
 
 @pytest.mark.parametrize("body_hash", [None, b"\x0d" * 32])
-def test_a_binding_survives_its_own_text(body_hash: bytes | None) -> None:
+def test_a_formatted_binding_is_parsed_back(body_hash: bytes | None) -> None:
     binding = Binding(valid_until=1_800_000_000, nonce=b"\x0c" * 32, body_hash=body_hash)
     assert parse_binding(format_binding(binding)) == binding
 
@@ -155,7 +155,7 @@ def test_a_binding_survives_its_own_text(body_hash: bytes | None) -> None:
     ],
     ids=["blanks", "another order", "upper case"],
 )
-def test_a_binding_has_room_for_harmless_spellings(text: str) -> None:
+def test_accepts_harmless_variants_of_a_binding(text: str) -> None:
     assert parse_binding(text) == parse_binding(PARAMS)
 
 
@@ -192,7 +192,7 @@ def test_refuses_a_binding(text: str) -> None:
         parse_binding(text)
 
 
-def test_params_of_foreign_bytes_are_refused_in_our_own_words() -> None:
+def test_params_with_other_bytes_are_refused_without_repeating_them() -> None:
     problem = parse_proof(headers(x_signature_params=b"\xff"))
     assert isinstance(problem, Problem)
     assert "codec" not in problem.detail

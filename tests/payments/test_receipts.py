@@ -44,7 +44,7 @@ async def rounds(chain: MemoryChain, count: int) -> None:
             await asyncio.sleep(0)
 
 
-async def test_all_who_wait_share_one_question(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:
+async def test_all_waiters_share_one_request(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:
     chain.mine(CHAIN, *map(transaction, HASHES))
     facts = await asyncio.gather(
         *(receipt_poller.wait_mined(CHAIN, one, sender=SENDER, depth=1) for one in HASHES)
@@ -53,7 +53,7 @@ async def test_all_who_wait_share_one_question(chain: MemoryChain, receipt_polle
     assert chain.request_count <= 3
 
 
-async def test_one_that_is_never_mined_does_not_hide_those_behind_it(
+async def test_a_transaction_that_is_never_mined_does_not_block_later_ones(
     chain: MemoryChain, receipt_poller: ReceiptPoller
 ) -> None:
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
@@ -66,7 +66,7 @@ async def test_one_that_is_never_mined_does_not_hide_those_behind_it(
         stuck.cancel()
 
 
-async def test_of_a_lane_only_the_first_is_asked_about_while_it_waits(
+async def test_only_the_first_transaction_of_a_sender_is_polled(
     chain: MemoryChain, receipt_poller: ReceiptPoller
 ) -> None:
     asked: list[int] = []
@@ -89,7 +89,7 @@ async def test_of_a_lane_only_the_first_is_asked_about_while_it_waits(
     assert asked.count(1) >= len(asked) - 3
 
 
-async def test_waits_for_depth_and_through_a_chain_that_is_away(
+async def test_waits_for_depth_and_through_an_outage(
     chain: MemoryChain, receipt_poller: ReceiptPoller
 ) -> None:
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
@@ -106,9 +106,7 @@ async def test_waits_for_depth_and_through_a_chain_that_is_away(
     assert isinstance(waiting.result(), ChainFacts)
 
 
-async def test_a_block_that_is_not_the_chains_own_is_not_believed(
-    chain: MemoryChain, receipt_poller: ReceiptPoller
-) -> None:
+async def test_a_displaced_block_does_not_count(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:
     chain.mine(CHAIN, transaction(HASHES[0]))
     chain.lies[HASHES[0]] = lambda facts: replace(facts, canonical_hash=b"\x01" * 32)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
@@ -118,7 +116,7 @@ async def test_a_block_that_is_not_the_chains_own_is_not_believed(
         chain.lies.clear()
 
 
-async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:
+async def test_without_waiters_nothing_is_polled(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.005):
             await receipt_poller.wait_mined(CHAIN, HASHES[0], sender=SENDER, depth=1)
@@ -128,7 +126,9 @@ async def test_nobody_waits_so_nothing_is_asked(chain: MemoryChain, receipt_poll
     assert chain.request_count == asked
 
 
-async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, receipt_poller: ReceiptPoller) -> None:
+async def test_an_error_in_one_round_does_not_stop_polling(
+    chain: MemoryChain, receipt_poller: ReceiptPoller
+) -> None:
     fetch = chain.fetch_receipts
 
     async def fail(*_: object, **options: object) -> object:
@@ -143,7 +143,7 @@ async def test_a_bug_in_one_answer_does_not_end_it(chain: MemoryChain, receipt_p
         ]
 
 
-async def test_who_waits_for_little_is_told_by_one_node_and_who_waits_for_much_by_as_many_as_must_agree(
+async def test_each_waiter_gets_the_receipt_by_its_own_quorum(
     chain: MemoryChain, receipt_poller: ReceiptPoller
 ) -> None:
     chain.leave_one_node(CHAIN)

@@ -189,7 +189,7 @@ def land(watch: Watch, authorization: Authorization, payee: Address = PAYEE) -> 
     )
 
 
-async def test_money_that_moved_again_in_another_transaction_is_never_a_debt(watch) -> None:
+async def test_a_transfer_moved_to_another_transaction_is_never_a_debt(watch) -> None:
     """Ours was replaced at a higher price, or somebody was faster: it was paid once, and is owed by nobody."""
     payment, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
@@ -210,7 +210,7 @@ async def test_money_that_moved_again_in_another_transaction_is_never_a_debt(wat
     assert (await watch.ledger.audit()).is_balanced
 
 
-async def test_a_transaction_that_came_too_late_and_failed_is_no_debt_either(watch) -> None:
+async def test_a_later_failed_transaction_of_a_moved_transfer_is_no_debt(watch) -> None:
     _, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
     land(watch, authorization)
@@ -219,7 +219,7 @@ async def test_a_transaction_that_came_too_late_and_failed_is_no_debt_either(wat
     assert await watch.ledger.debts(PAYER) == ()
 
 
-async def test_a_debt_ends_when_the_money_lies_deep_enough_in_another_transaction(watch) -> None:
+async def test_a_debt_ends_when_the_transfer_is_deep_enough_in_another_transaction(watch) -> None:
     payment, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
     await watch.check(2)
@@ -236,7 +236,7 @@ async def test_a_debt_ends_when_the_money_lies_deep_enough_in_another_transactio
     assert (await watch.ledger.audit()).is_balanced
 
 
-async def test_money_that_goes_back_and_forth_is_followed(watch) -> None:
+async def test_a_transfer_that_moves_back_and_forth_is_followed(watch) -> None:
     payment, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
     land(watch, authorization)
@@ -249,7 +249,7 @@ async def test_money_that_goes_back_and_forth_is_followed(watch) -> None:
     assert (await watch.ledger.audit()).is_balanced
 
 
-async def test_an_authorisation_that_ended_otherwise_leaves_the_debt(watch) -> None:
+async def test_an_authorisation_with_another_end_leaves_the_debt(watch) -> None:
     _, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
     land(watch, authorization, payee=Address(b"\x09" * 20))
@@ -264,7 +264,7 @@ class Logless(MemoryChain):
         raise ChainUnavailable("no logs here")
 
 
-async def test_nodes_that_tell_no_logs_put_a_debt_off_and_not_away() -> None:
+async def test_nodes_without_logs_delay_a_debt_and_do_not_cancel_it() -> None:
     watch = Watch(Logless)
     payment, _ = await watch.settle()
     other = await watch.record("other")
@@ -279,7 +279,7 @@ async def test_nodes_that_tell_no_logs_put_a_debt_off_and_not_away() -> None:
     assert [debt.units for debt in await watch.ledger.debts(PAYER)] == [10]
 
 
-async def test_nobody_looks_for_the_authorisation_of_a_transfer_payment(watch) -> None:
+async def test_no_authorisation_is_searched_for_a_payment_by_transaction(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1)
     await watch.check(3)
@@ -287,7 +287,7 @@ async def test_nobody_looks_for_the_authorisation_of_a_transfer_payment(watch) -
     assert watch.chain.requests["find_authorization_use", CHAIN] == 0
 
 
-async def test_a_lower_block_than_that_of_the_claim_is_looked_at_too(watch) -> None:
+async def test_the_search_includes_blocks_below_that_of_the_claim(watch) -> None:
     """The claim was made at a head that has gone with the settlement."""
     watch.chain.bury(CHAIN, 5)
     _, authorization = await watch.settle(block_number=watch.chain.head(CHAIN).number)
@@ -296,14 +296,14 @@ async def test_a_lower_block_than_that_of_the_claim_is_looked_at_too(watch) -> N
     assert await watch.ledger.debts(PAYER) == ()
 
 
-async def test_a_settled_payment_does_not_stand_by_a_transfer_that_nobody_authorised(watch) -> None:
+async def test_a_settled_payment_is_not_confirmed_by_a_plain_transfer(watch) -> None:
     payment, _ = await watch.settle()
     watch.chain.reorg(CHAIN, 1, watch.transaction("settled"))
     await watch.check(2)
     assert await watch.state(payment) is PaymentState.GONE
 
 
-async def test_a_transfer_payment_does_not_stand_by_an_authorised_one(watch) -> None:
+async def test_a_payment_by_transaction_is_not_confirmed_by_an_authorised_transfer(watch) -> None:
     payment = await watch.record("tx")
     logs = (authorization_log(TOKEN, PAYER), transfer_log(TOKEN, PAYER, PAYEE, 10))
     watch.chain.reorg(CHAIN, 1, watch.transaction("tx", logs=logs))
@@ -324,7 +324,7 @@ async def test_a_payment_becomes_final_when_its_block_is(watch) -> None:
     assert watch.chain.request_count == asked  # final payments are left alone
 
 
-async def test_gone_is_what_the_chain_says_twice(watch) -> None:
+async def test_a_payment_is_gone_after_two_checks(watch) -> None:
     payment = await watch.record()
     await watch.consume(payment, 4)
     watch.chain.reorg(CHAIN, 1)
@@ -353,7 +353,7 @@ async def test_two_watchers_at_once_make_one_debt(watch) -> None:
     assert (await watch.ledger.audit()).is_balanced
 
 
-async def test_back_in_the_pool_is_not_mined(watch) -> None:
+async def test_a_pending_transaction_counts_as_missing(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1)
     watch.chain.pend(CHAIN, watch.transaction("tx"))
@@ -361,7 +361,7 @@ async def test_back_in_the_pool_is_not_mined(watch) -> None:
     assert await watch.state(payment) is PaymentState.GONE
 
 
-async def test_the_two_must_follow_each_other(watch) -> None:
+async def test_the_two_checks_must_be_in_a_row(watch) -> None:
     payment = await watch.record()
     for _ in range(3):
         watch.chain.reorg(CHAIN, 1)
@@ -371,7 +371,7 @@ async def test_the_two_must_follow_each_other(watch) -> None:
     assert await watch.state(payment) is PaymentState.UNFINAL
 
 
-async def test_mined_in_another_block_is_noted_silently(watch) -> None:
+async def test_a_move_to_another_block_is_recorded(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1)
     block = watch.chain.mine(CHAIN, watch.transaction("tx"))
@@ -393,7 +393,7 @@ async def test_mined_in_another_block_is_noted_silently(watch) -> None:
     ],
     ids=["failed", "moved nothing", "moved less", "another token", "returned"],
 )
-async def test_mined_again_it_has_to_pay_again(watch, changed) -> None:
+async def test_a_transaction_mined_again_must_pay_again(watch, changed) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1, watch.transaction("tx", **changed))
     await watch.check()
@@ -403,7 +403,7 @@ async def test_mined_again_it_has_to_pay_again(watch, changed) -> None:
     assert len(watch.gone) == 1
 
 
-async def test_what_a_node_had_kept_back_is_added(by_value) -> None:
+async def test_a_higher_value_found_later_is_added(by_value) -> None:
     """It told of some of the logs when the payment was shown; more nodes tell of all."""
     payment = await by_value.record()
     more = (transfer_log(TOKEN, PAYER, PAYEE, 10), transfer_log(TOKEN, PAYER, PAYEE, 15))
@@ -417,7 +417,7 @@ async def test_what_a_node_had_kept_back_is_added(by_value) -> None:
     assert (found.state, found.value_units) == (PaymentState.FINAL, 25)
 
 
-async def test_more_in_a_transaction_that_settled_a_call_is_nothing_new(watch) -> None:
+async def test_a_further_transfer_in_a_settling_transaction_adds_nothing(watch) -> None:
     payment, _ = await watch.settle()
     watch.chain.lies[payment.tx_hash] = lambda facts: replace(
         facts, logs=(*facts.logs, transfer_log(TOKEN, PAYER, PAYEE, 15))
@@ -428,7 +428,7 @@ async def test_more_in_a_transaction_that_settled_a_call_is_nothing_new(watch) -
     assert (found.state, found.value_units) == (PaymentState.FINAL, 10)
 
 
-async def test_a_displaced_block_says_nothing(watch) -> None:
+async def test_a_displaced_block_changes_nothing(watch) -> None:
     payment = await watch.record()
     watch.chain.lies[payment.tx_hash] = lambda facts: replace(
         facts, canonical_hash=bytes(32), succeeded=False
@@ -437,7 +437,7 @@ async def test_a_displaced_block_says_nothing(watch) -> None:
     assert await watch.read(payment) == payment
 
 
-async def test_a_silent_chain_changes_nothing(watch) -> None:
+async def test_a_chain_without_a_response_changes_nothing(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1)
     await watch.check()
@@ -447,7 +447,7 @@ async def test_a_silent_chain_changes_nothing(watch) -> None:
     assert watch.gone == []
 
 
-async def test_a_gone_payment_comes_back_when_it_lies_deep_enough(watch) -> None:
+async def test_a_gone_payment_comes_back_when_it_is_deep_enough(watch) -> None:
     payment = await watch.record()
     await watch.consume(payment, 4)
     watch.chain.reorg(CHAIN, 1)
@@ -463,7 +463,7 @@ async def test_a_gone_payment_comes_back_when_it_lies_deep_enough(watch) -> None
     assert (await watch.ledger.audit()).is_balanced
 
 
-async def test_a_gone_payment_comes_back_with_what_it_is_worth_now(watch) -> None:
+async def test_a_gone_payment_comes_back_with_its_new_value(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1, watch.transaction("tx", 7))
     watch.chain.bury(CHAIN, 1)
@@ -472,7 +472,7 @@ async def test_a_gone_payment_comes_back_with_what_it_is_worth_now(watch) -> Non
     assert (found.state, found.value_units) == (PaymentState.UNFINAL, 7)
 
 
-async def test_a_gone_payment_that_fails_again_stays_away(watch) -> None:
+async def test_a_gone_payment_that_fails_again_stays_gone(watch) -> None:
     payment = await watch.record()
     watch.chain.reorg(CHAIN, 1, watch.transaction("tx", succeeded=False))
     watch.chain.bury(CHAIN, 5)
@@ -481,7 +481,7 @@ async def test_a_gone_payment_that_fails_again_stays_away(watch) -> None:
     assert len(watch.gone) == 1
 
 
-async def test_one_batch_at_a_time_and_all_have_their_turn(watch) -> None:
+async def test_all_payments_are_read_one_batch_at_a_time(watch) -> None:
     """A look goes on until every payment of a block that has changed was read again."""
     watch.watcher = watch.make(watch_batch_max=2)
     transactions = [watch.transaction(f"tx{number}") for number in range(5)]
@@ -507,7 +507,7 @@ async def test_one_batch_at_a_time_and_all_have_their_turn(watch) -> None:
     assert [await watch.state(payment) for payment in payments] == [PaymentState.FINAL] * 5
 
 
-async def test_gone_payments_have_their_turn_too(watch) -> None:
+async def test_gone_payments_are_read_in_batches(watch) -> None:
     watch.watcher = watch.make(watch_batch_max=2)
     payments = [await watch.record(f"tx{number}") for number in range(5)]
     watch.chain.reorg(CHAIN, 5)
@@ -519,7 +519,7 @@ async def test_gone_payments_have_their_turn_too(watch) -> None:
     assert [await watch.state(payment) for payment in payments] == [PaymentState.UNFINAL] * 5
 
 
-async def test_a_block_decides_for_all_its_payments_and_their_receipts_are_not_read(watch) -> None:
+async def test_an_unchanged_block_confirms_its_payments_without_reading_receipts(watch) -> None:
     names = [f"tx{number}" for number in range(50)]
     block = watch.chain.mine(CHAIN, *map(watch.transaction, names))
     payments = [await watch.record(name, at=block) for name in names]
@@ -530,7 +530,7 @@ async def test_a_block_decides_for_all_its_payments_and_their_receipts_are_not_r
     assert watch.chain.requests == {("fetch_tip", CHAIN): 2, ("fetch_block_hashes", CHAIN): 2}
 
 
-async def test_while_the_newest_block_stands_those_below_it_are_not_read_again(watch) -> None:
+async def test_blocks_below_an_unchanged_newest_block_are_not_read(watch) -> None:
     """A chain that has a block has all that were below it; when it has another one, all of them are read."""
     watch.chain = MemoryChain(CHAIN, finality_depth=500)
     watch.watcher = watch.make()
@@ -548,7 +548,7 @@ async def test_while_the_newest_block_stands_those_below_it_are_not_read_again(w
     assert watch.chain.heights_read >= 21 + 29
 
 
-async def test_payments_in_a_block_that_stands_again_were_not_missed_in_a_row(watch) -> None:
+async def test_an_unchanged_block_resets_the_missed_checks_of_its_payments(watch) -> None:
     payment = await watch.record()
     there = watch.chain._chains[CHAIN].blocks
     for _ in range(3):
@@ -572,7 +572,7 @@ async def test_without_a_final_tag_depth_decides(watch) -> None:
     assert await watch.state(payment) is PaymentState.FINAL
 
 
-async def test_depth_decides_nothing_once_the_nodes_have_named_a_final_block(watch) -> None:
+async def test_depth_does_not_count_once_nodes_have_named_a_final_block(watch) -> None:
     """A chain that is not final for hours has a reason, and a node that starts anew knows no final block for a while."""
     watch.watcher = watch.make(rules=replace(rules_of(CHAIN), finality_depth=7))
     payment = await watch.record()
@@ -583,7 +583,7 @@ async def test_depth_decides_nothing_once_the_nodes_have_named_a_final_block(wat
     assert await watch.state(payment) is PaymentState.UNFINAL
 
 
-async def test_a_dead_chain_is_asked_a_little_and_holds_nobody_up(watch) -> None:
+async def test_a_dead_chain_gets_few_requests_and_delays_no_other(watch) -> None:
     watch.watcher = watch.make(watch_batch_max=4, watch_in_flight_max=1)
     for number in range(8):
         await watch.record(f"dead{number}", OTHER)
@@ -601,7 +601,7 @@ async def test_a_dead_chain_is_asked_a_little_and_holds_nobody_up(watch) -> None
     assert all(chain_id != UNKNOWN for _, chain_id in watch.chain.requests)
 
 
-async def test_nodes_that_disagree_on_one_block_hold_up_no_other(watch) -> None:
+async def test_a_dispute_about_one_block_delays_no_other_block(watch) -> None:
     disputed, other = await watch.record("disputed"), await watch.record("other")
     watch.chain.disputed_heights.add(disputed.block_number)
     watch.chain.bury(CHAIN, 3)
@@ -624,7 +624,7 @@ async def test_one_bad_payment_does_not_stop_the_others(watch) -> None:
     assert await watch.state(bad) is PaymentState.UNFINAL
 
 
-async def test_no_more_than_a_few_questions_are_in_flight(watch) -> None:
+async def test_few_requests_are_in_flight(watch) -> None:
     watch.watcher = watch.make(watch_in_flight_max=3)
     names = [f"tx{number}" for number in range(5 * RECEIPTS_AT_ONCE)]
     block = watch.chain.mine(CHAIN, *map(watch.transaction, names))
@@ -657,7 +657,7 @@ async def spendable(watch: Watch, payment: Payment) -> bool:
     return isinstance(outcome, Claimed)
 
 
-async def test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_freed_when_they_agree(
+async def test_a_payment_in_a_disputed_block_is_held_after_some_checks_and_freed_on_agreement(
     watch,
 ) -> None:
     watch.watcher = watch.make(disputed_looks_max=3)
@@ -674,7 +674,7 @@ async def test_a_payment_whose_block_nodes_dispute_is_held_after_some_looks_and_
     assert await spendable(watch, payment)
 
 
-async def test_looks_at_which_nodes_disagree_count_in_a_row(watch) -> None:
+async def test_only_disputed_checks_in_a_row_count(watch) -> None:
     watch.watcher = watch.make(disputed_looks_max=3)
     payment = await watch.record()
     for _ in range(3):
@@ -686,7 +686,7 @@ async def test_looks_at_which_nodes_disagree_count_in_a_row(watch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["nodes disagree", "a block that their own chain does not have"])
-async def test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too(by_value, kind: str) -> None:
+async def test_a_payment_with_a_disputed_receipt_is_held_and_freed(by_value, kind: str) -> None:
     by_value.watcher = by_value.make_by_value(disputed_looks_max=3)
     payment = await by_value.record()
     if kind == "nodes disagree":
@@ -706,7 +706,7 @@ async def test_a_payment_whose_receipt_nodes_dispute_is_held_and_freed_too(by_va
     assert await spendable(by_value, payment)
 
 
-async def test_what_is_held_after_a_restore_is_not_freed_by_nodes_that_agree(watch) -> None:
+async def test_a_payment_held_after_a_restore_is_not_freed_by_agreeing_nodes(watch) -> None:
     watch.watcher = watch.make(disputed_looks_max=1)
     payment = await watch.record()
     watch.chain.disputed_heights.add(payment.block_number)
@@ -724,7 +724,7 @@ async def test_what_is_held_after_a_restore_is_not_freed_by_nodes_that_agree(wat
 # ---- How old the oldest look is.
 
 
-async def test_the_oldest_look_is_as_old_as_the_last_one_that_saw_everything(watch) -> None:
+async def test_the_check_age_is_that_of_the_last_complete_check(watch) -> None:
     slept = asyncio.Semaphore(0)
     await watch.record()
     assert watch.watcher.check_age_s(CHAIN) == 0  # it does not lead
@@ -752,7 +752,7 @@ async def test_the_oldest_look_is_as_old_as_the_last_one_that_saw_everything(wat
         task.cancel()
 
 
-async def test_a_look_that_took_longer_than_the_interval_is_followed_by_the_next_at_once(watch) -> None:
+async def test_a_check_longer_than_the_interval_is_followed_by_the_next_at_once(watch) -> None:
     """Nothing waits while payments do."""
     slept: list[float] = []
     took_s = 4
@@ -777,7 +777,7 @@ async def test_a_look_that_took_longer_than_the_interval_is_followed_by_the_next
     assert slept == [DEFAULT_LIMITS.watch_interval_s - 4, 0]
 
 
-async def test_books_that_are_away_are_named(watch) -> None:
+async def test_an_unavailable_ledger_raises(watch) -> None:
     watch.ledger.away = True
     with pytest.raises(StorageUnavailable):
         await watch.check()
@@ -843,7 +843,7 @@ def by_value() -> Watch:
 
 
 @pytest.mark.parametrize("units", [10, 11])
-async def test_nothing_is_final_on_one_nodes_word(by_value, units: int) -> None:
+async def test_one_nodes_response_makes_nothing_final(by_value, units: int) -> None:
     payment = await by_value.record(units=units)
     by_value.chain.bury(CHAIN, 5)
     by_value.chain.leave_one_node(CHAIN)
@@ -855,7 +855,7 @@ async def test_nothing_is_final_on_one_nodes_word(by_value, units: int) -> None:
     assert set(by_value.chain.trusts) == {Quorum.AGREED}
 
 
-async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> None:
+async def test_an_invented_payment_of_one_node_is_found_by_the_others(by_value) -> None:
     """However small, and although that node says that it is final."""
     payment = await by_value.record(units=10)
     await by_value.consume(payment, 4)
@@ -877,7 +877,7 @@ async def test_what_one_node_has_invented_is_found_by_the_others(by_value) -> No
         ),
     ],
 )
-async def test_one_node_alone_takes_nothing_away(by_value, lie) -> None:
+async def test_one_node_alone_makes_no_payment_gone(by_value, lie) -> None:
     payment = await by_value.record(units=10)
     by_value.chain.unconfirmed[payment.tx_hash] = lie
     await by_value.check(times=5)
@@ -885,7 +885,7 @@ async def test_one_node_alone_takes_nothing_away(by_value, lie) -> None:
     assert by_value.gone == []
 
 
-async def test_one_node_alone_brings_nothing_large_back(by_value) -> None:
+async def test_one_node_alone_brings_no_large_payment_back(by_value) -> None:
     payment = await by_value.record(units=10)
     by_value.chain.reorg(CHAIN, 1)
     await by_value.check(times=2)

@@ -52,7 +52,7 @@ async def settle(call: ClaimedCall) -> Any:
 # ---- Outcomes.
 
 
-async def test_money_moves_once_and_the_call_is_consumed(harness: SettlementHarness) -> None:
+async def test_the_transfer_is_made_once_and_the_call_is_consumed(harness: SettlementHarness) -> None:
     call = await harness.claim()
     outcome = await settle(call)
     assert isinstance(outcome, Settled)
@@ -66,7 +66,7 @@ async def test_money_moves_once_and_the_call_is_consumed(harness: SettlementHarn
     assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_the_transaction_is_in_the_books_before_it_is_broadcast(harness: SettlementHarness) -> None:
+async def test_the_transaction_is_stored_before_it_is_broadcast(harness: SettlementHarness) -> None:
     call = await harness.claim()
     stored: list[int] = []
     send = harness.chain.send_transaction
@@ -82,7 +82,7 @@ async def test_the_transaction_is_in_the_books_before_it_is_broadcast(harness: S
 
 
 @pytest.mark.parametrize("trouble", ["refused", "no money", "expired"])
-async def test_what_simulation_refuses_surely_failed(harness: SettlementHarness, trouble: str) -> None:
+async def test_a_refused_simulation_fails_the_settlement(harness: SettlementHarness, trouble: str) -> None:
     payer = harness.payer(balance=0 if trouble == "no money" else 10**9)
     call = await harness.claim(payer)
     if trouble == "refused":
@@ -101,7 +101,7 @@ async def test_what_simulation_refuses_surely_failed(harness: SettlementHarness,
     assert await harness.gas.next_nonce(CHAIN, make_gas_key().address) == 0
 
 
-async def test_front_run_by_the_same_transfer_is_paid(harness: SettlementHarness) -> None:
+async def test_a_front_run_by_the_same_transfer_pays_the_call(harness: SettlementHarness) -> None:
     call = await harness.claim()
     call.land()
     outcome = await settle(call)
@@ -111,14 +111,14 @@ async def test_front_run_by_the_same_transfer_is_paid(harness: SettlementHarness
     assert await harness.ledger.attempts_of(call.claim.call_id) == ()
 
 
-async def test_a_nonce_that_paid_another_surely_failed(harness: SettlementHarness) -> None:
+async def test_a_nonce_that_paid_another_payee_fails_the_settlement(harness: SettlementHarness) -> None:
     call = await harness.claim()
     call.land(payee=ELSEWHERE)
     assert await settle(call) == NotSettled(reason=AuthorizationReason.ALREADY_USED.value)
     assert await call.read_state() is CallState.RELEASED
 
 
-async def test_a_cancelled_authorisation_surely_failed(harness: SettlementHarness) -> None:
+async def test_a_cancelled_authorisation_fails_the_settlement(harness: SettlementHarness) -> None:
     call = await harness.claim()
     one = call.authorization
     harness.chain.cancel_authorization(CHAIN, one.token, payer=one.payer, nonce=one.nonce)
@@ -133,7 +133,7 @@ async def test_a_use_that_is_not_deep_enough_decides_nothing() -> None:
         assert await call.read_state() is CallState.SETTLING
 
 
-async def test_front_run_between_simulation_and_block_is_paid(harness: SettlementHarness) -> None:
+async def test_a_front_run_between_simulation_and_block_pays_the_call(harness: SettlementHarness) -> None:
     """Our transaction reverts; the money moved all the same."""
     harness.chain.is_automining = False
     call = await harness.claim()
@@ -149,7 +149,7 @@ async def test_front_run_between_simulation_and_block_is_paid(harness: Settlemen
     assert outcome.transfer.tx_hash != attempt.tx_hash
 
 
-async def test_broadcast_and_reverted_is_undecided(hasty: SettlementHarness) -> None:
+async def test_a_broadcast_transaction_that_reverts_is_undecided(hasty: SettlementHarness) -> None:
     harness = hasty
     payer = harness.payer()
     call = await harness.claim(payer)
@@ -158,7 +158,7 @@ async def test_broadcast_and_reverted_is_undecided(hasty: SettlementHarness) -> 
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_not_mined_by_the_deadline_is_undecided(hasty: SettlementHarness) -> None:
+async def test_a_transaction_not_mined_by_the_deadline_is_undecided(hasty: SettlementHarness) -> None:
     harness = hasty
     harness.chain.is_automining = False
     call = await harness.claim()
@@ -179,12 +179,12 @@ async def test_a_node_that_refuses_decides_nothing(hasty: SettlementHarness, fau
     assert harness.settlement.is_offered(USDC, 10_000, LISTING) is not is_keys_fault
 
 
-async def test_a_send_whose_answer_is_lost_is_followed(harness: SettlementHarness) -> None:
+async def test_a_transaction_whose_send_response_is_lost_is_followed(harness: SettlementHarness) -> None:
     harness.chain.loses_send_responses = True
     assert isinstance(await settle(await harness.claim()), Settled)
 
 
-async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(
+async def test_an_unavailable_chain_before_signing_leaves_a_call_without_a_transaction(
     harness: SettlementHarness,
 ) -> None:
     call = await harness.claim()
@@ -197,7 +197,7 @@ async def test_a_chain_away_before_signing_leaves_a_call_without_a_transaction(
 @pytest.mark.parametrize(
     "method", ["fetch_authorization", "send_transaction", "fetch_receipts", "find_authorization_use"]
 )
-async def test_a_chain_that_goes_away_at_any_step_never_makes_it_fail(
+async def test_an_unavailable_chain_at_any_step_never_fails_the_settlement(
     hasty: SettlementHarness, method: str
 ) -> None:
     harness = hasty
@@ -216,7 +216,7 @@ async def test_a_chain_that_goes_away_at_any_step_never_makes_it_fail(
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_the_depth_of_its_value_is_waited_for() -> None:
+async def test_waits_for_the_depth_that_the_value_requires() -> None:
     async with SettlementHarness(confirmations=((0, 1), (10**6, 3))) as harness:
         call = await harness.claim()
         async with asyncio.TaskGroup() as group:
@@ -231,12 +231,12 @@ async def test_the_depth_of_its_value_is_waited_for() -> None:
         assert isinstance(settling.result(), Settled)
 
 
-async def test_depth_that_takes_too_long_is_undecided() -> None:
+async def test_a_depth_not_reached_by_the_deadline_is_undecided() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 1), (10**6, 3))) as harness:
         assert await settle(await harness.claim()) == Undecided()
 
 
-async def test_a_call_that_somebody_else_moved_on_is_left_alone(harness: SettlementHarness) -> None:
+async def test_a_call_moved_by_another_gateway_is_fenced(harness: SettlementHarness) -> None:
     call = await harness.claim()
     order = call.order()
     fenced = replace(order, close=replace(order.close, epoch=7))
@@ -246,7 +246,7 @@ async def test_a_call_that_somebody_else_moved_on_is_left_alone(harness: Settlem
     assert isinstance(await settle(await harness.claim(harness.payer(nonce=b"\x08" * 32))), Settled)
 
 
-async def test_books_that_are_away_send_nothing_and_the_call_goes_adrift_later(
+async def test_an_unavailable_ledger_sends_nothing_and_the_call_becomes_orphaned(
     harness: SettlementHarness,
 ) -> None:
     call = await harness.claim()
@@ -281,7 +281,7 @@ async def test_gas_is_limited_in_simulation_and_in_what_is_signed(gas_max: int, 
 # ---- Lanes.
 
 
-async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(harness: SettlementHarness) -> None:
+async def test_fifty_settlements_on_one_key_get_fifty_nonces_in_order(harness: SettlementHarness) -> None:
     calls = await harness.claim_many(50)
     outcomes = await asyncio.gather(*map(settle, calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
@@ -290,7 +290,7 @@ async def test_fifty_at_once_on_one_key_take_fifty_nonces_in_order(harness: Sett
     assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_a_nonce_that_another_gateway_took_is_signed_anew(harness: SettlementHarness) -> None:
+async def test_a_nonce_taken_by_another_gateway_is_replaced_by_the_next(harness: SettlementHarness) -> None:
     other = harness.another()
     async with other:
         first, second = await harness.claim_many(2)
@@ -301,7 +301,7 @@ async def test_a_nonce_that_another_gateway_took_is_signed_anew(harness: Settlem
     assert len(harness.chain.broadcasts) == 3
 
 
-async def test_two_gateways_on_one_key_at_once_leave_no_hole(harness: SettlementHarness) -> None:
+async def test_two_gateways_on_one_key_leave_no_missing_nonce(harness: SettlementHarness) -> None:
     async with harness.another() as other:
         mine = await harness.claim_many(10)
         theirs = [await other.claim(other.payer(nonce=keccak256(b"their %d" % n))) for n in range(10)]
@@ -311,7 +311,7 @@ async def test_two_gateways_on_one_key_at_once_leave_no_hole(harness: Settlement
     assert await harness.gas.next_nonce(CHAIN, make_gas_key().address) == 20
 
 
-async def test_a_lane_that_is_never_free_is_given_up(harness: SettlementHarness) -> None:
+async def test_a_call_that_gets_no_nonce_stays_in_settling(harness: SettlementHarness) -> None:
     call = await harness.claim()
     settle_in_ledger = harness.ledger.settle
 
@@ -338,7 +338,7 @@ async def test_the_least_busy_key_above_its_floor_signs() -> None:
         assert attempt.sender == keys[2].address
 
 
-async def test_cancelled_anywhere_the_sweeper_finishes_it(harness: SettlementHarness) -> None:
+async def test_recovery_finishes_a_settlement_cancelled_at_any_step(harness: SettlementHarness) -> None:
     harness.chain.is_automining = False
     call = await harness.claim()
     async with asyncio.TaskGroup() as group:
@@ -390,7 +390,7 @@ async def test_each_outcome_is_one_line_in_the_log_without_secrets(
     assert call.authorization.signature.hex() not in str(lines)
 
 
-async def test_what_somebody_else_moved_on_is_not_told_as_an_end(harness: SettlementHarness) -> None:
+async def test_a_call_moved_by_another_gateway_is_not_counted(harness: SettlementHarness) -> None:
     call = await harness.claim()
     await harness.ledger.close(close_of(call.claim, CallState.RELEASED))
     with capture_logs() as lines:
@@ -398,7 +398,7 @@ async def test_what_somebody_else_moved_on_is_not_told_as_an_end(harness: Settle
     assert [line for line in lines if line["event"] == "settlement_ended"] == []
 
 
-async def test_a_good_authorisation_is_covered_after_one_question(harness: SettlementHarness) -> None:
+async def test_a_valid_authorisation_is_covered_after_one_round_trip(harness: SettlementHarness) -> None:
     before = harness.chain.request_count
     assert await check(harness, harness.payer(balance=25_000)) == Cover(
         balance_units=25_000, block_number=harness.chain.head(CHAIN).number
@@ -416,13 +416,15 @@ async def test_a_good_authorisation_is_covered_after_one_question(harness: Settl
         ({"balance": 9_999}, Code.PAYMENT_VERIFICATION_FAILED),
     ],
 )
-async def test_what_would_not_pay_is_refused(harness: SettlementHarness, change: Any, code: Code) -> None:
+async def test_an_authorisation_that_would_not_pay_is_refused(
+    harness: SettlementHarness, change: Any, code: Code
+) -> None:
     refused = await check(harness, harness.payer(**change))
     assert isinstance(refused, Problem)
     assert refused.code is code
 
 
-async def test_whoever_pays_is_never_slowed_down(harness: SettlementHarness) -> None:
+async def test_paying_callers_are_never_limited(harness: SettlementHarness) -> None:
     authorization = harness.payer().authorize()
     for _ in range(harness.limits.lookups_per_minute + 5):
         with harness.settlement.open_lookup("192.0.2.1") as lookup:
@@ -433,7 +435,7 @@ async def test_whoever_pays_is_never_slowed_down(harness: SettlementHarness) -> 
         assert isinstance(checked, Cover)
 
 
-async def test_one_authorisation_whose_calls_are_never_charged_is_looked_up_so_often_and_no_more(
+async def test_look_ups_of_one_authorisation_without_charged_calls_are_limited(
     harness: SettlementHarness,
 ) -> None:
     payer = harness.payer()
@@ -443,7 +445,7 @@ async def test_one_authorisation_whose_calls_are_never_charged_is_looked_up_so_o
     assert harness.chain.request_count == before + harness.limits.lookups_per_minute
 
 
-async def test_junk_is_asked_about_so_often_and_no_more(harness: SettlementHarness) -> None:
+async def test_look_ups_of_worthless_authorisations_are_limited(harness: SettlementHarness) -> None:
     junk = harness.payer(balance=0)
     for _ in range(harness.limits.lookups_per_minute):
         await check(harness, junk)
@@ -454,7 +456,9 @@ async def test_junk_is_asked_about_so_often_and_no_more(harness: SettlementHarne
     assert harness.chain.request_count == before
 
 
-async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(harness: SettlementHarness) -> None:
+async def test_worthless_authorisations_in_a_wallets_name_do_not_use_its_quota(
+    harness: SettlementHarness,
+) -> None:
     owner = harness.payer()
     forged = replace(owner.authorize(), signature=b"\x01" * 64 + b"\x1b")
     for number in range(harness.limits.lookups_per_minute + 1):
@@ -465,21 +469,21 @@ async def test_junk_in_a_wallets_name_does_not_use_up_its_owners_patience(harnes
     assert isinstance(await check(harness, owner), Cover)
 
 
-async def test_a_chain_that_does_not_answer_is_no_refusal(harness: SettlementHarness) -> None:
+async def test_an_unavailable_chain_is_not_a_refusal(harness: SettlementHarness) -> None:
     payer = harness.payer()
     harness.chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
         await check(harness, payer)
 
 
-async def test_a_deadline_of_its_own_is_read_from_the_limits() -> None:
+async def test_the_settlement_deadline_is_a_limit() -> None:
     """`settle_wait_s` is the only clock that a caller waits for, and that of the blocks on top."""
     async with SettlementHarness(limits=replace(HASTY, settle_wait_s=0.001)) as harness:
         harness.chain.is_automining = False
         assert await settle(await harness.claim()) == Undecided()
 
 
-async def test_what_cannot_be_waited_for_is_not_offered() -> None:
+async def test_a_depth_beyond_the_deadline_is_not_offered() -> None:
     """A hundred dollars lie twelve blocks deep, of twelve seconds each; pocket money two."""
     rules, steps = settlement_rules(block_time_s=12.0), ((0, 2), (100 * UNIT_NANO, 12))
     async with SettlementHarness(rules=rules, confirmations=steps) as harness:
@@ -491,7 +495,7 @@ async def test_what_cannot_be_waited_for_is_not_offered() -> None:
         assert harness.settlement.is_offered(USDC, 100 * 10**6, LISTING)
 
 
-async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
+async def test_waits_as_long_as_the_required_depth_takes() -> None:
     slow = settlement_rules(block_time_s=20.0)  # beyond the deadline of the first block, and of this test
     async with (
         SettlementHarness(rules=slow, limits=HASTY, confirmations=((0, 3),)) as harness,
@@ -510,7 +514,7 @@ async def test_it_is_waited_for_as_long_as_its_blocks_take() -> None:
 
 
 @pytest.mark.parametrize(("above_nano", "is_settled"), [(10**7, True), (10**7 - 1, False)])
-async def test_one_nodes_word_settles_what_is_small_and_nothing_else(
+async def test_one_node_is_enough_to_settle_small_values_only(
     hasty: SettlementHarness, above_nano: int, is_settled: bool
 ) -> None:
     hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", above_nano),))
@@ -522,7 +526,7 @@ async def test_one_nodes_word_settles_what_is_small_and_nothing_else(
     assert (await hasty.ledger.audit()).is_balanced
 
 
-async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: SettlementHarness) -> None:
+async def test_the_receipt_of_a_large_value_needs_agreement(hasty: SettlementHarness) -> None:
     hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", 1),))
     call = await hasty.claim()
     send = hasty.chain.send_transaction
@@ -537,7 +541,7 @@ async def test_the_receipt_of_what_is_large_needs_agreement_too(hasty: Settlemen
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_before_a_call_that_is_large_nodes_agree_too(harness: SettlementHarness) -> None:
+async def test_the_check_of_a_large_value_needs_agreement(harness: SettlementHarness) -> None:
     harness.chain.leave_one_node(CHAIN)
     harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", 10**7),))
     assert isinstance(await check(harness, harness.payer()), Cover)

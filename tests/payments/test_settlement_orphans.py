@@ -23,7 +23,7 @@ async def is_orphaned(call: ClaimedCall) -> bool:
     return held.is_orphaned
 
 
-async def test_one_that_nobody_waits_for_goes_adrift_at_once() -> None:
+async def test_a_settlement_without_a_waiter_is_orphaned_at_once() -> None:
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
     orphans.add(call.order().close, is_waited_for=False)
@@ -31,7 +31,7 @@ async def test_one_that_nobody_waits_for_goes_adrift_at_once() -> None:
     assert await is_orphaned(call)
 
 
-async def test_whoever_stores_the_answer_first_is_given_time() -> None:
+async def test_a_settlement_with_a_waiter_is_orphaned_after_a_delay() -> None:
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=True), orphans_of(harness)
     orphans.add(call.order().close, is_waited_for=True)
@@ -42,7 +42,7 @@ async def test_whoever_stores_the_answer_first_is_given_time() -> None:
     assert await is_orphaned(call)
 
 
-async def test_one_that_never_got_into_settling_is_unknown() -> None:
+async def test_a_call_that_never_reached_settling_is_unknown() -> None:
     """Its bytes left, and nobody knows more."""
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=False), orphans_of(harness)
@@ -54,7 +54,7 @@ async def test_one_that_never_got_into_settling_is_unknown() -> None:
     assert record.error == "outcome_lost"
 
 
-async def test_one_that_is_finished_meanwhile_is_left_alone() -> None:
+async def test_a_call_that_ended_meanwhile_is_unchanged() -> None:
     async with SettlementHarness() as harness:
         call, orphans = await harness.claim(), orphans_of(harness)
         orphans.add(call.order().close, is_waited_for=False)

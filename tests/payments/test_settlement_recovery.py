@@ -51,7 +51,7 @@ async def sweep(harness: SettlementHarness, times: int = 1) -> None:
         await harness.settlement_recovery.run_once()
 
 
-async def test_what_was_mined_meanwhile_is_concluded(harness: SettlementHarness) -> None:
+async def test_a_mined_transaction_is_concluded(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.mine_sent(CHAIN)
     await sweep(harness)
@@ -59,7 +59,7 @@ async def test_what_was_mined_meanwhile_is_concluded(harness: SettlementHarness)
     assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_what_is_not_deep_enough_waits() -> None:
+async def test_a_transaction_that_is_not_deep_enough_waits() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 2),)) as harness:
         harness.chain.is_automining = False
         call = await leave_orphaned(harness)
@@ -71,7 +71,7 @@ async def test_what_is_not_deep_enough_waits() -> None:
         assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_a_transaction_that_no_node_knows_is_sent_again(harness: SettlementHarness) -> None:
+async def test_a_transaction_that_no_node_has_is_sent_again(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     await sweep(harness)
@@ -98,7 +98,7 @@ async def test_a_call_without_a_transaction_gets_one(harness: SettlementHarness)
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_whoever_landed_it_paid(harness: SettlementHarness) -> None:
+async def test_a_transfer_by_any_sender_pays_the_call(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     call.land()
     harness.chain.mine_sent(CHAIN)
@@ -106,14 +106,14 @@ async def test_whoever_landed_it_paid(harness: SettlementHarness) -> None:
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_a_nonce_used_otherwise_is_released(harness: SettlementHarness) -> None:
+async def test_a_nonce_used_for_another_payment_releases_the_call(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     call.land(payee=ELSEWHERE)
     await sweep(harness)
     assert await call.read_state() is CallState.RELEASED
 
 
-async def test_nothing_is_released_before_its_time_and_then_at_depth_only() -> None:
+async def test_a_call_is_released_only_after_expiry_and_at_depth() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 3),)) as harness:
         harness.chain.is_automining = False
         payer = harness.payer()
@@ -135,7 +135,7 @@ async def test_nothing_is_released_before_its_time_and_then_at_depth_only() -> N
         assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_expiry_is_believed_at_a_second_look_only(harness: SettlementHarness) -> None:
+async def test_expiry_counts_at_a_second_check_only(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     harness.chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
@@ -145,7 +145,7 @@ async def test_expiry_is_believed_at_a_second_look_only(harness: SettlementHarne
     assert await call.read_state() is CallState.RELEASED
 
 
-async def test_nothing_is_done_for_one_that_has_expired(harness: SettlementHarness) -> None:
+async def test_an_expired_call_gets_no_transaction(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     harness.chain.mine(CHAIN, time=call.authorization.valid_before)
@@ -173,7 +173,7 @@ class ForgetfulChain(MemoryChain):
 
 
 @pytest.mark.parametrize("slack_s", [0, EXPIRY_SLACK_S])
-async def test_what_was_paid_is_not_given_away_by_a_node_that_lags_for_two_looks(slack_s: int) -> None:
+async def test_a_node_that_lags_for_two_checks_releases_no_paid_call(slack_s: int) -> None:
     chain = ForgetfulChain(CHAIN)
     chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
     async with SettlementHarness(limits=HASTY, chain=chain) as harness:
@@ -209,7 +209,7 @@ async def test_an_end_that_is_not_deep_enough_yet_releases_nothing() -> None:
         assert await call.read_state() is CallState.RELEASED
 
 
-async def test_one_that_landed_in_the_last_block_before_its_end_is_paid(harness: SettlementHarness) -> None:
+async def test_a_transfer_in_the_last_block_before_expiry_pays_the_call(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.mine_sent(CHAIN)
     harness.chain.mine(CHAIN, time=call.authorization.valid_before + 100)
@@ -217,14 +217,14 @@ async def test_one_that_landed_in_the_last_block_before_its_end_is_paid(harness:
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_a_chain_away_changes_nothing(harness: SettlementHarness) -> None:
+async def test_an_unavailable_chain_changes_nothing(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.disconnect(CHAIN)
     await sweep(harness, 3)
     assert await call.read_state() is CallState.SETTLING
 
 
-async def test_a_transfer_that_keeps_reverting_is_not_paid_for_again_and_again(
+async def test_a_reverting_transfer_is_signed_a_limited_number_of_times(
     harness: SettlementHarness,
 ) -> None:
     payer = harness.payer()
@@ -237,7 +237,7 @@ async def test_a_transfer_that_keeps_reverting_is_not_paid_for_again_and_again(
     assert len(await harness.ledger.attempts_of(call.claim.call_id)) == 2
 
 
-async def test_what_waits_for_its_end_only_does_not_take_the_turn_of_others() -> None:
+async def test_calls_that_only_wait_take_no_place_in_the_batch() -> None:
     """A wallet whose transfers pass each simulation and revert in each block, again and again, and one honest caller."""
     async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
         for call in await harness.claim_many(5):
@@ -255,7 +255,7 @@ async def test_what_waits_for_its_end_only_does_not_take_the_turn_of_others() ->
         assert await honest.read_state() is CallState.CONSUMED
 
 
-async def test_it_is_looked_at_less_and_less_often_until_it_is_over(harness: SettlementHarness) -> None:
+async def test_a_waiting_call_is_checked_less_and_less_often(harness: SettlementHarness) -> None:
     harness.chain.is_automining = True
     (call,) = await harness.claim_many(1)
     harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
@@ -280,7 +280,7 @@ async def test_it_is_looked_at_less_and_less_often_until_it_is_over(harness: Set
     assert await call.read_state() is CallState.RELEASED
 
 
-async def test_a_call_of_a_network_that_is_gone_takes_nobodys_turn(harness: SettlementHarness) -> None:
+async def test_a_call_of_a_removed_network_takes_no_place_in_the_batch(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     async with harness.another() as other:
         other.rules.clear()
@@ -292,7 +292,7 @@ async def test_a_call_of_a_network_that_is_gone_takes_nobodys_turn(harness: Sett
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_one_that_reverted_by_chance_is_tried_once_more(harness: SettlementHarness) -> None:
+async def test_a_transfer_that_reverted_once_is_signed_again(harness: SettlementHarness) -> None:
     payer = harness.payer()
     harness.chain.is_automining = True
     harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
@@ -304,7 +304,7 @@ async def test_one_that_reverted_by_chance_is_tried_once_more(harness: Settlemen
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_a_nonce_lost_to_a_stranger_is_signed_under_the_next(harness: SettlementHarness) -> None:
+async def test_a_nonce_used_outside_the_gateway_is_replaced_by_the_next(harness: SettlementHarness) -> None:
     """Somebody used the gas key elsewhere: what was signed can never be mined."""
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
@@ -319,7 +319,7 @@ async def test_a_nonce_lost_to_a_stranger_is_signed_under_the_next(harness: Sett
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_several_sweepers_at_once_move_a_call_once(harness: SettlementHarness) -> None:
+async def test_concurrent_recoveries_move_a_call_once(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     async with harness.another("b") as b, harness.another("c") as c:
         harness.chain.mine_sent(CHAIN)
@@ -331,7 +331,7 @@ async def test_several_sweepers_at_once_move_a_call_once(harness: SettlementHarn
     assert payment.value_units == payment.taken_units == 10_000
 
 
-async def test_a_call_that_somebody_waits_for_is_not_touched(harness: SettlementHarness) -> None:
+async def test_a_call_with_a_waiter_is_not_recovered(harness: SettlementHarness) -> None:
     call = await harness.claim()
     assert await harness.settlement.settle(call.order()) == Undecided()
     harness.chain.mine_sent(CHAIN)
@@ -340,7 +340,7 @@ async def test_a_call_that_somebody_waits_for_is_not_touched(harness: Settlement
 
 
 @pytest.mark.parametrize(("patience_s", "state"), [(3600.0, CallState.SETTLING), (0.0, CallState.CONSUMED)])
-async def test_an_undecided_one_for_which_nobody_came_back_in_time_goes_adrift(
+async def test_an_undecided_call_is_orphaned_after_the_delay(
     harness: SettlementHarness, monkeypatch: pytest.MonkeyPatch, patience_s: float, state: CallState
 ) -> None:
     """By the machine's own clock, which nobody sets."""
@@ -353,7 +353,7 @@ async def test_an_undecided_one_for_which_nobody_came_back_in_time_goes_adrift(
     assert await call.read_state() is state
 
 
-async def test_an_unsafe_call_without_an_answer_becomes_credit(harness: SettlementHarness) -> None:
+async def test_an_unsafe_call_without_a_stored_response_becomes_credit(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness, method="POST")
     harness.chain.mine_sent(CHAIN)
     await sweep(harness)
@@ -363,7 +363,7 @@ async def test_an_unsafe_call_without_an_answer_becomes_credit(harness: Settleme
     assert (payment.value_units, payment.taken_units) == (10_000, 0)
 
 
-async def test_one_call_that_cannot_be_looked_at_does_not_stop_the_others(harness: SettlementHarness) -> None:
+async def test_a_call_that_fails_does_not_stop_the_others(harness: SettlementHarness) -> None:
     bad, good = await harness.claim_many(2)
     for call in (bad, good):
         assert await harness.settlement.settle(call.order()) == Undecided()
@@ -393,7 +393,7 @@ async def leave_unknown(harness: SettlementHarness, **given: Any) -> ClaimedCall
     return call
 
 
-async def test_a_call_without_an_outcome_is_never_settled_by_the_sweeper(harness: SettlementHarness) -> None:
+async def test_a_call_without_an_outcome_is_never_settled_by_recovery(harness: SettlementHarness) -> None:
     call = await leave_unknown(harness)
     await sweep(harness, 3)
     assert harness.chain.broadcasts == []
@@ -409,7 +409,7 @@ async def test_a_call_without_an_outcome_is_never_settled_by_the_sweeper(harness
 
 
 @pytest.mark.parametrize(("method", "after"), [("GET", CallState.CONSUMED), ("POST", CallState.RELEASED)])
-async def test_a_call_without_an_outcome_that_somebody_paid_is_paid_or_credit(
+async def test_a_used_authorisation_pays_a_call_without_an_outcome_or_becomes_credit(
     harness: SettlementHarness, method: str, after: CallState
 ) -> None:
     call = await leave_unknown(harness, method=method)
@@ -419,7 +419,7 @@ async def test_a_call_without_an_outcome_that_somebody_paid_is_paid_or_credit(
     assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_a_key_without_money_leaves_the_call_for_later() -> None:
+async def test_a_key_without_gas_leaves_the_call_for_later() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.INSUFFICIENT_FUNDS))
         call = await leave_orphaned(harness)
@@ -435,7 +435,7 @@ async def strand(harness: SettlementHarness) -> ClaimedCall:
     return await leave_orphaned(harness)
 
 
-async def test_another_key_carries_what_is_stranded_on_one_that_ran_dry() -> None:
+async def test_another_key_settles_the_calls_of_a_key_without_gas() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
         call = await strand(harness)
@@ -459,7 +459,7 @@ async def test_another_key_carries_what_is_stranded_on_one_that_ran_dry() -> Non
         assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_what_the_sweeper_signs_counts_at_once() -> None:
+async def test_the_cost_of_a_transaction_signed_by_recovery_counts_at_once() -> None:
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(listing_budget_wei=10**12)) as harness:
         call = await harness.claim()
         harness.chain.disconnect(CHAIN)
@@ -471,7 +471,7 @@ async def test_what_the_sweeper_signs_counts_at_once() -> None:
         assert not harness.settlement.is_offered(USDC, 10_000, LISTING)
 
 
-async def test_what_is_stranded_on_the_only_key_waits_for_it() -> None:
+async def test_the_calls_of_the_only_key_wait_for_it() -> None:
     rules = settlement_rules(gas_keys=(make_gas_key("one"),))
     async with SettlementHarness(limits=HASTY, rules=rules) as harness:
         call = await strand(harness)
@@ -485,7 +485,7 @@ async def test_what_is_stranded_on_the_only_key_waits_for_it() -> None:
         assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_what_was_offered_more_often_may_still_be_signed_anew() -> None:
+async def test_replacements_do_not_count_as_further_nonces() -> None:
     async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=2)) as harness:
         harness.chain.is_automining = False
         payer = harness.payer(valid_before=harness.now_ms // 1000 + 3_600)
@@ -513,7 +513,7 @@ async def use_gas_key_elsewhere(harness: SettlementHarness, number: int) -> None
     await harness.gas_budget.refresh()
 
 
-async def test_a_call_takes_so_many_nonces_at_most() -> None:
+async def test_a_call_gets_a_limited_number_of_nonces() -> None:
     """Each time a stranger uses the gas key's next nonce first, so that what was signed can never be mined."""
     async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=3)) as harness:
         harness.chain.is_automining = False
@@ -525,7 +525,7 @@ async def test_a_call_takes_so_many_nonces_at_most() -> None:
         assert [attempt.nonce for attempt in attempts] == [0, 1, 2]
 
 
-async def test_one_look_takes_so_many_and_all_have_their_turn() -> None:
+async def test_recovery_reads_a_batch_and_reaches_every_call() -> None:
     async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
         harness.chain.is_automining = False
         calls = await harness.claim_many(3)
@@ -539,7 +539,7 @@ async def test_one_look_takes_so_many_and_all_have_their_turn() -> None:
         assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 3
 
 
-async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
+async def test_few_calls_are_recovered_at_the_same_time() -> None:
     async with SettlementHarness(limits=replace(HASTY, sweep_in_flight_max=2)) as harness:
         harness.chain.is_automining = False
         for call in await harness.claim_many(6):
@@ -561,7 +561,7 @@ async def test_no_more_than_a_few_calls_are_looked_at_together() -> None:
 
 
 @pytest.mark.parametrize(("above_nano", "state"), [(10**7, CallState.CONSUMED), (1, CallState.SETTLING)])
-async def test_one_nodes_word_concludes_what_is_small_and_nothing_else(
+async def test_one_node_is_enough_to_conclude_small_values_only(
     harness: SettlementHarness, above_nano: int, state: CallState
 ) -> None:
     harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", above_nano),))

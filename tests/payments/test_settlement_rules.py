@@ -16,7 +16,7 @@ from tollway.payments.settlement_rules import is_code_trusted, is_development_ke
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_every_preset_has_defaults_that_can_be_read(preset: object) -> None:
+def test_every_preset_has_valid_defaults(preset: object) -> None:
     chain_id, kind = preset.chain_id, preset.kind  # type: ignore[attr-defined]  # a preset
     defaults = settlement_defaults(chain_id, kind)
     least = Price.parse(defaults.settlement_min).nano
@@ -50,7 +50,7 @@ def test_a_price_is_compared_in_the_currency_whatever_the_token_counts(
     ],
     ids=["free", "cheap", "dear", "dearer", "rounded up", "a test network", "unknown", "own", "not our gas"],
 )
-def test_the_least_price_is_ten_times_what_a_settlement_costs_and_never_below_its_floor(
+def test_the_minimum_price_is_ten_times_the_cost_of_a_settlement_and_never_below_its_floor(
     given: dict[str, object], gas_price_wei: int, min_nano: int
 ) -> None:
     rules = settlement_rules(**{"min_nano": 10**7, "native_price_nano": 3_000 * 10**9, **given})
@@ -79,7 +79,7 @@ def test_a_code_that_never_reverted_is_trusted() -> None:
     assert is_code_trusted(None)
 
 
-def test_what_a_settlement_costs_is_rounded_up() -> None:
+def test_the_cost_of_a_settlement_is_rounded_up() -> None:
     assert settlement_rules(native_price_nano=1).cost_nano(1) == 1
 
 
@@ -93,7 +93,7 @@ def test_a_rail_needs_a_key_or_a_facilitator() -> None:
     ("depth", "block_time_s", "wait_s", "is_in_time"),
     [(1, 12.0, 20.0, True), (2, 12.0, 32.0, True), (36, 2.0, 90.0, True), (37, 2.0, 90.0, False)],
 )
-def test_blocks_on_top_take_their_time_and_have_it_up_to_a_limit(
+def test_the_wait_grows_with_the_depth_up_to_a_limit(
     depth: int, block_time_s: float, wait_s: float, is_in_time: bool
 ) -> None:
     rules, limits = settlement_rules(block_time_s=block_time_s), Limits()
@@ -101,7 +101,7 @@ def test_blocks_on_top_take_their_time_and_have_it_up_to_a_limit(
     assert rules.is_in_time(depth, limits=limits) is is_in_time
 
 
-def test_whoever_is_more_patient_for_one_block_is_so_for_all() -> None:
+def test_a_longer_wait_for_one_block_holds_for_every_depth() -> None:
     limits = Limits(settle_wait_s=600.0)
     assert settlement_rules().wait_s(1, limits=limits) == 600.0
     assert settlement_rules().is_in_time(1, limits=limits)
@@ -127,12 +127,12 @@ def test_a_hundred_dollars_are_too_deep_on_ethereum_and_ten_thousand_elsewhere()
             assert is_in_time == [True, preset.name != "ethereum", False]
 
 
-def test_the_keys_of_development_chains_are_known() -> None:
+def test_recognises_the_keys_of_development_chains() -> None:
     known = Account.from_key("0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80")
     assert is_development_key(Address.parse(known.address))
     assert not is_development_key(Address(b"\x01" * 20))
 
 
-def test_a_network_that_is_not_known_has_the_defaults_of_a_rollup_and_no_price_of_its_coin() -> None:
+def test_an_unknown_network_has_the_defaults_of_a_rollup_without_a_native_price() -> None:
     known, unknown = settlement_defaults(ChainId(8453), "main"), settlement_defaults(ChainId(5), "main")
     assert unknown == replace(known, native_price=None)

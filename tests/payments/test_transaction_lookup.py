@@ -26,7 +26,7 @@ async def test_a_charge_is_taken_once(harness, charge) -> None:
     assert harness.quota.charged == [("192.0.2.7", "somebody")]
 
 
-async def test_a_refused_charge_says_how_long_to_wait_and_may_be_tried_again(harness, charge) -> None:
+async def test_a_refused_charge_has_the_wait_and_may_be_tried_again(harness, charge) -> None:
     harness.quota.left = 0
     one = charge()
     with pytest.raises(Refusal) as refused:
@@ -58,7 +58,7 @@ async def test_one_flight_for_each_transaction_on_each_chain(harness, charge) ->
     assert harness.chain.request_count == 5  # an answer is not kept
 
 
-async def test_who_needs_agreement_does_not_share_one_nodes_word(harness, charge) -> None:
+async def test_a_look_up_that_needs_agreement_does_not_share_one_nodes_result(harness, charge) -> None:
     lookups, tx_hash, chain_id = TransactionLookup(harness.chain), harness.hash(), harness.chain.chain_ids[0]
     harness.chain.barrier = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -69,7 +69,7 @@ async def test_who_needs_agreement_does_not_share_one_nodes_word(harness, charge
     assert harness.chain.trusts == [Quorum.ONE, Quorum.AGREED]
 
 
-async def test_leaders_may_leave_one_after_another(harness, charge) -> None:
+async def test_several_look_ups_may_be_cancelled_one_after_another(harness, charge) -> None:
     lookups, tx_hash = TransactionLookup(harness.chain), harness.hash()
     chain_id = harness.chain.chain_ids[0]
     harness.chain.barrier = asyncio.Event()
@@ -87,7 +87,7 @@ async def test_leaders_may_leave_one_after_another(harness, charge) -> None:
     assert harness.chain.request_count == 4
 
 
-async def test_a_refused_leader_leaves_the_way_free(harness, charge) -> None:
+async def test_a_refused_look_up_lets_the_next_caller_fetch(harness, charge) -> None:
     lookups, tx_hash = TransactionLookup(harness.chain), harness.hash()
     chain_id = harness.chain.chain_ids[0]
     harness.quota.left = 0
@@ -97,7 +97,7 @@ async def test_a_refused_leader_leaves_the_way_free(harness, charge) -> None:
     assert isinstance(await lookups.fetch(chain_id, tx_hash, charge()), NotMined)
 
 
-async def test_an_outage_keeps_its_words(harness, charge) -> None:
+async def test_an_outage_keeps_its_problem(harness, charge) -> None:
     harness.chain.disconnect(*harness.chain.chain_ids)
     chain_id = harness.chain.chain_ids[0]
     with pytest.raises(ChainUnavailable, match="gave a usable answer"):

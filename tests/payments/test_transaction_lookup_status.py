@@ -17,7 +17,7 @@ def read_status(harness):
     return read_status
 
 
-async def test_tells_where_it_was_seen_and_in_which_state(harness, read_status) -> None:
+async def test_returns_the_chain_and_the_state(harness, read_status) -> None:
     _, second, third = harness.chain.chain_ids
     waiting = Transaction(tx_hash=harness.hash(), sender=harness.caller.address, recipient=None)
     harness.chain.pend(second, waiting)
@@ -34,7 +34,7 @@ async def test_tells_where_it_was_seen_and_in_which_state(harness, read_status) 
     )
 
 
-async def test_a_chain_that_is_away_makes_ignorance_no_knowledge(harness, read_status) -> None:
+async def test_an_unavailable_chain_gives_no_status(harness, read_status) -> None:
     first, second, _ = harness.chain.chain_ids
     mined = harness.pay(chain_id=second)
     harness.chain.disconnect(first)
@@ -42,7 +42,7 @@ async def test_a_chain_that_is_away_makes_ignorance_no_knowledge(harness, read_s
     assert await read_status(mined) == TransactionStatus(state="unseen", reason="not_shown", chain_id=second)
 
 
-async def test_is_charged_to_the_wallet_that_asks(harness, read_status) -> None:
+async def test_is_charged_to_the_requesting_wallet(harness, read_status) -> None:
     await read_status(harness.hash())
     assert [signer for _, signer in harness.quota.charged] == [str(harness.caller.address)]
     harness.quota.left = 0

@@ -96,7 +96,7 @@ def worth(result: VerificationResult) -> dict[tuple[str, Address, Address], int]
     return {(p.asset, p.payer, p.payee): p.value_units for p in result.payments}
 
 
-def test_accepts_a_plain_transfer_and_says_what_it_is() -> None:
+def test_accepts_a_plain_transfer_with_its_payment() -> None:
     result = ask(facts(pay(A, P, 10_000)))
     assert isinstance(result, Accepted)
     (payment,) = result.payments
@@ -134,14 +134,14 @@ def test_a_payment_is_the_net_sum_of_matching_logs(case: str) -> None:
     assert worth(ask(facts(*logs))) == {(USDC.key, A, P): units}
 
 
-def test_two_payers_in_one_bundle_each_have_their_own() -> None:
+def test_two_payers_of_one_transaction_have_separate_payments() -> None:
     given = facts(pay(A, P, 10), pay(B, P, 500), sender=X)
     assert worth(ask(given, [A])) == {(USDC.key, A, P): 10}
     assert worth(ask(given, [B])) == {(USDC.key, B, P): 500}
     assert ask(given, [X]) == NotThePayer()  # he only sent it
 
 
-def test_assets_and_payees_are_payments_of_their_own() -> None:
+def test_each_asset_and_payee_is_a_separate_payment() -> None:
     given = facts(pay(A, P, 10), pay(A, Q, 20), pay(A, P, 10**9 * 5, OTHER_TOKEN))
     payees = tuple(Payee(address=address, since_s=0) for address in (P, Q))
     assert worth(ask(given, assets=(USDC, FINE), payees=payees)) == {
@@ -173,7 +173,7 @@ def test_sums_are_floored_to_the_ledger_unit_once(base_units: list[int], expecte
     [[pay(A, P, UNITS_MAX + 1)], [pay(A, P, UNITS_MAX), pay(A, P, 1)], [pay(A, P, 2**256 - 1)]],
     ids=["one", "in two parts", "all there is"],
 )
-def test_refuses_what_no_balance_can_hold(logs: list[Log]) -> None:
+def test_refuses_an_amount_beyond_the_largest_balance(logs: list[Log]) -> None:
     given = facts(*logs, head_number=10_000)
     assert ask(given) == Refused(reason=TransactionReason.AMOUNT_TOO_LARGE)
 
@@ -234,13 +234,13 @@ def test_refuses_with_a_reason(case: str) -> None:
     assert ask(facts(*logs)) == Refused(reason=reason)
 
 
-def test_a_wallet_that_pays_itself_has_paid_nobody() -> None:
+def test_a_transfer_to_the_own_wallet_pays_nothing() -> None:
     assert ask(facts(pay(P, P, 10)), [P]) == Refused(reason=TransactionReason.RETURNED)
     native = facts(sender=P, recipient=P, value=10**18)
     assert ask(native, [P], assets=(ETH,)) == Refused(reason=TransactionReason.RETURNED)
 
 
-def test_refuses_what_did_not_succeed_or_is_elsewhere() -> None:
+def test_refuses_a_failed_transaction_and_another_chain() -> None:
     assert ask(facts(pay(A, P, 10), succeeded=False)) == Refused(reason=TransactionReason.TRANSACTION_FAILED)
     assert ask(facts(pay(A, P, 10), chain_id=ChainId(1))) == Refused(reason=TransactionReason.WRONG_CHAIN)
 
@@ -248,7 +248,7 @@ def test_refuses_what_did_not_succeed_or_is_elsewhere() -> None:
 @pytest.mark.parametrize(
     "signers", [(), (B,), (X, B), (P,)], ids=["nobody", "another", "others", "the payee"]
 )
-def test_only_the_payer_may_show_it(signers: tuple[Address, ...]) -> None:
+def test_only_the_payer_may_use_a_payment(signers: tuple[Address, ...]) -> None:
     assert ask(facts(pay(A, P, 10)), signers) == NotThePayer()
 
 
@@ -258,7 +258,7 @@ def test_the_sender_of_a_token_transfer_is_not_its_payer() -> None:
     assert worth(ask(given, [A])) == {(USDC.key, A, P): 10}
 
 
-def test_money_from_nowhere_has_no_payer() -> None:
+def test_a_mint_has_no_payer() -> None:
     assert ask(facts(pay(ZERO_ADDRESS, P, 10)), [ZERO_ADDRESS]) == NotThePayer()
 
 
@@ -283,11 +283,11 @@ def test_native_currency_counts_by_the_transaction_itself(case: str) -> None:
         assert worth(result) == {("native", A, P): expected}
 
 
-def test_native_value_is_nothing_to_a_listing_sold_in_a_token() -> None:
+def test_native_value_does_not_pay_a_listing_sold_in_a_token() -> None:
     assert ask(facts(recipient=P, value=10**18)) == Refused(reason=TransactionReason.WRONG_TOKEN)
 
 
-def test_a_token_payment_is_nothing_to_a_listing_sold_in_native_currency() -> None:
+def test_a_token_transfer_does_not_pay_a_listing_sold_in_native_currency() -> None:
     assert ask(facts(pay(A, P, 10)), assets=(ETH,)) == Refused(reason=TransactionReason.WRONG_TOKEN)
 
 
@@ -307,7 +307,9 @@ DEPTH = [
 
 
 @pytest.mark.parametrize(("units", "head", "depth", "expected"), DEPTH)
-def test_depth_by_value(units: int, head: int, depth: int, expected: Pending | None) -> None:
+def test_the_required_depth_follows_the_value(
+    units: int, head: int, depth: int, expected: Pending | None
+) -> None:
     result = ask(facts(pay(A, P, units), head_number=head))
     assert result == expected if expected else isinstance(result, Accepted)
     if expected:
@@ -330,7 +332,7 @@ def test_native_currency_has_steps_of_its_own() -> None:
     ],
     ids=["a payment", "a failure", "another recipient", "another payer", "an old one"],
 )
-def test_nothing_in_a_shallow_or_displaced_block_is_believed(given: ChainFacts) -> None:
+def test_a_shallow_or_displaced_block_is_pending(given: ChainFacts) -> None:
     """A transaction may be mined again and do otherwise; nobody is asked to pay again until it lies firm."""
     shallow = replace(given, head_number=100)
     assert ask(shallow) == Pending(confirmations=1, needed=2)
@@ -350,7 +352,7 @@ def test_nothing_in_a_shallow_or_displaced_block_is_believed(given: ChainFacts) 
         (-61, 0, BlockInFuture(seconds=61)),
     ],
 )
-def test_first_shown_within_a_day_of_readiness(age_s: int, credit_s: int, expected: Any) -> None:
+def test_a_payment_counts_for_a_day_of_readiness(age_s: int, credit_s: int, expected: Any) -> None:
     result = ask(facts(pay(A, P, 10), block_time=NOW_S - age_s), age_credit_s=credit_s)
     assert result == expected if expected else isinstance(result, Accepted)
 
@@ -367,13 +369,13 @@ def test_an_admitted_payment_may_be_old_or_from_before_a_restore() -> None:
     ("held_before_s", "is_held"),
     [(NOW_S - 3_600, True), (NOW_S, True), (NOW_S - 3_601, False), (None, False)],
 )
-def test_what_was_mined_before_a_restore_is_held(held_before_s: int | None, is_held: bool) -> None:
+def test_a_payment_mined_before_a_restore_is_held(held_before_s: int | None, is_held: bool) -> None:
     result = ask(facts(pay(A, P, 10)), held_before_s=held_before_s)
     assert result == HeldByRestore() if is_held else isinstance(result, Accepted)
 
 
 @pytest.mark.parametrize(("since_s", "counts"), [(3_600, True), (3_540, True), (3_539, False), (0, False)])
-def test_not_older_than_its_payee_by_more_than_a_minute(since_s: int, counts: bool) -> None:
+def test_a_payment_is_at_most_a_minute_older_than_its_payee(since_s: int, counts: bool) -> None:
     payees = (Payee(address=P, since_s=NOW_S - since_s),)
     result = ask(facts(pay(A, P, 10)), payees=payees)
     assert (
@@ -381,7 +383,7 @@ def test_not_older_than_its_payee_by_more_than_a_minute(since_s: int, counts: bo
     )
 
 
-def test_a_payee_that_is_too_young_does_not_spoil_the_other() -> None:
+def test_a_payee_that_is_too_new_does_not_affect_another() -> None:
     payees = (Payee(address=P, since_s=NOW_S), Payee(address=Q, since_s=0))
     assert worth(ask(facts(pay(A, P, 10), pay(A, Q, 20)), payees=payees)) == {(USDC.key, A, Q): 20}
 
@@ -391,7 +393,7 @@ def test_no_payee_and_no_asset_means_no_payment() -> None:
     assert isinstance(ask(facts(pay(A, P, 10)), assets=()), Refused)
 
 
-def test_a_receipt_of_thousands_of_logs_is_read_in_one_go() -> None:
+def test_reads_a_receipt_of_thousands_of_logs() -> None:
     many = [
         pay(Address(n.to_bytes(20, "big")), P, 1, Address(n.to_bytes(20, "big"))) for n in range(1, 3_001)
     ]
@@ -432,7 +434,7 @@ def recorded(units: int = 10, **fields: Any) -> Payment:
     ],
     ids=["the same", "another beside", "worth less", "shallow", "old"],
 )
-def test_a_recorded_payment_stands(given: ChainFacts, units: int, is_deep: bool) -> None:
+def test_a_recorded_payment_still_pays(given: ChainFacts, units: int, is_deep: bool) -> None:
     outcome = recheck_payment(given, recorded(), RULES)
     assert isinstance(outcome, StillPays)
     assert (outcome.payment.value_units, outcome.is_deep) == (units, is_deep)
@@ -462,7 +464,7 @@ def test_a_recorded_payment_stands(given: ChainFacts, units: int, is_deep: bool)
         "too large",
     ],
 )
-def test_a_recorded_payment_is_void(given: ChainFacts) -> None:
+def test_a_recorded_payment_no_longer_pays(given: ChainFacts) -> None:
     assert isinstance(recheck_payment(given, recorded(), RULES), NoLongerPays)
 
 
@@ -477,7 +479,7 @@ def test_a_recorded_payment_is_void(given: ChainFacts) -> None:
     ],
     ids=["the same", "the other order", "given back beside it", "another payer beside", "worth less"],
 )
-def test_a_payment_by_authorisation_stands_by_an_authorised_transfer(given: ChainFacts, units: int) -> None:
+def test_an_authorised_transfer_confirms_a_payment_by_authorisation(given: ChainFacts, units: int) -> None:
     outcome = recheck_payment(given, recorded(is_authorized=True), RULES)
     assert isinstance(outcome, StillPays)
     assert outcome.payment.value_units == units
@@ -502,11 +504,11 @@ def test_a_payment_by_authorisation_stands_by_an_authorised_transfer(given: Chai
         "failed",
     ],
 )
-def test_a_payment_by_authorisation_stands_by_nothing_else(given: ChainFacts) -> None:
+def test_nothing_else_confirms_a_payment_by_authorisation(given: ChainFacts) -> None:
     assert isinstance(recheck_payment(given, recorded(is_authorized=True), RULES), NoLongerPays)
 
 
-def test_a_displaced_block_or_an_unknown_asset_says_nothing() -> None:
+def test_a_displaced_block_or_an_unknown_asset_is_not_canonical() -> None:
     given = facts(pay(A, P, 10), canonical_hash=bytes(32))
     assert recheck_payment(given, recorded(), RULES) == NotCanonical()
     assert recheck_payment(facts(pay(A, P, 10)), recorded(asset="0x" + "11" * 20), RULES) == NotCanonical()

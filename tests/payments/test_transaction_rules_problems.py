@@ -29,7 +29,7 @@ from tollway.payments.transaction_rules import (
         (HeldByRestore(), Code.PAYMENT_HELD, None, None),
     ],
 )
-def test_a_verdict_has_its_code(result, code, reason, retry_after_s) -> None:
+def test_each_result_has_its_code(result, code, reason, retry_after_s) -> None:
     problem = explain_result(result)
     assert (problem.code, problem.reason, problem.retry_after_s) == (code, reason, retry_after_s)
     assert problem.payment_state in ("none", "held")
@@ -37,7 +37,7 @@ def test_a_verdict_has_its_code(result, code, reason, retry_after_s) -> None:
 
 
 @pytest.mark.parametrize("reason", list(TransactionReason))
-def test_every_reason_has_words(reason) -> None:
+def test_every_reason_has_a_detail(reason) -> None:
     problem = explain_result(Refused(reason=reason))
     assert problem == refuse_transaction(reason)
     assert (problem.code, problem.reason) == (Code.PAYMENT_VERIFICATION_FAILED, reason.value)

@@ -52,7 +52,7 @@ async def spend(harness: Any, payment: Any, units: int = 1) -> None:
 
 class TestFirstPresentation:
     @pytest.mark.parametrize("is_raw", [False, True], ids=["hash as text", "hash as bytes"])
-    async def test_the_payer_is_told_what_it_is_worth(self, harness, is_raw) -> None:
+    async def test_a_transfer_is_a_payment_of_its_payer(self, harness, is_raw) -> None:
         (find_spendable,) = await harness.find_spendable(
             harness.proof(harness.pay(units=25_000), is_raw=is_raw)
         )
@@ -60,7 +60,7 @@ class TestFirstPresentation:
         assert find_spendable.is_first
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
 
-    async def test_what_was_recorded_needs_no_chain_ever_again(self, harness) -> None:
+    async def test_a_recorded_payment_reads_no_chain(self, harness) -> None:
         tx_hash = harness.pay()
         await harness.find_spendable(harness.proof(tx_hash))
         asked = harness.chain.request_count
@@ -71,7 +71,7 @@ class TestFirstPresentation:
         assert harness.chain.request_count == asked
         assert len(harness.quota.charged) == 1
 
-    async def test_is_counted_once_by_its_outcome(self, harness) -> None:
+    async def test_each_look_up_is_counted_once_by_its_outcome(self, harness) -> None:
         proof = harness.proof(harness.pay())
         await harness.find_spendable(proof)
         await harness.find_spendable(proof)
@@ -89,7 +89,7 @@ class TestFirstPresentation:
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash), entry)
         assert (find_spendable.payment.asset, find_spendable.payment.value_units) == ("native", 10**7)
 
-    async def test_two_assets_in_one_transaction_are_two_tenders(self, harness) -> None:
+    async def test_two_assets_in_one_transaction_are_two_payments(self, harness) -> None:
         log = harness.transfer(harness.caller.address, 70)
         tx_hash = harness.mine(log, recipient=harness.provider.address, value=10**16)
         entry = harness.entry(
@@ -103,25 +103,25 @@ class TestFirstPresentation:
         assert outcome.retry_after_s
         assert outcome.payment_state == "none"
 
-    async def test_too_shallow_is_pending_and_then_accepted(self, harness) -> None:
+    async def test_a_shallow_transaction_is_pending_and_then_accepted(self, harness) -> None:
         tx_hash = harness.pay(depth=1)
         assert await refusal(harness, harness.proof(tx_hash)) == (Code.PAYMENT_PENDING, "confirmations")
         harness.chain.bury(MAIN, 1)
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
-    async def test_a_failure_in_a_shallow_block_may_still_become_a_payment(self, harness) -> None:
+    async def test_a_failed_transaction_in_a_shallow_block_is_pending(self, harness) -> None:
         tx_hash = harness.pay(depth=1, succeeded=False)
         assert (await refusal(harness, harness.proof(tx_hash)))[0] is Code.PAYMENT_PENDING
         harness.chain.bury(MAIN, 1)
         assert await refusal(harness, harness.proof(tx_hash)) == (FAILED, "transaction_failed")
 
-    async def test_a_block_of_the_future_is_asked_again_never_paid_again(self, harness) -> None:
+    async def test_a_block_in_the_future_is_pending(self, harness) -> None:
         tx_hash = harness.pay(age_s=-61)
         assert await refusal(harness, harness.proof(tx_hash)) == (Code.PAYMENT_PENDING, "block_in_future")
         harness.now_s += 1
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
-    async def test_an_underpayment_is_recorded_all_the_same(self, harness) -> None:
+    async def test_an_underpayment_is_recorded(self, harness) -> None:
         assert values(await harness.find_spendable(harness.proof(harness.pay(units=1)))) == [1]
 
     @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ class TestFirstPresentation:
             ("too large", (FAILED, "amount_too_large")),
         ],
     )
-    async def test_refuses_what_is_no_payment(self, harness, case, expected) -> None:
+    async def test_refuses_other_transactions(self, harness, case, expected) -> None:
         me, payee = harness.caller.address, harness.provider.address
         transactions: dict[str, Any] = {
             "recipient": lambda: harness.pay(to=harness.thief.address),
@@ -157,7 +157,7 @@ class TestFirstPresentation:
         assert await refusal(harness, harness.proof(transactions[case]()), entry) == expected
 
     @pytest.mark.parametrize("has_code", [True, False])
-    async def test_native_value_through_a_contract_has_a_reason_of_its_own(self, harness, has_code) -> None:
+    async def test_native_value_through_a_contract_has_its_own_reason(self, harness, has_code) -> None:
         contract = Address(b"\x0f" * 20)
         if has_code:
             harness.chain.deploy(MAIN, contract)
@@ -189,7 +189,7 @@ class TestThieves:
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert await refusal(harness, harness.bound(tx_hash, harness.thief)) == MISMATCH
 
-    async def test_the_sender_of_anothers_tokens_is_no_payer(self, harness) -> None:
+    async def test_the_sender_of_another_wallets_tokens_is_not_the_payer(self, harness) -> None:
         tx_hash = harness.mine(harness.transfer(harness.caller.address), sender=harness.thief.address)
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
@@ -222,7 +222,7 @@ class TestThieves:
         assert await refusal(harness, harness.bound(tx_hash), harness.entry(listing_id="api_2")) == MISMATCH
         assert await refusal(harness, harness.bound(tx_hash, chain_id=SECOND)) == MISMATCH
 
-    async def test_two_payers_of_one_bundle_never_see_each_others_money(self, harness) -> None:
+    async def test_two_payers_of_one_transaction_never_spend_each_others_payment(self, harness) -> None:
         other = harness.wallet("other")
         tx_hash = harness.mine(
             harness.transfer(harness.caller.address, 10), harness.transfer(other.address, 99)
@@ -239,7 +239,7 @@ class TestThieves:
         assert find_spendable.payment.remaining_units == 40_000
         assert len(await harness.ledger.find_payments(tx_hash)) == 1
 
-    async def test_showing_it_again_and_again_adds_nothing(self, harness) -> None:
+    async def test_presenting_a_transaction_again_adds_nothing(self, harness) -> None:
         tx_hash = harness.pay()
         for transaction_verifier in (harness.transaction_verifier, harness.make_till(), harness.make_till()):
             harness.transaction_verifier = transaction_verifier
@@ -252,7 +252,7 @@ class TestThieves:
         await harness.find_spendable(harness.proof(tx_hash))
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
 
-    async def test_play_money_never_buys_what_is_sold_for_real_money(self, harness) -> None:
+    async def test_test_money_never_buys_calls_of_a_main_network(self, harness) -> None:
         tx_hash = harness.pay(chain_id=TEST)
         assert values(
             await harness.find_spendable(
@@ -269,7 +269,7 @@ class TestThieves:
         )
         assert await refusal(harness, harness.proof(tx_hash), harness.entry()) == NOT_MINED
 
-    async def test_a_removed_payment_is_not_known_until_the_verdict_is_run_again(self, harness) -> None:
+    async def test_a_gone_payment_is_verified_again(self, harness) -> None:
         tx_hash = harness.pay()
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
         await harness.ledger.mark_gone(find_spendable.payment.id, now_ms=harness.now_ms())
@@ -284,7 +284,7 @@ class TestThieves:
             10_000,
         )
 
-    async def test_a_node_that_names_a_displaced_block_is_not_believed(self, harness) -> None:
+    async def test_a_displaced_block_of_a_node_is_pending(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.lies[tx_hash] = lambda told: replace(told, canonical_hash=bytes(32))
         assert (await refusal(harness, harness.proof(tx_hash)))[0] is Code.PAYMENT_PENDING
@@ -303,7 +303,7 @@ class TestContractPayers:
         assert find_spendable.payment.payer == wallet
         assert await harness.find_spendable(proof) == (find_spendable,)
 
-    async def test_a_contract_that_says_no_is_no_payer(self, harness) -> None:
+    async def test_a_contract_that_refuses_the_signature_is_not_the_payer(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
@@ -311,7 +311,7 @@ class TestContractPayers:
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert await refusal(harness, harness.proof(tx_hash, signature=b"\x01" * 200)) == MISMATCH
 
-    async def test_a_chain_that_cannot_ask_the_wallet_refuses_nobody(self, harness) -> None:
+    async def test_an_unavailable_wallet_check_is_not_a_refusal(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         await harness.find_spendable(harness.proof(tx_hash))
@@ -319,7 +319,7 @@ class TestContractPayers:
         with pytest.raises(ChainUnavailable):
             await harness.find_spendable(harness.proof(tx_hash))
 
-    async def test_a_key_is_believed_while_the_chain_is_away_whoever_else_paid(self, harness) -> None:
+    async def test_a_key_signature_counts_while_the_chain_is_unavailable(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.wallet("other"))
         tx_hash = harness.mine(harness.transfer(wallet, 7), harness.transfer(harness.caller.address, 10))
         assert values(await harness.find_spendable(harness.proof(tx_hash, harness.wallet("other")))) == [7]
@@ -327,7 +327,7 @@ class TestContractPayers:
         harness.chain.disconnect(MAIN)
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
 
-    async def test_a_key_on_one_network_needs_no_wallet_on_another(self, harness) -> None:
+    async def test_a_key_on_one_network_needs_no_wallet_call_on_another(self, harness) -> None:
         wallet, tx_hash = harness.deploy_wallet(harness.wallet("other")), harness.hash()
         entry = harness.entry(harness.version(networks=(MAIN, SECOND)))
         harness.mine(harness.transfer(wallet, 7), tx_hash=tx_hash)
@@ -340,7 +340,7 @@ class TestContractPayers:
         assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10]
 
     @pytest.mark.parametrize(("place", "is_found"), [(3, True), (4, False)])
-    async def test_at_most_four_payers_are_asked(self, harness, place, is_found) -> None:
+    async def test_at_most_four_contract_wallets_are_called(self, harness, place, is_found) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         payers = [Address(bytes([n]) * 20) for n in range(1, 9)]
         payers.insert(place, wallet)
@@ -349,13 +349,15 @@ class TestContractPayers:
         assert isinstance(outcome, tuple) is is_found
         assert harness.chain.requests["call_contract", MAIN] <= 8
 
-    async def test_mints_take_no_place_among_the_four(self, harness) -> None:
+    async def test_mints_do_not_count_among_the_four(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         payers = [Address(20), *(Address(bytes([n]) * 20) for n in range(1, 4)), wallet]
         tx_hash = harness.mine(*(harness.transfer(payer) for payer in payers))
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
-    async def test_junk_at_a_known_payment_is_charged_and_asked_once(self, harness) -> None:
+    async def test_a_worthless_signature_for_a_known_payment_is_charged_and_checked_once(
+        self, harness
+    ) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         await harness.find_spendable(harness.proof(tx_hash))
@@ -368,7 +370,7 @@ class TestContractPayers:
         harness.quota.left = 0
         assert (await refusal(harness, harness.proof(tx_hash, harness.thief)))[0] is Code.RATE_LIMITED
 
-    async def test_a_wallet_that_said_yes_is_not_charged_for_each_call(self, harness) -> None:
+    async def test_a_wallet_that_accepted_a_signature_is_not_charged_for_each_call(self, harness) -> None:
         tx_hash = harness.mine(harness.transfer(harness.deploy_wallet(harness.caller)))
         await harness.find_spendable(harness.proof(tx_hash))
         harness.quota.left = 0
@@ -380,7 +382,7 @@ class TestContractPayers:
         )
         assert (await refusal(harness, harness.proof(tx_hash, harness.thief)))[0] is Code.RATE_LIMITED
 
-    async def test_a_wallet_that_reverts_or_floods_says_no(self, harness) -> None:
+    async def test_a_wallet_that_reverts_or_returns_too_much_is_not_the_payer(self, harness) -> None:
         for number, answer in enumerate(
             (
                 ContractResult(reverted=True, payload=bytes.fromhex("1626ba7e").ljust(32, b"\0")),
@@ -401,18 +403,22 @@ class TestNetworks:
     def two(self, harness):
         return harness.entry(harness.version(networks=(MAIN, SECOND)))
 
-    async def test_a_match_decides_wherever_it_is(self, harness, two) -> None:
+    async def test_an_accepted_payment_on_any_network_decides(self, harness, two) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash), two)
         assert find_spendable.payment.chain_id == SECOND
         assert len(harness.quota.charged) == 1
 
-    async def test_a_match_decides_although_the_other_network_is_away(self, harness, two) -> None:
+    async def test_an_accepted_payment_decides_while_the_other_network_is_unavailable(
+        self, harness, two
+    ) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         harness.chain.disconnect(MAIN)
         assert values(await harness.find_spendable(harness.proof(tx_hash), two)) == [10_000]
 
-    async def test_a_match_does_not_wait_for_a_network_that_hangs(self, harness, two, make_harness) -> None:
+    async def test_an_accepted_payment_does_not_wait_for_a_hanging_network(
+        self, harness, two, make_harness
+    ) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         hanging = _Hanging(harness.chain, MAIN)
         harness.transaction_verifier._lookup._chains = hanging
@@ -421,7 +427,7 @@ class TestNetworks:
         assert hanging.cancelled == 1
 
     @pytest.mark.parametrize("elsewhere", ["nothing", "a refusal"])
-    async def test_otherwise_every_network_has_to_answer(self, harness, two, elsewhere) -> None:
+    async def test_a_refusal_needs_every_network(self, harness, two, elsewhere) -> None:
         tx_hash = harness.hash()
         if elsewhere == "a refusal":
             harness.pay(chain_id=SECOND, tx_hash=tx_hash, to=harness.thief.address)
@@ -432,7 +438,7 @@ class TestNetworks:
         expected = NOT_MINED if elsewhere == "nothing" else (FAILED, "wrong_recipient")
         assert await refusal(harness, harness.proof(tx_hash), two) == expected
 
-    async def test_what_may_still_pay_is_told_before_what_never_will(self, harness, two) -> None:
+    async def test_a_pending_result_comes_before_a_refusal(self, harness, two) -> None:
         tx_hash = harness.hash()
         harness.pay(tx_hash=tx_hash, to=harness.thief.address)
         transaction = Transaction(tx_hash=tx_hash, sender=harness.caller.address, recipient=None)
@@ -441,21 +447,21 @@ class TestNetworks:
         harness.pay(tx_hash=tx_hash, chain_id=SECOND, depth=1)
         assert (await refusal(harness, harness.proof(tx_hash), two))[1] == "confirmations"
 
-    async def test_a_named_network_is_the_only_one_asked(self, harness, two) -> None:
+    async def test_only_the_named_network_is_read(self, harness, two) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         assert await refusal(harness, harness.proof(tx_hash, chain_id=MAIN), two) == NOT_MINED
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
         assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
         assert await refusal(harness, harness.proof(tx_hash, chain_id=MAIN), two) == NOT_MINED
 
-    async def test_a_network_of_no_terms_is_refused_without_asking(self, harness) -> None:
+    async def test_a_network_outside_the_terms_is_refused_without_a_read(self, harness) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         proof = harness.proof(tx_hash, chain_id=SECOND)
         assert await refusal(harness, proof) == (FAILED, "wrong_chain")
         assert harness.chain.request_count == 0
         assert harness.quota.charged == []
 
-    async def test_a_known_payment_under_a_wrong_network_is_a_wrong_request_and_never_asks_for_money(
+    async def test_a_known_payment_with_a_wrong_network_name_is_an_invalid_request(
         self, harness, two
     ) -> None:
         tx_hash = harness.pay(to=harness.thief.address)
@@ -465,7 +471,7 @@ class TestNetworks:
             proof = harness.proof(tx_hash, chain_id=wrong)
             assert await refusal(harness, proof, two) == (Code.INVALID_REQUEST, "wrong_chain")
 
-    async def test_a_network_that_is_not_configured_is_away_not_wrong(self, harness) -> None:
+    async def test_a_network_that_is_not_configured_is_unavailable(self, harness) -> None:
         entry = harness.entry(harness.version(networks=(ChainId(5),)))
         with pytest.raises(ChainUnavailable):
             await harness.find_spendable(harness.proof(harness.hash()), entry)
@@ -498,7 +504,7 @@ class _Hanging:
 
 
 class TestCrowds:
-    async def test_fifty_callers_are_one_look_up_and_one_charge(self, harness) -> None:
+    async def test_fifty_callers_share_one_look_up_and_one_charge(self, harness) -> None:
         tx_hash = harness.pay()
         harness.quota.left = 1
         harness.chain.barrier = asyncio.Event()
@@ -510,7 +516,7 @@ class TestCrowds:
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
         assert len(await harness.ledger.find_payments(tx_hash)) == 1
 
-    async def test_a_first_caller_who_leaves_does_not_spoil_it_for_the_others(self, harness) -> None:
+    async def test_a_cancelled_first_caller_does_not_fail_the_others(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -525,7 +531,7 @@ class TestCrowds:
         assert [values(task.result()) for task in others] == [[10_000]] * 5
         assert harness.chain.request_count == 2
 
-    async def test_a_waiting_caller_who_leaves_disturbs_nobody(self, harness) -> None:
+    async def test_a_cancelled_waiting_caller_does_not_affect_the_others(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -540,7 +546,7 @@ class TestCrowds:
         assert values(first.result()) == [10_000]
         assert harness.chain.request_count == 1
 
-    async def test_an_outage_is_told_to_all_who_waited_and_forgotten(self, harness) -> None:
+    async def test_an_outage_reaches_all_waiting_callers_and_is_not_cached(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.disconnect(MAIN)
         harness.chain.barrier = asyncio.Event()
@@ -554,7 +560,7 @@ class TestCrowds:
         harness.chain.reconnect(MAIN)
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
 
-    async def test_a_thief_in_the_crowd_gets_his_own_answer(self, harness) -> None:
+    async def test_a_caller_with_a_stolen_hash_gets_a_separate_result(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
@@ -581,7 +587,7 @@ class TestCrowds:
         )
 
     @pytest.mark.parametrize("networks", [(MAIN,), (MAIN, SECOND)], ids=["one network", "two"])
-    async def test_a_fault_of_our_own_never_comes_as_a_group(self, harness, networks) -> None:
+    async def test_an_internal_error_is_not_raised_as_a_group(self, harness, networks) -> None:
         def lie(facts: Any) -> Any:
             raise ZeroDivisionError
 
@@ -614,7 +620,7 @@ async def _until(condition: Any) -> None:
 
 
 class TestMeter:
-    async def test_only_a_chain_really_asked_is_charged(self, harness) -> None:
+    async def test_only_a_chain_request_is_charged(self, harness) -> None:
         tx_hash = harness.pay()
         await harness.find_spendable(harness.proof(tx_hash))
         assert harness.quota.charged == [("192.0.2.7", str(harness.caller.address))]
@@ -622,13 +628,13 @@ class TestMeter:
             await harness.find_spendable(harness.proof(tx_hash))
         assert len(harness.quota.charged) == 1
 
-    async def test_a_look_up_that_found_a_valid_payment_is_given_back(self, harness) -> None:
+    async def test_a_look_up_with_a_valid_payment_does_not_count(self, harness) -> None:
         await harness.find_spendable(harness.proof(harness.pay()))
         assert (
             harness.quota.given_back == harness.quota.charged == [("192.0.2.7", str(harness.caller.address))]
         )
 
-    async def test_a_look_up_that_found_none_counts(self, harness) -> None:
+    async def test_a_look_up_without_a_payment_counts(self, harness) -> None:
         for tx_hash in (
             harness.hash(),
             harness.mine(harness.transfer(harness.caller.address, to=harness.thief.address)),
@@ -637,7 +643,7 @@ class TestMeter:
         await harness.find_spendable(harness.proof(harness.pay(), harness.thief))
         assert (len(harness.quota.charged), harness.quota.given_back, harness.quota.unresolved) == (3, [], [])
 
-    async def test_a_look_up_without_an_answer_counts_as_unresolved(self, harness) -> None:
+    async def test_a_look_up_without_a_response_counts_as_unresolved(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.disconnect(*harness.chain.chain_ids)
         with pytest.raises(ChainUnavailable):
@@ -645,7 +651,9 @@ class TestMeter:
         assert harness.quota.unresolved == harness.quota.charged != []
         assert harness.quota.given_back == []
 
-    async def test_forty_customers_behind_one_address_pay_and_junk_has_its_limit(self, harness) -> None:
+    async def test_forty_payers_behind_one_address_pay_and_worthless_look_ups_are_limited(
+        self, harness
+    ) -> None:
         harness.quota = CallRateLimits(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
         harness.transaction_verifier = harness.make_till()
         for number in range(40):
@@ -658,7 +666,7 @@ class TestMeter:
         ]
         assert [code for code, _ in told].count(Code.RATE_LIMITED) == 1
 
-    async def test_a_contract_wallet_that_buys_nothing_is_asked_so_often_and_no_more(self, harness) -> None:
+    async def test_calls_of_a_contract_wallet_that_buys_nothing_are_limited(self, harness) -> None:
         harness.quota = CallRateLimits(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
         harness.transaction_verifier = harness.make_till()
         wallet = harness.deploy_wallet(harness.caller)
@@ -684,7 +692,7 @@ class TestMeter:
             for (find_spendable,) in found:
                 harness.transaction_verifier.mark_spent(find_spendable.payment)
 
-    async def test_over_the_limit_nothing_is_asked_and_known_money_still_works(self, harness) -> None:
+    async def test_over_the_limit_no_chain_is_read_and_known_payments_still_count(self, harness) -> None:
         known, unknown = harness.pay(), harness.pay()
         await harness.find_spendable(harness.proof(known))
         harness.quota.left = 0
@@ -700,7 +708,9 @@ class TestMeter:
         assert (await refusal(harness, harness.proof(harness.pay()), entry))[0] is Code.RATE_LIMITED
         assert harness.chain.request_count == 0
 
-    async def test_the_bound_form_is_charged_to_its_signer_and_junk_to_its_transaction(self, harness) -> None:
+    async def test_a_bound_proof_is_charged_to_its_signer_and_others_to_the_transaction(
+        self, harness
+    ) -> None:
         tx_hash = harness.pay()
         await harness.find_spendable(harness.bound(tx_hash, harness.thief))
         await harness.find_spendable(harness.proof(tx_hash, signature=b"\x01" * 70))
@@ -724,7 +734,7 @@ class TestEdits:
         entry = harness.entry(new, harness.version(0, harness.now_s - 50))
         assert values(await harness.find_spendable(harness.proof(harness.pay()), entry)) == [10_000]
 
-    async def test_recorded_credit_outlives_every_edit(self, harness) -> None:
+    async def test_recorded_credit_counts_after_every_edit(self, harness) -> None:
         tx_hash = harness.pay()
         await harness.find_spendable(harness.proof(tx_hash))
         harness.now_s += 300 * DAY
@@ -740,12 +750,12 @@ class TestEdits:
         later = harness.entry(harness.version(harness.now_s), listing_id="api_2")
         assert values(await harness.find_spendable(harness.proof(tx_hash), later)) == [10_000]
 
-    async def test_the_shelf_is_enough_for_whatever_is_young(self, harness) -> None:
+    async def test_a_recent_payment_needs_no_older_terms(self, harness) -> None:
         await harness.find_spendable(harness.proof(harness.pay(age_s=DAY)))
         await harness.find_spendable(harness.proof(harness.pay(to=harness.thief.address)))
         assert harness.older_asked == 0
 
-    async def test_an_admitted_payment_is_judged_by_the_terms_of_its_time(self, harness) -> None:
+    async def test_an_admitted_payment_is_verified_by_the_terms_of_its_time(self, harness) -> None:
         tx_hash = harness.pay(age_s=30 * DAY)
         since_s = harness.now_s - 20 * DAY
         entry = harness.entry(harness.version(since_s, pay_to=harness.thief.address))
@@ -754,7 +764,7 @@ class TestEdits:
         await harness.ledger.admit(tx_hash, now_ms=harness.now_ms())
         assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10_000]
 
-    async def test_the_clock_of_its_age_stands_still_while_nobody_was_ready(self, harness) -> None:
+    async def test_downtime_does_not_count_as_age(self, harness) -> None:
         tx_hash = harness.pay(age_s=10)
         await harness.ledger.mark_ready(now_ms=harness.now_ms())
         harness.now_s += 5 * DAY
@@ -771,7 +781,7 @@ class TestEdits:
         await harness.ledger.admit(old, now_ms=harness.now_ms())
         assert values(await harness.find_spendable(harness.proof(old))) == [10_000]
 
-    async def test_a_restore_that_is_found_out_while_the_chain_is_asked_counts(self, harness) -> None:
+    async def test_a_restore_detected_during_the_chain_read_counts(self, harness) -> None:
         """The transaction may have been spent in what the ledger has forgotten."""
         tx_hash = harness.pay(age_s=100)
         harness.chain.barrier = asyncio.Event()
@@ -784,7 +794,7 @@ class TestEdits:
         assert await harness.ledger.find_payments(tx_hash) == ()
         assert (await refusal(harness, harness.proof(tx_hash)))[0] is Code.PAYMENT_HELD
 
-    async def test_the_books_are_asked_once_before_a_chain_is(self, harness) -> None:
+    async def test_the_ledger_is_read_once_before_a_chain(self, harness) -> None:
         asked: list[str] = []
         behind = harness.transaction_verifier._payments
 
@@ -814,7 +824,7 @@ class TestMemory:
             assert not find_spendable.is_first
             harness.transaction_verifier.mark_spent(find_spendable.payment)
 
-    async def test_what_is_remembered_asks_neither_books_nor_chain(self, harness) -> None:
+    async def test_a_cached_payment_reads_neither_ledger_nor_chain(self, harness) -> None:
         tx_hash = harness.pay(units=5)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
         await spend(harness, find_spendable.payment)
@@ -824,7 +834,7 @@ class TestMemory:
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [5]
 
     @pytest.mark.parametrize("how", ["forget", "forget_payer"])
-    async def test_what_is_forgotten_is_read_again(self, harness, how) -> None:
+    async def test_a_dropped_payment_is_read_again(self, harness, how) -> None:
         tx_hash = harness.pay(units=5)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
         await spend(harness, find_spendable.payment)
@@ -838,7 +848,7 @@ class TestMemory:
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
         assert (remembered.payment.taken_units, find_spendable.payment.taken_units) == (1, 2)
 
-    async def test_a_remembered_payment_is_nobody_elses(self, harness) -> None:
+    async def test_a_cached_payment_is_its_payers_only(self, harness) -> None:
         tx_hash = harness.pay(units=5)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
         await spend(harness, find_spendable.payment)
@@ -847,7 +857,7 @@ class TestMemory:
         foreign = harness.entry(harness.version(pay_to=harness.thief.address), listing_id="api_2")
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
 
-    async def test_a_payment_that_fell_is_the_books_to_refuse(self, harness) -> None:
+    async def test_the_ledger_refuses_a_payment_that_became_gone(self, harness) -> None:
         """A price that is still on the shelf and a payee that still counts: the tender stands, the claim decides."""
         tx_hash = harness.pay(units=5)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
@@ -873,19 +883,19 @@ class TestAgreementByValue:
         harness.transaction_verifier = harness.make_till()
         return harness
 
-    async def test_a_small_payment_is_taken_on_one_nodes_word(self, harness) -> None:
+    async def test_one_node_is_enough_for_a_small_payment(self, harness) -> None:
         harness.chain.leave_one_node(MAIN)
         assert values(await harness.find_spendable(harness.proof(harness.pay(units=SMALL)))) == [SMALL]
         assert harness.chain.trusts == [Quorum.ONE]
 
-    async def test_a_large_one_is_looked_at_again_and_only_then(self, harness) -> None:
+    async def test_a_large_payment_is_read_again_from_more_nodes(self, harness) -> None:
         assert values(await harness.find_spendable(harness.proof(harness.pay(units=SMALL + 1)))) == [
             SMALL + 1
         ]
         assert harness.chain.trusts == [Quorum.ONE, Quorum.AGREED]
         assert len(harness.quota.charged) == 1
 
-    async def test_a_large_one_that_nobody_confirms_is_not_refused_either(self, harness) -> None:
+    async def test_an_unconfirmed_large_payment_is_not_refused(self, harness) -> None:
         harness.chain.leave_one_node(MAIN)
         tx_hash = harness.pay(units=SMALL + 1)
         with pytest.raises(ChainUnavailable):
@@ -895,7 +905,9 @@ class TestAgreementByValue:
     @pytest.mark.parametrize(
         ("units", "state"), [(SMALL, PaymentState.UNFINAL), (SMALL + 1, PaymentState.FINAL)]
     )
-    async def test_one_nodes_word_makes_nothing_final(self, harness, units: int, state: PaymentState) -> None:
+    async def test_one_nodes_response_makes_no_payment_final(
+        self, harness, units: int, state: PaymentState
+    ) -> None:
         """Final is never looked at again: a lie would stand for ever."""
         tx_hash = harness.pay(units=units)
         harness.chain.bury(MAIN, 30)
@@ -922,7 +934,7 @@ class TestAgreementByValue:
             pytest.param(lambda facts: replace(facts, block_time=0), id="it is old"),
         ],
     )
-    async def test_one_node_alone_refuses_nothing(self, harness, lie) -> None:
+    async def test_one_node_alone_refuses_no_payment(self, harness, lie) -> None:
         tx_hash = harness.pay(units=SMALL + 1)
         harness.chain.unconfirmed[tx_hash] = lie
         harness.chain.leave_one_node(MAIN)
@@ -931,13 +943,13 @@ class TestAgreementByValue:
         harness.chain.reconnect(MAIN)
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
 
-    async def test_what_one_node_makes_of_a_large_one_is_not_recorded(self, harness) -> None:
+    async def test_a_large_payment_by_one_node_is_not_recorded(self, harness) -> None:
         """It tells of less, or of more, than the others: theirs counts."""
         tx_hash = harness.pay(units=SMALL + 1)
         harness.chain.unconfirmed[tx_hash] = lambda facts: replace(facts, logs=facts.logs * 2)
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
 
 
-async def test_without_a_value_nodes_agree_on_all(harness) -> None:
+async def test_without_a_threshold_nodes_agree_on_every_value(harness) -> None:
     await harness.find_spendable(harness.proof(harness.pay()))
     assert harness.chain.trusts == [Quorum.AGREED]

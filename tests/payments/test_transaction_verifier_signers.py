@@ -43,7 +43,7 @@ async def test_a_key_is_found_among_many_without_any_chain(harness, payers, show
     assert harness.quota.charged == []
 
 
-async def test_nobody_is_asked_twice_for_one_request(harness, payers, show, chain_id) -> None:
+async def test_each_wallet_is_called_once_per_request(harness, payers, show, chain_id) -> None:
     presented = show(harness.proof(harness.hash(), harness.thief))
     for _ in range(3):
         assert await payers.find_signers(presented, chain_id, STRANGERS) == ()
@@ -51,14 +51,14 @@ async def test_nobody_is_asked_twice_for_one_request(harness, payers, show, chai
     assert len(harness.quota.charged) == 1
 
 
-async def test_nobody_and_the_zero_address_are_never_asked(harness, payers, show, chain_id) -> None:
+async def test_no_payer_and_the_zero_address_are_never_called(harness, payers, show, chain_id) -> None:
     presented = show(harness.proof(harness.hash()))
     assert await payers.find_signers(presented, chain_id, []) == ()
     assert await payers.find_signers(presented, chain_id, [ZERO_ADDRESS]) == ()
     assert harness.chain.request_count == 0
 
 
-async def test_an_outage_is_no_answer_and_is_not_remembered(harness, payers, show, chain_id) -> None:
+async def test_an_outage_is_not_a_result_and_is_not_cached(harness, payers, show, chain_id) -> None:
     wallet = harness.deploy_wallet(harness.caller)
     presented = show(harness.proof(harness.hash()))
     harness.chain.disconnect(chain_id)
@@ -68,7 +68,7 @@ async def test_an_outage_is_no_answer_and_is_not_remembered(harness, payers, sho
     assert await payers.find_signers(presented, chain_id, [wallet]) == (wallet,)
 
 
-async def test_trust_ends_with_the_first_no(harness, payers, show, chain_id) -> None:
+async def test_one_refusal_ends_the_free_checks_of_a_wallet(harness, payers, show, chain_id) -> None:
     wallet, tx_hash = harness.deploy_wallet(harness.caller), harness.hash()
     await payers.find_signers(show(harness.proof(tx_hash)), chain_id, [wallet])
     harness.quota.left = 0
@@ -79,7 +79,7 @@ async def test_trust_ends_with_the_first_no(harness, payers, show, chain_id) -> 
     assert refused.value.problem.code is Code.RATE_LIMITED
 
 
-async def test_a_signature_that_no_wallet_could_read_asks_nobody(harness, payers, show, chain_id) -> None:
+async def test_an_impossible_signature_calls_no_wallet(harness, payers, show, chain_id) -> None:
     wallet = harness.deploy_wallet(harness.caller)
     presented = show(harness.proof(harness.hash(), signature=b"\x01" * 5_000))
     assert await payers.find_signers(presented, chain_id, [wallet]) == ()

@@ -28,7 +28,7 @@ def fees(base_gwei: float, tip_gwei: float) -> Fees:
     return Fees(chain_id=CHAIN, base_fee_wei=round(base_gwei * GWEI), tip_wei=round(tip_gwei * GWEI))
 
 
-def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
+def test_an_attempt_contains_only_the_signed_fields() -> None:
     authorization = AuthorizationSigner().authorize()
     transfer_call = TransferCall(
         authorization=authorization, call_id=CallId("c"), listing_id=LISTING, gas=90_000
@@ -53,7 +53,7 @@ def test_an_attempt_is_made_of_the_signed_fields_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("signature", [b"\1" * 65, b"\2" * 300], ids=["of a key", "of a contract"])
-def test_a_replacement_is_the_same_at_another_price(signature: bytes) -> None:
+def test_a_replacement_differs_only_in_its_price(signature: bytes) -> None:
     key, tx_fees = make_gas_key(), TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
     authorization = AuthorizationSigner().authorize(signature=signature)
     transfer_call = TransferCall(
@@ -66,7 +66,7 @@ def test_a_replacement_is_the_same_at_another_price(signature: bytes) -> None:
     assert read_valid_before(replacement) == authorization.valid_before
 
 
-def test_a_filler_moves_nothing_and_has_the_nonce_of_what_it_replaces() -> None:
+def test_a_filler_moves_nothing_and_has_the_same_nonce() -> None:
     key, tx_fees = make_gas_key(), TransactionFees(max_fee_wei=3 * GWEI, tip_wei=GWEI)
     transfer_call = TransferCall(
         authorization=AuthorizationSigner().authorize(), call_id=CallId("c"), listing_id=LISTING, gas=90_000
@@ -88,14 +88,12 @@ def test_gas_is_the_estimate_and_a_margin_within_the_maximum(estimate: int, limi
 @pytest.mark.parametrize(
     ("base", "tip", "max_fee", "offered_tip"), [(1, 0.5, 2.5, 0.5), (4, 1, 5, 1), (0.1, 9, 5, 5)]
 )
-def test_an_offer_never_goes_above_the_ceiling(
-    base: float, tip: float, max_fee: float, offered_tip: float
-) -> None:
+def test_fees_never_exceed_the_maximum(base: float, tip: float, max_fee: float, offered_tip: float) -> None:
     tx_fees = choose_fees(fees(base, tip), price_max_wei=5 * GWEI)
     assert tx_fees == TransactionFees(max_fee_wei=round(max_fee * GWEI), tip_wei=round(offered_tip * GWEI))
 
 
-def test_a_bump_raises_both_by_an_eighth_at_least() -> None:
+def test_a_replacement_raises_both_fees_by_at_least_an_eighth() -> None:
     earlier = TransactionFees(max_fee_wei=8 * GWEI, tip_wei=GWEI)
     bumped = bump_fees(earlier, fees(1, 0.1), price_max_wei=20 * GWEI)
     assert bumped == TransactionFees(max_fee_wei=9 * GWEI + 1, tip_wei=GWEI * 9 // 8 + 1)

@@ -57,26 +57,26 @@ async def sign(harness: SettlementHarness, store: Store) -> Any:
     )
 
 
-async def test_many_at_once_get_their_nonces_in_order(harness: SettlementHarness) -> None:
+async def test_concurrent_calls_get_nonces_in_order(harness: SettlementHarness) -> None:
     ledger = FakeNonceLedger()
     signed = await asyncio.gather(*(sign(harness, ledger) for _ in range(5)))
     assert [attempt.nonce for attempt in signed] == ledger.asked == [0, 1, 2, 3, 4]
 
 
-async def test_a_nonce_that_is_taken_is_followed_by_what_the_books_say(harness: SettlementHarness) -> None:
+async def test_a_taken_nonce_is_followed_by_the_ledgers_next(harness: SettlementHarness) -> None:
     ledger = FakeNonceLedger(NonceUnavailable(next_nonce=7), NonceUnavailable(next_nonce=9))
     assert (await sign(harness, ledger)).nonce == 9
     assert ledger.asked == [0, 7, 9]
 
 
-async def test_a_call_that_is_not_to_have_one_leaves_its_nonce(harness: SettlementHarness) -> None:
+async def test_a_fenced_call_leaves_its_nonce(harness: SettlementHarness) -> None:
     ledger = FakeNonceLedger(False)
     assert await sign(harness, ledger) == Fenced()
     assert (await sign(harness, ledger)).nonce == 0
     assert ledger.asked == [0, 0]
 
 
-async def test_a_lane_on_which_others_are_always_quicker_is_given_up(harness: SettlementHarness) -> None:
+async def test_tries_for_a_nonce_are_limited(harness: SettlementHarness) -> None:
     ledger = FakeNonceLedger(
         *(NonceUnavailable(next_nonce=number + 1) for number in range(2 * NONCE_TRIES_MAX))
     )
@@ -84,7 +84,7 @@ async def test_a_lane_on_which_others_are_always_quicker_is_given_up(harness: Se
     assert ledger.asked == list(range(NONCE_TRIES_MAX))
 
 
-async def test_where_nobody_knows_whether_a_nonce_was_taken_the_books_are_asked_again(
+async def test_an_unknown_store_reads_the_nonce_again(
     harness: SettlementHarness,
 ) -> None:
     with pytest.raises(ZeroDivisionError):

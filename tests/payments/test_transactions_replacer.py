@@ -74,14 +74,14 @@ async def let_expire(harness: SettlementHarness, call: ClaimedCall) -> None:
 # ---- What a sequence waits for.
 
 
-async def test_what_had_to_be_sent_again_is_not_offered_more_at_once(harness: SettlementHarness) -> None:
+async def test_a_resent_transaction_is_not_replaced_at_once(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     await wait_and_sweep(harness)
     assert len(await attempts_of(call)) == 1
 
 
-async def test_a_transaction_that_waits_too_long_is_offered_more(harness: SettlementHarness) -> None:
+async def test_a_transaction_that_waits_too_long_is_replaced(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     await wait_and_sweep(harness)
     first, second = await attempts_of(call)
@@ -95,7 +95,7 @@ async def test_a_transaction_that_waits_too_long_is_offered_more(harness: Settle
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_what_was_just_offered_more_has_its_time(harness: SettlementHarness) -> None:
+async def test_a_recent_replacement_is_not_replaced(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     await wait_and_sweep(harness)
     harness.pass_time(harness.limits.fee_bump_after_s - 1)
@@ -103,7 +103,7 @@ async def test_what_was_just_offered_more_has_its_time(harness: SettlementHarnes
     assert len(await attempts_of(call)) == 2
 
 
-async def test_a_clock_that_is_set_back_keeps_no_lane_waiting(harness: SettlementHarness) -> None:
+async def test_a_clock_that_is_set_back_delays_no_replacement(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.pass_time(-3_600)
     await sweep(harness)
@@ -112,7 +112,7 @@ async def test_a_clock_that_is_set_back_keeps_no_lane_waiting(harness: Settlemen
     assert len(await attempts_of(call)) == 2  # from now on by the clock as it is
 
 
-async def test_one_that_no_node_takes_at_its_price_is_offered_more(harness: SettlementHarness) -> None:
+async def test_an_underpriced_transaction_is_replaced(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     harness.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
@@ -125,7 +125,7 @@ async def test_one_that_no_node_takes_at_its_price_is_offered_more(harness: Sett
 
 
 @pytest.mark.parametrize("fault", [SendFault.INSUFFICIENT_FUNDS, SendFault.OTHER, SendFault.NONCE_TOO_LOW])
-async def test_more_is_not_offered_where_money_does_not_help(
+async def test_a_transaction_refused_for_another_reason_is_not_replaced(
     harness: SettlementHarness, fault: SendFault
 ) -> None:
     call = await leave_orphaned(harness)
@@ -135,7 +135,7 @@ async def test_more_is_not_offered_where_money_does_not_help(
     assert len(await attempts_of(call)) == 1
 
 
-async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(harness: SettlementHarness) -> None:
+async def test_a_transaction_behind_another_is_not_replaced(harness: SettlementHarness) -> None:
     first, second = await harness.claim_many(2)
     for call in (first, second):
         assert await harness.settlement.settle(call.order()) == Undecided()
@@ -144,14 +144,14 @@ async def test_one_that_waits_for_another_of_its_lane_is_not_offered_more(harnes
     assert [len(await attempts_of(call)) for call in (first, second)] == [2, 1]
 
 
-async def test_it_is_offered_more_while_its_caller_still_waits_too(harness: SettlementHarness) -> None:
+async def test_a_transaction_is_replaced_while_its_caller_waits(harness: SettlementHarness) -> None:
     call = await harness.claim()
     assert await harness.settlement.settle(call.order()) == Undecided()
     await wait_and_sweep(harness)
     assert len(await attempts_of(call)) == 2
 
 
-async def test_nothing_is_ever_offered_above_the_ceiling() -> None:
+async def test_no_replacement_exceeds_the_maximum_price() -> None:
     rules = settlement_rules(gas_price_max_wei=22 * 10**6)  # the first offer is 21 million
     async with SettlementHarness(limits=HASTY, rules=rules) as harness:
         harness.chain.is_automining = False
@@ -162,7 +162,7 @@ async def test_nothing_is_ever_offered_above_the_ceiling() -> None:
         assert [line["event"] for line in lines].count("lane_waits_at_ceiling") == 1
 
 
-async def test_only_the_ceiling_ends_what_a_lane_offers() -> None:
+async def test_replacements_continue_up_to_the_maximum_price() -> None:
     """Neither how often it was raised, nor how many of one nonce are listed at once."""
     rules = settlement_rules(gas_price_max_wei=10**12)
     async with SettlementHarness(limits=HASTY, rules=rules) as harness:
@@ -178,7 +178,7 @@ async def test_only_the_ceiling_ends_what_a_lane_offers() -> None:
         assert read_fees(attempts[-1]).max_fee_wei <= 10**12
 
 
-async def test_what_a_node_knows_is_not_sent_again(harness: SettlementHarness) -> None:
+async def test_a_pending_transaction_is_not_sent_again(harness: SettlementHarness) -> None:
     await leave_orphaned(harness)
     harness.pass_time(10)
     sent = len(harness.chain.broadcasts)
@@ -186,7 +186,7 @@ async def test_what_a_node_knows_is_not_sent_again(harness: SettlementHarness) -
     assert len(harness.chain.broadcasts) == sent
 
 
-async def test_what_was_just_sent_has_its_time_to_arrive(harness: SettlementHarness) -> None:
+async def test_a_recent_transaction_is_not_sent_again(harness: SettlementHarness) -> None:
     first, second = await harness.claim_many(2)
     assert await harness.settlement.settle(first.order()) == Undecided()
     harness.pass_time(10)
@@ -199,7 +199,7 @@ async def test_what_was_just_sent_has_its_time_to_arrive(harness: SettlementHarn
 # ---- Whatever became of its call.
 
 
-async def test_a_hole_in_a_lane_is_filled_though_its_own_call_is_decided(harness: SettlementHarness) -> None:
+async def test_a_lost_transaction_is_resent_although_its_call_has_ended(harness: SettlementHarness) -> None:
     first = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     first.land()
@@ -211,7 +211,7 @@ async def test_a_hole_in_a_lane_is_filled_though_its_own_call_is_decided(harness
     assert sent.sender == KEY
 
 
-async def test_a_lane_is_freed_when_its_first_call_has_expired(harness: SettlementHarness) -> None:
+async def test_an_expired_first_transaction_is_replaced(harness: SettlementHarness) -> None:
     """Gas became ten times dearer and stays so; what was offered before is never mined."""
     first = await leave_orphaned(harness)
     harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
@@ -229,7 +229,7 @@ async def test_a_lane_is_freed_when_its_first_call_has_expired(harness: Settleme
     assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_what_can_pay_nothing_any_more_is_replaced_by_nothing(harness: SettlementHarness) -> None:
+async def test_an_expired_transaction_is_replaced_by_a_filler(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
     await let_expire(harness, call)
@@ -244,7 +244,7 @@ async def test_what_can_pay_nothing_any_more_is_replaced_by_nothing(harness: Set
     assert replacement.max_fee_wei > sent.max_fee_wei
 
 
-async def test_what_no_node_takes_is_replaced_by_nothing_once_it_is_over(harness: SettlementHarness) -> None:
+async def test_a_refused_transaction_is_replaced_by_a_filler_after_expiry(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.OTHER))
@@ -254,7 +254,9 @@ async def test_what_no_node_takes_is_replaced_by_nothing_once_it_is_over(harness
     assert (filler.recipient, filler.calldata) == (KEY, b"")
 
 
-async def test_what_could_still_pay_is_offered_more_as_it_is(harness: SettlementHarness) -> None:
+async def test_a_valid_transaction_is_replaced_by_itself_at_a_higher_price(
+    harness: SettlementHarness,
+) -> None:
     """Its call has ended by a transfer that a reorganisation took back: the same transaction pays for it again."""
     harness.chain.is_automining = True
     call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
@@ -269,7 +271,7 @@ async def test_what_could_still_pay_is_offered_more_as_it_is(harness: Settlement
     assert harness.chain.balance(CHAIN, call.authorization.token, call.authorization.payee) == 10_000
 
 
-async def test_what_a_deep_reorganisation_took_back_is_sent_again_by_a_process_that_never_saw_it(
+async def test_a_transaction_removed_by_a_deep_reorganisation_is_sent_again(
     harness: SettlementHarness,
 ) -> None:
     harness.chain.is_automining = True
@@ -286,7 +288,7 @@ async def test_what_a_deep_reorganisation_took_back_is_sent_again_by_a_process_t
         assert len(harness.chain.sent(CHAIN)) == 1
 
 
-async def test_several_keepers_at_once_offer_the_same(harness: SettlementHarness) -> None:
+async def test_concurrent_replacers_sign_the_same_replacement(harness: SettlementHarness) -> None:
     call = await leave_orphaned(harness)
     async with harness.another("b") as other:
         for one in (harness, other):
@@ -297,7 +299,7 @@ async def test_several_keepers_at_once_offer_the_same(harness: SettlementHarness
     assert len(await attempts_of(call)) == 2
 
 
-async def test_a_lane_that_fails_does_not_stop_the_others() -> None:
+async def test_a_sequence_that_fails_does_not_stop_the_others() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
         harness.chain.is_automining = False
@@ -339,7 +341,7 @@ def is_offered(harness: SettlementHarness) -> bool:
     return harness.gas_budget.is_offered(USDC, 10_000, LISTING)
 
 
-async def test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen(
+async def test_a_stuck_key_is_neither_offered_nor_chosen(
     harness: SettlementHarness,
 ) -> None:
     first = await leave_orphaned(harness, payer=long_payer(harness))
@@ -357,7 +359,7 @@ async def test_a_key_whose_nonces_do_not_move_is_neither_offered_nor_chosen(
     assert [await call.read_state() for call in (first, late)] == [CallState.CONSUMED] * 2
 
 
-async def test_another_key_is_chosen_whose_nonces_move_and_carries_what_waits() -> None:
+async def test_another_key_settles_the_calls_of_a_stuck_key() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
         harness.chain.is_automining = False
@@ -387,7 +389,7 @@ def withdrawn_keys(harness: SettlementHarness) -> int:
     return int(str(counts[-1]))
 
 
-async def test_missing_nonces_below_what_waits_are_filled(harness: SettlementHarness) -> None:
+async def test_missing_nonces_below_waiting_transactions_are_filled(harness: SettlementHarness) -> None:
     """A node once counted two transactions that nobody has sent; a call waits behind them."""
     await harness.gas.raise_nonce(CHAIN, KEY, 2)
     call = await leave_orphaned(harness, payer=long_payer(harness))
@@ -411,7 +413,7 @@ async def test_missing_nonces_below_what_waits_are_filled(harness: SettlementHar
     assert (await harness.ledger.audit()).is_balanced
 
 
-async def test_a_filler_is_no_attempt_to_settle(harness: SettlementHarness) -> None:
+async def test_a_filler_is_not_a_settlement_attempt(harness: SettlementHarness) -> None:
     """It is mined and pays nothing, and its call is neither given up nor thought to wait for it."""
     await harness.gas.raise_nonce(CHAIN, KEY, 5)
     call = await leave_orphaned(harness, payer=long_payer(harness))
@@ -428,7 +430,7 @@ async def test_a_filler_is_no_attempt_to_settle(harness: SettlementHarness) -> N
     assert await call.read_state() is CallState.CONSUMED
 
 
-async def test_a_lane_that_passed_nonces_for_nothing_goes_back(harness: SettlementHarness) -> None:
+async def test_a_sequence_ahead_of_the_chain_goes_back(harness: SettlementHarness) -> None:
     await harness.gas.raise_nonce(CHAIN, KEY, 10**9)
     await look_often(harness)
     assert not is_offered(harness)
@@ -440,7 +442,7 @@ async def test_a_lane_that_passed_nonces_for_nothing_goes_back(harness: Settleme
     assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
 
 
-async def test_a_gap_that_is_too_wide_is_told_and_costs_no_gas(harness: SettlementHarness) -> None:
+async def test_a_gap_that_is_too_wide_is_logged_and_costs_no_gas(harness: SettlementHarness) -> None:
     await harness.gas.raise_nonce(CHAIN, KEY, GAP_MAX + 1)
     call = await leave_orphaned(harness, payer=long_payer(harness))
     await look_often(harness)
@@ -450,7 +452,7 @@ async def test_a_gap_that_is_too_wide_is_told_and_costs_no_gas(harness: Settleme
     assert len(await attempts_of(call)) == 1
 
 
-async def test_what_a_stuck_lane_waits_for_goes_to_all_nodes_though_one_knows_it(
+async def test_the_first_transaction_of_a_stuck_sequence_goes_to_all_nodes(
     harness: SettlementHarness,
 ) -> None:
     call = await leave_orphaned(harness, payer=long_payer(harness))
@@ -466,7 +468,7 @@ async def test_what_a_stuck_lane_waits_for_goes_to_all_nodes_though_one_knows_it
 # ---- Gateways that stand still.
 
 
-async def test_what_another_gateway_signed_and_never_sent_keeps_no_call_waiting() -> None:
+async def test_an_unsent_transaction_of_another_gateway_is_sent_by_a_waiting_call() -> None:
     """It stands still between its commit and its broadcast. Whoever waits behind its nonce sends it."""
     limits = replace(HASTY, settle_wait_s=0.4)
     async with SettlementHarness(limits=limits) as harness, harness.another("still") as still:

@@ -36,7 +36,7 @@ UNREADABLE = (Code.PAYMENT_MALFORMED, "invalid_payload")
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=5))
-def test_what_is_written_is_read_again(content: dict[str, Any]) -> None:
+def test_decodes_what_it_encodes(content: dict[str, Any]) -> None:
     assert decode_object(encode_object(content), bytes_max=BYTES_MAX) == content
     assert decode_object(encode_object_urlsafe(content).encode(), bytes_max=BYTES_MAX) == content
 
@@ -78,7 +78,7 @@ def test_either_alphabet_is_read_with_and_without_padding(encode: Any, padding: 
         base64.b64encode(b'{"a":"' + b"x" * BYTES_MAX + b'"}'),
     ],
 )
-def test_what_is_no_small_json_object_is_refused(value: bytes) -> None:
+def test_refuses_other_content_than_a_small_json_object(value: bytes) -> None:
     assert refusal_of(value) == UNREADABLE
 
 
@@ -89,7 +89,7 @@ def test_the_size_is_bounded_before_anything_is_decoded() -> None:
         decode_object(value, bytes_max=len(value) - 1)
 
 
-def test_a_transfer_is_read_field_by_field() -> None:
+def test_parses_every_field_of_a_transfer() -> None:
     payer = AuthorizationSigner(valid_after=17)
     transfer = parse_transfer({**payer.fields, "extra": 1}, "0x" + payer.signature.hex())
     assert (transfer["payer"], transfer["payee"]) == (payer.address, payer.payee)

@@ -14,7 +14,7 @@ ASKING = {
 
 
 @pytest.mark.parametrize("reason", AuthorizationReason)
-def test_each_reason_has_a_code_of_its_kind_and_a_sentence(reason: AuthorizationReason) -> None:
+def test_each_reason_has_a_code_and_a_sentence(reason: AuthorizationReason) -> None:
     problem = explain_authorization(reason)
     assert problem.reason == reason.value
     assert problem.detail.endswith(".")
@@ -27,5 +27,5 @@ def test_each_reason_has_a_code_of_its_kind_and_a_sentence(reason: Authorization
         assert problem.payment_state == "none"
 
 
-def test_a_better_sentence_replaces_the_general_one() -> None:
+def test_a_detail_replaces_the_general_sentence() -> None:
     assert explain_authorization(AuthorizationReason.AMOUNT, "Exactly 5.").detail == "Exactly 5."

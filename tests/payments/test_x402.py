@@ -36,7 +36,7 @@ def refusal_of(content: Any, *, is_v1: bool = False) -> tuple[Code, str | None]:
     return caught.value.problem.code, caught.value.problem.reason
 
 
-def test_a_payment_of_version_2_is_read() -> None:
+def test_parses_a_payment_of_version_2() -> None:
     payment = AuthorizationSigner().payment()
     PaymentPayload.model_validate(payment)
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
@@ -51,7 +51,7 @@ def test_a_payment_of_version_1_names_no_token() -> None:
     assert (shown.chain_id, shown.token, shown.identifier) == (CHAIN, None, None)
 
 
-def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
+def test_accepted_decides_only_network_and_token() -> None:
     payment = {**AuthorizationSigner().payment(), "extensions": {"unknown": 5}, "resource": {"note": [None]}}
     payment["accepted"] |= {"amount": "1", "payTo": "nobody", "maxTimeoutSeconds": -1.5, "extra": {"more": 1}}
     shown = parse_payment(encode_header(payment), limits=DEFAULT_LIMITS)
@@ -63,7 +63,7 @@ def test_what_a_payment_claims_in_accepted_decides_nothing() -> None:
     ["price", "accepted.note", "payload.permit2Authorization", "payload.authorization.token", "payload.ü"],
 )
 @pytest.mark.parametrize("value", ["1", None, {}])
-def test_a_member_that_the_protocol_does_not_have_is_a_fault_that_names_it(path: str, value: Any) -> None:
+def test_an_unknown_member_is_a_fault_that_names_it(path: str, value: Any) -> None:
     """A fault and no refusal: the authorisation is read, so that the ledger can be asked for it first."""
     shown = parse_payment(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
     assert shown.nonce == AuthorizationSigner().nonce
@@ -80,7 +80,7 @@ def test_version_1_has_its_own_members(path: str) -> None:
     assert (shown.fault.code, shown.fault.reason) == SHAPE
 
 
-def test_the_name_of_a_member_is_a_strangers_and_is_cut() -> None:
+def test_the_name_of_an_unknown_member_is_cut() -> None:
     shown = parse_payment(encode_header(changed("x" * 9_000 + "\n", 1)), limits=DEFAULT_LIMITS)
     assert shown.fault is not None
     assert len(shown.fault.detail) < 200
@@ -150,7 +150,7 @@ def test_refusals_of_version_1(content: Any, expected: tuple[Code, str]) -> None
 
 
 @pytest.mark.parametrize("identifier", ["pay_0123456789ab", "x" * 128, "A-Z_a-z_0-9_16ch"])
-def test_the_clients_own_identifier_is_read(identifier: str) -> None:
+def test_parses_the_clients_identifier(identifier: str) -> None:
     payment = changed("extensions", {"payment-identifier": {"info": {"required": False, "id": identifier}}})
     assert parse_payment(encode_header(payment), limits=DEFAULT_LIMITS).identifier == identifier
 
@@ -160,7 +160,7 @@ def test_the_clients_own_identifier_is_read(identifier: str) -> None:
     [None, [], {}, {"payment-identifier": None}, {"payment-identifier": {"info": []}},
      {"payment-identifier": {"info": {"required": False}}}],
 )  # fmt: skip
-def test_an_echo_without_an_identifier_names_none(extensions: Any) -> None:
+def test_an_extension_without_an_id_has_no_identifier(extensions: Any) -> None:
     payment = changed("extensions", extensions)
     assert parse_payment(encode_header(payment), limits=DEFAULT_LIMITS).identifier is None
 
@@ -169,7 +169,7 @@ def test_the_identifier_extension_is_declared_as_the_package_declares_it() -> No
     assert declare_payment_identifier_extension() == PAYMENT_IDENTIFIER_EXTENSION
 
 
-def test_a_requirement_is_what_the_package_reads() -> None:
+def test_the_package_parses_a_requirement() -> None:
     content = requirement_json(requirement_of())
     assert content == {
         "scheme": "exact",
@@ -183,7 +183,7 @@ def test_a_requirement_is_what_the_package_reads() -> None:
     assert PaymentRequirements.model_validate(content).model_dump(by_alias=True) == content
 
 
-def test_a_requirement_of_version_1_has_every_field_that_its_clients_insist_on() -> None:
+def test_a_requirement_of_version_1_has_every_required_field() -> None:
     content = requirement_json_v1(requirement_of(), replace(RESOURCE, description=""))
     assert content is not None
     PaymentRequirementsV1.model_validate(content)
@@ -194,19 +194,19 @@ def test_a_requirement_of_version_1_has_every_field_that_its_clients_insist_on()
 
 
 @pytest.mark.parametrize("chain_id", [1, 10, 42161, 56, 31337, 988])
-def test_a_network_that_version_1_does_not_know_is_left_out(chain_id: int) -> None:
+def test_a_network_without_a_name_in_version_1_is_left_out(chain_id: int) -> None:
     elsewhere = requirement_of(replace(USDC, chain_id=ChainId(chain_id)))
     assert requirement_json_v1(elsewhere, RESOURCE) is None
     assert network_name_v1(ChainId(chain_id)) == f"eip155:{chain_id}"
 
 
-def test_an_amount_that_version_1_cannot_hold_is_left_out() -> None:
+def test_an_amount_too_long_for_version_1_is_left_out() -> None:
     coarse = replace(USDC, decimals=18)
     assert requirement_json_v1(requirement_of(coarse, price=Price.parse("0.9")), RESOURCE) is not None
     assert requirement_json_v1(requirement_of(coarse, price=Price.parse("1")), RESOURCE) is None
 
 
-def test_a_resource_is_what_the_package_reads() -> None:
+def test_the_package_parses_a_resource() -> None:
     content = resource_json(replace(RESOURCE, service_name="Weather", tags=("weather", "eu")))
     assert ResourceInfo.model_validate(content).model_dump(by_alias=True, exclude_none=True) == content
 
