@@ -1,4 +1,4 @@
-"""A small world for payers: a chain that mines what is broadcast, and a gateway that answers by its own books."""
+"""Fakes of the client tests: a chain that mines broadcast transactions, and a gateway with a ledger of its own."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What the tools of an agent do: pay within limits that it cannot raise, once for each call, and say so plainly."""
+"""The tools of an agent: they pay within limits that the agent cannot raise, once for each call, and report it."""
 
 import asyncio
 import json
@@ -148,7 +148,7 @@ class Cut(httpx.AsyncByteStream):
         raise httpx.ReadError("cut")
 
 
-async def test_what_was_paid_by_a_transfer_and_cut_off_is_asked_for_again_and_not_paid(make, gateway, chain):
+async def test_a_cut_response_of_a_paid_call_is_requested_again_without_a_payment(make, gateway, chain):
     """The price is spent by the wallet's own books. The key finds the stored answer, and the spent payment says whose."""
 
     def cuts(request):
@@ -231,7 +231,7 @@ async def test_an_agents_own_key_is_used_as_it_is(make, gateway):
     assert set(keys_seen(gateway)) == {"order-17"}
 
 
-async def test_without_a_wallet_what_is_free_works_and_the_rest_says_why_not(make, gateway):
+async def test_without_a_wallet_free_calls_work_and_paid_ones_fail_with_a_reason(make, gateway):
     tools = make(wallet=None)
     error = error_of(await run_tool(tools, "call_api", apiId=API))
     assert "There is no wallet to pay with." in error["detail"]
@@ -362,7 +362,7 @@ async def test_numbers_and_details_of_a_search_are_of_their_types(make, gateway)
     {"operations": [{"a": 1}] * 400_000},
     {"x" * 2_000_000: 1, **{str(number): "y" for number in range(100_000)}},
 ], ids=("text", "entries", "names"))  # fmt: skip
-async def test_a_document_has_a_size_and_says_when_it_was_cut(make, gateway, document):
+async def test_a_long_document_is_cut_and_marked(make, gateway, document):
     gateway.answers = [lambda _: httpx.Response(200, json=document)]
     told = (await run_tool(make(), "describe_api", apiId=API)).document
     assert told["isCut"] is True
@@ -378,7 +378,7 @@ async def test_a_refusal_is_labelled_and_bounded(make, gateway):
     assert set("\x1b\u202e").isdisjoint(json.dumps(error, ensure_ascii=False))
 
 
-async def test_a_page_longer_than_was_asked_for_is_not_looked_up_to_its_end(make, gateway):
+async def test_a_page_longer_than_requested_is_looked_up_to_the_limit(make, gateway):
     page = {"apis": [{"id": f"api_{number}", "name": "x" * 500} for number in range(5_000)]}
     gateway.answers = [lambda _: httpx.Response(200, json=page)]
     found = (await run_tool(make(), "search_apis")).document["apis"]

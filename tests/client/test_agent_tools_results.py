@@ -1,4 +1,4 @@
-"""What an agent is told: answers with what they cost, failures with what happened to the money and what to do."""
+"""Results of tools: responses with their payment, failures with the payment state and the next step."""
 
 import json
 from dataclasses import replace
@@ -95,7 +95,7 @@ def test_what_it_cost_stands_beside_it_and_whose_words_they_are() -> None:
     assert "isStoredAnswer" not in told.document
 
 
-def test_an_error_is_an_error_of_the_tool_and_says_whose_it_is() -> None:
+def test_an_error_is_an_error_of_the_tool_with_its_source() -> None:
     refused = describe_call(answer(b'{"code":"api_retired"}', "application/problem+json", status=410))
     assert (refused.is_error, refused.document["from"], refused.document["status"]) == (True, "gateway", 410)
     relayed = describe_call(
@@ -104,20 +104,20 @@ def test_an_error_is_an_error_of_the_tool_and_says_whose_it_is() -> None:
     assert (relayed.is_error, relayed.document["from"]) == (True, "provider")
 
 
-def test_what_is_compressed_though_nobody_asked_for_it_stays_bytes() -> None:
+def test_an_unrequested_content_coding_stays_undecoded() -> None:
     odd = answer(b"\x1f\x8b", "application/json")
     odd.headers["content-encoding"] = "gzip"
     told = describe_call(odd).document
     assert (told["bodyBase64"], told["contentEncoding"], "body" in told) == ("H4s=", "gzip", False)
 
 
-def test_a_stored_answer_is_told_as_one() -> None:
+def test_a_stored_response_is_marked() -> None:
     assert describe_call(answer(b"x", "text/plain", **{"idempotency-replayed": "true"})).document[
         "isStoredAnswer"
     ]
 
 
-def test_a_long_body_is_cut_and_said_to_be() -> None:
+def test_a_long_body_is_cut_and_marked() -> None:
     told = describe_call(answer(b"[" + b"1," * BODY_BYTES_MAX + b"1]", "application/json")).document
     assert len(str(told["body"])) == BODY_BYTES_MAX
     assert (told["isBodyCut"], told["bodyBytes"]) == (True, 2 * BODY_BYTES_MAX + 3)
@@ -167,7 +167,7 @@ def test_what_headers_say_of_money_is_a_price_a_state_and_an_id_or_left_out() ->
         (StorageUnavailable("disk full"), "wallet_books_unavailable", "same arguments"),
     ],
 )  # fmt: skip
-def test_a_failure_says_what_happened_to_the_money_and_what_to_do(
+def test_a_failure_names_the_payment_state_and_the_next_step(
     failure: Exception, code: str, words: str
 ) -> None:
     told = describe_failure(failure, limits=LIMITS)

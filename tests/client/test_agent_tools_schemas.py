@@ -1,4 +1,4 @@
-"""The tools as an agent sees them, and the check of what it sends."""
+"""The schemas of the tools, and the validation of arguments."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Each answer to a shown authorisation -> what the client does next. Above all: never two fresh signatures where the
+"""Each response to an authorisation -> the next step of the client. It never signs a second one while the
 first may still move money."""
 
 import base64
@@ -253,7 +253,7 @@ DECIDED = {
 
 
 @pytest.mark.parametrize("name", DECIDED)
-def test_an_answer_ends_the_call_and_says_what_became_of_it(name):
+def test_a_response_ends_the_call_with_its_outcome(name):
     response, state = DECIDED[name]
     world = World(asks(), response)
     assert world.call().response is response
@@ -302,7 +302,7 @@ def test_not_yet_is_answered_by_the_very_same_authorisation(name, is_repeatable)
     assert world.waited_s == 4
 
 
-def test_waits_as_long_as_the_gateway_says():
+def test_waits_for_retry_after():
     world = World(asks(), replace(UNKNOWN, headers={**UNKNOWN.headers, "retry-after": "7"}), SERVED)
     world.call()
     assert world.waited_s == 7
@@ -327,7 +327,7 @@ def test_when_patience_ends_the_same_request_goes_on_with_the_same_one(name, fai
     assert world.waited_s <= 9
 
 
-def test_a_gateway_that_never_decides_is_not_asked_for_ever():
+def test_a_gateway_that_never_decides_gets_a_limited_number_of_requests():
     world = World(asks(), *[replace(UNKNOWN, headers={"retry-after": "0"})] * (SENDS_MAX + 1))
     with pytest.raises(PaymentPending):
         world.call()
@@ -352,7 +352,7 @@ def test_overloaded_after_it_was_claimed_releases_nothing():
 # ---- No answer.
 
 
-def test_a_lost_answer_is_asked_for_with_the_same_one():
+def test_a_lost_response_is_requested_with_the_same_authorisation():
     world = World(asks(), LOST, IN_PROGRESS, SERVED)
     assert world.call().response is SERVED
     assert world.proofs == ["proof 1"] * 3
@@ -405,7 +405,7 @@ def test_after_a_lost_answer_nothing_but_an_outcome_ends_it(response):
         (relayed(200, "none"), OPEN),  # free by now; of the first sending it tells nothing
     ],
 )
-def test_after_a_lost_answer_an_outcome_is_believed(response, state):
+def test_after_a_lost_response_an_outcome_counts(response, state):
     world = World(asks(), LOST, response)
     assert world.call().response is response
     assert world.states == [state]
@@ -473,7 +473,7 @@ def test_a_fresh_attempt_must_fit_again():
     assert (world.proofs, world.states) == (["proof 1"], [RELEASED])
 
 
-def test_a_fresh_attempt_without_terms_is_a_refusal_that_says_why():
+def test_a_new_attempt_without_terms_is_a_refusal_with_a_reason():
     world = World(asks(), problem(402, "payment_settlement_failed", reason="insufficient_balance"))
     with pytest.raises(PaymentRefused) as caught:
         world.call()
@@ -506,7 +506,7 @@ def test_what_an_earlier_run_of_the_request_left_is_shown_first():
     assert (world.proofs, world.states, world.signed) == (["left over"], [CHARGED], [])
 
 
-def test_when_the_chain_shows_that_it_can_never_be_cashed_the_call_begins_anew():
+def test_an_authorisation_that_can_never_be_settled_lets_the_call_start_again():
     world = World(asks("payment_expired"), asks(), SERVED, left=LEFT)
     assert world.call().response is SERVED
     assert (world.proofs, world.states) == (["left over", "proof 1"], [EXPIRED, CHARGED])
@@ -610,7 +610,7 @@ REFUSED_OFFERS = {
 
 
 @pytest.mark.parametrize("name", REFUSED_OFFERS)
-def test_the_gateways_numbers_are_not_believed(name):
+def test_the_gateways_numbers_are_checked(name):
     change, failure = REFUSED_OFFERS[name]
     world = World(
         asks("payment_required", {**X402, **change}), usdc=9_999 if name == "more than there is" else 10**9
@@ -627,7 +627,7 @@ def test_the_next_offer_is_taken_where_the_first_cannot_be_kept():
     assert world.signed[0].asset.chain_id == CHAIN
 
 
-def test_the_budget_has_the_last_word_before_anybody_sees_it():
+def test_the_budget_is_checked_before_an_authorisation_is_sent():
     world = World(asks(), over=OverBudget(spent_atto=1, budget_atto=1))
     with pytest.raises(BudgetExhausted):
         world.call()
@@ -640,7 +640,7 @@ def test_a_chain_that_was_named_needs_no_node():
     assert world.proofs == ["proof 1"]
 
 
-def test_without_a_node_only_tokens_are_paid_that_somebody_knows():
+def test_without_a_node_only_known_tokens_are_paid():
     unknown = {**X402, "token": "0x" + "44" * 20}
     world = World(asks("payment_required", unknown))
     with pytest.raises(CannotPay, match="no source besides the gateway"):
@@ -746,7 +746,7 @@ def test_a_payee_that_holds_uncounted_money_gets_no_authorisation_either():
     assert world.signed == []
 
 
-def test_a_node_that_is_away_is_said_before_anything_is_signed():
+def test_an_unavailable_node_is_reported_before_anything_is_signed():
     class Away(World):
         def _ask(self, method, params):
             return {} if method == "eth_call" else super()._ask(method, params)

@@ -148,7 +148,7 @@ async def test_refuses_to_exceed_the_budget_and_counts_over_processes(make, gate
         pytest.param({"token": None, "symbol": "USDC", "decimals": 18}, id="native posing as a dollar"),
     ],
 )
-async def test_does_not_believe_what_a_gateway_says_about_an_asset(make, gateway, chain, lie):
+async def test_checks_the_gateways_description_of_an_asset(make, gateway, chain, lie):
     option = {name: value for name, value in gateway.option(**lie).items() if value is not None}
     gateway.options = [option]
     with pytest.raises(CannotPay, match="the gateway describes"):
@@ -156,7 +156,7 @@ async def test_does_not_believe_what_a_gateway_says_about_an_asset(make, gateway
     assert chain.broadcasts == []
 
 
-async def test_takes_an_unknown_token_whose_contract_says_the_same(make, gateway, chain):
+async def test_accepts_an_unknown_token_whose_contract_agrees(make, gateway, chain):
     gateway.options = [gateway.option(token="0x" + "33" * 20)]
     assert (await do(make().call(API))).status_code == 200
 
@@ -258,7 +258,7 @@ def refusal(status, code, **members):
 @pytest.mark.parametrize(
     "code", ["payment_pending", "chain_unavailable", "storage_unavailable", "overloaded"]
 )
-async def test_not_yet_is_asked_again_with_the_same_proof(make, gateway, chain, code):
+async def test_an_undecided_call_is_repeated_with_the_same_proof(make, gateway, chain, code):
     client = make(patience=Patience(poll_s=0.001, wait_s=30))
     await do(client.call(API, prepay=2))
     gateway.answers = [refusal(503, code, retryable=True), refusal(503, code)]
@@ -650,9 +650,7 @@ async def test_refuses_a_payment_header_of_the_callers(make, name):
 
 @pytest.mark.parametrize("state", ["charged", "held"])
 @pytest.mark.parametrize("rail", ["tx", "x402"])
-async def test_a_used_key_says_nothing_of_the_payment_that_was_shown_with_it(
-    make, gateway, chain, rail, state
-):
+async def test_a_used_key_does_not_decide_about_the_payment(make, gateway, chain, rail, state):
     """The call of the key is paid and its answer is gone: nothing more is paid, and credit stays what it is."""
     gateway.offer_authorizations()
     client = make(rail=rail)
@@ -855,7 +853,7 @@ async def test_a_coded_problem_is_bounded_and_never_fails(make, gateway, encodin
     assert "content-encoding" not in answer.headers
 
 
-async def test_a_stream_that_is_not_what_its_coding_says_is_an_error_of_the_client(make, gateway):
+async def test_a_stream_that_does_not_match_its_coding_is_an_error_of_the_client(make, gateway):
     gateway.price = 0
     gateway.answers = [lambda _: coded(gateway, "gzip", b"no gzip")] * 2
     client = make()

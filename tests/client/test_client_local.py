@@ -1,4 +1,4 @@
-"""What a client knows without a network: what was spent, and the key of a request that is under way."""
+"""Operations without a network: spent amounts, and the key of a running request."""
 
 import pytest
 

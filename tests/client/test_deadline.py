@@ -1,6 +1,5 @@
-"""However slowly a gateway or a node sends, an exchange ends. Servers here send one small piece after another for as long
-as the connection is open; a test that waits for their end fails by its timeout.
-"""
+"""An exchange ends however slowly a gateway or a node sends. The servers here send one small piece after another for as long
+as the connection is open; a test that waits for their end fails by its timeout."""
 
 import asyncio
 import contextlib

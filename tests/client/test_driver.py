@@ -1,4 +1,4 @@
-"""What the calls of one process keep from each other: a payment made for one call is spent by that call."""
+"""Calls of one process at the same time: a payment made for one call is spent by that call."""
 
 from dataclasses import replace
 

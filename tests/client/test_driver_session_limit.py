@@ -1,4 +1,4 @@
-"""What one run may sign: counted before it is shown, and until it is sure that it moved nothing."""
+"""The session limit: a payment counts before it is sent, and until it certainly moved nothing."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Each network, payment and own limit -> the most that a fee may be, and what is said of a node that wants more."""
+"""Each network, payment and own limit -> the maximum fee, and the text for a node that reports more."""
 
 import pytest
 
@@ -79,7 +79,7 @@ LIMIT = FeeLimit(fee_wei=10**14, tip_wei=GWEI)
         (fee(price_wei=2**256), "the limit is 0.0001 ETH"),
     ],
 )
-def test_what_is_too_much_is_said_in_a_sentence(asked, said):
+def test_an_excess_is_described_in_a_sentence(asked, said):
     excess = LIMIT.find_excess(asked)
     assert (excess is None) if said is None else (said in excess)
 

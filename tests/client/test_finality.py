@@ -1,4 +1,4 @@
-"""What a node says of final blocks -> what stops counting. Everything that is no plain answer changes nothing."""
+"""Each response of a node about final blocks -> the payments that stop counting. Every other response changes nothing."""
 
 import pytest
 
@@ -85,7 +85,7 @@ def receipt(**changes):
         (block(100), AWAY, False),
     ],
 )
-def test_reverted_is_what_a_second_look_says_in_a_final_block(final, told, is_reverted):
+def test_a_revert_counts_after_a_second_read_in_a_final_block(final, told, is_reverted):
     answers = [final, told]
     assert run(is_finally_reverted(CHAIN, TX), lambda _: answers.pop(0))[0] is is_reverted
 
@@ -140,7 +140,7 @@ EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
         ([NodeResult(result=UNUSED + "00")], set(), []),
     ],
 )
-def test_only_the_plain_word_of_the_token_ends_an_authorisation(states, expired, learnt):
+def test_only_the_state_of_the_token_ends_an_authorisation(states, expired, learnt):
     assert expire(authorization(1), states=states) == (expired, learnt, len(states))
 
 
@@ -149,12 +149,12 @@ def test_a_block_of_its_last_second_is_late_enough_and_one_before_is_not():
     assert expire(early, late, states=[NodeResult(result=UNUSED)]) == ({2}, [(2, EXPIRED)], 1)
 
 
-def test_a_node_that_is_away_is_asked_once_and_the_next_chain_all_the_same():
+def test_an_unavailable_node_gets_one_request_and_the_next_chain_is_read():
     released = [authorization(1), authorization(2), authorization(3, chain=1)]
     told = expire(*released, states=[AWAY, NodeResult(result=UNUSED)])
     assert told == ({3}, [(3, EXPIRED)], 2)
 
 
-def test_nothing_is_asked_where_nothing_was_released():
+def test_nothing_is_read_where_nothing_was_released():
     _, steps = run(expire_released(), lambda _: ())
     assert steps == [FindReleasedAuthorizations()]

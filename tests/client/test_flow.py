@@ -1,4 +1,4 @@
-"""The order of the payer's steps, as a play: `<<` is the step that must come, `>>` what it is answered."""
+"""The order of the steps of a flow, as a script: `<<` is the expected step, `>>` its outcome."""
 
 import pytest
 
@@ -216,7 +216,7 @@ def test_nonce_taken_by_another_process_is_signed_anew_with_the_next():
     assert play.step.nonce == 6
 
 
-def test_somebody_elses_unresolved_payment_is_followed_instead_of_paying():
+def test_an_unresolved_payment_of_another_call_is_followed_instead_of_paying():
     earlier = transfer(tx_hash=OTHER_TX)
     play = play_to_signature(Play(pay_flow(SOURCE, RULES)))
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
@@ -403,7 +403,7 @@ def test_a_difference_is_added_to_a_payment_of_the_same_call_within_the_cap():
     assert world.amounts == [10_000]
 
 
-def test_a_difference_that_is_not_told_is_the_price_without_what_was_paid():
+def test_an_unnamed_difference_is_the_price_minus_the_paid_amount():
     world = World(PAYMENT_402, terms("payment_insufficient", amount="12000"), SERVED)
     world.call(max_price=Cap.parse("0.012 USDC"))
     assert world.amounts == [10_000, 2_000]
@@ -510,7 +510,7 @@ def test_a_held_payment_that_comes_back_is_spent_and_one_that_was_charged_is_fol
     assert world.amounts == [10_000]
 
 
-def test_a_held_payment_that_is_back_later_than_anybody_waits_ends_the_call_at_once():
+def test_a_held_payment_that_returns_after_the_patience_ends_the_call_at_once():
     later = problem(409, "payment_already_used", headers={"retry-after": "3600"}, paymentState="held")
     world = World(later, PAYMENT_402, credit=(transfer(state=TransferState.CONFIRMED),))
     with pytest.raises(CallHeld):

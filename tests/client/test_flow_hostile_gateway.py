@@ -1,6 +1,6 @@
-"""A gateway that keeps every signature it gets, and says that it did not: what it can cash stays within every limit.
+"""A gateway that stores every signature and denies it: the amount that it can settle stays within every limit.
 
-Each row is what it says after it has taken a signature. The chain is honest unless a test says otherwise.
+Each row is its response after it has taken a signature. The chain is honest unless a test states otherwise.
 """
 
 import asyncio
@@ -308,7 +308,7 @@ async def test_a_budget_is_free_again_once_the_chain_shows_the_nonces_unused(mak
     assert client.spending().total == {"USDC": 10**16}
 
 
-async def test_what_was_cashed_after_all_is_charged(make, hostile, chain, clock):
+async def test_a_released_authorisation_that_was_settled_is_charged(make, hostile, chain, clock):
     hostile.word = "402"
     client = make(budget="0.02 USDC")
     await call_often(client, times=2)
@@ -348,7 +348,7 @@ async def test_without_a_node_it_counts_for_ever(make, hostile, clock):
     assert (hostile.can_cash, client.spending().total) == (20_000, {"USDC": 2 * 10**16})
 
 
-async def test_a_node_without_old_states_is_asked_at_its_head(make, hostile, chain, clock):
+async def test_a_node_without_old_states_is_read_at_its_head(make, hostile, chain, clock):
     client = make(budget="0.02 USDC")
     await call_often(client)
     clock[0], chain.finalized, chain.time_s, chain.is_pruned = LATER_S * 1000, 99, LATER_S, True
@@ -356,7 +356,7 @@ async def test_a_node_without_old_states_is_asked_at_its_head(make, hostile, cha
     assert (hostile.can_cash, client.spending().total) == (30_000, {"USDC": 10**16})
 
 
-async def test_a_node_without_final_blocks_is_asked_far_below_its_head(make, hostile, chain, clock):
+async def test_a_node_without_final_blocks_is_read_far_below_its_head(make, hostile, chain, clock):
     client = make(budget="0.02 USDC")
     await call_often(client)
     clock[0], chain.time_s = LATER_S * 1000, LATER_S

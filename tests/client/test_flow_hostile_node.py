@@ -1,4 +1,4 @@
-"""A node that lies about fees: what a payment costs stays within the caller's limit, and is shown before it is signed."""
+"""A node that reports wrong fees: the cost of a payment stays within the caller's limit, and is passed to the caller before the signature."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""The order of the rails, and the terms of a 402 over both. Whole calls over them: tests/client/test_authorization.py."""
+"""The order of the rails, and the offers of a 402 on both. Whole calls: tests/client/test_authorization.py."""
 
 import pytest
 

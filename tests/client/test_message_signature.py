@@ -1,4 +1,4 @@
-"""Reading what a request claims to be signed with."""
+"""The parser of the signature of a forwarded request."""
 
 import pytest
 

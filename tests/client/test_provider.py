@@ -1,4 +1,4 @@
-"""The provider's verifier: takes what the gateway signed for his listings, refuses everything else and says why."""
+"""The provider's verifier: accepts calls that the gateway signed for the provider's listings, refuses all others with a reason."""
 
 import base64
 import threading
@@ -302,7 +302,7 @@ def test_a_payer_that_the_gateway_did_not_name_is_refused(harness: Harness) -> N
 # ---- For whom.
 
 
-def test_a_listing_of_somebody_else_that_leads_here_is_refused(harness: Harness) -> None:
+def test_a_listing_of_another_provider_with_this_endpoint_is_refused(harness: Harness) -> None:
     assert refusal(harness, "POST", TARGET, sign(api_id="api_2"), BODY).reason == "wrong_listing"
 
 
@@ -374,7 +374,7 @@ def test_a_length_is_held(harness: Harness) -> None:
     assert refusal(harness, "POST", TARGET, headers, b"12345678").reason == "length_mismatch"
 
 
-def test_a_body_of_which_nothing_is_signed_is_refused_unless_asked_for(harness: Harness) -> None:
+def test_an_uncovered_body_is_refused_unless_it_is_allowed(harness: Harness) -> None:
     assert refusal(harness, "POST", TARGET, sign(body=BodyCoverage()), b"x").reason == "body_not_covered"
     lenient = open_harness(accept_streamed=True)
     assert lenient.verifier.verify("POST", TARGET, sign(body=BodyCoverage()), b"x").covers == "nothing"
@@ -461,7 +461,7 @@ def test_several_processes_can_share_a_memory() -> None:
 # ---- Keys.
 
 
-def test_without_the_directory_it_is_told_to_come_again(harness: Harness) -> None:
+def test_without_the_directory_the_refusal_is_temporary(harness: Harness) -> None:
     harness.signer = None
     told = refusal(harness, "POST", TARGET, sign(), BODY)
     assert (told.reason, told.is_temporary) == ("keys_unavailable", True)

@@ -1,4 +1,4 @@
-"""The gateway's published keys: fetched when needed, seldom, and kept while the gateway is away."""
+"""The cache of the gateway's published keys: fetched when needed, seldom, and kept while the gateway is unavailable."""
 
 import asyncio
 
@@ -141,7 +141,7 @@ def test_keys_come_over_https_or_from_this_machine(gateway: str, origin: str) ->
 @pytest.mark.parametrize(
     "gateway", ["http://gw.example.com", "http://10.0.0.1", "ftp://gw", "gw.example.com", ""]
 )
-def test_keys_that_anybody_could_exchange_are_not_fetched(gateway: str) -> None:
+def test_keys_are_not_fetched_without_tls(gateway: str) -> None:
     with pytest.raises(ValueError):
         KeyDirectory(gateway)
 

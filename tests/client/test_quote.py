@@ -1,4 +1,4 @@
-"""Prices out of a 402, and the caller's caps against them."""
+"""Prices of a 402, and the caller's caps."""
 
 import pytest
 
@@ -103,7 +103,7 @@ def test_caps_hold_per_currency():
             Cap.parse(wrong)
 
 
-def test_without_a_word_only_dollars_and_only_one():
+def test_the_default_limit_is_one_dollar_and_dollars_only():
     assert DEFAULT_MAX_PRICE.atto_for("USDC") == 10**18
     assert DEFAULT_MAX_PRICE.atto_for("ETH") is None
 

@@ -1,4 +1,4 @@
-"""One call as it was wished for: what may be sent, and what makes two runs the same request."""
+"""The plan of a call: which calls can be sent, and which two runs are the same request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Requests to the control plane, written to the letter, and its answers, read whole or refused."""
+"""Requests to the control plane, byte for byte, and their responses, parsed or refused."""
 
 import sys
 
@@ -46,7 +46,7 @@ def test_a_draft_goes_as_json_and_an_etag_as_if_match() -> None:
     assert asked.headers == (("Content-Type", "application/json"), ("If-Match", '"1"'))
 
 
-def test_what_is_no_hash_is_asked_of_nobody() -> None:
+def test_an_invalid_hash_is_not_sent() -> None:
     with pytest.raises(ValueError):
         requests.find_payment("0x12")
 

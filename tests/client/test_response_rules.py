@@ -1,4 +1,4 @@
-"""What the answer to a signed call means, where a word of the gateway decides over money."""
+"""The outcome of a payment by the response to a signed call."""
 
 import pytest
 

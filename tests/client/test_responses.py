@@ -1,4 +1,4 @@
-"""Answers of gateways and nodes, read whole or not at all: whatever came, nothing here raises or crashes."""
+"""Responses of gateways and nodes: the parser never raises or crashes for any bytes."""
 
 import sys
 from collections.abc import Iterator
@@ -102,7 +102,7 @@ def test_what_an_upstream_answers_is_never_the_gateways_own_word(
         (ResponseTooLong(), True),
     ],
 )
-def test_a_break_says_whether_bytes_left_and_names_no_url(
+def test_a_failure_states_whether_bytes_left_and_names_no_url(
     failure: httpx.TransportError | ResponseTooLong, is_sent: bool
 ) -> None:
     broken = describe_failure(failure)

@@ -1,4 +1,4 @@
-"""Text of strangers without its tricks."""
+"""Removal of hidden and control characters from untrusted text."""
 
 import json
 
@@ -84,7 +84,7 @@ def test_json_is_the_same_value_and_harmless_on_a_terminal(indent: int | None) -
     assert plain(text) == text
 
 
-def test_what_json_has_no_word_for_is_null() -> None:
+def test_a_value_without_a_json_form_is_null() -> None:
     odd = {"a": float("nan"), "b": [float("inf"), -float("inf"), 10**5_000], "c": 7}
     assert json.loads(format_json(odd)) == {"a": None, "b": [None, None, None], "c": 7}
 
@@ -107,7 +107,7 @@ def test_a_value_is_shown_whatever_its_type(value: object, shown: str) -> None:
     assert format_value(value) == shown
 
 
-def test_a_document_is_bounded_and_says_so() -> None:
+def test_a_document_is_bounded_and_marked() -> None:
     assert bound_document({"a": ["x", 1, None], "n": float("nan")}, characters_max=1_000) == (
         {"a": ["x", 1, None], "n": None},
         False,

@@ -1,4 +1,4 @@
-"""The wallet's own books: one payment per payee at a time, one budget over all processes, one nonce once."""
+"""The payment store: one payment per payee at a time, one budget over all processes, each nonce once."""
 
 import contextlib
 import sqlite3
@@ -133,7 +133,7 @@ def test_nonce_is_used_once_unless_its_transaction_was_replaced(store):
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
 
-def test_a_mined_nonce_is_not_given_again_to_whoever_asked_the_node_before(store):
+def test_a_mined_nonce_is_not_used_again_after_an_older_read_of_the_node(store):
     store.store(transfer(5), budget=None)
     store.record_state(transfer(5).tx_hash, TransferState.CONFIRMED, 0)
     assert store.next_nonce(payer=PAYER, chain_id=USDC.chain_id, pending=5) == 6
@@ -401,7 +401,7 @@ def test_the_last_spent_payment_is_one_that_bought_calls_of_that_listing_and_is_
     assert last("api_9") == []
 
 
-def test_what_was_spent_is_told_by_currency(store):
+def test_spent_amounts_are_listed_by_currency(store):
     dai = Asset(chain_id=ChainId(1), token=Address(b"\x06" * 20), symbol="DAI", decimals=18)
     assert store.spent(PAYER) == {}
     store.store(transfer(1), budget=None)

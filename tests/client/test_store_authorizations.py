@@ -1,4 +1,4 @@
-"""Authorisations in the wallet's own books: counted until released, for one asker at a time, an outcome once."""
+"""Authorisations in the payment store: counted until released, leased to one call at a time, with one final state."""
 
 from dataclasses import replace
 
@@ -54,7 +54,7 @@ OPEN, REQUEST = AuthorizationState.OPEN, b"\x0e" * 32
 
 
 @pytest.mark.parametrize("state", list(AuthorizationState))
-def test_an_authorisation_counts_as_spent_until_it_can_never_be_cashed(store, state):
+def test_an_authorisation_counts_as_spent_until_it_can_never_be_settled(store, state):
     budget = Cap.parse("0.01 USDC")
     assert store.store_authorization(authorization(1), request=REQUEST, budget=budget) == Stored()
     store.record_authorization(authorization(1).nonce, state, None)

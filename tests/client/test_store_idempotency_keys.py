@@ -1,4 +1,4 @@
-"""Idempotency keys in the wallet's own books: one for a request until its answer is handed over."""
+"""Idempotency keys in the payment store: one per request until its response is delivered."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Signatures of the wallet, checked against eth-account's own readers."""
+"""Signatures of the wallet, verified with eth-account."""
 
 import json
 

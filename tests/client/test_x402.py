@@ -1,4 +1,4 @@
-"""The terms that a gateway writes, and what the till reads of our payment: both sides of the wire, and lies in it."""
+"""The x402 offers of a gateway, and the gateway's parser of the client's payment: both sides of the wire, and wrong values."""
 
 import base64
 import json
@@ -74,7 +74,7 @@ def route() -> ChallengeRoute:
     return ChallengeRoute(api_id="api_1", method="GET", target=b"/quote/ETH")
 
 
-def test_what_our_gateway_asks_is_read_signed_and_counted_by_its_till() -> None:
+def test_the_gateways_own_requirement_is_parsed_signed_and_accepted() -> None:
     form = PaymentRequiredEncoder(
         [REQUIREMENT],
         Resource(url="", description="d", mime_type="", service_name="", tags=()),
@@ -142,7 +142,7 @@ def test_offers_keep_the_gateways_order_and_leave_out_what_cannot_be_kept() -> N
     "lie",
     [{"amount": "9999"}, {"amount": "1"}, {"payTo": "0x" + "33" * 20}],
 )
-def test_a_header_that_says_otherwise_than_the_body_is_no_offer(lie: dict[str, object]) -> None:
+def test_a_header_that_differs_from_the_body_is_no_offer(lie: dict[str, object]) -> None:
     assert read_x402_offers(required({**ACCEPTED, **lie}), body(OPTION)) == ()
     assert read_x402_offers(required(ACCEPTED), body({**OPTION, **lie})) == ()
 
@@ -192,7 +192,7 @@ def test_a_requirement_that_makes_no_sense_is_no_offer(told: object) -> None:
         in_base64({"x402Version": 2, "accepts": [ACCEPTED]}) + ", x",
     ],
 )
-def test_a_header_that_cannot_be_read_offers_nothing_whatever_the_body_says(header: str) -> None:
+def test_an_unreadable_header_offers_nothing(header: str) -> None:
     assert read_x402_offers({"payment-required": header}, body(OPTION)) == ()
 
 

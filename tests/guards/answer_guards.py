@@ -49,7 +49,7 @@ ANSWER_GUARDS = (
         "client.responses:_translated_decoding",
         "    except httpx.DecodingError as exc:\n",
         "    except ZeroDivisionError as exc:\n",
-        test="client/test_client.py::test_a_stream_that_is_not_what_its_coding_says_is_an_error_of_the_client",
+        test="client/test_client.py::test_a_stream_that_does_not_match_its_coding_is_an_error_of_the_client",
     ),
     guard(
         "C11",

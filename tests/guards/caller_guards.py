@@ -67,7 +67,7 @@ CALLER_GUARDS = (
         "client.finality:_STATES",
         '"0" * 63 + "1": AuthorizationState.CHARGED',
         '"0" * 63 + "1": AuthorizationState.EXPIRED',
-        test=f"{HOSTILE}::test_what_was_cashed_after_all_is_charged",
+        test=f"{HOSTILE}::test_a_released_authorisation_that_was_settled_is_charged",
     ),
     guard(
         "C2",

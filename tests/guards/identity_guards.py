@@ -374,7 +374,7 @@ IDENTITY_GUARDS = (
         "identity.signatures:SignatureVerifier._call_wallet",
         "return not result.reverted and result.payload == _MAGIC_WORD",
         "return not result.reverted and result.payload.startswith(_MAGIC_WORD[:4])",
-        test="identity/test_signatures.py::TestJudge::test_only_the_exact_magic_word_is_yes",
+        test="identity/test_signatures.py::TestJudge::test_only_the_exact_magic_value_is_valid",
     ),
     guard(
         "I4",

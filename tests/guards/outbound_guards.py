@@ -9,7 +9,7 @@ OUTBOUND_GUARDS = (
         "outbound.policy:check_address",
         "    if reason := _find_reason(address, _NEVER):\n        return Denied(reason=reason)\n",
         "",
-        test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
+        test="outbound/test_policy.py::test_denies_independently_of_the_setting",
     ),
     guard(
         "O1",
@@ -25,7 +25,7 @@ OUTBOUND_GUARDS = (
         "outbound.policy:check_address",
         "        if address not in _GLOBAL_UNICAST:\n",
         "        if False:\n",
-        test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
+        test="outbound/test_policy.py::test_denies_independently_of_the_setting",
     ),
     guard(
         "O2",
@@ -33,7 +33,7 @@ OUTBOUND_GUARDS = (
         "outbound.policy:check_address",
         "in _ISATAP:",
         "in ():",
-        test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
+        test="outbound/test_policy.py::test_denies_independently_of_the_setting",
     ),
     guard(
         "O2",
@@ -41,7 +41,7 @@ OUTBOUND_GUARDS = (
         "outbound.policy:check_address",
         '    if "%" in ip:\n        return Denied(reason="scope_id")\n',
         '    ip = ip.partition("%")[0]\n',
-        test="outbound/test_policy.py::test_denies_whatever_the_setting_says",
+        test="outbound/test_policy.py::test_denies_independently_of_the_setting",
     ),
     guard(
         "O1",
@@ -225,7 +225,7 @@ OUTBOUND_GUARDS = (
         "outbound.client:HttpClient.renew",
         "if self._is_usable(connection, request) and connection.has_no_unread_bytes():",
         "if self._is_usable(connection, request):",
-        test="outbound/test_client.py::test_stray_bytes_on_an_idle_connection_answer_nobody",
+        test="outbound/test_client.py::test_stray_bytes_on_an_idle_connection_answer_no_request",
     ),
     guard(
         "F3",
@@ -233,7 +233,7 @@ OUTBOUND_GUARDS = (
         "outbound.connection:Connection._feed",
         "        if parser is None:\n            self.cut()\n            return\n",
         "        if parser is None:\n            return\n",
-        test="outbound/test_connection.py::test_bytes_that_nobody_asked_for_end_it_at_once",
+        test="outbound/test_connection.py::test_stray_bytes_end_the_connection_at_once",
     ),
     guard(
         "F3",

@@ -84,7 +84,7 @@ SHOWN_GUARDS = (
         "client.safe_text:_BoundedDocument._bound_text",
         "        most = max(self._characters_left, 0)\n",
         "        most = len(text)\n",
-        test=f"{DOCUMENTS}::test_a_document_has_a_size_and_says_when_it_was_cut",
+        test=f"{DOCUMENTS}::test_a_long_document_is_cut_and_marked",
     ),
     guard(
         "C21",

@@ -79,7 +79,7 @@ SIGNATURE_GUARDS = (
         "client.provider:ForwardedVerifier.verify",
         "if values[_API_ID] not in self._api_ids:",
         "if False:",
-        test="client/test_provider.py::test_a_listing_of_somebody_else_that_leads_here_is_refused",
+        test="client/test_provider.py::test_a_listing_of_another_provider_with_this_endpoint_is_refused",
     ),
     guard(
         "I9",
@@ -159,7 +159,7 @@ SIGNATURE_GUARDS = (
         "client.provider:Forwarded.check_body",
         "elif body and not self._accepts_streamed:",
         "elif False:",
-        test="client/test_provider.py::test_a_body_of_which_nothing_is_signed_is_refused_unless_asked_for",
+        test="client/test_provider.py::test_an_uncovered_body_is_refused_unless_it_is_allowed",
     ),
     # ---- How it is read.
     guard(
@@ -217,7 +217,7 @@ SIGNATURE_GUARDS = (
         "client.provider:check_origin",
         '    raise ValueError("the URL of the gateway must be https, or on loopback")',
         "    return gateway",
-        test="client/test_provider_keys.py::test_keys_that_anybody_could_exchange_are_not_fetched",
+        test="client/test_provider_keys.py::test_keys_are_not_fetched_without_tls",
     ),
     guard(
         "I9",

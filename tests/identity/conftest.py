@@ -1,4 +1,4 @@
-"""A harness with fakes around it: a clock that is set by hand, wallets with keys, a chain that answers as told."""
+"""A harness with fakes: a clock that a test sets, wallets with keys, a chain with chosen results."""
 
 import hashlib
 from collections.abc import Callable

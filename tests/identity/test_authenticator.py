@@ -163,7 +163,7 @@ class TestSignedRequest:
         await harness.stores.sessions.prune(now_ms=harness.clock.now_ms + 1)
         assert await refusal_of(harness, request) == (Code.NONCE_REUSED, "nonce_reused")
 
-    async def test_of_a_contract_wallet_counts_where_its_chain_says_so(self, harness, wallet) -> None:
+    async def test_of_a_contract_wallet_counts_where_its_chain_confirms_it(self, harness, wallet) -> None:
         contract = Address(b"\xc0" * 20)
         request = replace(harness.signed(wallet, address=contract), client_address="192.0.2.7")
         assert await refusal_of(harness, request) == (Code.INVALID_SIGNATURE, "signature_mismatch")

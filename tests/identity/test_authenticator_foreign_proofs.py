@@ -1,6 +1,5 @@
-"""A signature counts for what it was made for and nothing else: a login pays for nothing, a payment signs nobody in, and
-a request that differs in one byte from the signed one is another request.
-"""
+"""A signature counts only for its purpose: a sign-in pays for nothing, a payment opens no session, and
+a request that differs in one byte from the signed one is another request."""
 
 import asyncio
 import base64
@@ -127,7 +126,7 @@ async def test_what_was_signed_for_something_else_pays_for_nothing(
     assert (answer.status, len(gateway.upstream.arrived)) == (200, 1)
 
 
-async def test_who_is_signed_in_is_asked_to_pay_all_the_same(gateway: InProcessGateway) -> None:
+async def test_a_sign_in_does_not_replace_a_payment(gateway: InProcessGateway) -> None:
     await gateway.publish()
     await gateway.pay()
     text = login_text(gateway.wallet.address)
@@ -167,7 +166,7 @@ def payment_digests(address: Address) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("form", ["the plain form", "the raw form", "the bound form"])
-async def test_a_payments_signature_signs_nobody_in(harness, wallet, form: str) -> None:
+async def test_a_payments_signature_opens_no_session(harness, wallet, form: str) -> None:
     signature = wallet.sign(payment_digests(wallet.address)[form])
     text = (await harness.sign_in.create_challenge()).format_message(address=wallet.address, chain_id=CHAIN)
     for shown in (text, str(TX), bytes(TX).decode("latin-1"), f"{TX}\n{text}"):

@@ -175,7 +175,7 @@ class TestJudge:
         assert not verifier.is_chain_needed(wallet.address, DIGEST, signature, [CHAIN])
         assert chain.asked == []
 
-    async def test_a_contract_is_asked_with_gas_bytes_and_a_deadline(self, verifier, chain) -> None:
+    async def test_a_contract_is_called_with_limits_on_gas_bytes_and_time(self, verifier, chain) -> None:
         chain.answer = YES
         assert await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
         (asked,) = chain.asked
@@ -197,7 +197,7 @@ class TestJudge:
             ContractResult(reverted=False, payload=bytes(31) + b"\x01"),
         ],
     )
-    async def test_only_the_exact_magic_word_is_yes(self, verifier, chain, answer: ContractResult) -> None:
+    async def test_only_the_exact_magic_value_is_valid(self, verifier, chain, answer: ContractResult) -> None:
         chain.answer = answer
         assert not await verifier.is_signed_by(CONTRACT, DIGEST, b"anything", [CHAIN])
 
@@ -229,7 +229,7 @@ class TestJudge:
         assert not verifier.is_chain_needed(CONTRACT, DIGEST, b"anything", [ChainId(1)])
         assert chain.asked == []
 
-    async def test_sizes_out_of_bounds_are_not_asked(self, verifier, chain) -> None:
+    async def test_a_signature_of_a_size_out_of_bounds_causes_no_call(self, verifier, chain) -> None:
         chain.answer = YES
         for signature in (b"", b"x" * 4097, b"x" * 4097 + MAGIC_TAIL):
             assert not await verifier.is_signed_for_authentication(CONTRACT, DIGEST, signature, [CHAIN])

@@ -1,4 +1,4 @@
-"""The gateway's own signature: one key from one secret, and what it signs names it."""
+"""The gateway's own signature: one secret gives one key, and the signature proves it."""
 
 from eth_account import Account
 

@@ -1,4 +1,4 @@
-"""The dialer against servers that lie, stall, reset and poison: sent at most once, claimed before the first byte."""
+"""The HTTP client against servers that lie, stall, reset and poison: sent at most once, claimed before the first byte."""
 
 import asyncio
 import contextlib
@@ -619,7 +619,7 @@ async def test_a_stale_pooled_connection_is_replaced_before_anything_is_sent(met
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("is_seen_by_the_loop", [True, False])
-async def test_stray_bytes_on_an_idle_connection_answer_nobody(
+async def test_stray_bytes_on_an_idle_connection_answer_no_request(
     method: str, is_seen_by_the_loop: bool
 ) -> None:
     evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL"
@@ -1085,7 +1085,7 @@ async def test_cancelling_an_upload_that_the_upstream_does_not_read_cuts_it() ->
         await until(lambda: upstream.closed == 1)
 
 
-async def test_closing_an_answer_cuts_the_upload_that_nobody_reads() -> None:
+async def test_closing_a_response_cuts_an_unread_upload() -> None:
     async with running(unread) as upstream, dialing() as http_client:
         response = await send(http_client, get(upstream, "POST", target="/answer", body=huge()))
         assert not response.is_body_sent
@@ -1262,7 +1262,7 @@ async def test_the_gateway_does_not_call_itself() -> None:
         assert upstream.accepted == 0
 
 
-async def test_probe_asks_the_resolver_and_connects_to_nothing() -> None:
+async def test_an_endpoint_check_resolves_and_opens_no_connection() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
         await http_client.check_endpoint(upstream.endpoint("name.example"))
         await http_client.check_endpoint(upstream.endpoint())
@@ -1289,7 +1289,7 @@ async def test_calls_in_flight_per_origin_are_limited() -> None:
         assert len(upstream.requests) == 2
 
 
-async def test_a_closed_dialer_reaches_nobody() -> None:
+async def test_a_closed_client_opens_no_connection() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
         await call(http_client, get(upstream))
         await http_client.close()

@@ -1,4 +1,4 @@
-"""Requests as bytes: what goes out is what was given, framed once, and a body is as long as it was said to be."""
+"""Requests as bytes: sent unchanged, framed once, with a body of the declared length."""
 
 from collections.abc import AsyncIterator
 
@@ -63,7 +63,7 @@ NONE, LENGTH, CHUNKS = b"", b"Content-Length: %d\r\n", b"Transfer-Encoding: chun
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE", "PURGE"])
 @pytest.mark.parametrize("body", [None, b""])
-def test_no_body_is_told_where_one_could_be(method: str, body: bytes | None) -> None:
+def test_a_missing_body_is_declared_where_one_has_a_meaning(method: str, body: bytes | None) -> None:
     framing = NONE if method in ("GET", "HEAD", "OPTIONS") else LENGTH % 0
     assert format_first_bytes(request(method, body=body)).split(b"8080\r\n")[1] == framing + b"\r\n"
 

@@ -1,4 +1,4 @@
-"""One connection on a pair of sockets: when it may be used, what it carries after what, and that nobody waits for ever."""
+"""One connection on a pair of sockets: when it can be used, in which order it carries exchanges, and that no reader waits forever."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ async def test_begins_one_exchange_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("exchanges", [0, 1])
-async def test_bytes_that_nobody_asked_for_end_it_at_once(exchanges: int) -> None:
+async def test_stray_bytes_end_the_connection_at_once(exchanges: int) -> None:
     async with wired() as wire:
         for _ in range(exchanges):
             await wire.ask(OK)
@@ -163,7 +163,7 @@ async def test_an_exchange_that_is_given_up_cuts_it(answer: bytes) -> None:
             assert await wire.hear() == b""
 
 
-async def test_a_whole_answer_that_nobody_read_leaves_nothing_behind() -> None:
+async def test_an_unread_whole_response_leaves_nothing_behind() -> None:
     async with wired() as wire:
         wire.connection.begin("GET", ASKED)
         await wire.hear()
@@ -231,7 +231,7 @@ async def test_what_came_before_the_loss_is_read_first() -> None:
         assert not wire.connection.is_read
 
 
-async def test_a_reader_that_waits_hears_of_a_cut() -> None:
+async def test_a_waiting_reader_gets_the_failure_of_a_cut() -> None:
     async with wired() as wire:
         wire.connection.begin("GET", ASKED)
 

@@ -1,4 +1,4 @@
-"""What one read may bring: more for those who are quick, much for a few of them."""
+"""The read size of a connection: larger for fast readers, very large for a few of them."""
 
 from tollway.outbound.connection import FIRST_READ_BYTES, HEAD_READ_BYTES, LARGE_BUFFERS, ReadBuffer
 

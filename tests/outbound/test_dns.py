@@ -1,4 +1,4 @@
-"""Names are looked up in threads; whoever owns slow names gets few of them, and names that answered quickly have their own."""
+"""Name look-ups in threads: slow names share few of them, and names that answered quickly have their own."""
 
 import asyncio
 import threading
@@ -130,7 +130,7 @@ async def test_nothing_is_remembered_of_an_answer(harness: Harness) -> None:
     assert harness.resolver.ran["good.example"] == 3
 
 
-async def test_nobody_waits_longer_than_the_deadline() -> None:
+async def test_no_caller_waits_longer_than_the_deadline() -> None:
     async with Harness(0.02) as harness:
         with pytest.raises(OSError, match="timed out"):
             await harness.ask("slow.example")

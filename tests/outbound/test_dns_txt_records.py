@@ -1,4 +1,4 @@
-"""TXT records of a name, asked of a name server on loopback that answers as it is told to."""
+"""TXT records of a name, from a name server on loopback with chosen responses."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -87,7 +87,7 @@ LONG = '"' + "x" * 255 + '" '
     ],
     ids=("two", "split", "odd bytes", "too long", "none", "no such name", "failure", "refused", "garbage"),
 )
-async def test_what_a_server_says_is_told_as_texts(answer: Answerer, found: tuple[str, ...] | None) -> None:
+async def test_records_are_returned_as_texts(answer: Answerer, found: tuple[str, ...] | None) -> None:
     assert len(LONG) * 5 > TEXT_BYTES_MAX
     told = await ask(answer, deadline_s=1.0)
     assert (told and tuple(sorted(told))) == found  # records have no order
@@ -98,12 +98,12 @@ async def test_so_many_texts_are_read_and_no_more() -> None:
     assert len(await ask(many) or ()) == TEXTS_MAX
 
 
-async def test_a_server_that_says_nothing_is_waited_for_no_longer_than_the_deadline() -> None:
+async def test_a_silent_server_is_waited_for_until_the_deadline() -> None:
     async with asyncio.timeout(20):
         assert await ask(lambda question: None, deadline_s=0.2) is None
 
 
-async def test_the_name_is_asked_for_as_it_is_and_no_suffix_is_tried() -> None:
+async def test_the_exact_name_is_resolved_without_a_suffix() -> None:
     async with run_server(code(dns.rcode.NXDOMAIN)) as (address, server):
         names = TxtRecords([address], deadline_s=5.0)
         await names.find_texts(NAME)
@@ -117,7 +117,7 @@ async def test_a_name_that_is_none_has_no_texts(name: str) -> None:
         assert not await TxtRecords([address], deadline_s=1.0).find_texts(name)
 
 
-async def test_without_servers_of_its_own_it_asks_those_of_the_system(
+async def test_without_configured_servers_those_of_the_system_are_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Where the system names none, nobody answers, and nobody is waited for; its own need no system."""

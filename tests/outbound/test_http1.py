@@ -1,4 +1,4 @@
-"""Answers byte by byte: what is a head, where a body ends, and that no cut, garbled or doubled answer is ever whole."""
+"""Responses byte by byte: where a head and a body end, and that a cut, garbled or doubled response is never whole."""
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -98,7 +98,7 @@ def test_an_answer_is_the_same_wherever_it_is_split(raw: bytes, body: bytes, is_
 
 
 @pytest.mark.parametrize(("raw", "body", "is_reusable"), GOOD.values(), ids=GOOD.keys())
-def test_bytes_behind_the_end_belong_to_nobody(raw: bytes, body: bytes, is_reusable: bool) -> None:
+def test_bytes_after_the_end_belong_to_no_response(raw: bytes, body: bytes, is_reusable: bool) -> None:
     for stray in (b"H", b"HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", b"\x00" * 9, OK):
         seen = read(raw, stray)
         assert (seen.body, seen.is_whole, seen.is_reusable) == (body, True, False), stray
@@ -160,7 +160,7 @@ def test_control_characters_in_values_are_let_through() -> None:
     assert read(raw).headers[0] == (b"X-A", b"\x01b\x7f")
 
 
-def test_trailers_are_nobodys_headers() -> None:
+def test_trailers_are_not_headers() -> None:
     assert read(CHUNKED + b"0\r\nContent-Length: 7\r\nX: 1\r\n\r\n").headers == (
         (b"Transfer-Encoding", b"chunked"),
     )

@@ -128,7 +128,7 @@ GLOBAL = [
 
 @pytest.mark.parametrize("allow_private", [False, True])
 @pytest.mark.parametrize(("ip", "reason"), ALWAYS_DENIED)
-def test_denies_whatever_the_setting_says(ip: str, reason: str, allow_private: bool) -> None:
+def test_denies_independently_of_the_setting(ip: str, reason: str, allow_private: bool) -> None:
     assert check_address(ip, allow_private=allow_private) == Denied(reason=reason)
 
 

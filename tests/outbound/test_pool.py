@@ -1,4 +1,4 @@
-"""The connections to all upstreams: to whom they lead, which of them is given out, and when they are gone."""
+"""The pool of connections: their destinations, the choice among idle ones, and their end."""
 
 import asyncio
 import contextlib
@@ -138,7 +138,7 @@ async def test_one_that_the_upstream_closed_is_not_given_out() -> None:
         assert connections.acquire(far.endpoint().origin, idle_s_max=60.0) is None
 
 
-async def test_an_old_one_is_closed_though_nobody_calls_its_origin_again() -> None:
+async def test_an_old_connection_is_closed_without_another_call() -> None:
     async with serving() as far, opening(replace(LIMITS, connection_age_s=0.0)) as connections:
         busy = await connections.open(far.endpoint())
         connections.release(await connections.open(far.endpoint()))

@@ -1,4 +1,4 @@
-"""The judge at the socket: the last look before a dial."""
+"""The address guard at the socket: the last check before a connection."""
 
 import socket
 import threading

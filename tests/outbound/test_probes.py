@@ -1,4 +1,4 @@
-"""What the gateway itself asks of a provider's server."""
+"""Requests of the gateway itself to a provider's server."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -73,11 +73,11 @@ async def test_a_server_that_is_not_there_is_unreachable(fetcher: Fetcher, nobod
 
 
 @pytest.mark.parametrize(("status", "is_unprotected"), [(200, True), (204, True), (401, False), (404, False)])
-async def test_an_endpoint_is_unprotected_when_it_answers_anybody(
+async def test_an_endpoint_that_answers_without_the_secret_is_unprotected(
     fetcher: Fetcher, server: str, status: int, is_unprotected: bool
 ) -> None:
     assert await fetcher.is_unprotected(endpoint_of(f"{server}/{status}")) is is_unprotected
 
 
-async def test_an_endpoint_that_cannot_be_asked_is_not_accused(fetcher: Fetcher, nobody: str) -> None:
+async def test_an_unreachable_endpoint_does_not_count_as_unprotected(fetcher: Fetcher, nobody: str) -> None:
     assert not await fetcher.is_unprotected(endpoint_of(nobody))

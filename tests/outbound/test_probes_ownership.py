@@ -1,4 +1,4 @@
-"""What counts as a proof at an origin: a server on loopback, a name that says what it is told, and wallets with keys."""
+"""Proofs of ownership at an origin: a server on loopback, a name server with chosen responses, and wallets with keys."""
 
 import asyncio
 import json
@@ -110,7 +110,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         await http_client.close()
 
 
-async def test_an_origin_that_says_nothing_proves_nothing(harness: Harness) -> None:
+async def test_a_silent_origin_proves_nothing(harness: Harness) -> None:
     assert await harness.see() == dict.fromkeys(("wellKnown", "dns", "signature"), "not_found")
     asked = sorted(arrived.target for arrived in harness.upstream.arrived)
     assert asked == [WELL_KNOWN_PATH, DOCUMENT_PATH]
@@ -176,7 +176,7 @@ async def test_an_address_has_no_name_to_ask_about(harness: Harness) -> None:
     assert harness.txt_records.asked == []
 
 
-async def test_a_final_dot_of_a_host_is_not_asked_about(harness: Harness) -> None:
+async def test_a_final_dot_of_a_host_is_removed(harness: Harness) -> None:
     assert harness.challenge_at("https://api.example.com./v1").dns_name == "_tollway.api.example.com"
 
 
@@ -196,7 +196,7 @@ async def test_other_signatures_prove_nothing(harness: Harness) -> None:
     assert (await harness.see())["signature"] == "not_found"
 
 
-async def test_a_contract_wallet_is_asked_on_its_chain(harness: Harness) -> None:
+async def test_a_contract_wallet_is_called_on_its_chain(harness: Harness) -> None:
     harness.pages[DOCUMENT_PATH] = harness.document("0x" + "12" * 40)
     assert (await harness.see())["signature"] == "not_found"
     harness.chain.payload = bytes.fromhex("1626ba7e").ljust(32, b"\0")
