@@ -27,7 +27,7 @@ TRAPS = (
         guard="requirements/runtime.in pins it; CallRoutes leaves out the last message",
         tests=(
             "test_stack_guards.py::test_the_server_is_new_enough_to_cut_visibly",
-            "web/test_server.py::test_a_cut_answer_is_visibly_cut",
+            "web/test_server.py::test_an_incomplete_response_ends_without_its_end",
             "gateway/test_proxy.py::test_an_answer_cut_by_the_upstream_breaks_visibly",
         ),
     ),
@@ -35,7 +35,7 @@ TRAPS = (
         name="an answer's status outside 100 to 999 aborts the whole process",
         guard="UpstreamExchange.send takes 200 to 599 only",
         tests=(
-            "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
+            "web/test_server.py::test_the_next_request_on_the_connection_gets_its_response",
             "gateway/test_proxy.py::test_an_answer_that_is_no_http_is_502_and_held",
         ),
     ),
@@ -51,7 +51,7 @@ TRAPS = (
         name="a wrong length beside a single-message body goes out as it stands",
         guard="proxy._without_length",
         tests=(
-            "web/test_server.py::test_the_next_request_on_the_connection_is_answered_right",
+            "web/test_server.py::test_the_next_request_on_the_connection_gets_its_response",
             "gateway/test_proxy.py::test_forwards_a_whole_body",
         ),
     ),
@@ -84,8 +84,8 @@ TRAPS = (
         guard="IncomingBody's patience; CallRoutes' write_stall_s and HttpServer's kernel timer",
         tests=(
             "web/test_server.py::test_a_slow_body_is_refused_and_the_connection_ends",
-            "web/test_server.py::test_a_reader_that_takes_nothing_is_cut_off",
-            "web/test_server.py::test_a_connection_from_before_the_kernel_was_told_has_it_too",
+            "web/test_server.py::test_a_client_that_reads_nothing_is_disconnected",
+            "web/test_server.py::test_the_kernel_timers_apply_to_connections_accepted_before_them",
         ),
     ),
 )

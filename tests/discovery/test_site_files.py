@@ -1,4 +1,4 @@
-"""The small files of the site: short, of our own addresses, and with the providers' words as text."""
+"""The small files of the site: short, with URLs of the gateway only, and with texts of providers as plain text."""
 
 import re
 from typing import Any
@@ -32,7 +32,7 @@ def listings(count: int, **fields: Any) -> tuple[Listing, ...]:
     )
 
 
-def test_the_text_names_every_document_and_what_is_for_sale() -> None:
+def test_the_text_links_to_every_document_and_to_listings() -> None:
     text = write_site_text(URL, listings(2, name="Quotes", description="Every symbol"), total=2)
     assert text.startswith("# Tollway gateway\n\n> ")
     keys = "/.well-known/http-message-signatures-directory"
@@ -42,13 +42,13 @@ def test_the_text_names_every_document_and_what_is_for_sale() -> None:
     assert "and more" not in text
 
 
-def test_the_text_is_short_however_much_is_for_sale() -> None:
+def test_the_text_is_short_for_any_number_of_listings() -> None:
     text = write_site_text(URL, listings(60, name="N" * 120, description="D" * 4_000), total=9_999)
     assert len(text) <= TEXT_LENGTH_MAX
     assert text.endswith(f"- and more: [search]({URL}/api/v2/apis)\n")
 
 
-def test_nothing_for_sale_is_no_heading() -> None:
+def test_without_listings_there_is_no_heading() -> None:
     assert "## APIs" not in write_site_text(URL, (), total=0)
 
 
@@ -66,7 +66,7 @@ def test_no_markup_of_a_provider_survives(words: str) -> None:
     assert "\n# Ignore" not in text
 
 
-def test_a_free_api_says_so() -> None:
+def test_a_free_api_is_marked() -> None:
     free = sample_listing(provider=PROVIDER, price=Price.parse("0"))
     assert ": free" in write_site_text(URL, (free,), total=1)
 
@@ -83,7 +83,7 @@ def test_a_small_catalog_lists_every_api_with_its_documents() -> None:
     assert {"service-doc", "service-meta", "describedby"} <= set(others[0])
 
 
-def test_an_empty_catalog_still_names_the_site() -> None:
+def test_an_empty_catalog_links_to_the_site() -> None:
     (only,) = describe_catalog(URL, CatalogPage(listings=(), total=0))["linkset"]
     assert only["service-desc"][0]["href"] == f"{URL}/openapi.json"
     assert "item" not in only
@@ -102,7 +102,7 @@ def test_a_large_catalog_is_nested(total: int, pages: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "following"), [(1, 2), (2, 3), (3, None)])
-def test_a_page_of_it_names_the_next_one(number: int, following: int | None) -> None:
+def test_a_page_of_the_catalog_links_to_the_next_one(number: int, following: int | None) -> None:
     page = CatalogPage(listings=listings(3), total=203, number=number)
     first, *others = describe_catalog(URL, page)["linkset"]
     assert first["anchor"] == f"{OWN}?page={number}"
@@ -110,7 +110,7 @@ def test_a_page_of_it_names_the_next_one(number: int, following: int | None) -> 
     assert first.get("next") == (None if following is None else [{"href": f"{OWN}?page={following}"}])
 
 
-def test_what_costs_or_belongs_to_a_wallet_is_nothing_for_crawlers() -> None:
+def test_robots_excludes_paid_calls_and_records_of_wallets() -> None:
     lines = write_robots(URL).splitlines()
     assert lines[0] == "User-agent: *"
     assert "Disallow: /api/v2/gateway/" in lines
@@ -118,7 +118,7 @@ def test_what_costs_or_belongs_to_a_wallet_is_nothing_for_crawlers() -> None:
     assert not any(line.startswith("Disallow: /api/v2/apis") for line in lines)
 
 
-def test_security_text_has_what_rfc_9116_wants() -> None:
+def test_the_security_text_has_the_fields_of_rfc_9116() -> None:
     text = write_security_text(URL, "mailto:ops@example.com", expires="2027-02-19T00:00:00.000Z")
     fields = dict(line.split(": ", 1) for line in text.splitlines())
     assert fields["Contact"] == "mailto:ops@example.com"

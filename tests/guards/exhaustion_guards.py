@@ -9,7 +9,7 @@ EXHAUSTION_GUARDS = (
         "web.gateway_app:GatewayApp._send_response",
         "client_socket=self.client_sockets.find_socket(scope)",
         "client_socket=None",
-        test="web/test_gateway_app_stream.py::test_all_who_stand_still_share_what_may_wait_in_the_server",
+        test="web/test_gateway_app_stream.py::test_stalled_clients_share_the_queue_of_the_server",
     ),
     guard(
         "X2",
@@ -25,7 +25,7 @@ EXHAUSTION_GUARDS = (
         "web.admission:CatalogReadLimit.__init__",
         "asyncio.Semaphore(at_once)",
         "asyncio.Semaphore(at_once * 100)",
-        test="web/test_admission_catalog_reads.py::test_so_many_reads_are_worked_on_at_once",
+        test="web/test_admission_catalog_reads.py::test_limits_concurrent_reads_of_the_catalog",
     ),
     guard(
         "X1",
@@ -33,7 +33,7 @@ EXHAUSTION_GUARDS = (
         "web.admission:BodyBudget.reserve",
         "        if self.reserved_bytes + size > self._bytes_max or mine > self._bytes_max // 2:\n",
         "        if self.reserved_bytes + size > self._bytes_max:\n",
-        test="web/test_admission_bodies.py::test_one_address_never_has_more_than_half",
+        test="web/test_admission_bodies.py::test_one_address_reserves_at_most_half_of_the_budget",
     ),
     guard(
         "X1",
@@ -73,7 +73,7 @@ EXHAUSTION_GUARDS = (
         "web.server:HttpServer.__init__",
         "        raise_open_file_limit()\n",
         "        pass\n",
-        test="web/test_server_open_files.py::test_a_server_asks_before_it_listens",
+        test="web/test_server_open_files.py::test_a_server_raises_the_limit_before_it_listens",
     ),
     guard(
         "P5",
@@ -97,7 +97,7 @@ EXHAUSTION_GUARDS = (
         "web.middleware:check_request_line",
         '    if len(scope["method"]) > METHOD_LENGTH_MAX:\n',
         "    if False:\n",
-        test="web/test_gateway_app.py::test_a_method_has_32_letters_at_most",
+        test="web/test_gateway_app.py::test_a_method_has_at_most_32_characters",
     ),
     guard(
         "X10",

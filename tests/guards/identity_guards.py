@@ -7,7 +7,7 @@ SAYS = "identity/test_http_signatures.py::test_what_a_signature_must_say"
 ALTERED = "identity/test_http_signatures.py::TestRoundTrip::test_any_part_that_changes_makes_another_digest_or_a_refusal"
 DIGESTS = "identity/test_http_signatures.py::test_every_known_digest_must_match_the_body"
 PAYLOADS = "identity/test_siwe.py::TestSiwx::test_refuses"
-PAGES = "web/test_mcp.py::test_a_page_elsewhere_may_not_use_mcp"
+PAGES = "web/test_mcp.py::test_a_page_of_another_origin_may_not_use_mcp"
 
 IDENTITY_GUARDS = (
     # ---- Sign-in messages.
@@ -407,7 +407,7 @@ IDENTITY_GUARDS = (
         "web.mcp:McpApp.__call__",
         "            await self._refuse_origin(scope, send)\n            return\n",
         "            pass\n",
-        test="web/test_mcp.py::test_a_foreign_page_is_turned_away_before_anything_is_read",
+        test="web/test_mcp.py::test_refuses_another_origin_before_the_body_is_read",
     ),
     guard(
         "I6",
@@ -415,7 +415,7 @@ IDENTITY_GUARDS = (
         "gateway.headers:_NOT_RETURNED_PREFIXES",
         'b"payment-", b"access-control-")\n',
         'b"payment-")\n',
-        test="web/test_app_cors.py::test_an_upstream_has_no_say_in_who_may_read",
+        test="web/test_app_cors.py::test_cors_headers_of_an_upstream_are_replaced",
     ),
     guard(
         "I6",
@@ -423,6 +423,6 @@ IDENTITY_GUARDS = (
         "web.middleware:answer_preflight",
         "requested if requested and is_harmless else",
         "requested if requested else",
-        test="web/test_app_cors.py::test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd",
+        test="web/test_app_cors.py::test_a_preflight_is_free_reaches_no_upstream_and_echoes_only_plain_names",
     ),
 )

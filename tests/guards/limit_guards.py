@@ -3,8 +3,8 @@
 from tests.guards.guard import guard
 
 HEADS = "web/test_middleware.py::test_refuses_a_head"
-BODIES = "web/test_middleware.py::test_bounds_a_body_in_size_and_slowness"
-PROXIES = "web/test_middleware.py::test_only_a_trusted_proxy_may_say_who_is_asking"
+BODIES = "web/test_middleware.py::test_limits_the_size_and_the_duration_of_a_body"
+PROXIES = "web/test_middleware.py::test_only_a_trusted_proxy_may_name_the_client"
 FAILURES = "gateway/test_access.py::test_failures_count_for_the_wallet_and_the_address_at_one_listing"
 
 LIMIT_GUARDS = (
@@ -87,7 +87,7 @@ LIMIT_GUARDS = (
         "web.gateway_app:IncomingBody._next_message",
         "async with asyncio.timeout(max(patience_s, 0.001)):",
         "async with asyncio.timeout(None):",
-        test="web/test_gateway_app.py::test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience",
+        test="web/test_gateway_app.py::test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
     ),
     guard(
         "X1",
@@ -95,7 +95,7 @@ LIMIT_GUARDS = (
         "web.gateway_app:IncomingBody.drop_rest",
         "                if self.bytes_read > most:\n",
         "                if False:\n",
-        test="web/test_gateway_app.py::test_drops_what_is_left_of_a_refused_body_within_limits",
+        test="web/test_gateway_app.py::test_discards_the_rest_of_a_refused_body_up_to_a_limit",
     ),
     guard(
         "X1",
@@ -111,7 +111,7 @@ LIMIT_GUARDS = (
         "web.admission:BodyBudget.reserve",
         "if self.reserved_bytes + size > self._bytes_max or",
         "if",
-        test="web/test_admission_bodies.py::test_bodies_are_held_until_the_room_is_full_and_again_when_one_has_left",
+        test="web/test_admission_bodies.py::test_reserves_until_the_budget_is_full_and_again_after_a_release",
     ),
     guard(
         "X1",
@@ -119,7 +119,7 @@ LIMIT_GUARDS = (
         "web.gateway_app:ResponseStream._send_chunk",
         "            async with asyncio.timeout(self._limits.write_stall_s):\n                await self._send(",
         "            async with asyncio.timeout(None):\n                await self._send(",
-        test="web/test_gateway_app.py::test_a_writer_that_is_never_done_is_given_up",
+        test="web/test_gateway_app.py::test_a_stalled_write_ends_the_stream",
     ),
     guard(
         "X2",
@@ -136,7 +136,7 @@ LIMIT_GUARDS = (
         "web.admission:LoadShedder.is_full",
         "return self.running >= max(self._running_max, 1) or self._is_memory_short()",
         "return self._is_memory_short()",
-        test="web/test_admission_load.py::test_lets_in_until_95_percent_run",
+        test="web/test_admission_load.py::test_admits_until_95_percent_of_the_requests_are_in_flight",
     ),
     guard(
         "X4",
@@ -144,7 +144,7 @@ LIMIT_GUARDS = (
         "web.admission:LoadShedder.enter",
         "        if mine >= self._limits.in_flight_per_address_max:\n",
         "        if False:\n",
-        test="web/test_admission_load.py::test_an_address_has_its_share_and_others_have_theirs",
+        test="web/test_admission_load.py::test_an_address_has_a_limit_that_leaves_others_alone",
     ),
     guard(
         "X4",
@@ -160,7 +160,7 @@ LIMIT_GUARDS = (
         "web.gateway_app:GatewayApp.__call__",
         "            await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))\n            return\n",
         "            pass\n",
-        test="web/test_gateway_app.py::test_a_full_gateway_looks_at_no_call",
+        test="web/test_gateway_app.py::test_a_full_gateway_refuses_calls_unread",
     ),
     guard(
         "X4",
@@ -168,7 +168,7 @@ LIMIT_GUARDS = (
         "web.middleware:OverloadLimit.__call__",
         "        if problem is not None:\n            await send_problem(problem, scope, send, public_url=self._public_url)\n            return\n",
         "",
-        test="web/test_app.py::test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_too",
+        test="web/test_app.py::test_limits_concurrent_requests_of_an_address_on_the_control_plane",
     ),
     guard(
         "X4",
@@ -361,7 +361,7 @@ LIMIT_GUARDS = (
         "rate_limits.limiter:Quota.charge",
         '        if allowance.wait_s is not None:\n            raise self._refuse("One',
         '        if False:\n            raise self._refuse("One',
-        test="web/test_admission_publishing.py::test_an_address_has_its_share_with_however_many_wallets",
+        test="web/test_admission_publishing.py::test_an_address_has_one_quota_for_all_wallets",
     ),
     guard(
         "X5",
@@ -442,7 +442,7 @@ LIMIT_GUARDS = (
         "web.middleware:read_client_address",
         "    if not trusted_proxies or not _is_trusted(address, trusted_proxies):\n",
         "    if trusted_proxies and not _is_trusted(address, trusted_proxies):\n",
-        test="web/test_middleware.py::test_without_a_configured_proxy_no_header_says_who_is_asking",
+        test="web/test_middleware.py::test_without_a_trusted_proxy_no_header_names_the_client",
     ),
     guard(
         "X6",
@@ -458,7 +458,7 @@ LIMIT_GUARDS = (
         "web.mcp_gateway:_write_headers",
         "if is_forwardable(name) and name.lower() != _FORWARDED_FOR",
         "if is_forwardable(name)",
-        test="web/test_mcp_gateway.py::test_an_argument_never_becomes_a_header_that_the_gateway_obeys",
+        test="web/test_mcp_gateway.py::test_an_argument_never_becomes_a_control_header",
     ),
     guard(
         "H1",
@@ -466,6 +466,6 @@ LIMIT_GUARDS = (
         "web.mcp_gateway:_write_headers",
         "if is_forwardable(name) and name.lower() != _FORWARDED_FOR",
         "if name.lower() != _FORWARDED_FOR",
-        test="web/test_mcp_gateway.py::test_an_argument_never_becomes_a_header_that_the_gateway_obeys",
+        test="web/test_mcp_gateway.py::test_an_argument_never_becomes_a_control_header",
     ),
 )

@@ -39,7 +39,7 @@ PASSAGE_GUARDS = (
         "web.middleware:_BoundedBody.discard_rest",
         "        if self._is_framing_ambiguous:\n            return False\n",
         "",
-        test="web/test_middleware.py::test_clears_up_after_an_answer_that_came_early",
+        test="web/test_middleware.py::test_discards_the_rest_of_a_body_after_an_early_response",
     ),
     guard(
         "F2",
@@ -47,7 +47,7 @@ PASSAGE_GUARDS = (
         "web.middleware:_BoundedBody.discard_rest",
         'if message["type"] != "http.request" or self._bytes > until:',
         "if False:",
-        test="web/test_middleware.py::test_clears_up_after_an_answer_that_came_early",
+        test="web/test_middleware.py::test_discards_the_rest_of_a_body_after_an_early_response",
     ),
     guard(
         "F1",

@@ -18,7 +18,7 @@ TEXT_GUARDS = (
         "web.site_routes:_article",
         "    name = html.escape(clean_line(listing.name, NAME_LENGTH_MAX)) or",
         "    name = clean_line(listing.name, NAME_LENGTH_MAX) or",
-        test="web/test_site_routes.py::test_signs_of_html_are_escaped",
+        test="web/test_site_routes.py::test_html_characters_are_escaped",
     ),
     guard(
         "T1",
@@ -26,7 +26,7 @@ TEXT_GUARDS = (
         "web.site_routes:_article",
         "words = html.escape(clean_line(listing.description, DESCRIPTION_LENGTH_MAX))",
         "words = clean_line(listing.description, DESCRIPTION_LENGTH_MAX)",
-        test="web/test_site_routes.py::test_signs_of_html_are_escaped",
+        test="web/test_site_routes.py::test_html_characters_are_escaped",
     ),
     guard(
         "T1",
@@ -34,7 +34,7 @@ TEXT_GUARDS = (
         "web.site_routes:write_home",
         'heading = f"Found for “{html.escape(words)}”"',
         'heading = f"Found for “{words}”"',
-        test="web/test_site_routes.py::test_words_that_were_searched_for_stay_words",
+        test="web/test_site_routes.py::test_a_search_text_stays_text",
     ),
     guard(
         "T1",
@@ -42,7 +42,7 @@ TEXT_GUARDS = (
         "web.site_routes:write_home",
         'value="{html.escape(words)}"',
         'value="{words}"',
-        test="web/test_site_routes.py::test_words_that_were_searched_for_stay_words",
+        test="web/test_site_routes.py::test_a_search_text_stays_text",
     ),
     guard(
         "T1",
@@ -106,7 +106,7 @@ TEXT_GUARDS = (
         "web.middleware:ResponseHeaders.__call__",
         'own = (*_RESPONSE_HEADERS, (b"x-request-id"',
         'own = ((b"x-request-id"',
-        test="web/test_app.py::test_every_answer_carries_its_id_cors_and_the_guards",
+        test="web/test_app.py::test_every_response_has_its_id_cors_and_security_headers",
     ),
     guard(
         "T2",
@@ -178,7 +178,7 @@ TEXT_GUARDS = (
         "discovery.tool_results:list_result",
         '    return ToolResult(content={name: list(items), **more, "notice": UNTRUSTED})\n',
         "    return ToolResult(content={name: list(items), **more})\n",
-        test="web/test_mcp_tools.py::test_the_words_of_providers_come_without_what_leads_astray",
+        test="web/test_mcp_tools.py::test_texts_of_providers_have_no_hidden_characters",
     ),
     guard(
         "T2",

@@ -1,4 +1,4 @@
-"""Many who read the catalog wait for each other, and nobody else waits for them."""
+"""The limit of concurrent reads of the catalog, which no other request waits for."""
 
 import asyncio
 
@@ -53,7 +53,7 @@ async def settle() -> None:
 
 @pytest.mark.parametrize("path", [LIST, f"{LIST}/api_1", f"{LIST}/api_1/discovery"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-async def test_so_many_reads_are_worked_on_at_once(path: str, method: str) -> None:
+async def test_limits_concurrent_reads_of_the_catalog(path: str, method: str) -> None:
     app = SlowApp()
     turns = CatalogReadLimit(app, at_once=2)
     async with asyncio.TaskGroup() as group:
@@ -65,7 +65,7 @@ async def test_so_many_reads_are_worked_on_at_once(path: str, method: str) -> No
     assert all(len(task.result()) == 2 for task in tasks)
 
 
-async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
+async def test_a_slow_client_does_not_delay_other_reads() -> None:
     app = SlowApp()
     app.finish.set()
     turns = CatalogReadLimit(app, at_once=1)
@@ -87,7 +87,7 @@ async def test_who_reads_his_answer_slowly_holds_up_nobody() -> None:
         ("GET", "/healthz"),
     ],
 )
-async def test_nobody_else_waits_for_a_turn(method: str, path: str) -> None:
+async def test_other_requests_do_not_wait(method: str, path: str) -> None:
     app = SlowApp()
     turns = CatalogReadLimit(app, at_once=1)
     async with asyncio.TaskGroup() as group:
@@ -100,7 +100,7 @@ async def test_nobody_else_waits_for_a_turn(method: str, path: str) -> None:
         app.finish.set()
 
 
-async def test_a_read_that_fails_and_one_that_is_given_up_leave_their_turns_to_the_next() -> None:
+async def test_a_failed_and_a_cancelled_read_release_their_slots() -> None:
     app = SlowApp()
     app.fails = True
     turns = CatalogReadLimit(app, at_once=1)

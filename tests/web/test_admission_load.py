@@ -1,4 +1,4 @@
-"""Who is let in, and who is asked to come back later: a table of numbers."""
+"""The limits of requests in flight and of memory."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def fill(shedder: LoadShedder, count: int) -> list[Problem | None]:
 
 
 @pytest.mark.parametrize(("most", "let_in"), [(100, 95), (20, 19), (10, 9), (1, 1)])
-def test_lets_in_until_95_percent_run(most: int, let_in: int) -> None:
+def test_admits_until_95_percent_of_the_requests_are_in_flight(most: int, let_in: int) -> None:
     shedder = Machine(in_flight_max=most).shedder
     entered = fill(shedder, most + 5)
     assert entered.index(next(one for one in entered if one is not None)) == let_in
@@ -34,10 +34,10 @@ def test_lets_in_until_95_percent_run(most: int, let_in: int) -> None:
     assert shedder.is_full()
     shedder.leave("address 0")
     assert not shedder.is_full()
-    assert shedder.enter("somebody") is None
+    assert shedder.enter("192.0.2.9") is None
 
 
-def test_a_refusal_says_when_to_come_back_and_that_nothing_happened() -> None:
+def test_a_refusal_has_a_delay_and_no_payment() -> None:
     shedder = Machine(in_flight_max=1).shedder
     shedder.enter("a")
     problem = shedder.enter("b")
@@ -45,7 +45,7 @@ def test_a_refusal_says_when_to_come_back_and_that_nothing_happened() -> None:
     assert (problem.code, problem.retry_after_s, problem.payment_state) == (Code.OVERLOADED, 2, "none")
 
 
-def test_an_address_has_its_share_and_others_have_theirs() -> None:
+def test_an_address_has_a_limit_that_leaves_others_alone() -> None:
     shedder = Machine(in_flight_per_address_max=2).shedder
     assert [shedder.enter("a"), shedder.enter("a")] == [None, None]
     problem = shedder.enter("a")
@@ -65,14 +65,14 @@ def test_memory_is_full_at_95_percent(taken: int, is_full: bool) -> None:
     assert (machine.shedder.enter("a") is not None) is is_full
 
 
-def test_memory_that_is_not_configured_is_never_looked_at() -> None:
+def test_without_a_memory_limit_the_memory_is_never_read() -> None:
     machine = Machine()
     machine.memory_bytes = 10**15
     assert not machine.shedder.is_full()
     assert machine.looks == 0
 
 
-def test_memory_is_looked_at_now_and_then_and_a_full_gateway_recovers() -> None:
+def test_memory_is_read_at_an_interval_and_a_full_gateway_recovers() -> None:
     machine = Machine(memory_bytes_max=1_000)
     machine.memory_bytes = 1_000
     assert all(machine.shedder.is_full() for _ in range(100))

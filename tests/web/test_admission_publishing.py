@@ -1,4 +1,4 @@
-"""Who publishes too much is told how long to wait: a wallet, an address with many wallets, an address that only asks."""
+"""The quotas of publishing: of a wallet, of an address with many wallets, and of an address that only causes probes."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def rate_of(problem: Problem) -> object:
     return problem.members["rateLimit"]
 
 
-async def test_a_wallet_has_its_share_from_wherever_it_asks(limits_of_publishing: PublishingLimits) -> None:
+async def test_a_wallet_has_one_quota_from_all_addresses(limits_of_publishing: PublishingLimits) -> None:
     for _ in range(PER_HOUR):
         await limits_of_publishing.charge(wallet(1), client_address=HERE)
     rate = rate_of(await refusal_of(limits_of_publishing, 1, ELSEWHERE))
@@ -44,7 +44,7 @@ async def test_a_wallet_has_its_share_from_wherever_it_asks(limits_of_publishing
     await limits_of_publishing.charge(wallet(2), client_address=HERE)
 
 
-async def test_an_address_has_its_share_with_however_many_wallets(
+async def test_an_address_has_one_quota_for_all_wallets(
     limits_of_publishing: PublishingLimits,
 ) -> None:
     most = PER_HOUR * WALLETS_PER_ADDRESS
@@ -56,14 +56,16 @@ async def test_an_address_has_its_share_with_however_many_wallets(
         await limits_of_publishing.charge(wallet(1_000), client_address=ELSEWHERE)
 
 
-async def test_a_whole_ipv6_network_is_one_address(limits_of_publishing: PublishingLimits) -> None:
+async def test_a_whole_ipv6_network_has_one_quota(limits_of_publishing: PublishingLimits) -> None:
     for number in range(PER_HOUR * WALLETS_PER_ADDRESS):
         await limits_of_publishing.charge(wallet(number), client_address=f"2001:db8::{number + 1:x}")
     await refusal_of(limits_of_publishing, 1_000, "2001:db8::ffff")
     await limits_of_publishing.charge(wallet(1_000), client_address="2001:db8:0:1::1")
 
 
-async def test_a_refused_wallet_does_not_cost_its_address(limits_of_publishing: PublishingLimits) -> None:
+async def test_a_refused_wallet_does_not_use_the_quota_of_its_address(
+    limits_of_publishing: PublishingLimits,
+) -> None:
     for _ in range(PER_HOUR):
         await limits_of_publishing.charge(wallet(1), client_address=HERE)
     for _ in range(PER_HOUR * WALLETS_PER_ADDRESS):
@@ -71,7 +73,7 @@ async def test_a_refused_wallet_does_not_cost_its_address(limits_of_publishing: 
     await limits_of_publishing.charge(wallet(2), client_address=HERE)
 
 
-async def test_looks_are_counted_by_address(limits_of_publishing: PublishingLimits) -> None:
+async def test_probes_are_counted_per_address(limits_of_publishing: PublishingLimits) -> None:
     most = PER_HOUR * PROBES_PER_LISTING
     for _ in range(most):
         await limits_of_publishing.charge_probe(HERE)
@@ -82,7 +84,7 @@ async def test_looks_are_counted_by_address(limits_of_publishing: PublishingLimi
     await limits_of_publishing.charge_probe(ELSEWHERE)
 
 
-async def test_edits_have_a_share_of_their_own(limits_of_publishing: PublishingLimits) -> None:
+async def test_edits_have_a_quota_of_their_own(limits_of_publishing: PublishingLimits) -> None:
     await limits_of_publishing.charge_edit(wallet(1), client_address=HERE)
     with pytest.raises(Refusal) as refused:
         await limits_of_publishing.charge_edit(wallet(1), client_address=ELSEWHERE)

@@ -1,4 +1,4 @@
-"""The door as a whole: who gets which request, and what stands on every answer."""
+"""The ASGI app as a whole: the dispatch of requests, and the headers of every response."""
 
 import itertools
 from typing import Any
@@ -35,7 +35,7 @@ def make_app(
     metrics: Metrics | None = None, limits: Limits | None = None, shedder: LoadShedder | None = None
 ) -> ASGIApp:
     async def list_apis(request: Request) -> JSONResponse:
-        return JSONResponse({"asked": request.method, "client": request.state.client_address})
+        return JSONResponse({"method": request.method, "client": request.state.client_address})
 
     async def create(request: Request) -> JSONResponse:
         return JSONResponse({"bytes": len(await request.body())})
@@ -94,7 +94,7 @@ async def ask(method: str, path: str, app: ASGIApp | None = None, **more: Any) -
         ("CONNECT", "/api/v2/gateway/api_1", 400, False),
     ],
 )
-async def test_gateway_calls_leave_on_the_raw_path_and_the_rest_stays(
+async def test_dispatches_gateway_calls_by_the_raw_path(
     method: str, path: str, status: int, by_call: bool
 ) -> None:
     answer = await ask(method, path)
@@ -109,29 +109,29 @@ async def test_a_gateway_call_keeps_its_path_byte_for_byte() -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/v2/gateway/bug", "/api/v2/bug"])
-async def test_a_bug_on_either_side_is_one_log_line_and_a_problem(path: str) -> None:
+async def test_an_exception_in_either_app_is_one_log_line_and_a_problem(path: str) -> None:
     with capture_logs() as logs:
         answer = await ask("GET", path)
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["unhandled_error"]
 
 
-async def test_head_works_wherever_get_does_and_carries_no_body() -> None:
+async def test_every_get_route_answers_head_without_a_body() -> None:
     answer = await ask("HEAD", "/api/v2/apis")
     same = await ask("GET", "/api/v2/apis")
     assert answer.status_code == 200
     assert answer.content == b""
     assert "content-length" in answer.headers
-    assert same.json()["asked"] == "GET"
+    assert same.json()["method"] == "GET"
     assert (await ask("HEAD", "/nowhere")).content == b""
 
 
-async def test_405_names_head_too() -> None:
+async def test_a_405_lists_head() -> None:
     assert (await ask("DELETE", "/api/v2/apis")).headers["allow"] == "GET, HEAD, POST"
 
 
 @pytest.mark.parametrize("path", ["/api/v2/apis", "/nowhere", "/api/v2/bug"])
-async def test_every_answer_carries_its_id_cors_and_the_guards(path: str) -> None:
+async def test_every_response_has_its_id_cors_and_security_headers(path: str) -> None:
     answer = await ask("GET", path, headers={"origin": "https://app.example"})
     assert answer.headers["x-request-id"] == "req_" + bytes(range(12)).hex()
     assert answer.headers["access-control-allow-origin"] == "*"
@@ -146,7 +146,7 @@ async def test_every_answer_carries_its_id_cors_and_the_guards(path: str) -> Non
     ("given", "is_recorded"),
     [("abcdefgh", True), ("a.b-c_d1", True), ("short", False), ("a" * 65, False), ("with space", False), ("ab\tcdefgh", False)],
 )  # fmt: skip
-async def test_a_harmless_request_id_is_kept(given: str, is_recorded: bool) -> None:
+async def test_a_valid_request_id_is_kept(given: str, is_recorded: bool) -> None:
     answer = await ask("GET", "/nowhere", headers={"x-request-id": given})
     assert (answer.headers["x-request-id"] == given) is is_recorded
     assert answer.json()["requestId"] == answer.headers["x-request-id"]
@@ -193,7 +193,7 @@ async def test_metrics_are_labelled_by_route_and_never_by_path() -> None:
     assert "BREW" not in text
 
 
-async def test_lifespan_reaches_the_framework() -> None:
+async def test_lifespan_events_reach_the_framework() -> None:
     sent: list[str] = []
     incoming = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
@@ -220,7 +220,7 @@ async def test_a_websocket_is_closed() -> None:
     assert sent == ["websocket.close"]
 
 
-async def test_a_full_gateway_asks_to_come_back_and_still_says_how_it_is() -> None:
+async def test_a_full_gateway_refuses_with_a_delay_and_answers_health_checks() -> None:
     shedder = roomy_gauge(in_flight_max=2)
     app = make_app(shedder=shedder)
     assert shedder.enter("10.0.0.1") is None
@@ -229,13 +229,15 @@ async def test_a_full_gateway_asks_to_come_back_and_still_says_how_it_is() -> No
     assert answer.headers["retry-after"] == str(answer.json()["retryAfterSeconds"])
     assert answer.headers["x-request-id"] == answer.json()["requestId"]
     assert shedder.running == 1
-    assert (await ask("GET", "/healthz", app)).status_code == 404  # not here, yet asked
+    assert (
+        await ask("GET", "/healthz", app)
+    ).status_code == 404  # passes the limit; this app has no such route
     shedder.leave("10.0.0.1")
     assert (await ask("GET", "/api/v2/apis", app)).status_code == 200
     assert shedder.running == 0
 
 
-async def test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_too() -> None:
+async def test_limits_concurrent_requests_of_an_address_on_the_control_plane() -> None:
     shedder = roomy_gauge(in_flight_per_address_max=1)
     app = make_app(shedder=shedder)
     shedder.enter("127.0.0.1")
@@ -245,7 +247,7 @@ async def test_an_address_has_so_many_requests_at_a_time_on_the_control_plane_to
     assert (await ask("GET", "/api/v2/apis", app, headers=proxied)).status_code == 503
 
 
-async def test_a_bug_leaves_no_place_taken() -> None:
+async def test_an_exception_releases_the_slot_of_its_request() -> None:
     shedder = roomy_gauge()
     await ask("GET", "/api/v2/bug", make_app(shedder=shedder))
     assert shedder.running == 0

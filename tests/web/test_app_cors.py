@@ -1,5 +1,5 @@
-"""Any page may ask, none with somebody's cookies: the matrix of origins, methods, kinds of answer, and what an upstream says
-of it. Source: Fetch §3.2; the HTTP contract, "Gateway call".
+"""CORS: every origin may read every response, without credentials, whatever the upstream sends. A matrix of origins, methods and kinds of
+response. Source: Fetch §3.2; the HTTP contract, "Gateway call".
 """
 
 from collections.abc import AsyncIterator
@@ -44,7 +44,7 @@ def check_open_to_all(answer: Exchange, name: object) -> None:
 
 
 @pytest.mark.parametrize("origin", ORIGINS)
-async def test_every_answer_is_for_any_page_and_never_for_its_cookies(
+async def test_every_response_allows_any_origin_without_credentials(
     gateway: InProcessGateway, origin: str
 ) -> None:
     await gateway.publish()
@@ -66,7 +66,7 @@ HOSTILE = (
 )
 
 
-async def test_an_upstream_has_no_say_in_who_may_read(gateway: InProcessGateway) -> None:
+async def test_cors_headers_of_an_upstream_are_replaced(gateway: InProcessGateway) -> None:
     await gateway.publish(price=FREE)
     gateway.upstream.answer = plain(b"hello", headers=HOSTILE)
     answer = await gateway.ask("GET", "/q", [("Origin", "https://evil.example")])
@@ -75,7 +75,7 @@ async def test_an_upstream_has_no_say_in_who_may_read(gateway: InProcessGateway)
     assert answer.headers["access-control-expose-headers"] == EXPOSED_HEADERS
 
 
-ASKED = (
+REQUESTED = (
     "x-payment-tx, x-signature",
     "authorization",
     "idempotency-key,payment-signature",
@@ -88,9 +88,9 @@ ASKED = (
 )
 
 
-@pytest.mark.parametrize("asked", ASKED)
-async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
-    gateway: InProcessGateway, asked: str
+@pytest.mark.parametrize("requested", REQUESTED)
+async def test_a_preflight_is_free_reaches_no_upstream_and_echoes_only_plain_names(
+    gateway: InProcessGateway, requested: str
 ) -> None:
     await gateway.publish()
     for origin in ORIGINS:
@@ -98,7 +98,7 @@ async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
             for listing in ("api_quotes", "api_nowhere"):
                 headers = [("Origin", origin), ("Access-Control-Request-Method", method)]
                 headers += [
-                    ("Access-Control-Request-Headers", asked),
+                    ("Access-Control-Request-Headers", requested),
                     ("Cookie", "a=b"),
                     ("X-Payment-Tx", "junk"),
                 ]
@@ -107,16 +107,16 @@ async def test_a_preflight_costs_nothing_reaches_nobody_and_echoes_nothing_odd(
                 name = (origin, method, listing)
                 assert (answer.status, answer.body) == (204, b""), name
                 check_open_to_all(answer, name)
-                told = answer.headers["access-control-allow-headers"]
-                assert told in (asked, "*"), name
-                assert told.isascii(), name
-                assert told.isprintable(), name
-                assert len(told) <= 2_048, name
+                allowed = answer.headers["access-control-allow-headers"]
+                assert allowed in (requested, "*"), name
+                assert allowed.isascii(), name
+                assert allowed.isprintable(), name
+                assert len(allowed) <= 2_048, name
     assert not gateway.upstream.arrived
     assert gateway.outcomes == []
 
 
-async def test_without_origin_or_method_asked_for_it_is_a_call_like_any(gateway: InProcessGateway) -> None:
+async def test_options_without_origin_or_requested_method_is_a_call(gateway: InProcessGateway) -> None:
     await gateway.publish()
     for headers in ([], [("Origin", "https://a.example")], [("Access-Control-Request-Method", "GET")]):
         assert (await gateway.ask("OPTIONS", "/q", headers)).status == 402

@@ -1,4 +1,4 @@
-"""Signing in over HTTP, and what a 401 tells a client: the routes, the wallet dependency and the challenge together."""
+"""Sign-in over HTTP and the headers of a 401: the routes, the wallet dependency and the challenge together."""
 
 import base64
 import json
@@ -198,8 +198,8 @@ class TestNonce:
 
 class TestSession:
     async def test_opens_works_and_ends(self, client) -> None:
-        asked = {"address": str(ADDRESS), "chainId": CHAIN}
-        text = (await client.post("/auth/nonce", json=asked)).json()["message"]
+        body = {"address": str(ADDRESS), "chainId": CHAIN}
+        text = (await client.post("/auth/nonce", json=body)).json()["message"]
         answer = await client.post("/auth/session", json={"message": text, "signature": personal_sign(text)})
         assert answer.status_code == 201
         assert answer.headers["cache-control"] == "no-store"
@@ -221,8 +221,8 @@ class TestSession:
             assert (answer.status_code, answer.json()["code"]) == (401, "session_expired")
 
     async def test_a_used_message_is_refused_with_a_challenge(self, client) -> None:
-        asked = {"address": str(ADDRESS), "chainId": CHAIN}
-        text = (await client.post("/auth/nonce", json=asked)).json()["message"]
+        body = {"address": str(ADDRESS), "chainId": CHAIN}
+        text = (await client.post("/auth/nonce", json=body)).json()["message"]
         body = {"message": text, "signature": personal_sign(text)}
         assert (await client.post("/auth/session", json=body)).status_code == 201
         answer = await client.post("/auth/session", json=body)

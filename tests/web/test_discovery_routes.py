@@ -1,4 +1,4 @@
-"""The four documents of one API over HTTP: what is answered, how it may be kept, and when it is refused."""
+"""The four documents of one API over HTTP: contents, caching and refusals."""
 
 import json
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ class Harness:
     ticks_ms: int = 0
     settles: bool = True
     mpp: bool = True
-    asked: list[int] = field(default_factory=list)
+    units_checked: list[int] = field(default_factory=list)
 
     async def get(self, document: str, **headers: str) -> httpx.Response:
         return await self.client.get(f"{API}/{document}", headers=headers)
@@ -83,7 +83,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         harness = Harness(client=client, stores=stores)
 
         def is_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
-            harness.asked.append(units)
+            harness.units_checked.append(units)
             return harness.settles
 
         services = DocumentServices(
@@ -117,19 +117,19 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
 # ---- What is answered.
 
 
-async def test_the_discovery_document_holds_everything(harness: Harness) -> None:
+async def test_the_discovery_document_has_all_members(harness: Harness) -> None:
     answer = await harness.get("discovery")
     assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    told = answer.json()
-    assert told["gatewayUrl"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
-    assert [option["rail"] for option in told["pricing"]["options"]] == ["tx", "x402"]
-    assert told["openapi"] == (await harness.get("openapi.json")).json()
-    assert told["bazaar"]["resource"].startswith(told["gatewayUrl"])
-    quote = told["operations"][0]
-    assert quote["url"] == told["gatewayUrl"] + "/quote/{symbol}"
+    content = answer.json()
+    assert content["gatewayUrl"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
+    assert [option["rail"] for option in content["pricing"]["options"]] == ["tx", "x402"]
+    assert content["openapi"] == (await harness.get("openapi.json")).json()
+    assert content["bazaar"]["resource"].startswith(content["gatewayUrl"])
+    quote = content["operations"][0]
+    assert quote["url"] == content["gatewayUrl"] + "/quote/{symbol}"
     assert quote["mcpTool"].startswith("api_quotes.get_")
     assert quote["inputSchema"]["required"] == ["symbol"]
-    documented = told["openapi"]["paths"]["/quote/{symbol}"]["get"]
+    documented = content["openapi"]["paths"]["/quote/{symbol}"]["get"]
     assert quote["operationId"] == documented["operationId"]
 
 
@@ -139,12 +139,12 @@ async def test_the_agent_document_is_small(harness: Harness) -> None:
     assert answer.json()["interfaces"]["http"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
 
 
-async def test_the_openapi_document_has_prices_and_our_server(harness: Harness) -> None:
+async def test_the_openapi_document_has_prices_and_the_gateway_as_server(harness: Harness) -> None:
     answer = await harness.get("openapi.json")
     assert answer.headers["content-type"] == "application/openapi+json"
-    told = answer.json()
-    assert told["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway/api_quotes"}]
-    quote = told["paths"]["/quote/{symbol}"]["get"]
+    content = answer.json()
+    assert content["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway/api_quotes"}]
+    quote = content["paths"]["/quote/{symbol}"]["get"]
     assert {"mpp", "x402"} == {name for protocol in quote["x-payment-info"]["protocols"] for name in protocol}
     assert "402" in quote["responses"]
 
@@ -153,10 +153,10 @@ async def test_without_a_document_server_and_path_make_the_endpoint_for_readers_
     harness: Harness,
 ) -> None:
     await harness.edit(openapi=None)
-    told = (await harness.get("openapi.json")).json()
-    assert told["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway"}]
-    assert list(told["paths"]) == ["/api_quotes"]
-    assert "servers" not in told["paths"]["/api_quotes"]
+    content = (await harness.get("openapi.json")).json()
+    assert content["servers"] == [{"url": f"{PUBLIC_URL}/api/v2/gateway"}]
+    assert list(content["paths"]) == ["/api_quotes"]
+    assert "servers" not in content["paths"]["/api_quotes"]
 
 
 async def test_the_text_is_markdown(harness: Harness) -> None:
@@ -167,26 +167,26 @@ async def test_the_text_is_markdown(harness: Harness) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_neither_the_endpoint_nor_its_secret_is_told(harness: Harness, document: str) -> None:
+async def test_no_document_contains_the_endpoint_or_its_secret(harness: Harness, document: str) -> None:
     text = (await harness.get(document)).text
     assert not any(secret in text for secret in ("hidden.example.com", "X-Secret-Name", "hush"))
 
 
-async def test_what_is_known_of_a_listing_is_told(harness: Harness) -> None:
+async def test_the_document_contains_quality_and_ownership(harness: Harness) -> None:
     quality = Quality(calls=40, success_ppm=1_000_000, p50_ms=9, p95_ms=20)
     await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=1_795_239_000_000))
-    told = (await harness.get("discovery")).json()
-    assert (told["verified"], told["verifiedAt"]) == (True, "2026-11-21T05:30:00.000Z")
-    assert told["quality"]["calls30d"] == 40
-    assert (await harness.get("agent")).json()["trust"]["quality"] == told["quality"]
+    content = (await harness.get("discovery")).json()
+    assert (content["verified"], content["verifiedAt"]) == (True, "2026-11-21T05:30:00.000Z")
+    assert content["quality"]["calls30d"] == 40
+    assert (await harness.get("agent")).json()["trust"]["quality"] == content["quality"]
     assert "40 paid calls" in (await harness.get("llms.txt")).text
 
 
-async def test_a_rail_that_is_shut_is_in_no_document(harness: Harness) -> None:
+async def test_an_unavailable_rail_is_in_no_document(harness: Harness) -> None:
     harness.settles = False
-    told = (await harness.get("discovery")).json()
-    assert [option["rail"] for option in told["pricing"]["options"]] == ["tx"]
-    assert told["bazaar"] is None
+    content = (await harness.get("discovery")).json()
+    assert [option["rail"] for option in content["pricing"]["options"]] == ["tx"]
+    assert content["bazaar"] is None
     rails = (await harness.get("agent")).json()["payment"]["rails"]
     assert [rail["rail"] for rail in rails] == ["tx"]
 
@@ -197,7 +197,7 @@ async def test_mpp_has_a_switch_of_its_own(harness: Harness) -> None:
     assert [rail["rail"] for rail in rails] == ["x402", "tx"]
 
 
-async def test_a_listing_that_counts_bound_signatures_only_tells_no_other(harness: Harness) -> None:
+async def test_a_listing_with_bound_signatures_describes_no_others(harness: Harness) -> None:
     assert "personal_sign" in (await harness.get("agent")).text
     await harness.edit(signature="bound")
     rails = (await harness.get("agent")).json()["payment"]["rails"]
@@ -205,12 +205,12 @@ async def test_a_listing_that_counts_bound_signatures_only_tells_no_other(harnes
 
 
 @pytest.mark.parametrize("harness", [{"is_bound_required": True}], indirect=True)
-async def test_an_operator_who_asks_for_bound_signatures_has_them_told(harness: Harness) -> None:
+async def test_bound_signatures_of_the_operator_are_described(harness: Harness) -> None:
     rails = (await harness.get("agent")).json()["payment"]["rails"]
     assert "personal_sign the hash" not in json.dumps(rails)
 
 
-async def test_documents_of_two_listings_are_two(harness: Harness) -> None:
+async def test_two_listings_have_different_documents(harness: Harness) -> None:
     await harness.stores.catalog.publish(replace(QUOTES, id=ListingId("api_other"), name="Other"))
     for document in DOCUMENTS:
         mine = await harness.get(document)
@@ -224,14 +224,14 @@ async def test_prices_of_operations_come_with_their_options(harness: Harness) ->
     await harness.edit(
         operations=(Operation(method="GET", path="/quote/{symbol}", price=Price.parse("0.5")),)
     )
-    told = (await harness.get("discovery")).json()
-    assert told["operations"][0]["price"] == {"mode": "fixed", "amount": "0.5", "currency": "USDC"}
-    (other,) = told["pricing"]["otherPrices"]
+    content = (await harness.get("discovery")).json()
+    assert content["operations"][0]["price"] == {"mode": "fixed", "amount": "0.5", "currency": "USDC"}
+    (other,) = content["pricing"]["otherPrices"]
     assert (other["amount"], {option["amount"] for option in other["options"]}) == ("0.5", {"500000"})
 
 
 @pytest.mark.parametrize("status", ["active", "paused"])
-async def test_a_paused_listing_says_so(harness: Harness, status: str) -> None:
+async def test_the_document_of_a_paused_listing_has_its_status(harness: Harness, status: str) -> None:
     await harness.edit(status=status)
     assert (await harness.get("agent")).json()["status"] == status
     assert (await harness.get("discovery")).json()["status"] == status
@@ -241,7 +241,7 @@ async def test_a_paused_listing_says_so(harness: Harness, status: str) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_documents_may_be_kept_for_a_minute_and_asked_again_by_their_tag(
+async def test_documents_are_cacheable_for_a_minute_and_have_a_validator(
     harness: Harness, document: str
 ) -> None:
     first = await harness.get(document)
@@ -256,15 +256,15 @@ async def test_documents_may_be_kept_for_a_minute_and_asked_again_by_their_tag(
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 async def test_head_answers_like_get_without_a_body(harness: Harness, document: str) -> None:
-    shown = await harness.get(document)
+    got = await harness.get(document)
     head = await harness.client.head(f"{API}/{document}")
     assert (head.status_code, head.content) == (200, b"")
     for name in ("etag", "content-type", "content-length", "cache-control"):
-        assert head.headers[name] == shown.headers[name]
+        assert head.headers[name] == got.headers[name]
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_an_edit_shows_at_once_under_a_new_tag(harness: Harness, document: str) -> None:
+async def test_an_edit_changes_the_document_and_its_tag_at_once(harness: Harness, document: str) -> None:
     before = await harness.get(document)
     await harness.edit(name="Better Quotes")
     after = await harness.get(document)
@@ -272,7 +272,7 @@ async def test_an_edit_shows_at_once_under_a_new_tag(harness: Harness, document:
     assert after.headers["etag"] != before.headers["etag"]
 
 
-async def test_what_was_written_is_shown_again_for_some_seconds(harness: Harness) -> None:
+async def test_a_written_document_is_cached_for_seconds(harness: Harness) -> None:
     await harness.get("agent")
     harness.settles = False
     assert len((await harness.get("agent")).json()["payment"]["options"]) == 2
@@ -288,7 +288,7 @@ async def test_what_was_written_is_shown_again_for_some_seconds(harness: Harness
     ("changes", "status", "code"),
     [({"retired_ms": 5}, 410, "api_retired"), ({"suspended_ms": 5}, 503, "api_paused")],
 )
-async def test_what_is_withdrawn_has_no_documents(
+async def test_a_retired_or_suspended_listing_has_no_documents(
     harness: Harness, document: str, changes: dict[str, Any], status: int, code: str
 ) -> None:
     await harness.get(document)  # what was written before is not given out either
@@ -299,7 +299,7 @@ async def test_what_is_withdrawn_has_no_documents(
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-async def test_an_unknown_listing_has_none(harness: Harness, document: str) -> None:
+async def test_an_unknown_listing_has_no_documents(harness: Harness, document: str) -> None:
     answer = await harness.client.get(f"/api/v2/apis/api_none/{document}")
     assert (answer.status_code, answer.json()["code"]) == (404, "api_not_found")
 
@@ -315,5 +315,5 @@ async def test_a_document_of_two_thousand_operations_is_served(harness: Harness)
     await harness.edit(openapi={"openapi": "3.1.0", "info": {"title": "t", "version": "1"}, "paths": paths})
     assert len((await harness.get("agent")).content) <= 8 * 1024
     assert len((await harness.get("llms.txt")).text) < 4_000
-    told = json.loads((await harness.get("discovery")).content)
-    assert len(told["operations"]) == len(told["openapi"]["paths"]) == 2_000
+    content = json.loads((await harness.get("discovery")).content)
+    assert len(content["operations"]) == len(content["openapi"]["paths"]) == 2_000

@@ -1,4 +1,4 @@
-"""Our listings as an x402 bazaar: only what can be settled now, in the clients' own shapes, and odd queries refused by name."""
+"""The listings as an x402 bazaar: only what can be settled now, in the format of stock clients; an invalid query names its parameter."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
@@ -85,7 +85,7 @@ async def harness() -> AsyncIterator[Harness]:
     services = BazaarServices(
         catalog=stores.catalog,
         rules=RULES,
-        is_offered=lambda *asked: harness.is_offered(*asked),
+        is_offered=lambda *arguments: harness.is_offered(*arguments),
         public_url=PUBLIC_URL,
     )
     app = build_app(
@@ -102,7 +102,7 @@ async def harness() -> AsyncIterator[Harness]:
         yield harness
 
 
-async def test_a_listing_is_a_resource_as_the_clients_read_it(harness: Harness) -> None:
+async def test_a_listing_is_a_resource_that_stock_clients_parse(harness: Harness) -> None:
     await harness.stores.catalog.publish(WEATHER)
     page = await harness.ask("resources")
     assert page["x402Version"] == 2
@@ -126,7 +126,7 @@ async def test_a_listing_is_a_resource_as_the_clients_read_it(harness: Harness) 
     assert (searched.pagination.limit, searched.pagination.cursor) == (20, None)
 
 
-async def test_only_what_can_be_settled_now_is_shown(harness: Harness) -> None:
+async def test_contains_only_what_can_be_settled_now(harness: Harness) -> None:
     await harness.publish("base")
     await harness.publish("both", networks=(OPTIMISM, BASE))
     await harness.publish("cheap", price=Price.parse("0.0001"))
@@ -148,7 +148,7 @@ async def test_only_what_can_be_settled_now_is_shown(harness: Harness) -> None:
     assert (await harness.ask("resources"))["pagination"]["total"] == 0
 
 
-async def test_what_a_network_cannot_settle_at_any_price_does_not_empty_pages(harness: Harness) -> None:
+async def test_listings_of_an_unsettled_network_take_no_room_on_a_page(harness: Harness) -> None:
     await harness.publish("other", networks=(OPTIMISM,))
     for number in range(5):
         await harness.publish(f"base{number}")
@@ -158,16 +158,16 @@ async def test_what_a_network_cannot_settle_at_any_price_does_not_empty_pages(ha
     assert page["pagination"]["total"] == 1
 
 
-async def test_operations_stand_with_their_own_price(harness: Harness) -> None:
+async def test_operations_have_their_own_price(harness: Harness) -> None:
     priced = Operation(method="GET", path="/cities", price=Price.parse("0.5"))
     free = Operation(method="GET", path="/cities", price=Price.parse("0"))
     await harness.publish("only", operations=(priced,), other_paths="refuse", price=Price.parse("0"))
     await harness.publish("beside", operations=(priced,))
     await harness.publish("given", operations=(free,), other_paths="refuse")
-    shown = {
+    prices = {
         item["resource"]: item["accepts"][0]["amount"] for item in (await harness.ask("resources"))["items"]
     }
-    assert shown == {
+    assert prices == {
         f"{PUBLIC_URL}/api/v2/gateway/api_only/cities": "500000",
         f"{PUBLIC_URL}/api/v2/gateway/api_beside": "10000",
     }
@@ -208,7 +208,7 @@ async def test_pages_by_offset(harness: Harness) -> None:
     assert (await harness.ask("resources", offset=10_000))["items"] == []
 
 
-async def test_a_search_goes_on_by_its_cursor_and_what_was_withdrawn_stops_nothing(harness: Harness) -> None:
+async def test_a_cursor_continues_a_search_over_retired_listings(harness: Harness) -> None:
     for number in range(5):
         await harness.publish(str(number))
     harness.spent = {ListingId("api_4"), ListingId("api_3")}  # the whole first page
@@ -221,7 +221,7 @@ async def test_a_search_goes_on_by_its_cursor_and_what_was_withdrawn_stops_nothi
     assert cursor == {"cursor": None}
 
 
-async def test_words_are_searched_and_odd_ones_find_nothing(harness: Harness) -> None:
+async def test_a_search_without_known_words_finds_nothing(harness: Harness) -> None:
     await harness.publish("berlin", description="Trains of Berlin")
     for words, count in (("trains berlin", 1), ("TRAINS", 1), ("planes", 0), ("", 0), ("* OR ''", 0)):
         assert len((await harness.ask("search", query=words))["resources"]) == count, words
@@ -260,14 +260,14 @@ async def test_a_wrong_parameter_is_named(harness: Harness, path: str, parameter
     assert harness.stores.database.reads == 0
 
 
-async def test_head_works_and_nothing_is_written_here(harness: Harness) -> None:
+async def test_answers_head_and_refuses_writes(harness: Harness) -> None:
     for path in ("resources", "search?query=x"):
         answer = await harness.client.head(f"/x402/discovery/{path}")
         assert (answer.status_code, answer.content) == (200, b"")
         assert (await harness.client.post(f"/x402/discovery/{path}")).status_code == 405
 
 
-async def test_any_price_that_is_settled_opens_a_network(harness: Harness) -> None:
+async def test_a_network_is_open_if_any_price_can_be_settled(harness: Harness) -> None:
     """A least price of the operator closes no network for dearer listings, nor a depth that takes long for others."""
     await harness.publish("dear", price=Price.parse("5"))
     harness.units_min, harness.units_max = 5_000_000, 10_000_000

@@ -1,4 +1,4 @@
-"""Documents written lately: the same one is not written twice, a new revision is, and memory has an end."""
+"""The cache of documents: one write per revision and lifetime, and a bound in bytes."""
 
 import asyncio
 
@@ -57,7 +57,7 @@ async def test_a_new_revision_is_written_at_once() -> None:
     assert writer.written == 2
 
 
-async def test_what_took_long_stays_longer_but_not_for_ever() -> None:
+async def test_a_slow_document_is_cached_longer_up_to_a_limit() -> None:
     for takes_ms, fresh_ms in ((100, 100 * CACHE_WRITE_TIMES), (10_000, CACHE_MS_MAX)):
         writer = Writer(takes_ms=takes_ms)
         cache = writer.cache()
@@ -70,7 +70,7 @@ async def test_what_took_long_stays_longer_but_not_for_ever() -> None:
         assert writer.written == 2
 
 
-async def test_many_who_ask_at_once_get_what_one_of_them_has_written() -> None:
+async def test_concurrent_requests_share_one_write() -> None:
     writer = Writer()
     cache = writer.cache()
     async with asyncio.TaskGroup() as group:
@@ -79,7 +79,7 @@ async def test_many_who_ask_at_once_get_what_one_of_them_has_written() -> None:
     assert writer.written <= WRITES_AT_ONCE_MAX
 
 
-async def test_a_few_are_written_at_a_time() -> None:
+async def test_limits_concurrent_writes() -> None:
     writer = Writer()
     cache = writer.cache()
     async with asyncio.TaskGroup() as group:
@@ -88,7 +88,7 @@ async def test_a_few_are_written_at_a_time() -> None:
     assert (writer.written, writer.running_most) == (20, WRITES_AT_ONCE_MAX)
 
 
-async def test_the_ones_not_asked_for_longest_are_dropped_first() -> None:
+async def test_the_least_recently_used_documents_are_dropped_first() -> None:
     writer = Writer(size=4)
     cache = writer.cache(bytes_max=8)
     for name in ("a", "b", "a", "c"):
@@ -100,7 +100,7 @@ async def test_the_ones_not_asked_for_longest_are_dropped_first() -> None:
     assert writer.written == 4
 
 
-async def test_one_larger_than_the_memory_is_given_out_and_not_kept() -> None:
+async def test_a_document_larger_than_the_cache_is_served_and_not_kept() -> None:
     writer = Writer(size=9)
     cache = writer.cache(bytes_max=8)
     assert len((await cache.get_or_write("a", 1, writer.write)).body) == 9
@@ -108,7 +108,7 @@ async def test_one_larger_than_the_memory_is_given_out_and_not_kept() -> None:
     assert writer.written == 2
 
 
-async def test_what_could_not_be_written_is_tried_again() -> None:
+async def test_a_failed_write_is_repeated() -> None:
     writer = Writer()
     cache = writer.cache()
 

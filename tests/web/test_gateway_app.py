@@ -1,4 +1,4 @@
-"""The door of the data plane: what it parses, what it limits, how it ends an answer that cannot be whole."""
+"""The ASGI app of gateway calls: what it parses, what it limits, and how it ends an incomplete response."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
         (b"*", 400, "invalid_request"),
     ],
 )
-async def test_refuses_paths_that_name_nothing(
+async def test_refuses_paths_without_an_api(
     gateway: InProcessGateway, raw_path: bytes, status: int, code: str
 ) -> None:
     await gateway.publish()
@@ -56,7 +56,7 @@ async def test_refuses_paths_that_name_nothing(
 
 
 @pytest.mark.parametrize(("length", "status", "rows"), [(32, 200, 1), (33, 400, 0)])
-async def test_a_method_has_32_letters_at_most(
+async def test_a_method_has_at_most_32_characters(
     gateway: InProcessGateway, length: int, status: int, rows: int
 ) -> None:
     """A longer one fits no row: PostgreSQL would fail every claim that is written beside it."""
@@ -78,7 +78,7 @@ async def test_an_unreadable_query_is_refused(gateway: InProcessGateway) -> None
 # ---------------------------------------------------------------------- crowds
 
 
-async def test_an_address_has_so_many_calls_at_a_time(gateway: InProcessGateway) -> None:
+async def test_limits_concurrent_calls_of_an_address(gateway: InProcessGateway) -> None:
     await gateway.publish(price=FREE)
     gateway.upstream.answer = say_nothing
     waiting = [gateway.open(), gateway.open()]
@@ -97,7 +97,7 @@ async def test_an_address_has_so_many_calls_at_a_time(gateway: InProcessGateway)
     assert (await gateway.ask()).status == 200  # the places are free again
 
 
-async def test_bodies_that_wait_for_their_end_share_a_room() -> None:
+async def test_buffered_bodies_share_one_budget() -> None:
     """Each is all there but for its last byte, and has to be known before its call is looked at."""
     async with open_gateway(held_bodies_bytes_max=1_600_000) as gateway:
         await gateway.publish(methods=("GET", "POST"))
@@ -121,7 +121,7 @@ async def test_bodies_that_wait_for_their_end_share_a_room() -> None:
         assert gateway.shedder.bodies.reserved_bytes == 0
 
 
-async def test_a_full_gateway_looks_at_no_call(gateway: InProcessGateway) -> None:
+async def test_a_full_gateway_refuses_calls_unread(gateway: InProcessGateway) -> None:
     await gateway.publish(price=FREE)
     while gateway.shedder.enter(f"address {gateway.shedder.running}") is None:
         pass
@@ -148,7 +148,9 @@ class Failing:
         raise self.exc
 
 
-async def test_a_bug_is_logged_once_and_answered_without_its_words(gateway: InProcessGateway) -> None:
+async def test_an_exception_is_logged_once_and_the_response_does_not_contain_its_text(
+    gateway: InProcessGateway,
+) -> None:
     gateway.calls._gateway = Failing(ZeroDivisionError("secret"))  # type: ignore[assignment]
     with capture_logs() as logs:
         answer = await gateway.ask()
@@ -158,7 +160,7 @@ async def test_a_bug_is_logged_once_and_answered_without_its_words(gateway: InPr
     assert b"secret" not in answer.body
 
 
-async def test_a_failure_of_ours_is_told_by_its_code(gateway: InProcessGateway) -> None:
+async def test_an_operational_failure_has_its_own_code(gateway: InProcessGateway) -> None:
     await gateway.publish()
     payment = await gateway.pay()
     gateway.ledger.away = True
@@ -166,7 +168,7 @@ async def test_a_failure_of_ours_is_told_by_its_code(gateway: InProcessGateway) 
     assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
 
 
-async def test_an_answer_whose_head_the_server_refuses_gives_its_connection_back(
+async def test_a_response_head_that_the_server_refuses_releases_the_connection(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish(price=FREE)
@@ -183,7 +185,9 @@ async def test_an_answer_whose_head_the_server_refuses_gives_its_connection_back
     assert gateway.http_client._in_flight == {}
 
 
-async def test_a_streamed_answer_is_flushed_before_its_first_byte(gateway: InProcessGateway) -> None:
+async def test_the_head_of_a_streamed_response_is_sent_before_its_first_byte(
+    gateway: InProcessGateway,
+) -> None:
     await gateway.publish(price=FREE)
     go = asyncio.Event()
 
@@ -202,8 +206,8 @@ async def test_a_streamed_answer_is_flushed_before_its_first_byte(gateway: InPro
     assert (exchange.body, exchange.is_ended) == (b"ok", True)
 
 
-async def test_a_large_answer_reaches_the_server_in_small_pieces(gateway: InProcessGateway) -> None:
-    """The server keeps several of them for a caller who is slow."""
+async def test_a_large_response_is_sent_in_small_messages(gateway: InProcessGateway) -> None:
+    """The server queues several messages for a slow client."""
     body = bytes(range(256)) * 4096  # 1 MiB
     gateway.upstream.answer = plain(body)
     await gateway.publish(price=FREE)
@@ -213,7 +217,7 @@ async def test_a_large_answer_reaches_the_server_in_small_pieces(gateway: InProc
     assert max(sizes) <= gateway.limits.buffer_bytes
 
 
-async def test_a_writer_that_is_never_done_is_given_up() -> None:
+async def test_a_stalled_write_ends_the_stream() -> None:
     async with open_gateway(write_stall_s=0.05) as gateway:
         await gateway.publish(price=FREE)
         gateway.upstream.answer = plain(b"x" * 1_000_000)
@@ -271,7 +275,7 @@ def sized(size: int) -> tuple[tuple[bytes, bytes], ...]:
         (((b"content-length", b"x"),), False, 0),
     ],
 )
-def test_knows_from_the_head_whether_a_body_comes(headers: Any, is_present: bool, length: int | None) -> None:
+def test_the_head_decides_whether_a_body_follows(headers: Any, is_present: bool, length: int | None) -> None:
     incoming = body(headers=headers)
     assert (incoming.is_present, incoming.length, incoming.is_finished) == (
         is_present,
@@ -281,25 +285,25 @@ def test_knows_from_the_head_whether_a_body_comes(headers: Any, is_present: bool
 
 
 @pytest.mark.parametrize("codings", [[b"chunked", b"chunked"], [b"gzip, chunked"], [b"identity"], [b""]])
-async def test_nothing_is_read_behind_a_body_whose_coding_is_refused(codings: list[bytes]) -> None:
+async def test_a_refused_coding_ends_the_connection(codings: list[bytes]) -> None:
     incoming = body(part(b"ab", is_last=True), headers=[(b"transfer-encoding", coding) for coding in codings])
     assert incoming.is_present
     assert not await incoming.drop_rest(), "the connection closes"
 
 
-async def test_gives_the_chunks_and_then_the_end() -> None:
+async def test_returns_the_chunks_and_then_the_end() -> None:
     incoming = body(part(b"ab"), part(b""), part(b"c"), part(b"", is_last=True), headers=sized(3))
     assert [await incoming.read_chunk() for _ in range(4)] == [b"ab", b"c", b"", b""]
     assert (incoming.bytes_read, incoming.is_finished, incoming.is_broken) == (3, True, False)
 
 
-async def test_whoever_leaves_after_the_last_promised_byte_has_sent_all() -> None:
+async def test_a_disconnect_after_the_declared_length_is_a_complete_body() -> None:
     incoming = body(part(b"ab"), part(b"c"), GONE, headers=sized(3))
     assert [await incoming.read_chunk() for _ in range(3)] == [b"ab", b"c", b""]
     assert (incoming.is_finished, incoming.is_broken) == (True, False)
 
 
-async def test_a_disconnect_in_the_middle_is_no_end() -> None:
+async def test_a_disconnect_in_the_middle_is_an_incomplete_body() -> None:
     incoming = body(part(b"ab"), GONE, headers=sized(3))
     assert await incoming.read_chunk() == b"ab"
     with pytest.raises(ClientGone):
@@ -313,10 +317,10 @@ async def test_a_disconnect_in_the_middle_is_no_end() -> None:
         ((GONE,), 0, True),
         ((part(b"ab"), GONE), 2, True),
         ((part(b"ab"),), 2, False),
-        ((part(b"ab"), GONE), 3, False),  # its body tells, to whoever reads on
+        ((part(b"ab"), GONE), 3, False),  # the body itself reports the disconnect to its reader
     ],
 )
-async def test_knows_whether_the_caller_has_left_by_now(
+async def test_detects_a_disconnect_so_far(
     messages: tuple[Any, ...], size: int, has_disconnected: bool
 ) -> None:
     incoming = body(*messages, headers=sized(size))
@@ -325,7 +329,7 @@ async def test_knows_whether_the_caller_has_left_by_now(
     assert await incoming.has_disconnected() is has_disconnected
 
 
-async def test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_patience() -> None:
+async def test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time() -> None:
     slow = body(part(b"a"), headers=sized(2), body_rate_grace_s=0.02)
     assert await slow.read_chunk() == b"a"
     with pytest.raises(Refusal) as refused:
@@ -338,7 +342,7 @@ async def test_a_body_that_stops_is_too_slow_and_one_that_came_fast_has_earned_p
             await fast.read_chunk()
 
 
-async def test_the_time_that_the_upstream_takes_is_not_the_callers() -> None:
+async def test_the_time_of_the_upstream_does_not_count_against_the_client() -> None:
     incoming = body(part(b"a"), part(b"b"), headers=sized(2), body_rate_grace_s=0.02)
     assert await incoming.read_chunk() == b"a"
     await asyncio.sleep(0.05)
@@ -358,14 +362,14 @@ async def test_the_time_that_the_upstream_takes_is_not_the_callers() -> None:
         ([], (*sized(5), (b"expect", b"100-continue")), False),
     ],
 )
-async def test_drops_what_is_left_of_a_refused_body_within_limits(
+async def test_discards_the_rest_of_a_refused_body_up_to_a_limit(
     messages: list[dict[str, Any]], headers: Any, is_usable: bool
 ) -> None:
     incoming = body(*messages, headers=headers, refused_body_bytes_max=10, body_rate_grace_s=0.02)
     assert await incoming.drop_rest() == is_usable
 
 
-async def test_does_not_read_beside_another_reader() -> None:
+async def test_does_not_discard_while_another_task_reads() -> None:
     incoming = body(headers=sized(5))
     async with asyncio.TaskGroup() as group:
         reading = group.create_task(incoming.read_chunk())
@@ -374,7 +378,7 @@ async def test_does_not_read_beside_another_reader() -> None:
         reading.cancel()
 
 
-async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
+async def test_does_not_discard_after_a_cancelled_read() -> None:
     reads = 0
 
     async def receive() -> Any:
@@ -392,6 +396,6 @@ async def test_does_not_read_on_where_a_reader_was_cut_off() -> None:
     assert reads == 1
 
 
-async def test_knows_when_the_caller_has_left() -> None:
+async def test_waits_for_a_disconnect() -> None:
     incoming = body(part(b"", is_last=True), GONE)
     await incoming.wait_disconnect()

@@ -1,4 +1,4 @@
-"""The callers' sockets: found by their far end, asked for room, and never touched."""
+"""The sockets of clients: found by their peer, read for their free space, and never changed."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ def find_socket(client_sockets: ClientSockets, pair: Pair) -> ClientSocket:
     return client_socket
 
 
-async def test_finds_a_socket_by_its_far_end_and_leaves_it_open(
+async def test_finds_a_socket_by_its_peer_and_leaves_it_open(
     client_sockets: ClientSockets, pair: Pair
 ) -> None:
     find_socket(client_sockets, pair)
@@ -91,13 +91,13 @@ async def test_finds_a_socket_by_its_far_end_and_leaves_it_open(
         {"client": ("127.0.0.1",), "server": ("127.0.0.1", 80)},
     ],
 )
-async def test_whoever_has_no_socket_here_has_no_line(
+async def test_a_client_without_a_socket_in_this_process_is_not_found(
     client_sockets: ClientSockets, scope: dict[str, Any]
 ) -> None:
     assert client_sockets.find_socket(scope) is None
 
 
-async def test_a_socket_that_another_caller_has_now_is_not_taken_for_the_first_ones(
+async def test_a_reused_descriptor_is_not_taken_for_the_earlier_client(
     client_sockets: ClientSockets,
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -112,14 +112,16 @@ async def test_a_socket_that_another_caller_has_now_is_not_taken_for_the_first_o
         second.close()
 
 
-async def test_a_little_may_wait_in_the_server(client_sockets: ClientSockets, pair: Pair) -> None:
+async def test_the_server_may_queue_a_few_bytes(client_sockets: ClientSockets, pair: Pair) -> None:
     client_socket = find_socket(client_sockets, pair)
     pair.fill()
     async with asyncio.timeout(5):
         await client_socket.wait_writable(LITTLE)
 
 
-async def test_what_the_kernel_took_is_counted_out_again(client_sockets: ClientSockets, pair: Pair) -> None:
+async def test_bytes_that_the_kernel_accepted_are_no_longer_counted(
+    client_sockets: ClientSockets, pair: Pair
+) -> None:
     client_socket = find_socket(client_sockets, pair)
     client_socket.add_sent(AHEAD_BYTES_MAX)
     assert client_sockets.ahead == AHEAD_BYTES_MAX
@@ -132,7 +134,7 @@ async def test_what_the_kernel_took_is_counted_out_again(client_sockets: ClientS
     assert client_sockets.ahead == 0
 
 
-async def test_what_arrives_between_the_two_looks_of_a_count_is_not_counted_twice(
+async def test_bytes_acknowledged_between_the_two_reads_are_not_counted_twice(
     client_sockets: ClientSockets, pair: Pair
 ) -> None:
     client_socket = find_socket(client_sockets, pair)
@@ -158,7 +160,7 @@ async def test_what_arrives_between_the_two_looks_of_a_count_is_not_counted_twic
     assert client_sockets.ahead == 0
 
 
-async def test_no_more_is_given_for_a_caller_who_stands_still_until_he_reads(
+async def test_a_stalled_client_gets_no_more_bytes_until_it_reads(
     client_sockets: ClientSockets, pair: Pair
 ) -> None:
     client_socket = find_socket(client_sockets, pair)
@@ -177,7 +179,7 @@ async def test_no_more_is_given_for_a_caller_who_stands_still_until_he_reads(
     assert client_sockets.ahead == 0
 
 
-async def test_nobody_waits_for_a_caller_who_has_left(client_sockets: ClientSockets, pair: Pair) -> None:
+async def test_a_disconnect_ends_the_wait(client_sockets: ClientSockets, pair: Pair) -> None:
     client_socket = find_socket(client_sockets, pair)
     client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)
     async with asyncio.timeout(5), asyncio.TaskGroup() as group:
@@ -187,7 +189,7 @@ async def test_nobody_waits_for_a_caller_who_has_left(client_sockets: ClientSock
         client_socket.release()
 
 
-async def test_nobody_waits_on_a_line_that_is_gone(client_sockets: ClientSockets, pair: Pair) -> None:
+async def test_a_closed_connection_ends_the_wait(client_sockets: ClientSockets, pair: Pair) -> None:
     client_socket = find_socket(client_sockets, pair)
     client_socket.add_sent(pair.fill() + AHEAD_BYTES_MAX)
     pair.close()
@@ -195,7 +197,7 @@ async def test_nobody_waits_on_a_line_that_is_gone(client_sockets: ClientSockets
         await client_socket.wait_writable(LITTLE)
 
 
-async def test_those_who_stand_still_never_have_all_of_what_may_wait(client_sockets: ClientSockets) -> None:
+async def test_stalled_clients_never_use_all_of_the_queue(client_sockets: ClientSockets) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         pairs = [Pair(listener) for _ in range(60)]
         for pair in pairs:
@@ -205,5 +207,5 @@ async def test_those_who_stand_still_never_have_all_of_what_may_wait(client_sock
             pair.close()
     assert (
         0 < client_sockets.limit_ahead(0) < LITTLE
-    )  # whoever comes now is given what the kernel takes, and no more
+    )  # a further client gets what the kernel accepts, and no more
     await until(lambda: client_sockets.ahead > ALL_AHEAD_BYTES_MAX * 3 // 4)

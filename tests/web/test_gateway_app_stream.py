@@ -1,4 +1,4 @@
-"""An answer on its way to a caller who takes nothing: how much of it leaves the upstream."""
+"""A response to a client that reads nothing: how much of it the gateway fetches from the upstream."""
 
 import asyncio
 import socket
@@ -15,7 +15,7 @@ from tollway.web.gateway_app import AHEAD_BYTES_MAX, ALL_AHEAD_BYTES_MAX
 KIB = 1024
 WHOLE = 32 * KIB * KIB
 FOR_EACH = 256 * KIB
-"""In the kernel, on its way to the caller, and one piece in hand."""
+"""In the kernel, in the queue of the server, and one chunk in the gateway."""
 CALLERS = 60
 
 
@@ -66,7 +66,7 @@ async def wait_quiet(taken: list[int]) -> int:
     return sum(taken)
 
 
-async def test_a_caller_who_stands_still_holds_little_and_goes_on_when_he_reads(
+async def test_a_stalled_client_buffers_little_and_continues_when_it_reads(
     gateway: InProcessGateway, taken: list[int]
 ) -> None:
     gateway.upstream.answer = pour
@@ -79,7 +79,7 @@ async def test_a_caller_who_stands_still_holds_little_and_goes_on_when_he_reads(
                     await asyncio.get_running_loop().sock_recv(caller, 256 * KIB)
 
 
-async def test_all_who_stand_still_share_what_may_wait_in_the_server(
+async def test_stalled_clients_share_the_queue_of_the_server(
     gateway: InProcessGateway, taken: list[int]
 ) -> None:
     gateway.upstream.answer = pour

@@ -1,4 +1,4 @@
-"""`/history` and `/payments`: the public record to the letter, each wallet its own, and what a provider may decide."""
+"""`/history` and `/payments`: the members of a record, the records of each wallet, and resolutions of the provider."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,13 +95,13 @@ PAYMENT = Payment(
 )
 
 
-class Shelves:
+class FakeRecords:
     """A statement and a book that hold what a test put there."""
 
     def __init__(self, calls: Sequence[CallRecord] = (), payments: Sequence[Payment] = ()) -> None:
         self.calls = {call.id: call for call in calls}
         self.payments = tuple(payments)
-        self.asked: list[HistoryQuery] = []
+        self.queries: list[HistoryQuery] = []
         self.is_lower_bound = False
         self.claimed: tuple[CallId, ...] = (CallId("call_1"),)
         self.unknown: tuple[CallId, ...] = ()
@@ -111,7 +111,7 @@ class Shelves:
         return RecordedTransaction(payments=(), is_admitted=False, held_before_ms=self.held_before_ms)
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
-        self.asked.append(query)
+        self.queries.append(query)
         calls = tuple(self.calls.values())
         return HistoryPage(calls=calls, total=len(calls), is_lower_bound=self.is_lower_bound)
 
@@ -139,7 +139,7 @@ class Shelves:
 
 
 async def ask(
-    shelves: Shelves,
+    records: FakeRecords,
     path: str,
     *,
     wallet: Address | None = PAYER,
@@ -158,9 +158,9 @@ async def ask(
         return transaction_status
 
     router = history_router(
-        call_history=shelves,
-        ledger=shelves,  # type: ignore[arg-type]  # only `resolve` is asked here
-        payment_ledger=shelves,  # type: ignore[arg-type]  # only `find_transaction` is asked here
+        call_history=records,
+        ledger=records,  # type: ignore[arg-type]  # only `resolve` is called here
+        payment_ledger=records,  # type: ignore[arg-type]  # only `find_transaction` is called here
         wallet=authenticate,
         lookup=lookup,
         find_asset=lambda chain_id, key: next(
@@ -169,7 +169,7 @@ async def ask(
         now_ms=lambda: NOW_MS,
     )
     x402_router = x402_history_router(
-        call_history=shelves,
+        call_history=records,
         wallet=authenticate,
         find_asset=lambda chain_id, key: USDC,
         now_ms=lambda: NOW_MS,
@@ -185,7 +185,7 @@ async def ask(
 
 
 async def test_a_record_has_the_public_members_and_no_others() -> None:
-    answer = await ask(Shelves([CALL]), "/history/call_1")
+    answer = await ask(FakeRecords([CALL]), "/history/call_1")
     assert answer.json() == {
         "id": "call_1",
         "apiId": "api_1",
@@ -236,17 +236,17 @@ async def test_a_record_has_the_public_members_and_no_others() -> None:
         (CallState.REORGED, 404, "failed", "reorged"),
     ],
 )
-async def test_states_are_told_in_the_words_of_the_wire(
+async def test_states_have_their_names_on_the_wire(
     state: CallState, upstream: int | None, status: str, payment_state: str
 ) -> None:
     call = replace(CALL, state=state, upstream_status=upstream)
     assert call_status(call) == status
-    shown = (await ask(Shelves([call]), "/history/call_1")).json()
-    assert (shown["status"], shown["payment"]["state"]) == (status, payment_state)
+    record = (await ask(FakeRecords([call]), "/history/call_1")).json()
+    assert (record["status"], record["payment"]["state"]) == (status, payment_state)
 
 
 async def test_a_free_call_has_no_payment() -> None:
-    payment = (await ask(Shelves([FREE]), "/history/call_1")).json()["payment"]
+    payment = (await ask(FakeRecords([FREE]), "/history/call_1")).json()["payment"]
     assert payment == {
         "state": "none",
         "rail": "none",
@@ -260,39 +260,39 @@ async def test_a_free_call_has_no_payment() -> None:
 
 async def test_amounts_are_base_units_of_the_asset() -> None:
     call = replace(CALL, asset="native", currency="ETH", price_units=2, decimals=9)
-    assert (await ask(Shelves([call]), "/history/call_1")).json()["payment"]["amount"] == "2000000000"
+    assert (await ask(FakeRecords([call]), "/history/call_1")).json()["payment"]["amount"] == "2000000000"
 
 
 @pytest.mark.parametrize(("wallet", "status"), [(PAYER, 200), (PROVIDER, 200), (STRANGER, 404), (None, 401)])
 async def test_a_call_is_shown_to_its_payer_and_its_provider_only(
     wallet: Address | None, status: int
 ) -> None:
-    assert (await ask(Shelves([CALL]), "/history/call_1", wallet=wallet)).status_code == status
+    assert (await ask(FakeRecords([CALL]), "/history/call_1", wallet=wallet)).status_code == status
 
 
 @pytest.mark.parametrize("call_id", ["call_2", "x" * 100, "%00"])
 async def test_an_unknown_call_is_a_404(call_id: str) -> None:
-    answer = await ask(Shelves([CALL]), f"/history/{call_id}")
+    answer = await ask(FakeRecords([CALL]), f"/history/{call_id}")
     assert (answer.status_code, answer.json()["code"]) == (404, "call_not_found")
 
 
-async def test_a_page_says_what_it_is_a_page_of() -> None:
-    shelves = Shelves([CALL])
-    page = (await ask(shelves, "/history")).json()
+async def test_a_page_has_its_total_limit_and_offset() -> None:
+    records = FakeRecords([CALL])
+    page = (await ask(records, "/history")).json()
     assert [call["id"] for call in page.pop("calls")] == ["call_1"]
     assert page == {"total": 1, "limit": 50, "offset": 0, "asOf": format_time(NOW_MS)}
-    assert shelves.asked == [HistoryQuery(wallet=PAYER)]
+    assert records.queries == [HistoryQuery(wallet=PAYER)]
 
 
-async def test_every_filter_reaches_the_books() -> None:
-    shelves = Shelves()
+async def test_every_filter_reaches_the_ledger() -> None:
+    records = FakeRecords()
     path = (
         "/history?apiId=api_1&limit=1000&offset=10000&status=failed&from=2026-11-20T00:00:00Z"
         "&to=2026-11-21T09:15:00.007Z&before=call_9&role=provider"
     )
-    assert (await ask(shelves, path)).status_code == 200
-    (asked,) = shelves.asked
-    assert asked == HistoryQuery(
+    assert (await ask(records, path)).status_code == 200
+    (query,) = records.queries
+    assert query == HistoryQuery(
         wallet=PAYER,
         role="provider",
         listing_id=ListingId("api_1"),
@@ -309,14 +309,14 @@ async def test_every_filter_reaches_the_books() -> None:
     ("to_ms", "as_of_ms"), [(NOW_MS - 5, NOW_MS - 5), (NOW_MS, NOW_MS), (NOW_MS + 5, NOW_MS)]
 )
 async def test_as_of_never_lies_in_the_future(to_ms: int, as_of_ms: int) -> None:
-    page = (await ask(Shelves(), f"/history?to={format_time(to_ms)}")).json()
+    page = (await ask(FakeRecords(), f"/history?to={format_time(to_ms)}")).json()
     assert page["asOf"] == format_time(as_of_ms)
 
 
-async def test_a_total_that_was_not_counted_to_its_end_says_so() -> None:
-    shelves = Shelves()
-    shelves.is_lower_bound = True
-    assert (await ask(shelves, "/history?status=failed")).json()["totalIsLowerBound"] is True
+async def test_a_total_that_is_a_lower_bound_is_marked() -> None:
+    records = FakeRecords()
+    records.is_lower_bound = True
+    assert (await ask(records, "/history?status=failed")).json()["totalIsLowerBound"] is True
 
 
 @pytest.mark.parametrize(
@@ -324,30 +324,30 @@ async def test_a_total_that_was_not_counted_to_its_end_says_so() -> None:
     ["limit=0", "limit=1001", "limit=x", "limit=1e1", "offset=-1", "offset=10001", "status=done", "from=now",
      "role=owner", "page=1", "limit=1&limit=2", "to=2026-11-21", "apiId=" + "x" * 65],
 )  # fmt: skip
-async def test_a_bad_query_is_named_and_the_books_are_not_asked(query: str) -> None:
-    shelves = Shelves()
-    answer = await ask(shelves, f"/history?{query}")
+async def test_an_invalid_query_names_its_parameter_and_reads_nothing(query: str) -> None:
+    records = FakeRecords()
+    answer = await ask(records, f"/history?{query}")
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
     assert answer.json()["errors"][0]["parameter"] == query.split("=")[0]
-    assert shelves.asked == []
+    assert records.queries == []
 
 
-async def test_who_asks_is_settled_before_what_is_asked() -> None:
-    assert (await ask(Shelves(), "/history?limit=x", wallet=None)).status_code == 401
+async def test_authentication_comes_before_validation() -> None:
+    assert (await ask(FakeRecords(), "/history?limit=x", wallet=None)).status_code == 401
 
 
 UNKNOWN = replace(CALL, state=CallState.UNKNOWN, upstream_status=None)
 
 
 @pytest.mark.parametrize(("outcome", "status"), [("released", "failed"), ("consumed", "failed")])
-async def test_the_provider_decides_an_unknown_call(outcome: str, status: str) -> None:
-    shelves = Shelves([UNKNOWN])
+async def test_the_provider_resolves_an_unknown_call(outcome: str, status: str) -> None:
+    records = FakeRecords([UNKNOWN])
     body = b'{"outcome":"%s"}' % outcome.encode()
-    answer = await ask(shelves, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
+    answer = await ask(records, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
     assert (answer.status_code, answer.json()["status"]) == (200, status)
-    again = await ask(shelves, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
+    again = await ask(records, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
     assert again.status_code == 200
-    assert shelves.calls[UNKNOWN.id].state is CallState(outcome)
+    assert records.calls[UNKNOWN.id].state is CallState(outcome)
 
 
 @pytest.mark.parametrize(
@@ -369,10 +369,10 @@ async def test_the_provider_decides_an_unknown_call(outcome: str, status: str) -
 async def test_a_resolution_is_refused_and_nothing_changes(
     call: CallRecord, wallet: Address | None, body: bytes, code: str
 ) -> None:
-    shelves = Shelves([call])
-    answer = await ask(shelves, "/history/call_1/resolution", wallet=wallet, method="POST", body=body)
+    records = FakeRecords([call])
+    answer = await ask(records, "/history/call_1/resolution", wallet=wallet, method="POST", body=body)
     assert answer.json()["code"] == code
-    assert shelves.calls[call.id] == call
+    assert records.calls[call.id] == call
 
 
 @pytest.mark.parametrize(
@@ -385,11 +385,11 @@ async def test_a_resolution_is_refused_and_nothing_changes(
         ({"is_held": True}, "credited", "20000", "held_by_dispute"),
     ],
 )
-async def test_what_became_of_a_payment(
+async def test_the_state_of_a_payment(
     changes: dict[str, Any], state: str, credit: str, reason: str | None
 ) -> None:
     payment = replace(PAYMENT, **changes)
-    answer = (await ask(Shelves(payments=[payment]), f"/payments/{str(TX).upper()}")).json()
+    answer = (await ask(FakeRecords(payments=[payment]), f"/payments/{str(TX).upper()}")).json()
     assert answer == {
         "transaction": str(TX),
         "network": "eip155:84532",
@@ -405,12 +405,12 @@ async def test_what_became_of_a_payment(
 
 
 @pytest.mark.parametrize(("held_before_ms", "reason"), [(None, "held_by_dispute"), (1, "held_after_restore")])
-async def test_a_held_payment_says_what_holds_it(held_before_ms: int | None, reason: str) -> None:
-    shelves = Shelves(payments=[replace(PAYMENT, is_held=True)])
-    shelves.held_before_ms = held_before_ms
-    answer = (await ask(shelves, f"/payments/{TX}")).json()
+async def test_a_held_payment_has_the_reason(held_before_ms: int | None, reason: str) -> None:
+    records = FakeRecords(payments=[replace(PAYMENT, is_held=True)])
+    records.held_before_ms = held_before_ms
+    answer = (await ask(records, f"/payments/{TX}")).json()
     assert (answer["state"], answer["reason"]) == ("credited", reason)
-    listed = (await ask(shelves, "/payments")).json()
+    listed = (await ask(records, "/payments")).json()
     assert listed["payments"][0]["reason"] == reason
 
 
@@ -423,32 +423,32 @@ async def test_a_held_payment_says_what_holds_it(held_before_ms: int | None, rea
         ({"state": PaymentState.GONE}, "reorged", None),
     ],
 )
-async def test_a_payment_says_that_a_call_without_an_outcome_holds_some_of_it(
+async def test_a_payment_with_units_held_by_an_unknown_call_has_the_reason(
     changes: dict[str, Any], state: str, reason: str | None
 ) -> None:
-    shelves = Shelves(payments=[replace(PAYMENT, **changes)])
-    shelves.unknown = (CallId("call_1"),)
-    answer = (await ask(shelves, f"/payments/{TX}")).json()
+    records = FakeRecords(payments=[replace(PAYMENT, **changes)])
+    records.unknown = (CallId("call_1"),)
+    answer = (await ask(records, f"/payments/{TX}")).json()
     assert (answer["state"], answer["reason"], answer["calls"]) == (state, reason, ["call_1"])
 
 
-async def test_a_call_that_holds_some_of_a_payment_is_named_however_old_it_is() -> None:
-    shelves = Shelves(payments=[PAYMENT])
-    shelves.claimed = tuple(CallId(f"call_{number:03}") for number in range(200, 0, -1))
-    shelves.unknown = (CallId("call_101"), CallId("call_002"))
-    calls = (await ask(shelves, f"/payments/{TX}")).json()["calls"]
-    assert calls == [*shelves.claimed[:98], "call_101", "call_002"]
+async def test_a_payment_lists_a_call_that_holds_units_at_any_age() -> None:
+    records = FakeRecords(payments=[PAYMENT])
+    records.claimed = tuple(CallId(f"call_{number:03}") for number in range(200, 0, -1))
+    records.unknown = (CallId("call_101"), CallId("call_002"))
+    calls = (await ask(records, f"/payments/{TX}")).json()["calls"]
+    assert calls == [*records.claimed[:98], "call_101", "call_002"]
 
 
 async def test_several_payments_in_one_transaction_are_all_shown() -> None:
     other = replace(PAYMENT, id=8, payee=STRANGER)
-    answer = (await ask(Shelves(payments=[PAYMENT, other]), f"/payments/{TX}")).json()
+    answer = (await ask(FakeRecords(payments=[PAYMENT, other]), f"/payments/{TX}")).json()
     assert answer["payee"] == str(PROVIDER)
     assert [payment["payee"] for payment in answer["others"]] == [str(STRANGER)]
 
 
-async def test_a_payment_in_a_forgotten_asset_has_no_amount() -> None:
-    answer = (await ask(Shelves(payments=[PAYMENT]), f"/payments/{TX}", assets=())).json()
+async def test_a_payment_in_an_unconfigured_asset_has_no_amount() -> None:
+    answer = (await ask(FakeRecords(payments=[PAYMENT]), f"/payments/{TX}", assets=())).json()
     assert (answer["amount"], answer["credit"], answer["asset"]) == (None, None, USDC.caip19)
 
 
@@ -460,10 +460,10 @@ async def test_a_payment_in_a_forgotten_asset_has_no_amount() -> None:
         (TransactionStatus(state="refused", reason="failed", chain_id=CHAIN), "refused", "eip155:84532"),
     ],
 )
-async def test_a_payment_that_the_books_do_not_know_is_looked_up(
+async def test_a_payment_that_is_not_in_the_ledger_is_read_from_the_chain(
     transaction_status: TransactionStatus, state: str, network: str | None
 ) -> None:
-    answer = (await ask(Shelves(), f"/payments/{TX}", transaction_status=transaction_status)).json()
+    answer = (await ask(FakeRecords(), f"/payments/{TX}", transaction_status=transaction_status)).json()
     assert (answer["state"], answer["network"], answer["reason"]) == (
         state,
         network,
@@ -473,22 +473,22 @@ async def test_a_payment_that_the_books_do_not_know_is_looked_up(
 
 
 async def test_the_payments_of_others_are_not_shown() -> None:
-    shelves = Shelves(payments=[PAYMENT])
-    answer = await ask(shelves, f"/payments/{TX}", wallet=STRANGER)
+    records = FakeRecords(payments=[PAYMENT])
+    answer = await ask(records, f"/payments/{TX}", wallet=STRANGER)
     assert (answer.status_code, answer.json()["code"]) == (404, "payment_not_found")
-    assert (await ask(shelves, "/payments", wallet=STRANGER)).json()["payments"] == []
+    assert (await ask(records, "/payments", wallet=STRANGER)).json()["payments"] == []
 
 
 @pytest.mark.parametrize("transaction", ["0x12", "ab" * 32, "0x" + "zz" * 32])
 async def test_a_malformed_hash_is_refused(transaction: str) -> None:
-    answer = await ask(Shelves(), f"/payments/{transaction}")
+    answer = await ask(FakeRecords(), f"/payments/{transaction}")
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
 
 
 async def test_payments_are_listed_in_pages() -> None:
-    answer = (await ask(Shelves(payments=[PAYMENT]), "/payments?limit=1&offset=0")).json()
+    answer = (await ask(FakeRecords(payments=[PAYMENT]), "/payments?limit=1&offset=0")).json()
     assert (len(answer["payments"]), answer["limit"], answer["offset"]) == (1, 1, 0)
-    assert (await ask(Shelves(), "/payments?limit=101")).status_code == 422
+    assert (await ask(FakeRecords(), "/payments?limit=101")).status_code == 422
 
 
 @pytest.mark.parametrize(("error", "status"), [("upstream_timeout", 504), ("shutdown", None)])
@@ -500,11 +500,11 @@ def test_a_call_that_the_gateway_answered_has_the_status_of_its_problem(
 
 
 @pytest.mark.parametrize("path", ["/history", "/history?limit=1&role=provider", "/history/call_1"])
-async def test_x402_clients_read_the_same_history_at_a_door_of_their_own(path: str) -> None:
-    own, plain = Shelves([CALL]), Shelves([CALL])
-    told = await ask(own, path, base="/x402")
-    assert (told.status_code, told.json()) == (200, (await ask(plain, path)).json())
-    assert own.asked == plain.asked
+async def test_x402_clients_read_the_same_history_at_their_own_path(path: str) -> None:
+    own, plain = FakeRecords([CALL]), FakeRecords([CALL])
+    answer = await ask(own, path, base="/x402")
+    assert (answer.status_code, answer.json()) == (200, (await ask(plain, path)).json())
+    assert own.queries == plain.queries
 
 
 @pytest.mark.parametrize(
@@ -518,10 +518,10 @@ async def test_x402_clients_read_the_same_history_at_a_door_of_their_own(path: s
         ("/history/call_1/resolution", "POST", PROVIDER, 404, 422),  # reads only
     ],
 )
-async def test_at_that_door_only_a_401_changes(
+async def test_at_the_path_of_x402_only_a_401_differs(
     path: str, method: str, wallet: Address | None, status: int, plain_status: int
 ) -> None:
     for base, expected in (("/x402", status), ("/api/v2", plain_status)):
-        answer = await ask(Shelves([CALL]), path, method=method, wallet=wallet, body=b"{}", base=base)
+        answer = await ask(FakeRecords([CALL]), path, method=method, wallet=wallet, body=b"{}", base=base)
         assert answer.status_code == expected, base
         assert ("payment-required" in answer.headers) is (wallet is None)

@@ -1,4 +1,4 @@
-"""The door of MCP: who may knock, in which revision, with how much, and that nothing is kept between two requests."""
+"""The ASGI application of MCP: origins, revisions, sizes, and no state between two requests."""
 
 import json
 import sys
@@ -48,7 +48,7 @@ def modern_headers(method: str, name: str | None = None) -> dict[str, str]:
 
 
 @BOTH
-async def test_the_official_client_finds_reads_and_is_told_the_terms(
+async def test_the_official_client_searches_reads_and_gets_the_terms(
     gateway: InProcessGateway, mode: Any
 ) -> None:
     async with serve(gateway) as port, Client(f"http://127.0.0.1:{port}/mcp", mode=mode) as client:
@@ -56,8 +56,8 @@ async def test_the_official_client_finds_reads_and_is_told_the_terms(
         assert listed == {"search_resources", "get_api", "proxy_tool_call", "list_my_calls"}
         found = await client.call_tool("search_resources", {"query": "quotes"})
         (api,) = found.structured_content["resources"]
-        shown = await client.call_tool("get_api", {"apiId": api["apiId"]})
-        name = shown.structured_content["tools"][0]["toolName"]
+        details = await client.call_tool("get_api", {"apiId": api["apiId"]})
+        name = details.structured_content["tools"][0]["toolName"]
         answer = await client.call_tool("proxy_tool_call", {"toolName": name, "arguments": {"asset": "ETH"}})
         assert answer.is_error
         assert answer.structured_content["accepts"]
@@ -135,7 +135,7 @@ async def test_a_current_request_stands_alone(gateway: InProcessGateway) -> None
     assert answer.headers["x-request-id"]
 
 
-async def test_lists_may_be_kept_for_a_while(gateway: InProcessGateway) -> None:
+async def test_lists_have_a_cache_hint(gateway: InProcessGateway) -> None:
     async with knock(gateway) as client:
         for path in ("/mcp", "/mcp/api_quotes"):
             answer = await client.post(path, json=modern("tools/list"), headers=modern_headers("tools/list"))
@@ -180,7 +180,7 @@ async def test_a_body_has_a_maximum(gateway: InProcessGateway) -> None:
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"[]", b"[" * 60, b"7"])
 @pytest.mark.parametrize("path", ["/mcp", "/mcp/api_quotes"])
 @pytest.mark.parametrize("version", ["2025-11-25", "2026-07-28", "2099-01-01"])
-async def test_what_is_no_message_is_refused(
+async def test_refuses_a_body_that_is_not_a_message(
     gateway: InProcessGateway, body: bytes, path: str, version: str
 ) -> None:
     async with knock(gateway) as client:
@@ -240,13 +240,13 @@ ORIGINS = [
 
 
 @pytest.mark.parametrize(("origin", "own", "is_allowed"), ORIGINS)
-def test_a_page_elsewhere_may_not_use_mcp(origin: str | None, own: str, is_allowed: bool) -> None:
+def test_a_page_of_another_origin_may_not_use_mcp(origin: str | None, own: str, is_allowed: bool) -> None:
     others = frozenset({"https://chat.example"})
     assert is_origin_allowed(origin, own=own, others=others) is is_allowed
     assert is_origin_allowed(origin, own=own, others=frozenset({"*"}))
 
 
-async def test_a_foreign_page_is_turned_away_before_anything_is_read(gateway: InProcessGateway) -> None:
+async def test_refuses_another_origin_before_the_body_is_read(gateway: InProcessGateway) -> None:
     async with knock(gateway) as client:
         for path in ("/mcp", "/mcp/api_quotes"):
             answer = await client.post(

@@ -1,4 +1,4 @@
-"""A call from inside: what it brings along of the outer request, what it never does, and how its answer is collected."""
+"""An internal call: what it takes from the MCP request, what it leaves out, and how its response is collected."""
 
 import asyncio
 from typing import Any
@@ -16,7 +16,7 @@ API = ListingId("api_1")
 
 
 class RecordingApp:
-    """An ASGI application that notes what it was asked and says what it is told to."""
+    """An ASGI application that records its request and sends a given response."""
 
     def __init__(self, *messages: dict[str, Any]) -> None:
         self.messages = messages
@@ -62,7 +62,7 @@ async def make(
     )
 
 
-async def test_the_request_is_as_a_caller_would_have_sent_it() -> None:
+async def test_the_internal_request_equals_one_over_http() -> None:
     app = RecordingApp(start(), piece(b"ok"))
     sent = ToolRequest(
         method="POST", rest="/v1/a%2Fb", query="a=1", headers=(("Content-Type", "text/csv"),), body=b"x;y"
@@ -81,7 +81,7 @@ async def test_the_request_is_as_a_caller_would_have_sent_it() -> None:
     }
 
 
-async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_the_outer_request() -> None:
+async def test_takes_address_trace_and_loop_header_of_the_mcp_request_only() -> None:
     app = RecordingApp(start(), piece(b""))
     outer = mcp_request(
         ("user-agent", "agent/1"),
@@ -114,20 +114,20 @@ async def test_the_callers_address_trace_and_way_come_along_and_nothing_else_of_
         "X-Forwarded-For",
     ],
 )
-async def test_an_argument_never_becomes_a_header_that_the_gateway_obeys(name: str) -> None:
+async def test_an_argument_never_becomes_a_control_header(name: str) -> None:
     app = RecordingApp(start(), piece(b""))
     await make(app, ToolRequest(method="GET", rest="", headers=((name, "x"),)))
     assert app.headers.get(name.lower()) == ("gw.example.com" if name == "Host" else None)
 
 
-async def test_an_argument_comes_before_what_the_outer_request_says() -> None:
+async def test_an_argument_replaces_a_header_of_the_mcp_request() -> None:
     app = RecordingApp(start(), piece(b""))
     sent = ToolRequest(method="GET", rest="", headers=(("Accept-Language", "de"), ("Accept", "text/csv")))
     await make(app, sent, mcp_request(("accept-language", "en")))
     assert (app.headers["accept-language"], app.headers["accept"]) == ("de", "text/csv")
 
 
-async def test_controls_pay_for_it() -> None:
+async def test_controls_become_headers() -> None:
     app = RecordingApp(start(), piece(b""))
     await make(app, **{"x-payment-tx": "0x1"})
     assert app.headers["x-payment-tx"] == "0x1"
@@ -154,7 +154,7 @@ async def test_the_answer_is_collected_in_pieces() -> None:
         ([], False, False),
     ],
 )
-async def test_what_is_too_large_or_cut_is_not_whole(
+async def test_a_too_large_or_incomplete_response_is_not_whole(
     pieces: list[dict[str, Any]], is_whole: bool, is_too_large: bool
 ) -> None:
     answer = await make(RecordingApp(start(), *pieces))
@@ -162,7 +162,7 @@ async def test_what_is_too_large_or_cut_is_not_whole(
     assert answer.body == b"" or not is_too_large
 
 
-async def test_what_is_too_large_hangs_up() -> None:
+async def test_a_too_large_response_disconnects() -> None:
     async def endless(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         await send(start())
@@ -173,7 +173,7 @@ async def test_what_is_too_large_hangs_up() -> None:
         assert (await make(endless)).is_too_large
 
 
-async def test_the_outer_callers_leaving_is_the_inner_ones() -> None:
+async def test_a_disconnect_of_the_mcp_request_disconnects_the_internal_call() -> None:
     left = asyncio.Event()
 
     async def waiting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -191,7 +191,7 @@ async def test_the_outer_callers_leaving_is_the_inner_ones() -> None:
         await left.wait()
 
 
-async def test_no_answer_at_all_is_a_failure_of_ours() -> None:
+async def test_a_missing_response_is_an_internal_error() -> None:
     with pytest.raises(Refusal) as caught:
         await make(RecordingApp())
     assert (caught.value.problem.code, caught.value.problem.payment_state) == ("internal_error", "held")

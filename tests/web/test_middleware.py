@@ -1,4 +1,4 @@
-"""Heads and bodies at the door: ambiguous or oversized ones are refused, slow ones cut, unread ones cleared up."""
+"""The middleware: refuses ambiguous and oversized heads and bodies, ends slow ones, discards unread ones."""
 
 import asyncio
 import json
@@ -167,7 +167,7 @@ ACCEPTED_HEADS = [
 
 
 @pytest.mark.parametrize("more", ACCEPTED_HEADS)
-async def test_lets_a_head_pass(more: dict[str, Any]) -> None:
+async def test_accepts_a_head(more: dict[str, Any]) -> None:
     wire = Wire()
     await RequestHeadCheck(answer_app, limits=LIMITS, public_url="https://gw.example.com")(
         make_scope(**more), wire.receive, wire.send
@@ -207,7 +207,9 @@ async def run(app: Any, scope: dict[str, Any], wire: Wire) -> str:
         (make_scope(), Wire(), "answered"),
     ],
 )
-async def test_bounds_a_body_in_size_and_slowness(scope: dict[str, Any], wire: Wire, outcome: str) -> None:
+async def test_limits_the_size_and_the_duration_of_a_body(
+    scope: dict[str, Any], wire: Wire, outcome: str
+) -> None:
     assert await run(reading_app, scope, wire) == outcome
 
 
@@ -226,7 +228,7 @@ async def test_bounds_a_body_in_size_and_slowness(scope: dict[str, Any], wire: W
         (make_scope(), Wire(), True, 1),
     ],
 )
-async def test_clears_up_after_an_answer_that_came_early(
+async def test_discards_the_rest_of_a_body_after_an_early_response(
     scope: dict[str, Any], wire: Wire, stays_open: bool, left: int
 ) -> None:
     assert await run(answer_app, scope, wire) == "answered"
@@ -234,7 +236,7 @@ async def test_clears_up_after_an_answer_that_came_early(
     assert len(wire.script) == left
 
 
-async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
+async def test_bodies_share_one_budget_until_their_requests_end() -> None:
     budget = BodyBudget(Limits(held_bodies_bytes_max=1_600, buffer_bytes=0))
     is_over = asyncio.Event()
 
@@ -259,8 +261,8 @@ async def test_bodies_share_one_room_until_their_requests_are_over() -> None:
     assert budget.reserved_bytes == 0
 
 
-@pytest.mark.parametrize(("size", "is_told"), [(10, True), (11, False)])
-async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int, is_told: bool) -> None:
+@pytest.mark.parametrize(("size", "is_immediate"), [(10, True), (11, False)])
+async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int, is_immediate: bool) -> None:
     budget, heard = BodyBudget(Limits(buffer_bytes=10)), asyncio.Event()
     budget.next_delay_s(asyncio.get_running_loop().time() + 1_000)  # the last turn is as late as that
 
@@ -275,7 +277,7 @@ async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int
         await until(lambda: not wire.script)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert heard.is_set() is is_told
+        assert heard.is_set() is is_immediate
         request.cancel()
 
 
@@ -286,7 +288,7 @@ async def test_a_body_in_time_and_in_full_keeps_the_connection() -> None:
 
 
 @pytest.mark.parametrize(
-    ("peer", "told", "address"),
+    ("peer", "forwarded", "address"),
     [
         ("203.0.113.9", "198.51.100.1", "203.0.113.9"),
         ("10.0.0.1", "198.51.100.1", "198.51.100.1"),
@@ -304,30 +306,30 @@ async def test_a_body_in_time_and_in_full_keeps_the_connection() -> None:
         ("::1", "198.51.100.1", "::1"),
     ],
 )
-def test_only_a_trusted_proxy_may_say_who_is_asking(peer: str, told: str, address: str) -> None:
-    scope = make_scope(client=(peer, "1"), headers=[(b"x-forwarded-for", told.encode())])
+def test_only_a_trusted_proxy_may_name_the_client(peer: str, forwarded: str, address: str) -> None:
+    scope = make_scope(client=(peer, "1"), headers=[(b"x-forwarded-for", forwarded.encode())])
     assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == address
 
 
-@pytest.mark.parametrize("told", ["198.51.100.1", "10.0.0.1", "127.0.0.1, ::1"])
+@pytest.mark.parametrize("forwarded", ["198.51.100.1", "10.0.0.1", "127.0.0.1, ::1"])
 @pytest.mark.parametrize(
     "name", [b"x-forwarded-for", b"forwarded", b"x-real-ip", b"true-client-ip", b"cf-connecting-ip", b"via"]
 )
-def test_without_a_configured_proxy_no_header_says_who_is_asking(name: bytes, told: str) -> None:
+def test_without_a_trusted_proxy_no_header_names_the_client(name: bytes, forwarded: str) -> None:
     for peer in ("203.0.113.9", "10.0.0.1", "127.0.0.1", "::1"):
-        scope = make_scope(client=(peer, "1"), headers=[(name, told.encode())])
+        scope = make_scope(client=(peer, "1"), headers=[(name, forwarded.encode())])
         assert read_client_address(scope, ()) == peer
 
 
 @pytest.mark.parametrize("name", [b"forwarded", b"x-real-ip", b"true-client-ip", b"x-forwarded-host"])
-def test_a_trusted_proxy_is_read_in_one_header_alone(name: bytes) -> None:
+def test_reads_only_x_forwarded_for_of_a_trusted_proxy(name: bytes) -> None:
     scope = make_scope(client=("10.0.0.1", "1"), headers=[(name, b"198.51.100.1")])
     assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == "10.0.0.1"
 
 
 def test_a_long_chain_of_hops_is_read_from_its_end() -> None:
-    told = ", ".join(f"198.51.100.{n % 250}" for n in range(5_000)) + ", 192.0.2.7, 10.0.0.2"
-    scope = make_scope(client=("10.0.0.1", "1"), headers=[(b"x-forwarded-for", told.encode())])
+    forwarded = ", ".join(f"198.51.100.{n % 250}" for n in range(5_000)) + ", 192.0.2.7, 10.0.0.2"
+    scope = make_scope(client=("10.0.0.1", "1"), headers=[(b"x-forwarded-for", forwarded.encode())])
     assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == "192.0.2.7"
 
 

@@ -1,6 +1,4 @@
-"""The 402 as it goes out, in all its dialects at once: small, without nulls, true to the URL that was asked for, and read by
-the types of the x402 package.
-"""
+"""The 402 response with the terms of every protocol: small, without nulls, with the exact URL of the request, and valid for the types of the x402 package."""
 
 import base64
 import json
@@ -37,8 +35,8 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 def required(answer: Exchange) -> dict[str, Any]:
-    told: dict[str, Any] = decode_header(answer.headers["payment-required"].encode())
-    return told
+    content: dict[str, Any] = decode_header(answer.headers["payment-required"].encode())
+    return content
 
 
 def nulls(content: object, path: str = "") -> Iterator[str]:
@@ -65,7 +63,7 @@ def sell_on_two_networks(gateway: InProcessGateway) -> None:
     gateway.settlement.settlement._rules = gateway.rules
 
 
-async def test_one_402_speaks_every_dialect(gateway: InProcessGateway) -> None:
+async def test_one_402_has_the_terms_of_every_protocol(gateway: InProcessGateway) -> None:
     await gateway.publish()
     answer = await gateway.ask("GET", "/quote?x=1")
     assert (answer.status, answer.problem["code"]) == (402, "payment_required")
@@ -91,7 +89,7 @@ async def test_one_402_speaks_every_dialect(gateway: InProcessGateway) -> None:
     assert {v2["error"], answer.problem["error"]} == {"payment_required"}
 
 
-async def test_it_leads_to_the_agent_document(gateway: InProcessGateway) -> None:
+async def test_a_402_links_to_the_agent_document(gateway: InProcessGateway) -> None:
     await gateway.publish()
     for target in ("", "/quote?x=1"):
         link = (await gateway.ask("GET", target)).headers["link"]
@@ -99,7 +97,7 @@ async def test_it_leads_to_the_agent_document(gateway: InProcessGateway) -> None
         assert link == f'<{url}>; rel="describedby"; type="application/json"'
 
 
-async def test_the_package_reads_it(gateway: InProcessGateway) -> None:
+async def test_the_x402_package_parses_a_402(gateway: InProcessGateway) -> None:
     await gateway.publish(description="Quotes.", tags=("finance",))
     answer = await gateway.ask("GET", "/quote?x=1")
     v2 = PaymentRequired.model_validate(required(answer))
@@ -125,12 +123,12 @@ async def test_the_package_reads_it(gateway: InProcessGateway) -> None:
 async def test_the_resource_is_the_public_url_byte_for_byte(gateway: InProcessGateway, target: str) -> None:
     await gateway.publish()
     answer = await gateway.ask("GET", target, [("x-forwarded-host", "evil.example")])
-    asked = target.rstrip("?") if target.endswith("?") else target
-    assert required(answer)["resource"]["url"] in (URL + target, URL + asked)
+    written = target.rstrip("?") if target.endswith("?") else target
+    assert required(answer)["resource"]["url"] in (URL + target, URL + written)
     assert answer.problem["accepts"][0]["resource"] == required(answer)["resource"]["url"]
 
 
-async def test_the_host_header_names_nothing(gateway: InProcessGateway) -> None:
+async def test_the_host_header_is_not_used(gateway: InProcessGateway) -> None:
     await gateway.publish()
     exchange = gateway.open("GET", "/quote")
     exchange.scope["headers"] = [(b"host", b"evil.example")]
@@ -140,7 +138,7 @@ async def test_the_host_header_names_nothing(gateway: InProcessGateway) -> None:
     assert b"evil" not in answer.body
 
 
-async def test_it_stays_small_and_holds_no_nulls_whatever_the_listing_says(gateway: InProcessGateway) -> None:
+async def test_a_402_is_small_and_has_no_nulls_for_any_listing(gateway: InProcessGateway) -> None:
     parameters = [
         {"name": f"p{number}", "in": "query", "required": False, "description": "é" * 200, "schema": {"type": "string"}}
         for number in range(50)
@@ -186,7 +184,7 @@ async def test_accepts_stand_in_the_listings_order_of_preference(gateway: InProc
         assert [accepted["network"] for accepted in answer.problem["accepts"]] == ["base-sepolia"]
 
 
-async def test_version_1_is_not_spoken_where_its_clients_would_choke(gateway: InProcessGateway) -> None:
+async def test_version_1_is_left_out_where_its_clients_would_fail(gateway: InProcessGateway) -> None:
     sell_on_two_networks(gateway)
     await gateway.publish(networks=(V1_UNKNOWN,))
     answer = await gateway.ask("GET", "/quote")
@@ -234,7 +232,7 @@ async def test_an_extension_offers_an_identifier_and_none_offers_to_sign_in(
     assert "sign-in-with-x" not in extensions
 
 
-async def test_browsers_may_read_every_dialect(gateway: InProcessGateway) -> None:
+async def test_browsers_may_read_the_headers_of_every_protocol(gateway: InProcessGateway) -> None:
     await gateway.publish()
     answer = await gateway.ask("GET", "/quote")
     exposed = {name.strip().lower() for name in answer.headers["access-control-expose-headers"].split(",")}
@@ -253,7 +251,7 @@ async def test_browsers_may_read_every_dialect(gateway: InProcessGateway) -> Non
     assert answer.headers["cache-control"] == "no-store"
 
 
-async def test_the_reason_of_a_refusal_stands_in_every_dialect(gateway: InProcessGateway) -> None:
+async def test_every_protocol_has_the_reason_of_the_refusal(gateway: InProcessGateway) -> None:
     await gateway.publish()
     answer = await gateway.ask("GET", "/quote", [UNSUPPORTED])
     reason = answer.problem["reason"]
@@ -269,7 +267,7 @@ async def test_head_gets_the_headers_of_the_same_402(gateway: InProcessGateway) 
     assert answer.headers["www-authenticate"].startswith("Payment id=")
 
 
-async def test_each_header_is_told_once(gateway: InProcessGateway) -> None:
+async def test_no_header_is_repeated(gateway: InProcessGateway) -> None:
     """`RecordedExchange.headers` refuses doubled ones; the wire must not have them either."""
     await gateway.publish()
     answer = await gateway.ask("GET", "/quote", [("authorization", "Payment garbage")])
@@ -282,11 +280,11 @@ async def test_each_header_is_told_once(gateway: InProcessGateway) -> None:
 
 
 def payment_of(answer: Exchange) -> dict[str, Any]:
-    told: dict[str, Any] = answer.problem["payment"]
-    return told
+    content: dict[str, Any] = answer.problem["payment"]
+    return content
 
 
-async def test_a_listing_that_changed_is_quoted_as_it_is_at_once(gateway: InProcessGateway) -> None:
+async def test_a_changed_listing_is_quoted_at_once(gateway: InProcessGateway) -> None:
     listing = await gateway.publish(description="Old.")
     assert required(await gateway.ask("GET", "/quote"))["resource"]["description"] == "Old."
     other_wallet = Address(b"\x77" * 20)
@@ -310,7 +308,7 @@ async def test_a_listing_that_changed_is_quoted_as_it_is_at_once(gateway: InProc
     assert (request["amount"], request["recipient"]) == ("20000", str(other_wallet))
 
 
-async def test_each_operation_is_quoted_at_its_own_price_and_described_by_its_own_words(
+async def test_each_operation_has_its_own_price_and_description(
     gateway: InProcessGateway,
 ) -> None:
     document = {
@@ -334,14 +332,14 @@ async def test_each_operation_is_quoted_at_its_own_price_and_described_by_its_ow
             assert list(properties["queryParams"].get("properties", [])) == [name] * (name.isalpha())
 
 
-async def test_each_method_is_described_as_itself(gateway: InProcessGateway) -> None:
+async def test_each_method_has_its_own_description(gateway: InProcessGateway) -> None:
     await gateway.publish()
     for method in ("GET", "POST", "GET", "HEAD", "POST"):
         v2 = required(await gateway.ask(method, "/quote"))
         assert v2["extensions"]["bazaar"]["info"]["input"]["method"] == method
 
 
-async def test_what_cannot_be_settled_any_more_is_not_offered_any_more_and_comes_back(
+async def test_an_unsettled_asset_is_not_offered_until_it_can_be_settled_again(
     gateway: InProcessGateway,
 ) -> None:
     dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
@@ -361,7 +359,7 @@ async def test_what_cannot_be_settled_any_more_is_not_offered_any_more_and_comes
     assert [option["rail"] for option in payment_of(answer)["options"]] == ["tx", "x402"]
 
 
-async def test_moments_requests_and_challenges_are_each_requests_own(gateway: InProcessGateway) -> None:
+async def test_each_request_has_its_own_expiry_url_and_challenge(gateway: InProcessGateway) -> None:
     await gateway.publish()
     first = await gateway.ask("GET", "/quote")
     gateway.now_ms += 1_234
@@ -378,7 +376,7 @@ async def test_moments_requests_and_challenges_are_each_requests_own(gateway: In
     assert other.problem["instance"] == second.problem["instance"]
 
 
-async def test_refusals_of_other_kinds_quote_the_same_with_words_of_their_own(
+async def test_other_refusals_have_the_same_quote_with_their_own_text(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish()
@@ -390,7 +388,7 @@ async def test_refusals_of_other_kinds_quote_the_same_with_words_of_their_own(
         assert required(refused)["error"] != required(plain)["error"]
 
 
-async def test_no_member_of_a_402_is_told_twice(gateway: InProcessGateway) -> None:
+async def test_no_member_of_a_402_is_repeated(gateway: InProcessGateway) -> None:
     """The terms and the problem are encoded apart, and joined as text."""
     await gateway.publish()
     tiny = await gateway.pay(1)
@@ -424,7 +422,7 @@ class Notarised:
         return [offer["payload"] for offer in offers]
 
 
-async def test_offers_of_one_url_are_signed_once_in_a_while_and_never_promise_too_much(
+async def test_signed_offers_of_a_url_are_cached_and_stay_within_their_validity(
     gateway: InProcessGateway,
 ) -> None:
     signed = Notarised(gateway)
@@ -445,7 +443,7 @@ async def test_offers_of_one_url_are_signed_once_in_a_while_and_never_promise_to
     assert back["validUntil"] == now_s - 55 + 600
 
 
-async def test_an_offer_of_a_price_that_was_changed_is_not_given_out_again(gateway: InProcessGateway) -> None:
+async def test_a_cached_offer_ends_with_its_price(gateway: InProcessGateway) -> None:
     signed = Notarised(gateway)
     listing = await gateway.publish()
     (before,) = signed.read_offers(await gateway.ask("GET", "/quote"))
@@ -454,7 +452,7 @@ async def test_an_offer_of_a_price_that_was_changed_is_not_given_out_again(gatew
     assert (before["amount"], after["amount"]) == ("10000", "20000")
 
 
-async def test_what_is_remembered_of_urls_is_bounded(gateway: InProcessGateway) -> None:
+async def test_the_cache_of_urls_is_bounded(gateway: InProcessGateway) -> None:
     await gateway.publish()
     for number in range(HEADERS_CACHED_MAX + 2):
         await gateway.ask("GET", f"/quote?x={number}")

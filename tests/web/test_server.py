@@ -28,7 +28,7 @@ FREE = Price.parse("0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class RawResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -50,7 +50,7 @@ class RawConnection:
         headers = dict(line.split(": ", 1) if ": " in line else (line.rstrip(":"), "") for line in lines)
         return int(first.split(" ")[1]), headers
 
-    async def told(self, *, is_head: bool = False) -> Told:
+    async def read_response(self, *, is_head: bool = False) -> RawResponse:
         """A whole answer. Raises IncompleteReadError when it breaks off."""
         status, headers = await self.head()
         body = b""
@@ -61,7 +61,7 @@ class RawConnection:
         elif headers.get("transfer-encoding") == "chunked":
             while chunk := await self.chunk():
                 body += chunk
-        return Told(status=status, headers=headers, body=body)
+        return RawResponse(status=status, headers=headers, body=body)
 
     async def chunk(self) -> bytes:
         size = int(await self.reader.readuntil(b"\r\n"), 16)
@@ -118,7 +118,7 @@ def ask(
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
-def shown(proof: HeaderPairs) -> list[str]:
+def header_lines(proof: HeaderPairs) -> list[str]:
     return [f"{name}: {value}" for name, value in proof]
 
 
@@ -132,12 +132,12 @@ async def test_a_paid_call_through_the_server() -> None:
         payment = await gateway.pay()
         async with served.line() as line:
             await line.send(ask("POST", "/a%2Fb?x=%zz", body=b"{}"))
-            assert (await line.told()).status == 402
+            assert (await line.read_response()).status == 402
             proof = gateway.bound_proof(payment.tx_hash, method="POST", target="/a%2Fb?x=%zz", body=b"{}")
-            await line.send(ask("POST", "/a%2Fb?x=%zz", *shown(proof), body=b"{}"))
-            told = await line.told()
-        assert (told.status, told.body) == (200, b"ok")
-        assert told.headers["tollway-payment-state"] == "charged"
+            await line.send(ask("POST", "/a%2Fb?x=%zz", *header_lines(proof), body=b"{}"))
+            response = await line.read_response()
+        assert (response.status, response.body) == (200, b"ok")
+        assert response.headers["tollway-payment-state"] == "charged"
         (arrived,) = gateway.upstream.arrived
         assert (arrived.target, bytes(arrived.body)) == ("/base/a%2Fb?x=%zz", b"{}")
 
@@ -170,7 +170,7 @@ async def test_events_arrive_as_they_are_sent(free: ServedGateway) -> None:
         assert await line.chunk() == b""
 
 
-async def test_the_head_of_any_stream_arrives_before_its_body(free: ServedGateway) -> None:
+async def test_the_head_of_a_stream_arrives_before_its_body(free: ServedGateway) -> None:
     free.gateway.upstream.answer = holding(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
     async with free.line() as line:
         await line.send(ask())
@@ -178,7 +178,7 @@ async def test_the_head_of_any_stream_arrives_before_its_body(free: ServedGatewa
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_large_body_comes_down_in_flat_memory(free: ServedGateway, framing: str) -> None:
+async def test_a_large_response_needs_constant_memory(free: ServedGateway, framing: str) -> None:
     size = 64 * MIB
     block = bytes(range(256)) * 256
 
@@ -216,7 +216,7 @@ async def test_a_large_body_comes_down_in_flat_memory(free: ServedGateway, frami
 
 
 @pytest.mark.parametrize("framing", ["length", "chunked"])
-async def test_a_large_body_goes_up_in_flat_memory(free: ServedGateway, framing: str) -> None:
+async def test_a_large_request_needs_constant_memory(free: ServedGateway, framing: str) -> None:
     size = 64 * MIB
     block = b"x" * 65_536
     received = bytearray(0)
@@ -252,14 +252,14 @@ async def test_a_large_body_goes_up_in_flat_memory(free: ServedGateway, framing:
             await line.send(block if framing == "length" else b"10000\r\n" + block + b"\r\n")
         if framing == "chunked":
             await line.send(b"0\r\n\r\n")
-        assert (await line.told()).status == 200
+        assert (await line.read_response()).status == 200
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert counts[0].total == size
     assert not received
     assert grown < 32 * 1024  # KiB
 
 
-async def test_a_slow_reader_slows_the_upstream_down(free: ServedGateway) -> None:
+async def test_a_slow_client_slows_the_upstream_down(free: ServedGateway) -> None:
     sent = 0
 
     async def pour(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -283,7 +283,7 @@ async def test_a_slow_reader_slows_the_upstream_down(free: ServedGateway) -> Non
     await until(lambda: free.gateway.upstream.ended == 1)
 
 
-async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
+async def test_a_client_that_reads_nothing_is_disconnected() -> None:
     async with open_served_gateway(write_stall_s=0.3) as served:
         gateway = served.gateway
         await gateway.publish()
@@ -297,13 +297,13 @@ async def test_a_reader_that_takes_nothing_is_cut_off() -> None:
 
         gateway.upstream.answer = pour
         async with served.line(receive_buffer=8_192) as line:
-            await line.send(ask("GET", "", *shown(gateway.plain_proof(payment.tx_hash))))
+            await line.send(ask("GET", "", *header_lines(gateway.plain_proof(payment.tx_hash))))
             await line.head()
             line.reader._transport.pause_reading()  # type: ignore[attr-defined]
             await until(lambda: gateway.upstream.ended == 1, deadline_s=10)
             (call,) = await gateway.history()
             assert (call.state, call.delivery) == (CallState.CONSUMED, Delivery.PARTIAL)
-            # The kernel's timer frees the socket as well: else nobody could, and the server would never stop.
+            # The kernel's timer closes the socket too; otherwise nothing could, and the server would never stop.
             caller = line.writer.get_extra_info("sockname")
             await until(lambda: not is_held(caller), deadline_s=15)
 
@@ -319,7 +319,7 @@ def is_held(peer: tuple[str, int]) -> bool:
     return False
 
 
-async def test_a_caller_that_leaves_cuts_the_upstream_off(free: ServedGateway) -> None:
+async def test_a_disconnect_closes_the_upstream_connection(free: ServedGateway) -> None:
     free.gateway.upstream.answer = holding(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n"
     )
@@ -331,7 +331,7 @@ async def test_a_caller_that_leaves_cuts_the_upstream_off(free: ServedGateway) -
     await until(lambda: free.gateway.upstream.ended == 1, deadline_s=1)
 
 
-async def test_a_caller_that_leaves_in_the_middle_of_the_body_is_released() -> None:
+async def test_a_disconnect_in_the_middle_of_the_body_releases_the_call() -> None:
     async with open_served_gateway() as served:
         gateway = served.gateway
         await gateway.publish()
@@ -339,7 +339,7 @@ async def test_a_caller_that_leaves_in_the_middle_of_the_body_is_released() -> N
         gateway.upstream.answer = say_nothing
         payment = await gateway.pay()
         async with served.line() as line:
-            proof = shown(gateway.plain_proof(payment.tx_hash))
+            proof = header_lines(gateway.plain_proof(payment.tx_hash))
             await line.send(ask("POST", "", *proof, "Content-Length: 1000000"), b"x" * 100_000)
             await until(lambda: len(gateway.upstream.arrived) == 1)
         await until(lambda: gateway.outcomes == ["abandoned"])
@@ -349,7 +349,7 @@ async def test_a_caller_that_leaves_in_the_middle_of_the_body_is_released() -> N
         await gateway.check_balanced()
 
 
-async def test_broken_chunking_is_no_whole_request() -> None:
+async def test_broken_chunking_is_an_incomplete_request() -> None:
     async with open_served_gateway() as served:
         gateway = served.gateway
         await gateway.publish()
@@ -357,11 +357,11 @@ async def test_broken_chunking_is_no_whole_request() -> None:
         gateway.upstream.answer = say_nothing
         payment = await gateway.pay()
         async with served.line() as line:
-            proof = shown(gateway.plain_proof(payment.tx_hash))
+            proof = header_lines(gateway.plain_proof(payment.tx_hash))
             await line.send(ask("POST", "", *proof, "Transfer-Encoding: chunked"), b"3\r\nabc\r\nZZ\r\n")
-            told = await line.told()
-            assert (told.status, told.headers["connection"]) == (400, "close")
-            assert b"body_broken_off" in told.body
+            response = await line.read_response()
+            assert (response.status, response.headers["connection"]) == (400, "close")
+            assert b"body_broken_off" in response.body
             assert await line.is_closed()
         assert [call.state for call in await gateway.history()] in ([], [CallState.RELEASED])
         assert not any(arrived.is_whole for arrived in gateway.upstream.arrived)
@@ -376,12 +376,12 @@ async def test_broken_chunking_is_no_whole_request() -> None:
     ],
     ids=["chunked", "short", "long"],
 )
-async def test_a_cut_answer_is_visibly_cut(free: ServedGateway, answer: bytes) -> None:
+async def test_an_incomplete_response_ends_without_its_end(free: ServedGateway, answer: bytes) -> None:
     free.gateway.upstream.answer = raw(answer, close=True)
     async with free.line() as line:
         await line.send(ask())
         with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
-            await line.told()
+            await line.read_response()
 
 
 # ---------------------------------------------------------------------- a connection that stays in step
@@ -412,27 +412,27 @@ async def test_a_cut_answer_is_visibly_cut(free: ServedGateway, answer: bytes) -
         ("GET", raw(b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"), 200, b"ok"),
     ],
 )  # fmt: skip
-async def test_the_next_request_on_the_connection_is_answered_right(
+async def test_the_next_request_on_the_connection_gets_its_response(
     free: ServedGateway, method: str, answer: object, status: int, body: bytes | None
 ) -> None:
     free.gateway.upstream.answer = answer  # type: ignore[assignment]
     async with free.line() as line:
         await line.send(ask(method))
-        told = await line.told(is_head=method == "HEAD")
-        assert told.status == status
+        response = await line.read_response(is_head=method == "HEAD")
+        assert response.status == status
         if body is not None:
-            assert told.body == body
+            assert response.body == body
         free.gateway.upstream.answer = plain(b"the next one")
         await line.send(ask("GET", "/next"))
-        told = await line.told()
-        assert (told.status, told.body) == (200, b"the next one")
+        response = await line.read_response()
+        assert (response.status, response.body) == (200, b"the next one")
 
 
 async def test_head_keeps_the_length_of_get(free: ServedGateway) -> None:
     free.gateway.upstream.answer = plain(b"x" * 777)
     async with free.line() as line:
         await line.send(ask("HEAD"))
-        assert (await line.told(is_head=True)).headers["content-length"] == "777"
+        assert (await line.read_response(is_head=True)).headers["content-length"] == "777"
 
 
 async def test_pipelined_requests_are_answered_in_order(free: ServedGateway) -> None:
@@ -442,23 +442,23 @@ async def test_pipelined_requests_are_answered_in_order(free: ServedGateway) -> 
     free.gateway.upstream.answer = tell
     async with free.line() as line:
         await line.send(ask("GET", "/1") + ask("GET", "/2") + ask("GET", "/3"))
-        assert [(await line.told()).body for _ in range(3)] == [b"/base/1", b"/base/2", b"/base/3"]
+        assert [(await line.read_response()).body for _ in range(3)] == [b"/base/1", b"/base/2", b"/base/3"]
 
 
 async def test_http_1_0_is_answered_and_closed(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask(version="1.0"))
-        told = await line.told()
-        assert (told.status, told.body) == (200, b"ok")
+        response = await line.read_response()
+        assert (response.status, response.body) == (200, b"ok")
         assert await line.is_closed()
 
 
 async def test_two_hosts_are_refused(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask("GET", "", "Host: other.example"))
-        told = await line.told()
-    assert told.status == 400
-    assert b"invalid_request" in told.body
+        response = await line.read_response()
+    assert response.status == 400
+    assert b"invalid_request" in response.body
     assert not free.gateway.upstream.arrived
 
 
@@ -475,7 +475,9 @@ async def test_two_hosts_are_refused(free: ServedGateway) -> None:
     ],
     ids=["length", "name", "nul", "space", "many", "huge", "http2"],
 )
-async def test_what_the_parser_refuses_reaches_nobody(free: ServedGateway, request_bytes: bytes) -> None:
+async def test_a_request_that_the_parser_refuses_is_not_forwarded(
+    free: ServedGateway, request_bytes: bytes
+) -> None:
     async with free.line() as line:
         with contextlib.suppress(ConnectionError):
             await line.send(request_bytes)
@@ -486,7 +488,7 @@ async def test_what_the_parser_refuses_reaches_nobody(free: ServedGateway, reque
     assert not free.gateway.upstream.arrived
     async with free.line() as line:
         await line.send(ask())
-        assert (await line.told()).status == 200
+        assert (await line.read_response()).status == 200
 
 
 async def test_length_and_chunking_together_are_read_as_chunks_and_end_the_connection(
@@ -496,7 +498,7 @@ async def test_length_and_chunking_together_are_read_as_chunks_and_end_the_conne
     async with free.line() as line:
         framing = ("Transfer-Encoding: chunked", f"Content-Length: {len(smuggled)}")
         await line.send(ask("POST", "", *framing) + smuggled)
-        assert (await line.told()).status == 200
+        assert (await line.read_response()).status == 200
         assert await line.is_closed()
     assert [arrived.target for arrived in free.gateway.upstream.arrived] == ["/base"]
     assert free.gateway.upstream.arrived[0].find("content-length") is None
@@ -506,7 +508,7 @@ async def test_an_upgrade_is_an_ordinary_call(free: ServedGateway) -> None:
     async with free.line() as line:
         upgrade = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")
         await line.send(ask("GET", "", *upgrade, "Sec-WebSocket-Version: 13"))
-        assert (await line.told()).status == 200
+        assert (await line.read_response()).status == 200
     assert "upgrade" not in free.gateway.upstream.arrived[0].names
 
 
@@ -517,22 +519,22 @@ async def test_a_preflight_is_answered_free_and_any_other_options_is_a_call() ->
             await line.send(
                 ask("OPTIONS", "", "Origin: https://a.example", "Access-Control-Request-Method: GET")
             )
-            told = await line.told()
-            assert (told.status, told.headers["access-control-allow-origin"]) == (204, "*")
+            response = await line.read_response()
+            assert (response.status, response.headers["access-control-allow-origin"]) == (204, "*")
             await line.send(ask("OPTIONS"))
-            assert (await line.told()).status == 402
+            assert (await line.read_response()).status == 402
 
 
 # ---------------------------------------------------------------------- request bodies
 
 
-async def test_an_early_answer_reaches_a_caller_that_still_uploads(free: ServedGateway) -> None:
+async def test_an_early_response_reaches_a_client_that_still_uploads(free: ServedGateway) -> None:
     free.gateway.upstream.is_body_read_first = False
     free.gateway.upstream.answer = plain(b"enough", status=413)
     async with free.line() as line:
         await line.send(ask("PUT", "", "Content-Length: 1000000"), b"x" * 100_000)
-        told = await line.told()
-        assert (told.status, told.body) == (413, b"enough")
+        response = await line.read_response()
+        assert (response.status, response.body) == (413, b"enough")
         assert await line.is_closed()
 
 
@@ -541,23 +543,23 @@ async def test_a_slow_body_is_refused_and_the_connection_ends() -> None:
         await served.gateway.publish(price=FREE)
         async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 10"), b"abc")
-            told = await line.told()
-            assert told.status == 400
-            assert b"body_too_slow" in told.body
+            response = await line.read_response()
+            assert response.status == 400
+            assert b"body_too_slow" in response.body
             assert await line.is_closed()
         assert not served.gateway.upstream.arrived
 
 
-async def test_a_refused_body_is_dropped_and_the_connection_goes_on() -> None:
+async def test_a_refused_body_is_discarded_and_the_connection_stays() -> None:
     async with open_served_gateway() as served:
         await served.gateway.publish()
         async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 200000"))
             await line.send(b"x" * 100_000, b"y" * 100_000)
-            told = await line.told()
-            assert (told.status, told.headers.get("connection")) == (402, None)
+            response = await line.read_response()
+            assert (response.status, response.headers.get("connection")) == (402, None)
             await line.send(ask())
-            assert (await line.told()).status == 402
+            assert (await line.read_response()).status == 402
 
 
 async def test_a_refused_body_that_is_too_long_ends_the_connection() -> None:
@@ -565,26 +567,26 @@ async def test_a_refused_body_that_is_too_long_ends_the_connection() -> None:
         await served.gateway.publish()
         async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 300000"), b"x")
-            told = await line.told()
-            assert (told.status, told.headers["connection"]) == (402, "close")
+            response = await line.read_response()
+            assert (response.status, response.headers["connection"]) == (402, "close")
             assert await line.is_closed()
 
 
-async def test_a_caller_that_waits_for_continue_sends_no_refused_body() -> None:
+async def test_a_client_that_waits_for_continue_sends_no_refused_body() -> None:
     async with open_served_gateway() as served:
         await served.gateway.publish()
         async with served.line() as line:
             await line.send(ask("PUT", "", "Content-Length: 10", "Expect: 100-continue"))
-            told = await line.told()
-            assert (told.status, told.headers["connection"]) == (402, "close")
+            response = await line.read_response()
+            assert (response.status, response.headers["connection"]) == (402, "close")
 
 
-async def test_a_caller_that_waits_for_continue_is_told_to_go_on(free: ServedGateway) -> None:
+async def test_a_client_that_waits_for_continue_gets_it(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask("PUT", "", "Content-Length: 2", "Expect: 100-continue"))
         assert await line.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         await line.send(b"ok")
-        assert (await line.told()).status == 200
+        assert (await line.read_response()).status == 200
     (arrived,) = free.gateway.upstream.arrived
     assert bytes(arrived.body) == b"ok"
     assert "expect" not in arrived.names
@@ -593,7 +595,7 @@ async def test_a_caller_that_waits_for_continue_is_told_to_go_on(free: ServedGat
 # ---------------------------------------------------------------------- start and stop
 
 
-async def test_a_port_that_is_taken_is_noticed() -> None:
+async def test_a_port_in_use_is_refused() -> None:
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))
@@ -610,7 +612,7 @@ async def test_two_gateways_do_not_share_a_port() -> None:
             await server.serve()
 
 
-async def test_stopping_finishes_what_is_in_flight() -> None:
+async def test_a_stop_waits_for_calls_in_flight() -> None:
     release = asyncio.Event()
 
     async def answer_later(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -634,10 +636,10 @@ async def test_stopping_finishes_what_is_in_flight() -> None:
                 server.stop()
                 assert not task.done()
                 release.set()
-                assert (await line.told()).body == b"late"
+                assert (await line.read_response()).body == b"late"
 
 
-async def test_stopping_does_not_wait_for_ever() -> None:
+async def test_a_stop_waits_no_longer_than_its_deadline() -> None:
     """The caller stays, and its call waits for a head that does not come: the server leaves after its deadline."""
     kept = contextlib.AsyncExitStack()
     async with kept, asyncio.timeout(10), open_served_gateway(drain_deadline_s=1.0) as served:
@@ -658,9 +660,9 @@ with open(sys.argv[1], "r+") as file:
 """
 
 
-async def test_starting_frees_no_lock_that_this_process_has_on_a_file(tmp_path: Path) -> None:
+async def test_a_start_releases_no_file_lock_of_this_process(tmp_path: Path) -> None:
     """Closing any copy of a file's descriptor frees them all, and a database lives by its locks."""
-    path = tmp_path / "books.sqlite"
+    path = tmp_path / "ledger.sqlite"
     path.touch()
     with path.open("r+") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
@@ -671,7 +673,7 @@ async def test_starting_frees_no_lock_that_this_process_has_on_a_file(tmp_path: 
     assert other.stdout == b"held\n"
 
 
-async def test_a_connection_from_before_the_kernel_was_told_has_it_too() -> None:
+async def test_the_kernel_timers_apply_to_connections_accepted_before_them() -> None:
     """Every socket on the port, not only those that inherit it from the listening one."""
     async with (
         open_gateway() as gateway,
@@ -679,20 +681,22 @@ async def test_a_connection_from_before_the_kernel_was_told_has_it_too() -> None
         ServedGateway(gateway=gateway, port=port).line() as line,
     ):
         await line.send(ask())
-        await line.told()
-        told = []
+        await line.read_response()
+        response = []
         for entry in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
                     with socket.socket(fileno=os.dup(int(entry))) as sock:
                         if sock.family == socket.AF_INET and sock.getsockname()[1] == port:
                             options = (socket.TCP_USER_TIMEOUT, socket.TCP_NOTSENT_LOWAT)
-                            told.append(tuple(sock.getsockopt(socket.IPPROTO_TCP, one) for one in options))
-    assert len(told) >= 2
-    assert set(told) == {(31_000, gateway.limits.buffer_bytes)}
+                            response.append(
+                                tuple(sock.getsockopt(socket.IPPROTO_TCP, one) for one in options)
+                            )
+    assert len(response) >= 2
+    assert set(response) == {(31_000, gateway.limits.buffer_bytes)}
 
 
-async def test_a_caller_who_takes_little_at_a_time_is_not_cut_off() -> None:
+async def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
     """Slower than the kernel would let the next byte in by itself: it takes 4 MiB ahead."""
     body = bytes(8 * 1024 * 1024)
     async with open_gateway(write_stall_s=2.0) as gateway, serve(gateway) as port:

@@ -13,20 +13,20 @@ FEW = 256
 
 @pytest.fixture(autouse=True)
 def few_files() -> Iterator[int]:
-    """As a shell or a service manager hands it on; what is granted to who asks."""
+    """A low soft limit, as a shell or a service manager sets it. Yields the limit that a process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard))
     yield OPEN_FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_WANTED)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_all_that_is_allowed_is_asked_for(few_files: int) -> None:
+def test_raises_the_limit_as_far_as_allowed(few_files: int) -> None:
     assert raise_open_file_limit() == few_files
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == few_files
     assert raise_open_file_limit() == few_files
 
 
-async def test_a_server_asks_before_it_listens(few_files: int) -> None:
+async def test_a_server_raises_the_limit_before_it_listens(few_files: int) -> None:
     async def app(scope: object, receive: object, send: object) -> None: ...
 
     HttpServer(app, host="127.0.0.1", port=1, limits=DEFAULT_LIMITS)

@@ -1,6 +1,4 @@
-"""The site over HTTP: pages that load nothing from elsewhere and run nothing inside, files that may be kept, and strangers'
-words that stay words.
-"""
+"""The site over HTTP: pages without foreign files and inline scripts, cacheable files, and escaped texts of providers."""
 
 import json
 import re
@@ -148,7 +146,7 @@ class Reader(HTMLParser):
 
 
 @pytest.mark.parametrize("path", KEPT)
-async def test_a_file_may_be_kept_and_asked_for_again(client: httpx.AsyncClient, path: str) -> None:
+async def test_a_file_is_cacheable_and_has_a_validator(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path)
     assert answer.status_code == 200
     assert re.fullmatch(r"public, max-age=[1-9][0-9]*", answer.headers["cache-control"])
@@ -161,7 +159,9 @@ async def test_a_file_may_be_kept_and_asked_for_again(client: httpx.AsyncClient,
 
 
 @pytest.mark.parametrize("path", KEPT)
-async def test_every_answer_names_the_rest_of_the_site(client: httpx.AsyncClient, path: str) -> None:
+async def test_every_response_links_to_the_documents_of_the_site(
+    client: httpx.AsyncClient, path: str
+) -> None:
     relations = set(re.findall(r'rel="([^"]+)"', (await client.head(path)).headers["link"]))
     assert relations == {"api-catalog", "service-desc", "service-doc"}
 
@@ -180,19 +180,19 @@ TYPES = {
 
 
 @pytest.mark.parametrize(("path", "media_type"), TYPES.items())
-async def test_a_file_says_what_it_is(client: httpx.AsyncClient, path: str, media_type: str) -> None:
+async def test_a_file_has_its_media_type(client: httpx.AsyncClient, path: str, media_type: str) -> None:
     answer = await client.get(path)
     assert answer.headers["content-type"] == media_type
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/llms.txt", "/.well-known/api-catalog", "/"])
-async def test_addresses_are_the_configured_ones(client: httpx.AsyncClient, path: str) -> None:
+async def test_urls_are_the_configured_ones(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path, headers={"X-Forwarded-Host": "evil.test", "Host": "evil.test"})
     assert "evil.test" not in answer.text
 
 
-async def test_a_new_listing_shows_within_seconds(harness: Harness, client: httpx.AsyncClient) -> None:
+async def test_a_new_listing_appears_within_seconds(harness: Harness, client: httpx.AsyncClient) -> None:
     assert "Weather" not in (await client.get("/llms.txt")).text
     await harness.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
     harness.ticks_ms += CACHE_MS
@@ -203,7 +203,7 @@ async def test_a_new_listing_shows_within_seconds(harness: Harness, client: http
 
 
 @pytest.mark.parametrize("path", ["/", "/?q=price", "/docs"])
-async def test_a_page_loads_nothing_from_elsewhere_and_runs_nothing_inside(
+async def test_a_page_loads_nothing_from_other_hosts_and_runs_no_inline_script(
     client: httpx.AsyncClient, path: str
 ) -> None:
     answer = await client.get(path)
@@ -219,7 +219,7 @@ async def test_a_page_loads_nothing_from_elsewhere_and_runs_nothing_inside(
     assert ("script" in reader.tags) == (path == "/docs")
 
 
-async def test_what_the_drawing_needs_is_there(client: httpx.AsyncClient) -> None:
+async def test_the_files_of_the_rendered_contract_exist(client: httpx.AsyncClient) -> None:
     wanted = [one for one in Reader((await client.get("/docs")).text).addresses if one.startswith("/docs/")]
     assert len(wanted) == 3
     assert [(await client.get(one)).status_code for one in wanted] == [200, 200, 200]
@@ -234,7 +234,7 @@ VENDORED = {
 
 
 @pytest.mark.parametrize(("name", "digest"), VENDORED.items())
-def test_what_is_not_ours_is_kept_unchanged(name: str, digest: str) -> None:
+def test_vendored_files_are_unchanged(name: str, digest: str) -> None:
     assert sha256((PAGES / name).read_bytes()).hexdigest() == digest
     assert (PAGES / "swagger-ui.LICENSE").exists()
 
@@ -242,15 +242,13 @@ def test_what_is_not_ours_is_kept_unchanged(name: str, digest: str) -> None:
 @pytest.mark.parametrize(
     "name", ["docs.html", "..%2Fsite_routes.py", "%2e%2e/app.py", "x", "swagger-ui.LICENSE"]
 )
-async def test_only_named_files_are_given_out(client: httpx.AsyncClient, name: str) -> None:
+async def test_only_listed_files_are_served(client: httpx.AsyncClient, name: str) -> None:
     answer = await client.get(f"/docs/{name}")
     assert (answer.status_code, answer.json()["code"]) == (404, "route_not_found")
 
 
 @pytest.mark.parametrize("words", TRICKS)
-async def test_words_of_a_provider_stay_words(
-    harness: Harness, client: httpx.AsyncClient, words: str
-) -> None:
+async def test_texts_of_a_provider_stay_text(harness: Harness, client: httpx.AsyncClient, words: str) -> None:
     await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_tricks"), name=words, description=words, openapi=None)
     )
@@ -267,7 +265,7 @@ async def test_words_of_a_provider_stay_words(
         assert "<script" not in text
 
 
-async def test_signs_of_html_are_escaped(harness: Harness, client: httpx.AsyncClient) -> None:
+async def test_html_characters_are_escaped(harness: Harness, client: httpx.AsyncClient) -> None:
     await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_signs"), name='R&D <3 "x"', description="1 < 2")
     )
@@ -277,7 +275,7 @@ async def test_signs_of_html_are_escaped(harness: Harness, client: httpx.AsyncCl
 
 
 @pytest.mark.parametrize("words", TRICKS)
-async def test_words_that_were_searched_for_stay_words(client: httpx.AsyncClient, words: str) -> None:
+async def test_a_search_text_stays_text(client: httpx.AsyncClient, words: str) -> None:
     text = (await client.get("/", params={"q": words})).text
     assert not {"\u202e", "\r", "\n"} & set(text)
     page = Reader(text)
@@ -285,9 +283,7 @@ async def test_words_that_were_searched_for_stay_words(client: httpx.AsyncClient
     assert not {"script", "img"} & set(page.tags)
 
 
-async def test_the_page_shows_price_standing_and_where_to_go_on(
-    harness: Harness, client: httpx.AsyncClient
-) -> None:
+async def test_the_page_has_price_reputation_and_links(harness: Harness, client: httpx.AsyncClient) -> None:
     quality = Quality(calls=40, success_ppm=975_000, p50_ms=1, p95_ms=2)
     await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=NOW_MS))
     text = (await client.get("/")).text
@@ -307,7 +303,7 @@ async def test_the_page_shows_price_standing_and_where_to_go_on(
         ("?q=nothing", 0, []),
     ],
 )
-async def test_the_page_leads_to_the_others(
+async def test_the_page_links_to_its_neighbours(
     harness: Harness, client: httpx.AsyncClient, query: str, found: int, links: list[str]
 ) -> None:
     for number in range(24):
@@ -321,7 +317,7 @@ WRONG = ["?page=0", "?page=x", "?nope=1", "?q=" + "x" * 257, "?page=1&page=2"]
 
 
 @pytest.mark.parametrize("query", WRONG)
-async def test_a_query_that_means_nothing_is_refused(client: httpx.AsyncClient, query: str) -> None:
+async def test_refuses_an_invalid_query(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"/{query}")
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
 
@@ -329,7 +325,7 @@ async def test_a_query_that_means_nothing_is_refused(client: httpx.AsyncClient, 
 # ---- Files.
 
 
-async def test_the_contract_features_what_can_be_paid_now(
+async def test_the_contract_features_operations_that_can_be_paid_now(
     harness: Harness, client: httpx.AsyncClient
 ) -> None:
     document = (await client.get("/openapi.json")).json()
@@ -343,7 +339,9 @@ async def test_the_contract_features_what_can_be_paid_now(
     assert not any("api_quotes" in path for path in document["paths"])
 
 
-async def test_an_edited_document_shows_in_the_window(harness: Harness, client: httpx.AsyncClient) -> None:
+async def test_an_edited_document_changes_the_featured_operations(
+    harness: Harness, client: httpx.AsyncClient
+) -> None:
     assert "/api/v2/gateway/api_quotes/quote/{symbol}" in (await client.get("/openapi.json")).text
     document = {**SAMPLE_DOCUMENT, "paths": {"/rates": {"get": {"responses": {}}}}}
     await harness.catalog.revise(replace(QUOTES, openapi=document), expected_revision=QUOTES.revision)
@@ -357,7 +355,7 @@ NOT_FEATURED = [{"status": "paused"}, {"price": Price.parse("0"), "openapi": Non
 
 
 @pytest.mark.parametrize("changes", NOT_FEATURED)
-async def test_what_costs_nothing_or_is_closed_is_not_featured(
+async def test_a_free_paused_or_retired_listing_is_not_featured(
     harness: Harness, client: httpx.AsyncClient, changes: dict[str, object]
 ) -> None:
     listing: Listing = replace(QUOTES, **changes)  # type: ignore[arg-type]
@@ -365,12 +363,14 @@ async def test_what_costs_nothing_or_is_closed_is_not_featured(
     assert "api_quotes" not in (await client.get("/openapi.json")).text
 
 
-async def test_listings_take_turns_in_the_window(harness: Harness, client: httpx.AsyncClient) -> None:
+async def test_featured_operations_alternate_between_listings(
+    harness: Harness, client: httpx.AsyncClient
+) -> None:
     for number in range(30):
         await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
     document = (await client.get("/openapi.json")).json()
     featured = [path.split("/")[4] for path in document["paths"] if path.startswith("/api/v2/gateway/api_")]
-    assert len(set(featured)) == len(featured), "nobody shows a second operation before all have shown one"
+    assert len(set(featured)) == len(featured), "no listing has a second operation before each has one"
 
 
 async def test_a_large_catalog_is_read_page_by_page(harness: Harness, client: httpx.AsyncClient) -> None:
@@ -392,7 +392,7 @@ async def test_without_a_contact_there_is_no_security_text() -> None:
         assert (await client.get("/.well-known/security.txt")).status_code == 404
 
 
-async def test_the_security_text_never_runs_out(client: httpx.AsyncClient) -> None:
+async def test_the_security_text_expires_in_the_future(client: httpx.AsyncClient) -> None:
     text = (await client.get("/.well-known/security.txt")).text
     assert "Expires: 2027-02-19T00:00:00.000Z\n" in text
 

@@ -1,4 +1,4 @@
-"""Under which keys the gateway signs its offers and receipts, for whoever wants to check one."""
+"""The DID document: the keys that sign offers and receipts."""
 
 import httpx
 from starlette.applications import Starlette
@@ -9,7 +9,7 @@ from tollway.web.site_routes import describe_signers, did_router
 SIGNER = Address(b"\x11" * 20)
 
 
-def test_a_port_is_part_of_the_name() -> None:
+def test_the_did_contains_the_port() -> None:
     document = describe_signers(authority="127.0.0.1:8402", signers=[SIGNER])
     assert document["id"] == "did:web:127.0.0.1%3A8402"
     (method,) = document["verificationMethod"]
@@ -17,7 +17,7 @@ def test_a_port_is_part_of_the_name() -> None:
     assert document["assertionMethod"] == [method["id"]]
 
 
-def test_a_key_that_is_being_replaced_stands_beside_the_one_in_use() -> None:
+def test_a_replaced_key_is_listed_beside_the_current_one() -> None:
     old = Address(b"\x22" * 20)
     document = describe_signers(authority="gw.example.com", signers=[SIGNER, old])
     accounts = {method["id"]: method["blockchainAccountId"] for method in document["verificationMethod"]}

@@ -1,4 +1,4 @@
-"""Health and the pages of problems: ready only when every check is, and a page for every code."""
+"""Health and the pages of problems: ready only if every check passes, and a page for each code."""
 
 from collections.abc import Mapping
 
@@ -39,7 +39,7 @@ async def test_is_ready_only_when_every_check_is(
     assert answer.json().get("code") == code
 
 
-async def test_is_alive_whatever_it_needs() -> None:
+async def test_is_alive_without_its_dependencies() -> None:
     assert (await ask("/healthz", {"storage": False})).status_code == 200
 
 

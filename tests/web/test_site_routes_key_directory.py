@@ -34,7 +34,7 @@ async def read() -> httpx.Response:
         return await client.get(KEY_DIRECTORY_PATH, headers={"Host": "evil.test"})
 
 
-async def test_all_keys_are_told_the_one_in_use_first_and_nothing_else() -> None:
+async def test_lists_all_keys_the_current_one_first() -> None:
     answer = await read()
     assert KEY_DIRECTORY_PATH == READ_PATH == "/.well-known/http-message-signatures-directory"
     assert (answer.status_code, answer.headers["content-type"]) == (200, KEY_DIRECTORY_TYPE)
@@ -44,8 +44,8 @@ async def test_all_keys_are_told_the_one_in_use_first_and_nothing_else() -> None
     assert read_directory(answer.content).keys() == {key["kid"] for key in keys}
 
 
-async def test_each_key_signs_the_answer_for_the_configured_name() -> None:
-    """As draft-meunier-webbotauth-httpsig-directory asks: nobody can pass the keys off as his own."""
+async def test_each_key_signs_the_response_for_the_configured_authority() -> None:
+    """As draft-meunier-webbotauth-httpsig-directory asks: no other site can present the keys as its own."""
     answer = await read()
     inputs = dict(re.findall(r"(sig\d)=(.*?)(?:, (?=sig)|$)", answer.headers["signature-input"]))
     signatures = dict(re.findall(r"(sig\d)=:([^:]+):", answer.headers["signature"]))
@@ -58,7 +58,7 @@ async def test_each_key_signs_the_answer_for_the_configured_name() -> None:
         assert f'keyid="{key["kid"]}"' in inputs[label]
 
 
-async def test_it_may_be_kept_for_less_long_than_its_signatures_hold() -> None:
+async def test_the_directory_is_cacheable_for_less_than_its_signatures_are_valid() -> None:
     answer = await read()
     assert answer.headers["cache-control"] == f"public, max-age={KEY_DIRECTORY_CACHE_S}"
     assert KEY_DIRECTORY_CACHE_S < DIRECTORY_VALID_S
