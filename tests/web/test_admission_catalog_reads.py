@@ -11,7 +11,7 @@ LIST = "/api/v2/apis"
 
 
 class SlowApp:
-    """Works on each request until `finish` is set, then begins its answer, and ends it when `is_read` is."""
+    """Handles each request until `finish` is set, then starts its response, and ends it when `is_read` is set."""
 
     def __init__(self) -> None:
         self.working = 0

@@ -52,7 +52,7 @@ async def test_an_address_has_one_quota_for_all_wallets(
         await limits_of_publishing.charge(wallet(number), client_address=HERE)
     rate = rate_of(await refusal_of(limits_of_publishing, 1_000, HERE))
     assert rate == {"policy": "registrations-address", "limit": most, "windowSeconds": 3600}
-    for _ in range(PER_HOUR):  # what the address was refused did not cost the wallet
+    for _ in range(PER_HOUR):  # refusals of the address did not use the quota of the wallet
         await limits_of_publishing.charge(wallet(1_000), client_address=ELSEWHERE)
 
 

@@ -37,9 +37,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 def check_open_to_all(answer: Exchange, name: object) -> None:
-    assert answer.headers["access-control-allow-origin"] == "*", (
-        name
-    )  # `headers` takes none that stands twice
+    assert answer.headers["access-control-allow-origin"] == "*", name  # `headers` refuses a repeated header
     assert CREDENTIALS not in answer.headers, name
 
 

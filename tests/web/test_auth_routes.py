@@ -256,7 +256,7 @@ def challenge_of(answer: httpx.Response) -> dict:
 
 
 def sign_in(challenge: httpx.Response) -> str:
-    """The header that an x402 client makes of a challenge."""
+    """The header of an x402 client that answers a challenge."""
     info = challenge_of(challenge)["extensions"]["sign-in-with-x"]["info"]
     text = (
         f"{info['domain']} wants you to sign in with your Ethereum account:\n{ADDRESS}\n\n"
@@ -326,14 +326,14 @@ class TestChallenge:
 
 
 class TestX402Clients:
-    """They look at a challenge only where the status is 402."""
+    """x402 clients read a challenge only from a 402."""
 
     async def test_are_asked_to_sign_in_by_a_402_that_asks_for_no_payment(self, client) -> None:
         answer = await client.get("/x402/mine?limit=3")
         assert (answer.status_code, answer.json()["code"]) == (402, "authentication_required")
         assert answer.json()["status"] == 402
         assert answer.headers["cache-control"] == "no-store"
-        assert "www-authenticate" not in answer.headers  # MPP clients look for a payment there
+        assert "www-authenticate" not in answer.headers  # MPP clients would read it as a payment challenge
         challenge = challenge_of(answer)
         assert set(challenge) == {"x402Version", "error", "resource", "accepts", "extensions"}
         assert (challenge["x402Version"], challenge["accepts"]) == (2, [])

@@ -20,7 +20,7 @@ from tollway.web.contract import (
     CONTRACT_PATH,
     DOCUMENT_BYTES_MAX,
     FEATURED_MAX,
-    PROBLEM_TYPE,
+    PROBLEM_MEDIA_TYPE,
     FeaturedOperation,
     Site,
     SiteContract,
@@ -133,9 +133,9 @@ def test_every_problem_is_declared_under_the_status_of_its_code() -> None:
         for status, response in operation["responses"].items():
             name = response.get("$ref", "").rpartition("/")[2]
             content = responses.get(name, {}).get("content", {})
-            if PROBLEM_TYPE not in content or path.startswith("/x402/history"):
+            if PROBLEM_MEDIA_TYPE not in content or path.startswith("/x402/history"):
                 continue
-            codes = content[PROBLEM_TYPE]["schema"]["properties"]["code"]["enum"]
+            codes = content[PROBLEM_MEDIA_TYPE]["schema"]["properties"]["code"]["enum"]
             named = {
                 PROBLEM_KINDS[Code(code)].status for code in codes if (code, status) != UNREADABLE_ON_MPP
             }
@@ -146,7 +146,7 @@ def test_every_problem_is_declared_under_the_status_of_its_code() -> None:
 
 def test_only_payment_problems_have_a_quote() -> None:
     quote = build()["components"]["responses"]["PaymentRequired"]
-    members = quote["content"][PROBLEM_TYPE]["schema"]["properties"]
+    members = quote["content"][PROBLEM_MEDIA_TYPE]["schema"]["properties"]
     codes = {Code(code) for code in members["code"]["enum"]}
     assert {PROBLEM_KINDS[code].status for code in codes - {Code.PAYMENT_MALFORMED}} == {402}
     assert all(code.startswith("payment_") for code in codes)

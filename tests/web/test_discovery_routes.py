@@ -51,7 +51,7 @@ DOCUMENTS = ("discovery", "agent", "openapi.json", "llms.txt")
 
 @dataclass
 class Harness:
-    """The routes over a catalog in memory, and what can be settled now."""
+    """The routes over a catalog in memory. `settles`: whether an authorization can pay now."""
 
     client: httpx.AsyncClient
     stores: ControlStores
@@ -114,7 +114,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         yield harness
 
 
-# ---- What is answered.
+# ---- Contents.
 
 
 async def test_the_discovery_document_has_all_members(harness: Harness) -> None:
@@ -237,7 +237,7 @@ async def test_the_document_of_a_paused_listing_has_its_status(harness: Harness,
     assert (await harness.get("discovery")).json()["status"] == status
 
 
-# ---- How it may be kept.
+# ---- Caching.
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -280,7 +280,7 @@ async def test_a_written_document_is_cached_for_seconds(harness: Harness) -> Non
     assert len((await harness.get("agent")).json()["payment"]["options"]) == 1
 
 
-# ---- When it is refused.
+# ---- Refusals.
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -291,7 +291,7 @@ async def test_a_written_document_is_cached_for_seconds(harness: Harness) -> Non
 async def test_a_retired_or_suspended_listing_has_no_documents(
     harness: Harness, document: str, changes: dict[str, Any], status: int, code: str
 ) -> None:
-    await harness.get(document)  # what was written before is not given out either
+    await harness.get(document)  # a cached document is not served either
     await harness.edit(**changes)
     answer = await harness.get(document)
     assert (answer.status_code, answer.json()["code"]) == (status, code)

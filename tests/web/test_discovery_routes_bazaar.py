@@ -46,7 +46,7 @@ WEATHER = sample_listing(
 
 @dataclass
 class Harness:
-    """The routes over a catalog in memory, and what cannot be settled now."""
+    """The routes over a catalog in memory. `spent`: listings that cannot be settled now."""
 
     client: httpx.AsyncClient
     stores: ControlStores
@@ -71,7 +71,7 @@ class Harness:
         return content
 
     async def names(self, **parameters: object) -> list[str]:
-        """Of the resources of one page, and of a search for what all of them say: both filter alike."""
+        """The names on a page of resources, after a check that a search with the same filter finds the same."""
         listed = (await self.ask("resources", **parameters))["items"]
         found = (await self.ask("search", query="forecasts", **parameters))["resources"]
         names = [item["resource"].rpartition("_")[2] for item in listed]
@@ -268,7 +268,7 @@ async def test_answers_head_and_refuses_writes(harness: Harness) -> None:
 
 
 async def test_a_network_is_open_if_any_price_can_be_settled(harness: Harness) -> None:
-    """A least price of the operator closes no network for dearer listings, nor a depth that takes long for others."""
+    """Neither a minimum price nor slow confirmations of high prices close a network for other prices."""
     await harness.publish("dear", price=Price.parse("5"))
     harness.units_min, harness.units_max = 5_000_000, 10_000_000
     assert await harness.names() == ["dear"]

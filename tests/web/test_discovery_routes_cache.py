@@ -15,7 +15,7 @@ from tollway.web.discovery_routes import (
 
 
 class Writer:
-    """Counts what it writes; each takes `takes_ms` of the clock that it shares with the memory."""
+    """Counts its writes. Each takes `takes_ms` on the clock of the cache."""
 
     def __init__(self, *, takes_ms: int = 0, size: int = 4) -> None:
         self.ticks_ms = 0

@@ -59,7 +59,7 @@ async def test_refuses_paths_without_an_api(
 async def test_a_method_has_at_most_32_characters(
     gateway: InProcessGateway, length: int, status: int, rows: int
 ) -> None:
-    """A longer one fits no row: PostgreSQL would fail every claim that is written beside it."""
+    """A longer method fits no row: PostgreSQL would fail every claim of the same batch."""
     await gateway.publish(price=FREE)
     answer = await gateway.ask("M" * length)
     assert answer.status == status
@@ -75,7 +75,7 @@ async def test_an_unreadable_query_is_refused(gateway: InProcessGateway) -> None
     assert (await gateway.run(exchange)).problem["code"] == "invalid_request"
 
 
-# ---------------------------------------------------------------------- crowds
+# ---------------------------------------------------------------------- capacity
 
 
 async def test_limits_concurrent_calls_of_an_address(gateway: InProcessGateway) -> None:
@@ -94,11 +94,11 @@ async def test_limits_concurrent_calls_of_an_address(gateway: InProcessGateway) 
             for task in tasks:
                 task.cancel()
     assert len(gateway.upstream.arrived) == 3
-    assert (await gateway.ask()).status == 200  # the places are free again
+    assert (await gateway.ask()).status == 200  # the slots are free again
 
 
 async def test_buffered_bodies_share_one_budget() -> None:
-    """Each is all there but for its last byte, and has to be known before its call is looked at."""
+    """Each body lacks its last byte, and its call needs the whole body."""
     async with open_gateway(held_bodies_bytes_max=1_600_000) as gateway:
         await gateway.publish(methods=("GET", "POST"))
         proof = gateway.bound_proof((await gateway.pay()).tx_hash, method="POST")
@@ -135,7 +135,7 @@ async def test_a_full_gateway_refuses_calls_unread(gateway: InProcessGateway) ->
     gateway.shedder.leave("address 1")
 
 
-# ---------------------------------------------------------------------- ends
+# ---------------------------------------------------------------------- responses
 
 
 class Failing:
@@ -234,7 +234,7 @@ async def test_a_stalled_write_ends_the_stream() -> None:
         assert gateway.http_client._in_flight == {}
 
 
-# ---------------------------------------------------------------------- the request's body
+# ---------------------------------------------------------------------- request bodies
 
 
 def body(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the ker
 
 
 class Pair:
-    """A caller and the server's end of it."""
+    """A client socket and the server's socket of the same connection."""
 
     def __init__(self, listener: socket.socket) -> None:
         self.caller = socket.create_connection(listener.getsockname())
@@ -28,12 +28,12 @@ class Pair:
 
     @property
     def scope(self) -> dict[str, Any]:
-        """Ports as the server tells them: as text."""
+        """The scope of the server, with ports as text."""
         host, port = self.caller.getsockname()
         return {"client": (host, str(port)), "server": (host, str(self.caller.getpeername()[1]))}
 
     def fill(self) -> int:
-        """Until the kernel takes no more."""
+        """Writes until the kernel accepts no more. Returns the bytes."""
         count = 0
         try:
             while True:
@@ -42,7 +42,7 @@ class Pair:
             return count
 
     def drain(self, count: int) -> None:
-        """The caller reads so much, and the kernel has heard that it arrived."""
+        """The client reads `count` bytes; returns after the kernel received the acknowledgement."""
         while count:
             count -= len(self.caller.recv(min(count, LITTLE)))
         while fcntl.ioctl(self.server.fileno(), termios.TIOCOUTQ, b"\0\0\0\0") != b"\0\0\0\0":
@@ -148,7 +148,7 @@ async def test_bytes_acknowledged_between_the_two_reads_are_not_counted_twice(
             if looks == 2:
                 pair.drain(count)
 
-    sys.addaudithook(arrive)  # it runs before each look, in the middle of the count
+    sys.addaudithook(arrive)  # it runs before each read of the count
     async with asyncio.timeout(5):
         await client_socket.wait_writable(LITTLE)
         assert looks == 2

@@ -44,7 +44,7 @@ def open_caller(port: int) -> socket.socket:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the gateway has read from its upstreams, piece by piece."""
+    """Counts the bytes that the gateway has read from its upstreams."""
     pieces: list[int] = []
     update = Connection.buffer_updated
 
@@ -57,7 +57,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def wait_quiet(taken: list[int]) -> int:
-    """Until no more is read: every queue is full."""
+    """Waits until every queue is full and the gateway reads no more."""
     async with asyncio.timeout(20):
         before = -1
         while not taken or before != len(taken):

@@ -96,7 +96,7 @@ PAYMENT = Payment(
 
 
 class FakeRecords:
-    """A statement and a book that hold what a test put there."""
+    """The read side and the write side of a ledger, with the rows of a test."""
 
     def __init__(self, calls: Sequence[CallRecord] = (), payments: Sequence[Payment] = ()) -> None:
         self.calls = {call.id: call for call in calls}

@@ -31,7 +31,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 
 def knock(gateway: InProcessGateway) -> httpx.AsyncClient:
-    """Speaks to the application without a server in between."""
+    """A client of the application without a server in between."""
     return httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="https://gw.example.com")
 
 
@@ -143,7 +143,7 @@ async def test_lists_have_a_cache_hint(gateway: InProcessGateway) -> None:
             assert (result["ttlMs"], result["cacheScope"]) == (60_000, "public")
 
 
-# ---------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------- refusals
 
 
 async def test_only_post_is_answered(gateway: InProcessGateway) -> None:
@@ -196,7 +196,7 @@ async def test_a_message_that_nests_deep_never_reaches_a_parser(
 ) -> None:
     body = b'{"a":' * 30_000 + b"1" + b"}" * 30_000
     before = sys.getrecursionlimit()
-    sys.setrecursionlimit(1_000_000)  # as a library of ours leaves it
+    sys.setrecursionlimit(1_000_000)  # the limit that a library sets
     try:
         async with knock(gateway) as client:
             answer = await client.post(

@@ -49,7 +49,7 @@ async def ask(
 
 
 async def names(mcp_tools: McpTools) -> dict[str, str]:
-    """Of the operations by their paths."""
+    """The tool names of the operations by their paths."""
     details = await ask(mcp_tools, "get_api", apiId="api_quotes")
     return {tool["path"]: tool["toolName"] for tool in details.content["tools"]}
 
@@ -278,7 +278,7 @@ async def test_a_name_that_is_no_tool_has_no_answer(mcp_tools: McpTools) -> None
 
 
 def pay_x402(gateway: InProcessGateway, terms: dict[str, Any]) -> dict[str, Any]:
-    """What an x402 client puts into `_meta`: signed for the first of `accepts`, with the resource of the terms."""
+    """The payment of an x402 client in `_meta`: signed for the first of `accepts`, with the resource of the terms."""
     payer = Payer(wallet=gateway.wallet, gateway=gateway)
     payer.fund(10_000)
     (accepted,) = terms["accepts"]
@@ -457,7 +457,7 @@ async def test_a_body_is_part_of_what_is_signed(gateway: InProcessGateway, mcp_t
     assert (bytes(arrived.body), arrived.find("content-type")) == (written, "application/json")
 
 
-# ---------------------------------------------------------------------- bounds
+# ---------------------------------------------------------------------- limits
 
 
 async def test_a_dearer_call_than_allowed_is_refused(gateway: InProcessGateway, mcp_tools: McpTools) -> None:
@@ -518,7 +518,7 @@ async def test_a_disconnect_closes_the_upstream_response(
     name = (await names(mcp_tools))["/quote/{asset}"]
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(ask(mcp_tools, "proxy_tool_call", at=here, toolName=name, arguments=ASSET))
-        async with asyncio.timeout(4):  # less than the upstream has to go on
+        async with asyncio.timeout(4):  # less than the upstream would take
             await begun.wait()
             here.disconnected.set()
             answer = await asking

@@ -55,7 +55,7 @@ def make_scope(
 
 
 class Wire:
-    """The server's side of one request. An empty script means that the client says nothing more."""
+    """The server's side of one request. After the last message of its script the client sends nothing more."""
 
     def __init__(self, *chunks: bytes, is_ended: bool = True) -> None:
         self.script: list[dict[str, Any]] = [
@@ -67,7 +67,7 @@ class Wire:
 
     @classmethod
     def broken_off(cls, *chunks: bytes) -> "Wire":
-        """The client leaves in the middle, or sends what is no body any more: the server says the same of both."""
+        """The client disconnects in the middle, or breaks the framing: the server sends the same message for both."""
         wire = cls(*chunks, is_ended=False)
         wire.script.append({"type": "http.disconnect"})
         return wire
@@ -86,7 +86,7 @@ class Wire:
 
 
 async def answer_app(scope: Any, receive: Any, send: Any) -> None:
-    """Answers without a look at the body."""
+    """Responds without reading the body."""
     await send({"type": "http.response.start", "status": 422, "headers": []})
     await send({"type": "http.response.body", "body": b"no"})
 
@@ -264,7 +264,7 @@ async def test_bodies_share_one_budget_until_their_requests_end() -> None:
 @pytest.mark.parametrize(("size", "is_immediate"), [(10, True), (11, False)])
 async def test_a_long_body_waits_for_its_turn_and_a_short_one_does_not(size: int, is_immediate: bool) -> None:
     budget, heard = BodyBudget(Limits(buffer_bytes=10)), asyncio.Event()
-    budget.next_delay_s(asyncio.get_running_loop().time() + 1_000)  # the last turn is as late as that
+    budget.next_delay_s(asyncio.get_running_loop().time() + 1_000)  # the last long body starts that late
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive())["more_body"]:

@@ -24,8 +24,8 @@ from tollway.web.query import parse_time
 
 URL = f"{PUBLIC_URL}/api/v2/gateway/api_quotes"
 UNSUPPORTED = ("PAYMENT-SIGNATURE", base64.b64encode(b'{"x402Version":3}').decode())
-"""A payment that can be read and that this gateway does not take: 402 with terms."""
-V1_UNKNOWN = ChainId(11_155_111)  # a network that clients of version 1 have no name for
+"""A valid payment that this gateway does not accept: 402 with terms."""
+V1_UNKNOWN = ChainId(11_155_111)  # a network without a name in version 1
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def nulls(content: object, path: str = "") -> Iterator[str]:
 
 
 def sell_on_two_networks(gateway: InProcessGateway) -> None:
-    """A second network where authorisations can be settled as well; its name is unknown to version 1."""
+    """A second network where authorizations can be settled; version 1 has no name for it."""
     token = replace(USDC, chain_id=V1_UNKNOWN, token=Address(b"\x1c" * 20))
     gateway.rules[V1_UNKNOWN] = replace(PRESETS["local"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
     gateway.settlement.gas_budget._rules[V1_UNKNOWN] = replace(
@@ -175,12 +175,12 @@ async def test_accepts_stand_in_the_listings_order_of_preference(gateway: InProc
         assert [accepted["network"] for accepted in required(answer)["accepts"]] == networks
         options = answer.problem["payment"]["options"]
         assert [option["network"] for option in options if option["rail"] == "x402"] == networks
-        # MPP's clients take one challenge: of what is preferred.
+        # MPP's clients use one challenge: of the preferred requirement.
         request = decode_header(
             read_challenge(answer.headers["www-authenticate"].encode())["request"].encode()
         )
         assert f"eip155:{request['methodDetails']['chainId']}" == networks[0]
-        # Version 1 sees what it can parse, and nothing else.
+        # Version 1 gets only what it can parse.
         assert [accepted["network"] for accepted in answer.problem["accepts"]] == ["base-sepolia"]
 
 
@@ -268,7 +268,7 @@ async def test_head_gets_the_headers_of_the_same_402(gateway: InProcessGateway) 
 
 
 async def test_no_header_is_repeated(gateway: InProcessGateway) -> None:
-    """`RecordedExchange.headers` refuses doubled ones; the wire must not have them either."""
+    """`RecordedExchange.headers` refuses repeated headers; the wire must not have them either."""
     await gateway.publish()
     answer = await gateway.ask("GET", "/quote", [("authorization", "Payment garbage")])
     names = [name for name, _ in answer.sent[0]["headers"]]
@@ -276,7 +276,7 @@ async def test_no_header_is_repeated(gateway: InProcessGateway) -> None:
         assert names.count(name) == 1
 
 
-# ---- What is made once is made of what is true now.
+# ---- Caches.
 
 
 def payment_of(answer: Exchange) -> dict[str, Any]:
@@ -369,7 +369,7 @@ async def test_each_request_has_its_own_expiry_url_and_challenge(gateway: InProc
     challenges = [read_challenge(one.headers["www-authenticate"].encode()) for one in (first, second)]
     assert challenges[0]["id"] != challenges[1]["id"]
     assert challenges[0]["expires"] < challenges[1]["expires"]
-    third = await gateway.ask("GET", "/quote")  # in the same moment
+    third = await gateway.ask("GET", "/quote")  # at the same time
     assert read_challenge(third.headers["www-authenticate"].encode())["id"] != challenges[1]["id"]
     other = await gateway.ask("GET", "/quote?x=1")
     assert required(other)["resource"]["url"] == URL + "/quote?x=1" != required(second)["resource"]["url"]
@@ -389,7 +389,7 @@ async def test_other_refusals_have_the_same_quote_with_their_own_text(
 
 
 async def test_no_member_of_a_402_is_repeated(gateway: InProcessGateway) -> None:
-    """The terms and the problem are encoded apart, and joined as text."""
+    """The terms and the problem are encoded separately and joined as text."""
     await gateway.publish()
     tiny = await gateway.pay(1)
     for headers in ([], [UNSUPPORTED], gateway.plain_proof(tiny.tx_hash)):
@@ -414,7 +414,7 @@ class Notarised:
         )
 
     def read_offers(self, answer: Exchange) -> list[dict[str, Any]]:
-        """Each payload, once its signature was found to be the gateway's."""
+        """The payload of each offer, after a check of the gateway's signature."""
         offers = required(answer)["extensions"]["offer-receipt"]["info"]["offers"]
         for offer in offers:
             signature = bytes.fromhex(offer["signature"][2:])

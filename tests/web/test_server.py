@@ -51,7 +51,7 @@ class RawConnection:
         return int(first.split(" ")[1]), headers
 
     async def read_response(self, *, is_head: bool = False) -> RawResponse:
-        """A whole answer. Raises IncompleteReadError when it breaks off."""
+        """Reads a whole response. Raises IncompleteReadError if it is incomplete."""
         status, headers = await self.head()
         body = b""
         if is_head or status in (204, 304):
@@ -146,7 +146,7 @@ async def test_a_paid_call_through_the_server() -> None:
 
 
 async def test_events_arrive_as_they_are_sent(free: ServedGateway) -> None:
-    """Each event is sent only after the one before was seen at the other end."""
+    """The upstream sends each event only after the client received the one before."""
     go = asyncio.Semaphore(0)
 
     async def tell(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -222,7 +222,7 @@ async def test_a_large_request_needs_constant_memory(free: ServedGateway, framin
     received = bytearray(0)
 
     class Count(bytearray):
-        """Counts what it is given and keeps none of it."""
+        """Counts the received bytes and keeps none."""
 
         total = 0
 
@@ -276,7 +276,7 @@ async def test_a_slow_client_slows_the_upstream_down(free: ServedGateway) -> Non
         await line.head()
         line.reader._transport.pause_reading()  # type: ignore[attr-defined]
         level = -1
-        while sent != level:  # until it stands still
+        while sent != level:  # until it is constant
             level = sent
             await asyncio.sleep(0.2)
         assert sent < 64 * MIB
@@ -384,7 +384,7 @@ async def test_an_incomplete_response_ends_without_its_end(free: ServedGateway, 
             await line.read_response()
 
 
-# ---------------------------------------------------------------------- a connection that stays in step
+# ---------------------------------------------------------------------- keep-alive and framing
 
 
 @pytest.mark.parametrize(
@@ -640,7 +640,7 @@ async def test_a_stop_waits_for_calls_in_flight() -> None:
 
 
 async def test_a_stop_waits_no_longer_than_its_deadline() -> None:
-    """The caller stays, and its call waits for a head that does not come: the server leaves after its deadline."""
+    """The call waits for a head that never arrives: the server stops after its deadline."""
     kept = contextlib.AsyncExitStack()
     async with kept, asyncio.timeout(10), open_served_gateway(drain_deadline_s=1.0) as served:
         await served.gateway.publish(price=FREE, timeout_s=300)
@@ -661,7 +661,7 @@ with open(sys.argv[1], "r+") as file:
 
 
 async def test_a_start_releases_no_file_lock_of_this_process(tmp_path: Path) -> None:
-    """Closing any copy of a file's descriptor frees them all, and a database lives by its locks."""
+    """Closing any copy of a file's descriptor releases all locks of the process on the file, and a database needs its locks."""
     path = tmp_path / "ledger.sqlite"
     path.touch()
     with path.open("r+") as file:
@@ -674,7 +674,7 @@ async def test_a_start_releases_no_file_lock_of_this_process(tmp_path: Path) -> 
 
 
 async def test_the_kernel_timers_apply_to_connections_accepted_before_them() -> None:
-    """Every socket on the port, not only those that inherit it from the listening one."""
+    """The timers are set on every socket of the port, not only on those that inherit them from the listening socket."""
     async with (
         open_gateway() as gateway,
         serve(gateway) as port,
@@ -697,7 +697,7 @@ async def test_the_kernel_timers_apply_to_connections_accepted_before_them() -> 
 
 
 async def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
-    """Slower than the kernel would let the next byte in by itself: it takes 4 MiB ahead."""
+    """The client reads more slowly than the kernel frees space by itself: the kernel buffers 4 MiB."""
     body = bytes(8 * 1024 * 1024)
     async with open_gateway(write_stall_s=2.0) as gateway, serve(gateway) as port:
         gateway.upstream.answer = plain(body)
@@ -705,7 +705,7 @@ async def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
         handle = socket.socket()
         handle.setsockopt(
             socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024
-        )  # so that it asks for more in small steps
+        )  # so that the window opens in small steps
         handle.connect(("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=handle, limit=16 * 1024)
         writer.write(b"GET /api/v2/gateway/api_quotes HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -713,7 +713,7 @@ async def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
         got = 0
         for _ in range(45):
             got += len(await reader.readexactly(32 * 1024))
-            await asyncio.sleep(0.1)  # 320 KiB a second: that is what is tried
+            await asyncio.sleep(0.1)  # 320 KiB a second
         got += len(await reader.readexactly(len(body) - got))
         writer.close()
     assert got == len(body)

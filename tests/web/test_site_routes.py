@@ -67,7 +67,7 @@ TRICKS = (
 
 
 class Harness:
-    """The site over a catalog."""
+    """The routes of the site over a catalog in memory."""
 
     def __init__(self) -> None:
         self.stores = ControlStores(now_ms=lambda: NOW_MS)
@@ -124,7 +124,7 @@ async def client(harness: Harness) -> AsyncIterator[httpx.AsyncClient]:
 
 
 class Reader(HTMLParser):
-    """What a browser would make of a page."""
+    """Parses a page as a browser does."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Reader(HTMLParser):
                 self.addresses.append(value or "")
 
 
-# ---- How it is kept.
+# ---- Caching.
 
 
 @pytest.mark.parametrize("path", KEPT)
@@ -230,7 +230,7 @@ VENDORED = {
     "swagger-ui-bundle.js": "e6a898692f2d768e807c3ba4626068a69a2c5dd960dd6c76f3e4d3a3de180af2",
     "swagger-ui.css": "5ed08757e53da3e026d6cbecc61fe5d43585c9560b302d534ad56692519a273d",
 }
-"""Of swagger-ui-dist 5.35.0, as it was published."""
+"""The digests of swagger-ui-dist 5.35.0 as published."""
 
 
 @pytest.mark.parametrize(("name", "digest"), VENDORED.items())

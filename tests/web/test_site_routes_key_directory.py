@@ -1,4 +1,4 @@
-"""The directory of the gateway's signing keys, as a provider or a crawler reads it."""
+"""The directory of the gateway's signing keys."""
 
 import base64
 import re
@@ -45,7 +45,7 @@ async def test_lists_all_keys_the_current_one_first() -> None:
 
 
 async def test_each_key_signs_the_response_for_the_configured_authority() -> None:
-    """As draft-meunier-webbotauth-httpsig-directory asks: no other site can present the keys as its own."""
+    """draft-meunier-webbotauth-httpsig-directory requires it: no other site can present the keys as its own."""
     answer = await read()
     inputs = dict(re.findall(r"(sig\d)=(.*?)(?:, (?=sig)|$)", answer.headers["signature-input"]))
     signatures = dict(re.findall(r"(sig\d)=:([^:]+):", answer.headers["signature"]))

@@ -17,13 +17,13 @@ from pydantic_core import from_json
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import Code
 from tollway.registry.openapi import METHODS, parse_yaml_object
-from tollway.web.problems import PROBLEM_KINDS
+from tollway.web.problems import PROBLEM_KINDS, PROBLEM_TYPE
 
 CONTRACT_PATH = Path(__file__).with_name("openapi.yaml")
 DOCUMENT_BYTES_MAX = 63_900
 FEATURED_MAX = 40
 SUMMARY_LENGTH_MAX = 120
-PROBLEM_TYPE = "application/problem+json"
+PROBLEM_MEDIA_TYPE = PROBLEM_TYPE.decode()
 
 _QUOTE_RESPONSE, _RELAYED_RESPONSE = "PaymentRequired", "Relayed"
 _PROBLEMS, _PROBLEM_SETS = "x-problems", "x-problem-sets"
@@ -31,7 +31,7 @@ _PROBLEMS, _PROBLEM_SETS = "x-problems", "x-problem-sets"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What the documents of the site contain of the settings. `public_url` has no final slash. `contact`: of the operator, a `mailto:` or `https:` URI."""
+    """The public facts of a gateway in the documents of its site. `public_url` has no final slash. `contact`: of the operator, a `mailto:` or `https:` URI."""
 
     public_url: str
     version: str
@@ -58,7 +58,7 @@ class SiteContract:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        # A process that is never asked for the contract loads neither the YAML parser nor the document. After the first build only the JSON text stays.
+        # The first build loads the document and the YAML parser, so that a start and an idle process need neither. After that only the JSON text stays.
         self._template: bytes | None = None
 
     def build(self, featured: Sequence[FeaturedOperation] = ()) -> bytes:
@@ -83,7 +83,7 @@ def load_contract(raw: bytes, site: Site) -> dict[str, Any]:
     for operation in _list_operations(document):
         operation["responses"] = _expand_problems(operation["responses"], sets, problems)
     problems.refuse_undeclared()
-    plain = {name: one for name, one in written.items() if PROBLEM_TYPE not in one.get("content", {})}
+    plain = {name: one for name, one in written.items() if PROBLEM_MEDIA_TYPE not in one.get("content", {})}
     document["components"]["responses"] = {**plain, **problems.components, **written}
     _fill_in(document, site)
     return document
@@ -134,7 +134,7 @@ class _ProblemResponses:
 
     def __init__(self, *, quote_response: Mapping[str, Any]) -> None:
         self._quote_response = quote_response
-        schema = quote_response["content"][PROBLEM_TYPE]["schema"]
+        schema = quote_response["content"][PROBLEM_MEDIA_TYPE]["schema"]
         self._quote_codes = {Code(name) for name in schema["properties"]["code"]["enum"]}
         self._names: dict[tuple[int, tuple[Code, ...]], str] = {}
         self._declared: set[Code] = set()
@@ -177,7 +177,7 @@ def _describe_problem(codes: Sequence[Code]) -> dict[str, Any]:
         "$ref": "#/components/schemas/Problem",
         "properties": {"code": {"enum": [code.value for code in codes]}},
     }
-    return {"description": "A problem.", **headers, "content": {PROBLEM_TYPE: {"schema": schema}}}
+    return {"description": "A problem.", **headers, "content": {PROBLEM_MEDIA_TYPE: {"schema": schema}}}
 
 
 def _response_ref(name: str) -> dict[str, str]:
@@ -188,7 +188,7 @@ def _response_ref(name: str) -> dict[str, str]:
 
 
 def _render_with_featured(document: dict[str, Any], featured: Sequence[FeaturedOperation]) -> bytes:
-    """Adds operations without their schemas while there is room, then schemas of those while there still is."""
+    """Adds operations without their schemas up to `DOCUMENT_BYTES_MAX`, then the schemas of those operations in the remaining bytes."""
     bytes_left = DOCUMENT_BYTES_MAX - len(_render(document))
     added: list[tuple[FeaturedOperation, dict[str, Any]]] = []
     for one in featured:
