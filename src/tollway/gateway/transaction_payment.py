@@ -314,7 +314,7 @@ class TransactionPayment(CallPayment):
         )
 
     async def _check_exhausted(self) -> None:
-        """Refuses early when every presented payment has a zero balance, so that the upstream is not dialled."""
+        """Refuses early when every presented payment has no credit left, before the gateway connects to the upstream."""
         if any(spendable.payment.remaining_units > 0 for spendable, _, _ in self._candidates):
             return
         refused: list[tuple[_Candidate, Claim, ClaimOutcome]] = []

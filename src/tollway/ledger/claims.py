@@ -488,18 +488,18 @@ class _BatchDecision:
             return self._decide_authorized(claim, claim.authorization)
         if claim.payment_id is None:
             return _granted(claim, {}, remaining_units=0, rail=Rail.NONE)
-        shown = self._balances.get(claim.payment_id)
-        if shown is None or shown.payment.payer != claim.payer:
+        claimed = self._balances.get(claim.payment_id)
+        if claimed is None or claimed.payment.payer != claim.payer:
             return _refused(claim, Unspendable(is_held=False))
-        refusal = self._refuse_proof(claim, shown)
+        refusal = self._refuse_proof(claim, claimed)
         if refusal is not None:
             return _refused(claim, refusal)
-        parts, remaining_units = self._gather(claim, shown)
+        parts, remaining_units = self._collect_parts(claim, claimed)
         if parts is None:
             return _refused(claim, Exhausted(remaining_units=remaining_units))
         if self._is_beyond_unfinal(claim, parts):
             return _refused(claim, UnfinalLimit())
-        return self._grant(claim, shown, parts)
+        return self._grant(claim, claimed, parts)
 
     def _decide_authorized(self, claim: Claim, authorization: Authorization) -> Decision:
         price_units, now_s = claim.price_units, self._now_ms // 1000
@@ -533,31 +533,31 @@ class _BatchDecision:
             for payment_id, balance in sorted(self._touched.items())
         )
 
-    def _refuse_proof(self, claim: Claim, shown: _PaymentBalance) -> ClaimOutcome | None:
+    def _refuse_proof(self, claim: Claim, claimed: _PaymentBalance) -> ClaimOutcome | None:
         key = nonce_key(claim) if self._nonces else None
         if key is not None and key in self._nonces:
             return self._nonces[key]
-        if not shown.is_spendable:
-            return Unspendable(is_held=shown.payment.state is not PaymentState.GONE)
-        if claim.is_plain and shown.is_plain_ended:
+        if not claimed.is_spendable:
+            return Unspendable(is_held=claimed.payment.state is not PaymentState.GONE)
+        if claim.is_plain and claimed.is_plain_ended:
             return PlainEnded()
-        debt_units = self._debts.get(credit_account_of(shown.payment), 0) if self._debts else 0
+        debt_units = self._debts.get(credit_account_of(claimed.payment), 0) if self._debts else 0
         if debt_units > 0:
             return InDebt(units=debt_units)
-        if claim.is_first_price and shown.taken_units > 0:
+        if claim.is_first_price and claimed.taken_units > 0:
             return NotFirst()
         return None
 
-    def _gather(self, claim: Claim, shown: _PaymentBalance) -> tuple[Parts | None, int]:
+    def _collect_parts(self, claim: Claim, claimed: _PaymentBalance) -> tuple[Parts | None, int]:
         """The parts that make up the price. Where they do not, None and the available units."""
-        if shown.remaining_units >= claim.price_units:
-            return {shown.payment.id: claim.price_units}, 0
-        if shown.remaining_units <= 0:
+        if claimed.remaining_units >= claim.price_units:
+            return {claimed.payment.id: claim.price_units}, 0
+        if claimed.remaining_units <= 0:
             return None, 0
-        parts = {shown.payment.id: shown.remaining_units}
-        missing = claim.price_units - shown.remaining_units
-        for sibling in self._list_account(credit_account_of(shown.payment)):
-            if sibling is shown or not self._may_supplement(sibling, claim):
+        parts = {claimed.payment.id: claimed.remaining_units}
+        missing = claim.price_units - claimed.remaining_units
+        for sibling in self._list_account(credit_account_of(claimed.payment)):
+            if sibling is claimed or not self._may_supplement(sibling, claim):
                 continue
             parts[sibling.payment.id] = min(missing, sibling.remaining_units)
             missing -= parts[sibling.payment.id]
@@ -585,9 +585,9 @@ class _BatchDecision:
     def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
         if claim.currency not in self._unfinal_max_nano:
             return False
-        shown = self._balances[next(iter(parts))].payment
+        claimed = self._balances[next(iter(parts))].payment
         added = sum(units for payment_id, units in parts.items() if self._is_unfinal(payment_id))
-        unfinal_units = self._unfinal_units.get(_payer_account_of_payment(shown), 0)
+        unfinal_units = self._unfinal_units.get(_payer_account_of_payment(claimed), 0)
         return added > 0 and self._is_too_much(claim, unfinal_units + added)
 
     def _is_beyond_unfinal_authorized(self, claim: Claim, wallet: PayerAccount) -> bool:
@@ -603,11 +603,11 @@ class _BatchDecision:
     def _is_unfinal(self, payment_id: int) -> bool:
         return self._balances[payment_id].payment.state is PaymentState.UNFINAL
 
-    def _grant(self, claim: Claim, shown: _PaymentBalance, parts: Parts) -> Decision:
-        rail = Rail.TX if shown.calls == 0 else Rail.CREDIT
-        shown.calls += 1
-        shown.is_plain_ended = shown.is_plain_ended or claim.ends_plain
-        self._touched[shown.payment.id] = shown
+    def _grant(self, claim: Claim, claimed: _PaymentBalance, parts: Parts) -> Decision:
+        rail = Rail.TX if claimed.calls == 0 else Rail.CREDIT
+        claimed.calls += 1
+        claimed.is_plain_ended = claimed.is_plain_ended or claim.ends_plain
+        self._touched[claimed.payment.id] = claimed
         for payment_id, units in parts.items():
             balance = self._balances[payment_id]
             balance.taken_units += units
@@ -618,7 +618,7 @@ class _BatchDecision:
         key = nonce_key(claim)
         if key is not None:
             self._nonces[key] = NonceUsed(call_id=claim.call_id, state=CallState.FORWARDING)
-        return _granted(claim, parts, remaining_units=shown.remaining_units, rail=rail)
+        return _granted(claim, parts, remaining_units=claimed.remaining_units, rail=rail)
 
 
 def _keyed_call(claim: Claim, now_ms: int) -> KeyedCall:

@@ -355,7 +355,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.INTERNAL_ERROR: _permanent(500, "Internal error"),
         Code.UPSTREAM_UNREACHABLE: _transient(502, "Upstream unreachable"),
         Code.UPSTREAM_BAD_RESPONSE: _transient(502, "Bad response from upstream"),
-        Code.UPSTREAM_PAYMENT_REQUIRED: _permanent(502, "Upstream asked for a payment of its own"),
+        Code.UPSTREAM_PAYMENT_REQUIRED: _permanent(502, "Upstream requires a payment of its own"),
         Code.PAYMENT_OUTCOME_UNKNOWN: _transient(503, "Payment outcome unknown", 5),
         Code.CHAIN_UNAVAILABLE: _transient(503, "Chain unavailable", 3),
         Code.STORAGE_UNAVAILABLE: _transient(503, "Storage unavailable", 3),
