@@ -238,7 +238,7 @@ async def test_what_runs_settles_or_may_run_again_counts_against_the_balance(
 async def test_an_unknown_call_counts_until_its_authorisation_has_expired(
     ledgers: Any, ledger: Any, seconds: int, is_counted: bool
 ) -> None:
-    """And a little longer: a block may be timed behind our clock. The clock of the batch decides."""
+    """And a little longer, because the time of a block may be behind the clock of the batch, which decides."""
     claim = await bring(ledger, CallState.UNKNOWN)
     await ledgers.set_clocks((claim.authorization.valid_before + seconds) * 1000, ledger)
     outcome = await ledger.claim(authorized_claim(authorization_of(4), 4))
@@ -246,7 +246,7 @@ async def test_an_unknown_call_counts_until_its_authorisation_has_expired(
 
 
 async def test_calls_that_run_again_were_covered_beside_each_other(ledger: Any) -> None:
-    """Each is sent, and no head comes; a balance of one price never has two of them running."""
+    """Each call is sent and gets no response head; a balance of one price never has two running calls."""
     claims = [authorized_claim(authorization_of(4), 4) for _ in range(3)]
     running = 0
     for claim in claims:
@@ -359,7 +359,7 @@ async def test_an_unknown_call_runs_again_under_its_authorisation_and_time_alone
     reopened = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     assert reopened == Claimed(epoch=2, remaining_units=0, rail=Rail.X402, before=CallState.UNKNOWN)
     await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2))
-    assert await ledger.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 0  # its money may have moved meanwhile
+    assert await ledger.recover(now_ms=NOW_MS + 25 * HOUR_MS) == 0  # its transfer may have happened
     assert (await ledger.find_authorized_call(claim.authorization.key)).state is CallState.UNKNOWN
 
 

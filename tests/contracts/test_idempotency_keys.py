@@ -111,7 +111,7 @@ async def test_a_released_call_gives_its_key_back(ledger: Any) -> None:
 
 
 async def test_a_later_released_call_hides_no_other_call_of_the_key(ledger: Any) -> None:
-    """Which came first and which was claimed first is not the same: bodies take their time."""
+    """The order of arrival and the order of claims differ, because bodies take time to arrive."""
     payment = await paid(ledger)
     late, early = keyed(payment, created_ms=NOW_MS + 5), keyed(payment, created_ms=NOW_MS)
     await ledger.claim(late)
@@ -199,7 +199,7 @@ async def test_the_call_of_a_key_has_the_end_of_its_response(
 
 
 async def test_of_claims_under_one_key_at_two_gateways_one_is_granted(ledgers: Any, ledger: Any) -> None:
-    """Each pays with something else, so that nothing but the key stands between them."""
+    """Each claim has another payment, so that they share only the key."""
     both = (ledger, await ledgers.gateway("two"))
     for round_number in range(15):
         claims = [keyed(await paid(ledger, 1, f"tx {round_number} {n}"), f"{round_number}") for n in range(4)]

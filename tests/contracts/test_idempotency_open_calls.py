@@ -101,7 +101,7 @@ async def test_a_claim_that_was_refused_for_it_may_be_made_anew_under_its_id(led
 
 
 async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_once(ledger: Any) -> None:
-    """How it ended is written without a hurry; the claim right behind it sees it all the same."""
+    """The finish is written with a delay; a claim immediately after it still sees it."""
     payment = await paid(ledger)
     claim = same(payment)
     await ledger.claim(claim)
@@ -118,9 +118,9 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
 
 
 async def test_a_claim_immediately_after_a_cut_response_finds_it(ledger: Any) -> None:
-    """On PostgreSQL plain claims and ends of calls have sessions of their own; a cut goes before the claims behind it all the same."""
+    """On PostgreSQL plain claims and ends have their own sessions; a cut is still written before later claims."""
     payment = await paid(ledger, 1_000)
-    for _ in range(30):  # the first has terms that no statement queue knows
+    for _ in range(30):  # the terms of the first are not known yet
         claim = same(payment)
         assert isinstance(await ledger.claim(claim), Claimed)
         await ledger.close(close_of(claim))
@@ -185,7 +185,7 @@ async def test_a_batch_searches_open_calls_once_and_only_for_claims_that_may_rep
     engine = getattr(ledgers.database, "_write_engine", None) or ledgers.database._engine
     engine = getattr(engine, "sync_engine", engine)
     event.listen(engine, "before_cursor_execute", count)
-    # Each with terms that the gateway does not know yet: no statement for plain claims grants it.
+    # The terms of each are not known yet, so no statement for plain claims grants it.
     for fields in ({"method": "POST"}, {"idempotency_key": "one"}, {"is_separate_call": True}):
         await ledger.claim(claim_on(payment, 1, listing_name=str(fields), **fields))
     await ledger.claim(claim_on(None, listing_name="free"))

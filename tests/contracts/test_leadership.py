@@ -49,7 +49,7 @@ class Candidate:
         )
 
     def count_lost(self) -> int:
-        """Asked at every look at the lead."""
+        """Called at each check of the lead."""
         self.looks += 1
         return self.networks_away
 
@@ -70,7 +70,7 @@ class Candidate:
 
 
 class AwayAtFirst(PostgresDatabase):
-    """Answers nothing until it is said to be back."""
+    """Does not respond until the test lets it."""
 
     is_away = True
     asked = 0
@@ -132,7 +132,7 @@ async def test_each_duty_has_a_leader_of_its_own(databases: list[PostgresDatabas
     async with sweeper.standing(), watcher.standing():
         await until(lambda: sweeper.is_working and watcher.is_working)
         assert set(await find_leaders(databases[2])) == {Duty.SWEEPER, Duty.WATCHER}
-    async with asyncio.timeout(DEADLINE_S):  # until the server has heard that both sessions are over
+    async with asyncio.timeout(DEADLINE_S):  # until the server has ended both sessions
         while await find_leaders(databases[2]):
             await asyncio.sleep(0.001)
 
@@ -166,7 +166,7 @@ async def test_another_takes_over_when_the_leader_is_gone(
 
 @pytest.mark.postgres
 async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[PostgresDatabase]) -> None:
-    """Its process is there and its connection too, but it says nothing: the server ends its session."""
+    """Its process and its connection exist, but it is silent: the server ends its session."""
     duty = Duty.SWEEPER
     stalled = Leadership(
         databases[0],
@@ -198,7 +198,7 @@ async def test_a_paused_leader_stops_its_work_at_its_next_check(
         await until(lambda: one.is_working)
         first = await leader_process(databases[2])
         await end_session(postgres_url, first)
-        await until(lambda: one.terms == 2 and one.is_working)  # nobody else is there: it leads again
+        await until(lambda: one.terms == 2 and one.is_working)  # it is the only gateway: it leads again
         assert await leader_process(databases[2]) != first
     assert one.heard == [True, False, True, False]
 
@@ -312,7 +312,7 @@ def test_the_gateway_with_the_smallest_handicap_leads(
 def test_whatever_networks_are_lost_a_duty_is_never_left_and_the_best_ends_up_alone(
     before: tuple[int, ...],
 ) -> None:
-    """Three gateways look one after the other, from every state of each of them to every other."""
+    """Three gateways check one after another, from every combination of states to every other."""
     for after in itertools.product(range(3), repeat=3):
         locks: dict[int, int] = {}  # gateway -> the handicap whose lock it holds
         for turn, handicaps in enumerate([before] * 3 + [after] * 3):
@@ -391,7 +391,7 @@ async def test_a_gateway_process_without_its_nodes_gives_way(
 ) -> None:
     settings = load_settings(
         {
-            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",  # nobody
+            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",  # no node
             "TOLLWAY_DATABASE_URL": postgres_url,
             "TOLLWAY_SECRET_KEY": SECRET_KEY,
             "TOLLWAY_LIMIT_LEADER_POLL_S": "0.01",
@@ -419,7 +419,7 @@ async def until_handicap(database: Database, handicap: int) -> None:
 
 
 async def looks(*everybody: Candidate) -> None:
-    """Until each has looked several times more."""
+    """Waits until each gateway has checked several more times."""
     before = [one.looks for one in everybody]
     await until(lambda: all(one.looks > seen + 5 for one, seen in zip(everybody, before, strict=True)))
 
@@ -432,11 +432,11 @@ async def end_session(url: str, process: int | None) -> None:
         await connection.close()
 
 
-# ---- What the doctor says.
+# ---- `tollway doctor`.
 
 
 class Lent(PostgresDatabase):
-    """Behind a pooler: its sessions are those that everybody uses, for one transaction at a time."""
+    """A database behind a pooler, which shares its sessions, for one transaction at a time."""
 
     @contextlib.asynccontextmanager
     async def open_session(self) -> AsyncIterator[FetchScalar]:

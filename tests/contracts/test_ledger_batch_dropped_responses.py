@@ -194,7 +194,7 @@ ROWS = (
 
 @dataclass(slots=True, kw_only=True)
 class Harness:
-    """One caller and his one request. `answers`: how often he has got what he paid for."""
+    """One caller with one request. `answers`: how often it got the response."""
 
     gateways: list[FaultyGateway]
     row: Row
@@ -224,7 +224,7 @@ class Harness:
         return await self.gateways[at].gateway.run(self.open(at))
 
     async def lose(self, *, leaves: bool = False) -> None:
-        """The answer is dropped; its caller is told so, or has left before."""
+        """The response is dropped; its caller gets 503, or has left before."""
         self.gateways[0].fail_at(self.row.fault)
         exchange = self.open()
         if leaves:
@@ -321,7 +321,7 @@ async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool
 async def test_at_the_same_gateway_a_dropped_answer_is_paid_once_or_not_at_all(
     database: Database, row: Row, leaves: bool
 ) -> None:
-    """Nothing is waited for: what is late is written before the repeat is looked at."""
+    """Without a wait: late entries are written before the repeat is decided."""
     async with open_faulty_gateways(database, ["one"]) as gateways:
         await play(row, gateways, at=0, leaves=leaves, is_written=False)
 
@@ -392,7 +392,7 @@ async def test_patience_with_a_close_has_an_end(database: Database) -> None:
         await harness.check_paid_once()
 
 
-# ---------------------------------------------------------------------- what is late, and what comes meanwhile
+# ---------------------------------------------------------------------- late entries and concurrent requests
 
 
 @asynccontextmanager
@@ -413,7 +413,7 @@ async def lose_close(ledger: FaultyLedger, claim: Any) -> None:
 
 
 async def test_a_claim_beside_a_late_close_finds_it_written(database: Database) -> None:
-    """The payment has a rest, so nothing but the batch of the claim itself looks for the call."""
+    """The payment has units left, so only the batch of the claim searches the call."""
     async with open_ledger(database) as ledger:
         payment = await ledger.pay(10)
         claim = claim_on(payment, 1)
@@ -453,7 +453,7 @@ async def test_a_settlement_that_came_too_late_moves_nothing(database: Database)
 
 
 async def test_a_lost_call_has_no_outdated_state_while_writes_fail(database: Database) -> None:
-    """A full disk can still be read: a repeat is told to come back, not that the call is charged."""
+    """A full disk can still be read: a repeat gets 503, not the charged state of the call."""
     async with open_ledger(database) as ledger:
         claim = claim_on(await ledger.pay(10), idempotency_key="k")
         await ledger.ledger.claim(claim)

@@ -246,7 +246,7 @@ SIBLINGS = [
     ((6, 4), 10, 1, (0, 0)),
     ((6, 5), 10, 0, (0, 1)),
     ((6, 3), 10, 0, 9),
-    ((6, 10), 10, 0, 6),  # the other could pay a call alone: somebody's prepayment
+    ((6, 10), 10, 0, 6),  # the other payment could pay a call alone
     ((2, 3, 4, 9), 10, 3, (1, 3, 4, 0)),  # oldest first
     ((10, 3), 10, 0, (0, 3)),  # nothing short, nothing touched
 ]

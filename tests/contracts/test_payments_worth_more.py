@@ -34,7 +34,7 @@ async def test_a_payment_has_the_largest_recorded_value(ledger: Any) -> None:
     assert isinstance(await ledger.claim(claim_on(payment, 10)), Claimed)
     raised = await tell(ledger, 25, is_final=True, block_number=107)
     assert (raised.id, raised.value_units, raised.taken_units) == (payment.id, 25, 10)
-    assert (raised.state, raised.block_number) == (payment.state, 100)  # that is for the next look to say
+    assert (raised.state, raised.block_number) == (payment.state, 100)  # until the next check
     assert isinstance(await ledger.claim(claim_on(payment, 15)), Claimed)
     assert await tell(ledger, 10) == await tell(ledger, 25)
 

@@ -175,7 +175,7 @@ async def test_a_sum_waits_for_another_one_and_contains_later_additions(postgres
             summing = group.create_task(book.update_sums([ONE], today=TODAY))
             while not summing.done() and not await other.fetchval(waiting):
                 await asyncio.sleep(0.001)
-            await book.add({(ONE, FAST): 20}, day=TODAY)  # which waits for nobody
+            await book.add({(ONE, FAST): 20}, day=TODAY)  # without a wait
             assert not summing.done()
         assert summing.result() == {ONE: 20}
     finally:

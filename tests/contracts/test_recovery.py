@@ -87,7 +87,7 @@ async def outlive(clock: SharedClock, *living: Any) -> None:
     [
         (LIFE_ONE, LIFE_ONE, CallState.RELEASED),  # a process died: its closes are all there
         (LIFE_ONE, LIFE_TWO, CallState.UNKNOWN),  # the machine died: the last closes may be lost
-        (NO_MARK, NO_MARK, CallState.UNKNOWN),  # nobody can tell
+        (NO_MARK, NO_MARK, CallState.UNKNOWN),  # unknown
     ],
 )
 async def test_the_clock_releases_unless_a_power_loss_may_have_lost_the_close(
@@ -213,7 +213,7 @@ async def test_a_stall_of_all_gateways_fences_none(shared_database: Database) ->
         await one.claim(claim)
         await outlive(clock, one, two)
         assert not lapses
-        clock.ms += 2 * LEASE_MS  # nobody could renew
+        clock.ms += 2 * LEASE_MS  # no gateway could renew
         assert await two.recover(now_ms=NOW_MS) == 0
         with capture_logs() as logs:
             await two.renew_ownership(now_ms=NOW_MS)

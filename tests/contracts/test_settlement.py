@@ -147,7 +147,7 @@ async def test_an_audit_lists_what_is_settling_as_held(ledgers: Any) -> None:
 
 
 async def test_the_latency_of_a_settled_call_includes_its_settlement(ledgers: Any) -> None:
-    """12 ms until the head, then 250 until the receipt; whom nobody waited for was answered before."""
+    """12 ms until the head, then 250 ms until the receipt; without a waiting caller only the first part counts."""
     ledger = await ledgers.gateway("one")
     waited, left = await settling(ledger, nonce=None), await orphaned(ledger)
     ledgers.clock.ms += 250
@@ -457,7 +457,7 @@ async def test_the_end_of_an_orphaned_call_with_a_transfer(
 
 
 async def test_a_call_that_no_request_can_repeat_becomes_credit(ledger: Any) -> None:
-    """Its body was streamed, and was not known at the head: whoever shows the same again could not be recognised."""
+    """Its body was streamed and unknown at the claim: a repeat of the request could not be recognised."""
     claim = await orphaned(ledger, method="GET", digest=UNKNOWN_DIGEST)
     assert await conclude(ledger, claim, is_orphaned=True) is CallState.RELEASED
     (payment,) = await ledger.find_payments(tx_hash("settled"))
@@ -650,9 +650,9 @@ async def test_an_unknown_call_for_which_nothing_ever_moves_is_released(ledger: 
 
 
 async def test_an_unknown_call_is_concluded_only_as_it_was_seen(ledger: Any) -> None:
-    """It may run again between the look and the conclusion; and one that has a payment is not asked about."""
+    """It may run again between the check and the conclude; a call with a payment is not taken."""
     claim = await unknown(ledger)
-    assert await conclude(ledger, claim) is None  # nobody waits for it
+    assert await conclude(ledger, claim) is None  # no caller waits for it
     assert await conclude(ledger, claim, is_orphaned=True, epoch=2) is None
     await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     for epoch in (1, 2):

@@ -116,7 +116,7 @@ async def test_a_settlement_with_a_lost_answer_is_read_and_not_repeated(ledger: 
 
 
 async def test_a_settlement_that_lost_its_answer_is_not_taken_for_another(ledger: FaultyLedger) -> None:
-    """The call settles with one transaction; one that was never stored must not be broadcast."""
+    """The call settles with one transaction; a transaction that was not stored must not be broadcast."""
     claim = await settling(ledger)
     ledger.database.fail_before = once()
     assert await settle(ledger, claim, 1) == Fenced()
@@ -210,7 +210,7 @@ async def test_a_settlement_whose_caller_left_before_it_was_written_moves_nothin
 
 
 async def test_a_settlement_that_was_not_written_has_no_other_end_than_unknown(ledger: FaultyLedger) -> None:
-    """Its answer was dropped when its caller heard of it."""
+    """Its response was dropped when its caller got the failure."""
     claim = await opened(ledger)
     ledger.database.is_away = True
     with pytest.raises(StorageUnavailable):
@@ -421,7 +421,7 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
 async def test_a_conclude_that_read_the_call_before_it_was_unknown_is_tried_again(
     postgres_url: str,
 ) -> None:
-    """It has prepared no payment for it, and must not lose what moved."""
+    """The conclude has prepared no payment, and the transfer must not be lost."""
     database = connect_database(postgres_url)
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     try:
@@ -444,7 +444,7 @@ async def test_a_conclude_that_read_the_call_before_it_was_unknown_is_tried_agai
 async def test_a_claim_on_one_chain_does_not_load_the_history_of_another(
     database: Database, ledger: FaultyLedger
 ) -> None:
-    """The numbers of their blocks have nothing to do with each other."""
+    """The block numbers of two chains are unrelated."""
     for nonce in range(20):
         claim = await settling(ledger, nonce, block_number=300_000_000)
         await conclude(ledger, claim, f"tx {nonce}", transfer=transfer_in(block_number=300_000_001))

@@ -90,7 +90,7 @@ async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -
         finally:
             await database.close()
         await asyncio.to_thread(_close_journal, draft)
-        # First, so that after a crash the unfinished state counts as a restore.
+        # Before the files change, so that a restore that a crash interrupts is detected as a restore.
         await asyncio.to_thread(write_mark, mark, generation)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
         await asyncio.to_thread(_move_into_place, draft, database_path)

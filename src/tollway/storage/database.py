@@ -36,7 +36,7 @@ from tollway.storage.writer_thread import WriterThread
 if TYPE_CHECKING:
     from tollway.storage.postgres import PostgresDatabase
 
-# A newer SQLite than most systems have, where its wheel exists.
+# pysqlite3 contains a newer SQLite than most systems have. Not every platform has a wheel of it.
 try:
     import pysqlite3.dbapi2 as sqlite_module
 except ImportError:

@@ -259,7 +259,7 @@ def _has_ended_as(
             is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
             return and_(is_ended, columns.upstream_status < FAILED_STATUS_MIN)
         case "failed":
-            # The text of the index.
+            # The literal predicate of the index.
             return and_(text(f"({FAILED})"))
         case "unknown":
             return and_(text(f"({UNKNOWN})"))
@@ -320,7 +320,7 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
     shown = select(calls.payment_id, calls.taken_units.label("units")).where(
         calls.payment_id.in_(payment_ids),
         is_open,
-        # The text of the index.
+        # The literal predicate of the index.
         text(f"({REPEATABLE})"),
     )
     helped = (
@@ -342,7 +342,7 @@ def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tu
         calls.payment_id == payment_id,
         calls.taken_units > 0,
         is_unknown,
-        # The text of the index.
+        # The literal predicate of the index.
         text(f"({REPEATABLE})"),
     )
     helped = (
@@ -421,7 +421,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
     is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
     is_right = case(
-        # Without a transfer yet.
+        # A call without a transfer yet.
         (columns.payment_id.is_(None), and_(held == 0, ~is_ended)),
         (is_taking, held == columns.price_units),
         (columns.state == CallState.RELEASED.value, held == 0),

@@ -332,7 +332,7 @@ class LedgerBatch:
         after = decide_dropped_call(
             call.state, method=request.method, digest=bytes(request.digest), runs_left=runs_left
         )
-        # Another error was written by the provider's decision.
+        # Another error means that the provider has decided the call.
         is_ours = request.error == (None if drop.close is None else drop.close.error)
         if after is None or (call.state is CallState.CONSUMED and not is_ours):
             return Fenced()

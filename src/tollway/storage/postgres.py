@@ -77,7 +77,7 @@ class PostgresDatabase:
             pool_size=CONNECTIONS,
             max_overflow=CONNECTIONS_MORE,
             pool_timeout=POOL_TIMEOUT_S,
-            # With few calls the same connection is used again, which has prepared their statements.
+            # With few calls the same connection is used again; it has prepared their statements.
             pool_use_lifo=True,
         )
         self._long_engine = create_async_engine(

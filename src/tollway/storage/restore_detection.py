@@ -148,7 +148,7 @@ class RestoreDetector:
 
 
 def _bump_and_hold(connection: Connection, *, marked: int, now_ms: int) -> tuple[int, bool]:
-    # A backup is behind every mark, and behind no mark at all.
+    # A backup (-1) is behind every mark, also behind a missing one (0).
     is_restored = marked > read_generation(connection)
     if is_restored:
         mark_restored(connection, now_ms=now_ms)
