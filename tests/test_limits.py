@@ -43,7 +43,7 @@ HELD_BY = {
     "in_flight_per_origin_max": "outbound/test_client.py::test_calls_in_flight_per_origin_are_limited",
     "dns_deadline_s": "outbound/test_pool_address_guard.py::test_resolution_has_a_deadline",
     "connect_deadline_s": "outbound/test_client.py::test_a_connect_that_hangs_is_unreachable",
-    "chunk_idle_s": "outbound/test_client.py::test_a_body_that_falls_silent_is_a_timeout",
+    "chunk_idle_s": "outbound/test_client.py::test_a_body_that_stops_is_a_timeout",
     "upstream_head_bytes_max": "outbound/test_client.py::test_a_head_that_is_none_is_a_bad_response_after_sending",
     "connection_age_s": "outbound/test_client.py::test_connections_are_reused_within_one_generation_only",
     "unsafe_reuse_idle_s": "outbound/test_client.py::test_an_unsafe_method_takes_no_connection_that_idled",

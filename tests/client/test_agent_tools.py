@@ -71,7 +71,7 @@ async def test_a_call_is_paid_and_tells_what_it_cost(make, gateway):
     assert (last.method, last.url.query) == ("POST", b"n=2&b=true")
 
 
-async def test_a_call_above_the_limit_is_refused_in_plain_words_and_nothing_is_paid(make, gateway, chain):
+async def test_a_call_above_the_limit_is_refused_and_nothing_is_paid(make, gateway, chain):
     tools = make(max_price="0.009 USDC")
     for wish in ({}, {"maxPrice": "5 USDC"}, {"maxPrice": "5"}):
         error = error_of(await run_tool(tools, "call_api", apiId=API, **wish))
@@ -257,12 +257,12 @@ async def test_without_a_wallet_free_calls_work_and_paid_ones_fail_with_a_reason
         {"path": "/x"},
     ],
 )
-async def test_what_an_agent_may_not_ask_for_is_never_sent(make, gateway, arguments):
+async def test_a_forbidden_argument_is_never_sent(make, gateway, arguments):
     assert error_of(await run_tool(make(), "call_api", **arguments))["code"] == "invalid_arguments"
     assert gateway.seen == []
 
 
-async def test_a_search_brings_what_one_chooses_by_and_no_tricks(make, gateway):
+async def test_a_search_returns_the_members_to_choose_by_as_safe_text(make, gateway):
     listed = {"id": "api_1", "name": "Rain\x1b\u202e", "description": "x" * 1000, "pricePerRequest": "0.01"}
     page = {
         "apis": [{**listed, "currency": "USDC", "match": ["name"]}, {"id": "api_2"}],

@@ -44,7 +44,7 @@ def test_only_calling_spends() -> None:
         ("wallet_status", {}),
     ],
 )
-def test_what_fits_is_taken(name: str, arguments: object) -> None:
+def test_valid_arguments_are_accepted(name: str, arguments: object) -> None:
     assert complaint(name, arguments) is None
 
 
@@ -67,7 +67,7 @@ def test_what_fits_is_taken(name: str, arguments: object) -> None:
         ("wallet_status", [], "[] is not of type 'object'"),
     ],
 )
-def test_what_breaks_the_schema_is_refused_by_name(name: str, arguments: object, told: str) -> None:
+def test_an_invalid_argument_is_refused_by_name(name: str, arguments: object, told: str) -> None:
     assert told in str(complaint(name, arguments))
 
 

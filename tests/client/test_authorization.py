@@ -275,7 +275,7 @@ def test_a_response_ends_the_call_with_its_outcome(name):
         (problem(402, "payment_settlement_failed", "charged", options=(X402,)), CallHeld, OPEN),
     ],
 )
-def test_what_is_not_decided_or_refused_for_good_ends_the_call_without_a_second_one(response, failure, state):
+def test_an_undecided_or_final_refusal_ends_the_call_without_a_second_authorisation(response, failure, state):
     world = World(asks(), response, SERVED)
     with pytest.raises(failure):
         world.call()
@@ -411,7 +411,7 @@ def test_after_a_lost_response_an_outcome_counts(response, state):
     assert world.states == [state]
 
 
-def test_what_was_served_and_whose_answer_is_gone_is_charged_and_not_paid_again():
+def test_a_served_call_without_a_stored_response_is_charged_and_not_paid_again():
     world = World(asks(), LOST, problem(409, "payment_already_used", "charged", callId="call_9"))
     with pytest.raises(CallHeld) as caught:
         world.call()
@@ -500,7 +500,7 @@ LEFT = SignedAuthorization(
 )
 
 
-def test_what_an_earlier_run_of_the_request_left_is_shown_first():
+def test_the_open_authorisation_of_an_earlier_run_is_sent_first():
     world = World(SERVED, left=LEFT)
     assert world.call().authorization is LEFT
     assert (world.proofs, world.states, world.signed) == (["left over"], [CHARGED], [])

@@ -358,7 +358,7 @@ async def test_expiry_after_a_broken_connection_is_never_signed_anew(make, gatew
     ("status", "code"),
     [(409, "payment_already_used"), (402, "payment_insufficient"), (402, "payment_required"), (504, "x")],
 )
-async def test_an_upstreams_words_never_make_a_caller_pay(make, gateway, chain, status, code):
+async def test_a_response_of_an_upstream_never_makes_a_caller_pay(make, gateway, chain, status, code):
     client = make()
     await do(client.call(API, prepay=2))
 
@@ -682,7 +682,7 @@ async def test_a_session_signs_no_more_than_its_limit_and_another_one_begins_ane
     assert (dict(spending.total), dict(spending.session)) == ({"USDC": 3 * 10**16}, {"USDC": 10**16})
 
 
-async def test_what_never_left_is_no_part_of_the_session(make, gateway):
+async def test_an_unsent_authorisation_does_not_count_in_the_session(make, gateway):
     gateway.offer_authorizations()
     client = make(rail="x402", session_budget="0.01 USDC", budget="0.01 USDC")
 
@@ -706,7 +706,7 @@ async def test_a_session_without_a_limit_counts_all_the_same(make, gateway):
     assert allowance.max_price.atto_for("USDC") == 10**18
 
 
-async def test_search_ranks_where_there_are_words(make, gateway):
+async def test_search_sorts_by_relevance_where_there_are_words(make, gateway):
     asked = []
 
     def answer(request):

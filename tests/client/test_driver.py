@@ -67,7 +67,7 @@ def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored
     assert driver.perform_local(look, second) == (step.transfer,)
 
 
-def test_what_a_call_spent_before_it_ended_is_never_recalled_by_another(driver, monkeypatch):
+def test_the_rest_of_a_spent_payment_is_not_raised_by_another_call(driver, monkeypatch):
     """The owner ends while another call reads the store: the other has seen either the owner or the new rest."""
     owner, other = driver.plan_call("api_1", "/1", {}), driver.plan_call("api_1", "/2", {})
     made = payment(driver)
@@ -86,7 +86,7 @@ def test_what_a_call_spent_before_it_ended_is_never_recalled_by_another(driver, 
     assert driver.perform_local(FindPayments(payees=(PAYEE,)), other) == ()
 
 
-def test_what_is_paid_for_several_calls_is_everybodys(driver):
+def test_every_call_may_spend_a_payment_for_several_calls(driver):
     maker, other = driver.plan_call("api_1", "/1", {"prepay": 2}), driver.plan_call("api_1", "/2", {})
     made = payment(driver, amount=20_000, rest=20_000)
     driver.perform_local(StoreTransfer(transfer=made, price=10_000), maker)

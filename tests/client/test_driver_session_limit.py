@@ -37,7 +37,7 @@ def test_a_currency_that_the_limit_does_not_name_is_not_spent() -> None:
     assert store(limit(None), b"a", 10**30, DAI) == Stored()
 
 
-def test_what_was_not_stored_does_not_count() -> None:
+def test_an_unstored_payment_does_not_count() -> None:
     session = limit()
     assert session.store(b"a", USDC, 20_000, store=NonceTaken) == NonceTaken()
 
@@ -50,7 +50,7 @@ def test_what_was_not_stored_does_not_count() -> None:
     assert store(session, b"b", 20_000) == Stored()
 
 
-def test_what_never_left_is_free_again() -> None:
+def test_an_unsent_payment_is_released() -> None:
     session = limit()
     store(session, b"a")
     store(session, b"b")

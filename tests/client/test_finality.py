@@ -60,7 +60,7 @@ def block(number=100, time_s=1_000):
         ([NodeResult(result={"number": 1, "timestamp": "0x1"}), REFUSED], None),
     ],
 )
-def test_the_final_block_is_what_the_node_calls_so_or_lies_deep(answers, found):
+def test_the_final_block_is_the_nodes_or_a_deep_one(answers, found):
     answers = list(answers)
     assert run(fetch_final_block(CHAIN), lambda _: answers.pop(0))[0] == found
     assert answers == []

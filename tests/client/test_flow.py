@@ -381,7 +381,7 @@ def test_a_fresh_payment_that_is_called_spent_is_not_followed_by_another():
     assert world.amounts == [10_000]
 
 
-def test_a_fresh_payment_that_bought_another_call_of_ours_is_followed_by_one_more_at_most():
+def test_a_new_payment_that_paid_another_call_is_followed_by_one_more_at_most():
     world = World(PAYMENT_402, USED, SERVED, served=1)
     assert world.call().response is SERVED
     assert world.amounts == [10_000, 10_000]

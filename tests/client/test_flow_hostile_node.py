@@ -81,7 +81,7 @@ async def test_the_callers_own_limit_holds_for_a_client_and_for_a_call(make, gat
     assert (await do(make(max_fee="0.1").call(API))).payment.fee_max == "0.012625 ETH"
 
 
-async def test_what_is_signed_is_what_was_shown(make, gateway, chain):
+async def test_the_signed_payment_is_the_approved_one(make, gateway, chain):
     shown = []
     await do(make(before_signing=shown.append).call(API, prepay=2))
     (quote,) = shown

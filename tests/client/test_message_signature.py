@@ -53,6 +53,6 @@ def test_digests_are_read_by_algorithm(text, digests) -> None:
 
 
 @pytest.mark.parametrize("text", ["sha-256=:AAAA:, sha-256=:AAAA:", "=", "sha-256=:A"])
-def test_what_is_no_digest_is_refused(text: str) -> None:
+def test_an_invalid_digest_is_refused(text: str) -> None:
     with pytest.raises(SignatureFieldsInvalid):
         read_digests(text)

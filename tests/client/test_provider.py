@@ -249,12 +249,12 @@ def test_a_signature_by_hand_over_what_has_to_be_signed_counts(harness: Harness)
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_has_to_be_signed_is_signed_or_the_call_is_refused(harness: Harness, name: str) -> None:
+def test_a_call_without_a_required_component_is_refused(harness: Harness, name: str) -> None:
     headers = sign_by_hand(*(one for one in VALUES if one != name))
     assert refusal(harness, "POST", TARGET, headers, b"").reason == "components_missing"
 
 
-def test_what_the_gateway_signs_for_another_purpose_is_no_call(harness: Harness) -> None:
+def test_a_signature_for_another_purpose_is_refused(harness: Harness) -> None:
     headers = sign_by_hand(*VALUES, tag="http-message-signatures-directory")
     assert refusal(harness, "POST", TARGET, headers, b"").reason == "signature_missing"
     directory = SIGNER.sign_directory(authority="api.example.com", created_s=NOW_S, nonce=NONCE)
@@ -380,7 +380,7 @@ def test_an_uncovered_body_is_refused_unless_it_is_allowed(harness: Harness) -> 
     assert lenient.verifier.verify("POST", TARGET, sign(body=BodyCoverage()), b"x").covers == "nothing"
 
 
-def test_a_head_can_be_judged_before_its_body_is_here(harness: Harness) -> None:
+def test_a_head_can_be_verified_before_its_body(harness: Harness) -> None:
     forwarded = harness.verifier.verify("POST", TARGET, sign(), None)
     forwarded.check_body(BODY)
     with pytest.raises(ForwardedRefused):
@@ -423,7 +423,7 @@ def test_a_call_counts_once(harness: Harness) -> None:
     )
 
 
-def test_what_is_refused_uses_no_nonce_up(harness: Harness) -> None:
+def test_a_refused_call_spends_no_nonce(harness: Harness) -> None:
     refusal(harness, "GET", TARGET, sign(), BODY)
     refusal(harness, "POST", TARGET, sign(), b"other")
     assert harness.verifier.verify("POST", TARGET, sign(), BODY)

@@ -78,7 +78,7 @@ def test_a_key_that_is_not_published_any_more_ends() -> None:
     assert gateway.knows(TWO)
 
 
-def test_what_is_known_holds_for_a_day_while_the_gateway_is_away() -> None:
+def test_cached_keys_count_for_a_day_while_the_gateway_is_unavailable() -> None:
     gateway = Gateway(ONE)
     assert gateway.knows(ONE)
     gateway.keys = None

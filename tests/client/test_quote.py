@@ -138,6 +138,6 @@ def test_the_lower_of_two_caps_allows_what_both_allow(first, second, both):
         ({}, "nothing"),
     ],
 )
-def test_a_cap_in_words(cap, told):
+def test_a_cap_as_text(cap, told):
     assert Cap.parse(cap).describe() == told
     assert Cap.parse(Cap.parse(cap)) == Cap.parse(cap)

@@ -82,7 +82,7 @@ def test_a_node_answers_refuses_or_is_away(content: bytes, outcome: object) -> N
         ("", None, False),
     ],
 )
-def test_what_an_upstream_answers_is_never_the_gateways_own_word(
+def test_a_response_of_the_upstream_is_never_the_gateways_own(
     kind: str, proxy_status: str | None, is_ours: bool
 ) -> None:
     headers = {"content-type": kind} | ({} if proxy_status is None else {"proxy-status": proxy_status})

@@ -34,7 +34,7 @@ from tollway.client.safe_text import (
         ("", ""),
     ],
 )
-def test_what_hides_or_rewrites_is_marked(told: str, shown: str) -> None:
+def test_hiding_and_rewriting_characters_are_marked(told: str, shown: str) -> None:
     assert plain(told) == shown
 
 
@@ -61,7 +61,7 @@ def test_every_text_of_a_document_is_plain_and_the_rest_as_it_was() -> None:
     }
 
 
-def test_what_is_nested_too_deep_is_left_out() -> None:
+def test_values_below_the_maximum_depth_are_left_out() -> None:
     bomb: object = "x"
     for _ in range(10_000):
         bomb = [bomb]

@@ -186,7 +186,7 @@ def test_a_store_of_the_first_version_is_read_on(store, store_path):
     assert store.store(transfer(2, nonce=1), budget=None) == Stored()
 
 
-def test_what_the_fourth_version_called_released_counts_from_now_on(store, store_path):
+def test_released_authorisations_of_version_four_count_as_spent(store, store_path):
     """In a file of that version the word meant: no part of the budget."""
     with contextlib.closing(sqlite3.connect(store_path)) as connection:
         for statement in ";".join(store_module._MIGRATIONS[:4]).split(";"):
@@ -298,7 +298,9 @@ def test_a_row_that_makes_no_sense_makes_the_store_unusable(store, store_path, t
         read(PAYER)
 
 
-def test_what_will_not_pass_is_unusable_and_what_may_is_unavailable(store, store_path, tmp_path, monkeypatch):
+def test_a_permanent_failure_is_unusable_and_a_temporary_one_unavailable(
+    store, store_path, tmp_path, monkeypatch
+):
     store_path.write_bytes(b"not a database, surely" * 100)
     for path in (store_path, tmp_path, store_path / "below", tmp_path / ("x" * 300)):
         with pytest.raises(StoreUnusable):

@@ -95,7 +95,7 @@ def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(s
 
 
 @pytest.mark.parametrize("state", list(AuthorizationState))
-def test_what_a_gateway_released_only_the_chain_decides(store, state):
+def test_only_the_chain_decides_about_a_released_authorisation(store, state):
     signed = authorization(1)
     store.store_authorization(signed, request=REQUEST, budget=None)
     assert store.record_authorization(signed.nonce, AuthorizationState.RELEASED, None)

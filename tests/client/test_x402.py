@@ -197,7 +197,7 @@ def test_an_unreadable_header_offers_nothing(header: str) -> None:
 
 
 @pytest.mark.parametrize("change", [{"symbol": 1}, {"decimals": "6"}, {"decimals": True}, {"token": None}])
-def test_an_option_without_its_words_is_no_offer(change: dict[str, object]) -> None:
+def test_an_option_without_a_required_member_is_no_offer(change: dict[str, object]) -> None:
     assert read_x402_offers({}, body({**OPTION, **change})) == ()
 
 
@@ -229,11 +229,11 @@ def test_receipts_are_read_as_our_gateway_writes_them() -> None:
 
 
 @pytest.mark.parametrize("told", ["", "x", in_base64([]), in_base64({"success": "true"}), in_base64({})])
-def test_what_is_no_receipt_is_none(told: str) -> None:
+def test_an_invalid_receipt_is_none(told: str) -> None:
     assert read_receipt({"payment-response": told}) is None
 
 
-def test_a_receipt_keeps_no_hash_that_is_none_and_no_endless_words() -> None:
+def test_a_receipt_keeps_no_invalid_hash_and_no_long_text() -> None:
     told = {"success": True, "transaction": "0x12", "network": "n" * 999, "amount": "1e3", "payer": 7}
     receipt = read_receipt({"payment-response": in_base64(told)})
     assert receipt is not None

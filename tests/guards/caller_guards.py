@@ -115,6 +115,6 @@ CALLER_GUARDS = (
         "client.transfer:_build_quote",
         "        fee_max_wei=fee.max_wei,\n        fee_limit_wei",
         "        fee_max_wei=0,\n        fee_limit_wei",
-        test="client/test_flow_hostile_node.py::test_what_is_signed_is_what_was_shown",
+        test="client/test_flow_hostile_node.py::test_the_signed_payment_is_the_approved_one",
     ),
 )

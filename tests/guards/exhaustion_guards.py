@@ -49,7 +49,7 @@ EXHAUSTION_GUARDS = (
         "outbound.http1:ResponseParser._feed_body",
         "            if self._between > self._limits.head_bytes:\n",
         "            if False:\n",
-        test="outbound/test_http1.py::test_what_stands_between_chunks_has_the_limit_of_a_head",
+        test="outbound/test_http1.py::test_bytes_between_chunks_have_the_limit_of_a_head",
     ),
     guard(
         "X3",

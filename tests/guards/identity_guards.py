@@ -3,7 +3,7 @@
 from tests.guards.guard import guard
 
 OF_NOW = "identity/test_siwe.py::test_a_message_is_for_this_gateway_and_of_now"
-SAYS = "identity/test_http_signatures.py::test_what_a_signature_must_say"
+SAYS = "identity/test_http_signatures.py::test_the_required_parameters_of_a_signature"
 ALTERED = "identity/test_http_signatures.py::TestRoundTrip::test_any_part_that_changes_makes_another_digest_or_a_refusal"
 DIGESTS = "identity/test_http_signatures.py::test_every_known_digest_must_match_the_body"
 PAYLOADS = "identity/test_siwe.py::TestSiwx::test_refuses"
@@ -97,7 +97,7 @@ IDENTITY_GUARDS = (
         "identity.siwe:_decode_object",
         '    if raw.count(b"[") + raw.count(b"{") > BRACKETS_MAX:\n',
         "    if False:\n",
-        test="identity/test_siwe.py::TestSiwx::test_what_is_no_payload_is_refused",
+        test="identity/test_siwe.py::TestSiwx::test_an_invalid_payload_is_refused",
     ),
     guard(
         "I5",
@@ -105,7 +105,7 @@ IDENTITY_GUARDS = (
         "identity.siwe:_decode_object",
         "object_pairs_hook=_refuse_duplicates",
         "object_pairs_hook=dict",
-        test="identity/test_siwe.py::TestSiwx::test_what_is_no_payload_is_refused",
+        test="identity/test_siwe.py::TestSiwx::test_an_invalid_payload_is_refused",
     ),
     guard(
         "I1",

@@ -127,7 +127,7 @@ LIMIT_GUARDS = (
         "outbound.client:UpstreamExchange.read_chunk",
         "chunk = await connection.read_chunk(self._client.chunk_idle_s)",
         "chunk = await connection.read_chunk(60)",
-        test="outbound/test_client.py::test_a_body_that_falls_silent_is_a_timeout",
+        test="outbound/test_client.py::test_a_body_that_stops_is_a_timeout",
     ),
     # ---- All requests.
     guard(

@@ -81,7 +81,7 @@ OUTBOUND_GUARDS = (
         "outbound.pool:AddressGuard.resolve",
         "        for ip in ips:\n",
         "        for ip in ips[:1]:\n",
-        test="outbound/test_pool.py::test_every_address_is_judged_before_any_is_dialled",
+        test="outbound/test_pool.py::test_every_address_is_checked_before_any_is_dialled",
     ),
     guard(
         "O2",
@@ -105,7 +105,7 @@ OUTBOUND_GUARDS = (
         "outbound.pool:AddressGuard.open_socket",
         "        self.check(str(address[0]), int(address[1]))\n",
         "",
-        test="outbound/test_client.py::test_literal_addresses_are_judged_at_the_socket",
+        test="outbound/test_client.py::test_literal_addresses_are_checked_at_the_socket",
     ),
     guard(
         "O3",
@@ -113,7 +113,7 @@ OUTBOUND_GUARDS = (
         "outbound.dns:HostResolver.resolve",
         "            running.add_done_callback(partial(self._remove_running, host))\n",
         "",
-        test="outbound/test_client.py::test_a_name_is_judged_again_on_every_new_connection",
+        test="outbound/test_client.py::test_a_name_is_checked_again_on_every_new_connection",
     ),
     guard(
         "O3",
@@ -121,7 +121,7 @@ OUTBOUND_GUARDS = (
         "outbound.pool:ConnectionPool._find_addresses",
         "else await self._guard.resolve(host, port)\n",
         "else await self._guard.resolve(host, port) and await self._guard.resolve(host, port)\n",
-        test="outbound/test_client.py::test_the_address_that_was_judged_is_the_one_that_is_dialled",
+        test="outbound/test_client.py::test_the_checked_address_is_the_dialled_one",
     ),
     guard(
         "O4",
@@ -265,7 +265,7 @@ OUTBOUND_GUARDS = (
         "outbound.http1:check_partial_head",
         " or _BARE_LF.search(partial_head, seen):",
         ":",
-        test="outbound/test_http1.py::test_what_cannot_become_a_head_is_known_before_its_end",
+        test="outbound/test_http1.py::test_an_invalid_head_is_refused_before_its_end",
     ),
     guard(
         "F3",

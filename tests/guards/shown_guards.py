@@ -76,7 +76,7 @@ SHOWN_GUARDS = (
         "client.agent_tools:read_price",
         "    return text if isinstance(text, str) and _PRICE.fullmatch(text) else None\n",
         "    return text if isinstance(text, str) else None\n",
-        test="client/test_agent_tools_results.py::test_what_headers_say_of_money_is_a_price_a_state_and_an_id_or_left_out",
+        test="client/test_agent_tools_results.py::test_payment_headers_become_a_price_a_state_and_an_id_or_nothing",
     ),
     guard(
         "C21",

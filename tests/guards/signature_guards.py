@@ -87,7 +87,7 @@ SIGNATURE_GUARDS = (
         "client.provider:_check_coverage",
         "    if missing:",
         "    if False:",
-        test="client/test_provider.py::test_what_has_to_be_signed_is_signed_or_the_call_is_refused",
+        test="client/test_provider.py::test_a_call_without_a_required_component_is_refused",
     ),
     guard(
         "I9",
@@ -233,7 +233,7 @@ SIGNATURE_GUARDS = (
         "client.provider:KeyDirectory._known",
         "self._ticks_s() - self._read_s < KEYS_KEPT_S",
         "True",
-        test="client/test_provider_keys.py::test_what_is_known_holds_for_a_day_while_the_gateway_is_away",
+        test="client/test_provider_keys.py::test_cached_keys_count_for_a_day_while_the_gateway_is_unavailable",
     ),
     guard(
         "I9",

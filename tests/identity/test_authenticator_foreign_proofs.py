@@ -111,9 +111,7 @@ def mine_payment(gateway: InProcessGateway, paid: Payment) -> None:
 
 
 @pytest.mark.parametrize("name", FOR_SOMETHING_ELSE)
-async def test_what_was_signed_for_something_else_pays_for_nothing(
-    gateway: InProcessGateway, name: str
-) -> None:
+async def test_a_signature_for_another_purpose_pays_for_nothing(gateway: InProcessGateway, name: str) -> None:
     await gateway.publish()
     paid = await gateway.pay()
     mine_payment(gateway, paid)
@@ -296,7 +294,7 @@ def test_any_bytes_in_a_sign_in_header_are_refused(raw: bytes) -> None:
     lasts_s=st.none() | st.integers(-20, 400),
     waits_s=st.none() | st.integers(-20, 20),
 )  # fmt: skip
-def test_what_counts_is_for_this_gateway_and_of_now(
+def test_a_signature_counts_for_this_gateway_and_now_only(
     domain: str, uri: str, issued_s: int, lasts_s: int | None, waits_s: int | None
 ) -> None:
     def moment(seconds: int | None) -> str | None:

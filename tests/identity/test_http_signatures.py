@@ -131,7 +131,7 @@ class TestRoundTrip:
             ("GET", b"", b"", b""),
         ],
     )
-    def test_what_our_client_signs_counts(self, harness, wallet, method, path, query, body) -> None:
+    def test_a_signature_of_the_client_counts(self, harness, wallet, method, path, query, body) -> None:
         request = harness.signed(wallet, method=method, path=path, query=query, body=body)
         assert is_by(wallet, read(request))
 
@@ -257,7 +257,7 @@ TIMES = f"created={NOW};expires={NOW + 60}"
         (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}", eth=1', "malformed"),
     ],
 )
-def test_what_a_signature_must_say(member: str, reason: str | None) -> None:
+def test_the_required_parameters_of_a_signature(member: str, reason: str | None) -> None:
     request = SignedRequest(
         method="GET",
         raw_path=b"/api/v2/history",

@@ -262,7 +262,7 @@ class TestSiwx:
             json.dumps(PAYLOAD),
         ],
     )
-    def test_what_is_no_payload_is_refused(self, header: str) -> None:
+    def test_an_invalid_payload_is_refused(self, header: str) -> None:
         problem = read_siwx(header)
         assert isinstance(problem, Problem)
         assert problem.reason == "invalid_siwx_payload"

@@ -206,7 +206,7 @@ async def test_sends_the_bytes_as_they_are_and_adds_host_only() -> None:
         ]
 
 
-async def test_what_the_claim_decides_goes_out_behind_the_other_headers() -> None:
+async def test_fields_of_the_claim_are_sent_after_the_other_headers() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
         async with http_client.connect(get(upstream, fields=b"a: 1\r\n")) as exchange:
             await exchange.send(head_deadline_s=2, fields=b"b: 2\r\nc: 3\r\n")
@@ -330,7 +330,7 @@ async def test_a_body_of_another_length_is_cut_and_refused(parts: tuple[bytes, .
         await until(lambda: upstream.closed == upstream.accepted)
 
 
-async def test_what_the_body_raises_reaches_the_caller_and_cuts_the_request() -> None:
+async def test_an_exception_of_the_body_reaches_the_caller_and_cuts_the_request() -> None:
     class CallerGone(Exception):
         pass
 
@@ -426,7 +426,7 @@ async def test_a_cancelled_claim_sends_nothing() -> None:
         assert http_client._in_flight == {}
 
 
-async def test_what_is_given_up_before_it_is_sent_returns_its_connection() -> None:
+async def test_an_unsent_exchange_returns_its_connection() -> None:
     async with running(answer(OK)) as upstream, dialing() as http_client:
         async with http_client.connect(get(upstream)) as exchange:
             assert http_client._in_flight == {upstream.endpoint().origin: 1}
@@ -882,7 +882,7 @@ async def test_a_body_where_none_may_be_ends_the_connection_and_not_the_answer(
             assert upstream.accepted == number
 
 
-async def test_a_body_that_falls_silent_is_a_timeout() -> None:
+async def test_a_body_that_stops_is_a_timeout() -> None:
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await upstream.read_head(reader)
         writer.write(head("200 OK", b"Content-Length: 10\r\n") + b"short")
@@ -1144,7 +1144,7 @@ async def test_a_name_that_must_not_be_dialled_is_unreachable(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.1", "169.254.169.254", "[::ffff:127.0.0.1]"])
-async def test_literal_addresses_are_judged_at_the_socket(host: str) -> None:
+async def test_literal_addresses_are_checked_at_the_socket(host: str) -> None:
     # A record made by hand, as if the parser at the door had let it through.
     async with running(answer(OK)) as upstream, dialing(allow_private=False) as http_client:
         origin = f"http://{host}:{upstream.port}"
@@ -1214,7 +1214,7 @@ async def test_name_resolution_has_a_deadline_and_is_shared() -> None:
         release.set()
 
 
-async def test_a_name_is_judged_again_on_every_new_connection() -> None:
+async def test_a_name_is_checked_again_on_every_new_connection() -> None:
     answers = [["127.0.0.1"], ["169.254.169.254"]]
     last = head("200 OK", b"Connection: close\r\nContent-Length: 2\r\n") + b"ok"
     async with (
@@ -1229,7 +1229,7 @@ async def test_a_name_is_judged_again_on_every_new_connection() -> None:
         assert upstream.accepted == 1
 
 
-async def test_the_address_that_was_judged_is_the_one_that_is_dialled() -> None:
+async def test_the_checked_address_is_the_dialled_one() -> None:
     asked: list[str] = []
 
     def lookup(host: str, port: int) -> list[str]:
@@ -1348,7 +1348,7 @@ async def test_a_fetch_has_one_deadline_for_everything() -> None:
 # ---- Knocking.
 
 
-async def test_a_knock_connects_sends_nothing_and_leaves() -> None:
+async def test_a_connection_check_connects_and_sends_nothing() -> None:
     left = asyncio.Event()
 
     async def wait_for_the_end(
@@ -1363,7 +1363,7 @@ async def test_a_knock_connects_sends_nothing_and_leaves() -> None:
         assert upstream.accepted == 1
 
 
-async def test_a_knock_is_judged_like_a_call() -> None:
+async def test_a_connection_check_has_the_policy_of_a_call() -> None:
     async def answer(
         upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None: ...

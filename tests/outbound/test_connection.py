@@ -95,7 +95,7 @@ async def test_stray_bytes_end_the_connection_at_once(exchanges: int) -> None:
         await until(lambda: not wire.connection.is_open)
 
 
-async def test_a_farewell_ends_it_at_once() -> None:
+async def test_a_close_of_the_upstream_ends_the_connection_at_once() -> None:
     async with wired() as wire:
         wire.far.close()
         await until(lambda: not wire.connection.is_open)
@@ -208,7 +208,7 @@ async def test_a_head_that_is_none_is_known_at_once() -> None:
 
 
 @pytest.mark.parametrize("said", [b"", HEAD, HEAD[:5]])
-async def test_a_farewell_instead_of_a_head_is_a_loss(said: bytes) -> None:
+async def test_a_close_instead_of_a_head_is_a_loss(said: bytes) -> None:
     async with wired() as wire:
         wire.connection.begin("GET", ASKED)
         await wire.hear()
@@ -218,7 +218,7 @@ async def test_a_farewell_instead_of_a_head_is_a_loss(said: bytes) -> None:
             await wire.connection.read_head(LONG_S)
 
 
-async def test_what_came_before_the_loss_is_read_first() -> None:
+async def test_bytes_before_the_loss_are_read_first() -> None:
     async with wired() as wire:
         wire.connection.begin("GET", ASKED)
         await wire.hear()

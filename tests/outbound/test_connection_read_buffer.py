@@ -12,7 +12,7 @@ def grow_fully(read_buffer: ReadBuffer) -> int:
     return size
 
 
-def test_a_quick_reader_gets_twice_as_much_each_time() -> None:
+def test_a_fast_reader_gets_twice_the_size_each_time() -> None:
     read_buffer, measures = ReadBuffer(BUFFER_BYTES), [FIRST_READ_BYTES]
     for _ in range(6):
         measures.append(read_buffer.grow(measures[-1]))

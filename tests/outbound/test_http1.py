@@ -239,7 +239,7 @@ def test_a_head_that_could_be_read_in_two_ways_is_none(raw: bytes) -> None:
         assert read(*split(raw + b"ab", at)) == Seen(is_malformed=True), at
 
 
-def test_what_cannot_become_a_head_is_known_before_its_end() -> None:
+def test_an_invalid_head_is_refused_before_its_end() -> None:
     for begun in (b"S", b"HTTQ", b"HTTP/1.2 ", OK + b"X: a\n", b"HTTP/1.1 200 OK\n", b"x" * 2_001):
         assert read(begun) == Seen(is_malformed=True), begun
     for begun in (b"H", b"HTTP/1.1 ", OK, OK + b"X: a\r"):
@@ -288,7 +288,7 @@ def test_garbled_chunks_are_no_body(raw: bytes) -> None:
         assert (seen.is_malformed, seen.is_whole) == (True, False), at
 
 
-def test_what_was_good_before_the_garbage_stays() -> None:
+def test_valid_bytes_before_invalid_ones_stay() -> None:
     assert read(CHUNKED + b"3\r\nabc\r\n", b"ZZ") == replace(
         Seen(is_malformed=True), status=200, headers=read(CHUNKED).headers, body=b"abc"
     )
@@ -313,7 +313,7 @@ def test_noise_is_read_in_one_way_and_is_no_answer(noise: bytes, at: int, method
     ],
     ids=["a size", "an extension", "trailers", "a trailer"],
 )
-def test_what_stands_between_chunks_has_the_limit_of_a_head(first: bytes, more: bytes) -> None:
+def test_bytes_between_chunks_have_the_limit_of_a_head(first: bytes, more: bytes) -> None:
     answer = ResponseParser("GET", LIMITS)
     answer.feed(CHUNKED + first)
     body = answer.take_body()

@@ -157,7 +157,7 @@ async def test_the_next_address_is_dialled_when_one_refuses() -> None:
         assert await ask(await connections.open(far.endpoint("a.example"))) == b"ok"
 
 
-async def test_every_address_is_judged_before_any_is_dialled() -> None:
+async def test_every_address_is_checked_before_any_is_dialled() -> None:
     for denied in ("169.254.169.254", "0.0.0.0", "127.0.0.1%1"):
         async with (
             serving() as far,
@@ -168,7 +168,7 @@ async def test_every_address_is_judged_before_any_is_dialled() -> None:
             assert far.accepted == 0
 
 
-async def test_a_literal_address_is_judged_at_its_socket() -> None:
+async def test_a_literal_address_is_checked_at_its_socket() -> None:
     async with serving() as far, opening(allow_private=False) as connections:
         with pytest.raises(OSError, match="denies"):
             await connections.open(far.endpoint())

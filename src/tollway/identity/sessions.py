@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInNonce:
-    """A nonce that a gateway issued. `uri`: the URI that the client asked for; None: no URI, and the nonce counts for a session or a read."""
+    """A nonce that a gateway issued. `uri`: the URI in the request of the client; None: no URI, and the nonce counts for a session or a read."""
 
     nonce: str
     uri: str | None
