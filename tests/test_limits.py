@@ -25,8 +25,7 @@ HELD_BY = {
     "header_deadline_s": "test_limits.py::test_a_head_that_does_not_come_ends_the_connection",
     "body_rate_bytes_min": "web/test_gateway_app.py::"
     "test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
-    "body_rate_grace_s": "web/test_gateway_app.py::"
-    "test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
+    "body_rate_grace_s": "web/test_gateway_app.py::test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
     "upload_bytes_max": "gateway/test_body.py::test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_much",
     "control_body_bytes_max": "web/test_middleware.py::test_limits_the_size_and_the_duration_of_a_body",
     "bound_body_bytes_max": "gateway/test_body.py::"
