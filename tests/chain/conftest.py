@@ -1,4 +1,4 @@
-"""A chain node on loopback that tells a small, honest story until a test bends it."""
+"""A chain node on loopback with a small, consistent chain that a test can change."""
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""The chain in memory plays by the rules that a real one has: what its tests prove would be worth nothing otherwise.
+"""The chain in memory follows the rules of a real chain; otherwise its tests would prove nothing.
 `tests/live/test_settlement_chain.py` asks the same of a real node.
 """
 
@@ -113,7 +113,7 @@ async def test_an_idle_chain_simulates_at_its_next_block(early_s: int, is_taken:
 async def test_two_in_one_block_share_one_balance(chain) -> None:
     chain.is_automining = False
     first, second = sign(0), sign(1, nonce=b"\x0a" * 32)
-    for signed in (second, first):  # a lane's order is its nonces'
+    for signed in (second, first):  # the order of a sequence is that of its nonces
         await chain.send_transaction(CHAIN, signed.raw)
     assert await chain.fetch_facts(CHAIN, first.tx_hash) == NotMined(chain_id=CHAIN, is_pending=True)
     chain.mine_sent(CHAIN)

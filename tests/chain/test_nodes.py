@@ -92,7 +92,7 @@ async def endless(request: web.Request) -> web.StreamResponse:
 
 
 def honest(*, status: int = 200, bend: Callable[[bytes], bytes] = bytes, **headers: str) -> Http:
-    """A right answer, but for the HTTP around it."""
+    """A correct JSON-RPC response in a faulty HTTP response."""
 
     async def http(request: web.Request) -> web.Response:
         calls = json.loads(await request.read())

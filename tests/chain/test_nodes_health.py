@@ -1,5 +1,4 @@
-"""Which networks are served: the last answer counts, a stray is told apart from an absence, and an absence that lasts from
-one that does not."""
+"""The health of networks: the last check counts; a node of another chain, an absence and a lasting absence are distinguished."""
 
 from collections.abc import Callable
 from dataclasses import replace

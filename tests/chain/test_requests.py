@@ -1,5 +1,5 @@
-"""A transfer that the head is too old for: asked again as of the moment that the token would take it, and believed only
-where the node's own next block comes no earlier."""
+"""A transfer with a head older than `validAfter`: simulated again at the first valid time, which counts only where the node's next
+block is not earlier."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ UPCOMING = {"number": "0xb", "hash": None, "timestamp": hex(VALID_AFTER + 1)}
 
 
 def know_idle_chain(script: Any, *, upcoming: object = UPCOMING, **later: object) -> list[list[Any]]:
-    """A token that takes the transfer at `FIRST_MOMENT` and no earlier. What was asked about that moment is collected."""
+    """A token that accepts the transfer from `FIRST_MOMENT` on. The requests about that time are recorded."""
     told = {"eth_call": "0x", "eth_estimateGas": "0xea60", **later}
     asked: list[list[Any]] = []
 

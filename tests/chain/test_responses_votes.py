@@ -1,4 +1,4 @@
-"""What nodes tell about one transaction, weighed."""
+"""Counts the reports of nodes about one transaction."""
 
 from dataclasses import replace
 

@@ -292,7 +292,7 @@ async def test_without_agreement_the_chain_is_unavailable(make_node, make_reader
     reader = await make_reader(first_url, second_url, agreement_min=2)
     with pytest.raises(ChainUnavailable) as caught:
         await reader.fetch_facts(CHAIN, TX)
-    # Whoever asks about many things goes on after the one, and not after the other.
+    # A read of many transactions continues after the first error, and not after the second.
     assert isinstance(caught.value, NodesDisagree) is (second.http is not fail)
 
 
@@ -670,7 +670,7 @@ async def test_a_transaction_goes_to_each_node_until_one_accepts_it(make_node, m
 
 
 async def test_a_transaction_that_is_sent_again_goes_to_every_node(make_node, make_reader) -> None:
-    """The first has it in its pool, and tells no other node."""
+    """The first node has it in its pool, and passes it to no other node."""
     scripts, urls = zip(*[await make_node() for _ in range(4)], strict=True)
     seen: list[Any] = []
     for script in scripts:
@@ -967,11 +967,11 @@ async def test_a_block_is_missing_only_where_no_node_has_it(make_node, make_read
     know_blocks(good, 5, 6)
     told = await (await make_reader(lagging_url, good_url)).fetch_block_hashes(CHAIN, [5, 6, 7])
     assert told.known == {5: hash_of(5), 6: hash_of(6), 7: None}
-    assert len(good.batches[0]) == 3  # not about what the first has told
+    assert len(good.batches[0]) == 3  # not the transactions that the first node has reported
 
 
 async def test_hashes_need_the_agreement_of_the_network(make_node, make_reader) -> None:
-    """Two of three: one node on a fork of its own is outvoted, and where two tell something else nobody knows."""
+    """Two of three: one node on a fork is outvoted, and with two different reports the result is unknown."""
     scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
     know_blocks(scripts[0], 5, 6, fork=0x100)
     know_blocks(scripts[1], 5, 6)

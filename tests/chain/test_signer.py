@@ -1,4 +1,4 @@
-"""The gas key signs what it is given, and shows itself nowhere."""
+"""The gas key signs the given fields, and never exposes its secret."""
 
 from collections.abc import Callable
 

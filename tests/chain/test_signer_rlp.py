@@ -1,4 +1,4 @@
-"""RLP as everybody else writes it, and nothing else is read."""
+"""RLP as other implementations encode it; other encodings are refused."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A token is asked whether payers would sign for it what it accepts."""
+"""Compares the configured EIP-712 domain with that of the token."""
 
 import pytest
 from eth_abi import encode
@@ -26,7 +26,7 @@ HONEST = {
 
 
 def make_chain(**changes: bytes | None) -> MemoryChain:
-    """`state`, `separator`, `name`, `version`: another answer, or None for a function that the token has not."""
+    """`state`, `separator`, `name`, `version`: another result, or None for a function that the token lacks."""
     names = dict(zip(("state", "separator", "name", "version"), HONEST, strict=True))
     answers = {**HONEST, **{names[name]: answer for name, answer in changes.items()}}
 

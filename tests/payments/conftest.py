@@ -80,7 +80,7 @@ class VerifierHarness:
         self._hashes = 0
 
     def make_till(self) -> TransactionVerifier:
-        """Another one over the same books and chains: a restart, or a second gateway."""
+        """Another verifier over the same ledger and chains: a restart, or a second gateway."""
         return TransactionVerifier(
             payments=self.ledger,
             readiness=self.ledger,
@@ -161,7 +161,7 @@ class VerifierHarness:
         depth: int = 2,
         **fields: Any,
     ) -> TxHash:
-        """A transaction with these logs, `age_s` old by the till's clock."""
+        """A transaction with these logs, `age_s` old by the verifier's clock."""
         tx_hash = tx_hash or self.hash()
         given: dict[str, Any] = {"sender": self.caller.address, "recipient": TOKEN, **fields}
         transaction = Transaction(tx_hash=tx_hash, logs=logs, **given)
@@ -174,7 +174,7 @@ class VerifierHarness:
         return self.mine(self.transfer(payer.address, units, fields.pop("to", None)), **fields)
 
     def deploy_wallet(self, owner: KeyWallet, chain_id: ChainId = MAIN) -> Address:
-        """A contract wallet: what its owner's key signed, it signed."""
+        """A contract wallet that confirms the signatures of its owner's key."""
         address = Address(keccak256(b"wallet of" + owner.address)[12:])
 
         def answer(calldata: bytes) -> ContractResult:

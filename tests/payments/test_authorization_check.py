@@ -1,4 +1,4 @@
-"""The verdict on an authorisation: a row per acceptance, a row per refusal; the default refuses."""
+"""The check of an authorisation: a row per acceptance, a row per refusal; the default refuses."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ MIN_BEFORE = NOW_S + TIMEOUT_S + 30
 
 
 def judge(authorization: Authorization | None = None, **given: Any) -> Reason | Cover:
-    """Of a plain wallet's good authorisation where nothing else is given. Other names are facts of the chain."""
+    """The facts of a plain wallet's valid authorisation. Other names replace facts of the chain."""
     requirement = given.pop("requirement", requirement_of())
     signer = given.pop("signer", AuthorizationSigner().address)
     result = check_authorization(

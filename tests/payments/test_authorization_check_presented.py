@@ -1,4 +1,4 @@
-"""One record for three dialects, and the one requirement that it meets exactly."""
+"""Parses three dialects into one record, and matches the requirement that it meets exactly."""
 
 import json
 from dataclasses import replace
@@ -134,7 +134,7 @@ def test_the_header_is_bounded_by_the_limit() -> None:
 
 
 def test_a_faulty_challenge_is_refused_only_when_terms_are_matched() -> None:
-    """The ledger come first: an authorisation that has paid must not be answered with a new challenge."""
+    """The ledger comes first: the response to an authorisation that has paid must not contain a new challenge."""
     presented = parse(shown(Dialect.MPP), now_s=NOW_S + 10_000)
     assert isinstance(presented, PresentedAuthorization)
     refused = match_requirement(presented, [requirement_of()])
@@ -144,7 +144,7 @@ def test_a_faulty_challenge_is_refused_only_when_terms_are_matched() -> None:
 
 @pytest.mark.parametrize("dialect", Dialect)
 def test_an_unknown_member_is_refused_only_when_terms_are_matched(dialect: Dialect) -> None:
-    """The ledger come first here as well: the same authorisation may have paid, in plainer dress."""
+    """The ledger comes first: the same authorisation may have paid without the unknown member."""
     name, value = shown(dialect)
     content = {**decode_header(value.removeprefix(b"Payment ")), "note": 1}
     prefix = b"Payment " if dialect is Dialect.MPP else b""
@@ -183,7 +183,7 @@ def test_refuses_with_the_reason_of_the_nearest_requirement(
 
 
 def test_payee_and_amount_must_meet_in_one_requirement() -> None:
-    """The old payee at the new price is neither version."""
+    """The old payee with the new price is of neither version."""
     old = requirement_of(pay_to=OTHER_PAYEE, units=20_000)
     new = requirement_of()
     assert isinstance(
@@ -211,7 +211,7 @@ def test_version_1_uses_the_token_of_the_signature() -> None:
     matched = match_requirement(read(Dialect.X402_V1), requirements)
     assert isinstance(matched, tuple)
     assert matched[0].asset == USDC
-    # Of a contract wallet nobody can tell here; the first is as good as any, and its token will say.
+    # A contract wallet's choice is unknown here: the first is used, and its token decides.
     smart = replace(read(Dialect.X402_V1), signature=b"\1" * 80)
     matched = match_requirement(smart, requirements)
     assert isinstance(matched, tuple)

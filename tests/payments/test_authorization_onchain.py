@@ -1,4 +1,4 @@
-"""What became of a used authorisation, by the chain's logs alone."""
+"""Finds the use of an authorisation by the logs of the chain alone."""
 
 from dataclasses import replace
 from typing import Any
@@ -71,14 +71,14 @@ class LyingChain(MemoryChain):
     [{"nonce": b"\x01" * 32}, {"payer": Address(b"\xee" * 20)}, {"nonce": b"\x01" * 32, "base_units": 1}],
 )
 async def test_a_transaction_without_the_nonce_is_not_its_end(change: dict[str, object]) -> None:
-    """A node that names any transaction at all would get a call released whose money can still move."""
+    """If any transaction counted, a node could make the gateway release a call whose transfer can still be made."""
     chain = LyingChain(CHAIN)
     chain.effective_logs = chain.settle_by_third_party(CHAIN, TOKEN, **{**TERMS, **change})  # type: ignore[arg-type]  # fields of a transfer
     assert await find_use(chain, AUTHORIZATION, from_block=0, depth=1) == UseNotFound()
 
 
 async def test_the_search_starts_some_blocks_before_the_given_block(chain: MemoryChain) -> None:
-    """Whoever told of that block may have been ahead of the others, or on a fork."""
+    """The node that named the block may have been ahead of the others, or on a fork."""
     chain.settle_by_third_party(CHAIN, TOKEN, **TERMS)  # type: ignore[arg-type]  # fields of a transfer
     first = chain.head(CHAIN).number
     chain.bury(CHAIN, 100)

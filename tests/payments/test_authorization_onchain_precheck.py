@@ -1,4 +1,4 @@
-"""Who has to agree beside the token: wallets with code, within their limits, and facilitators."""
+"""The checks after the token's: wallets with code, within their limits, and facilitators."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,7 +24,7 @@ NO_KEY = AuthorizationSigner().authorize(signature=bytes(64) + b"\1")
 
 
 class AskedChain(MemoryChain):
-    """Notes how a contract was asked."""
+    """Records the calls of a contract."""
 
     def __init__(self, answer: Callable[[bytes], ContractResult]) -> None:
         super().__init__(CHAIN)

@@ -1,6 +1,4 @@
-"""A look-up counts for an address and for a wallet each, unless its call was charged; a running one counts only where others
-came to nothing.
-"""
+"""A look-up counts per address and per wallet, unless its call was charged; a running one counts only up to the failed ones."""
 
 from contextlib import ExitStack
 

@@ -1,4 +1,4 @@
-"""What is hashed here is what wallets sign: held against eth-account, and against stock clients elsewhere."""
+"""The digest equals that of wallets: compared with eth-account here, and with stock clients in other tests."""
 
 from dataclasses import replace
 

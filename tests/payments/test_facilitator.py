@@ -1,4 +1,4 @@
-"""A facilitator by URL: what it is asked, and that its word decides nothing."""
+"""Settlement by a facilitator: the requests to it, and that its reports decide nothing."""
 
 import asyncio
 import contextlib
@@ -170,7 +170,7 @@ async def test_the_ledger_is_written_before_the_facilitator_settles() -> None:
 
 @pytest.mark.parametrize("trouble", ["no money", "refused", "expired"])
 async def test_a_refused_simulation_at_the_head_is_undecided_and_not_sent(trouble: str) -> None:
-    """It was shown the authorisation before the call and may have sent it: only the token knows what becomes of it."""
+    """The facilitator got the authorisation before the call and may have sent it: only the token's state decides."""
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         payer = harness.payer(balance=0 if trouble == "no money" else 10**9)
@@ -236,7 +236,7 @@ async def test_recovery_requests_the_settlement_again_at_an_interval() -> None:
         assert await call.read_state() is CallState.CONSUMED
 
 
-# ---- One that does not answer.
+# ---- A facilitator that does not respond.
 
 
 def is_offered(harness: SettlementHarness) -> bool:
@@ -268,7 +268,9 @@ async def test_a_dead_facilitator_withdraws_the_rail_until_a_probe_succeeds() ->
         with pytest.raises(ChainUnavailable):
             await check(harness)
         assert not is_offered(harness)
-        assert not harness.settlement.is_reachable(CHAIN)  # nobody is asked to pay otherwise for an outage
+        assert not harness.settlement.is_reachable(
+            CHAIN
+        )  # an outage must not make callers pay in another way
         await harness.gas_budget.refresh()
         assert not is_offered(harness)
         line.status = 200
@@ -289,7 +291,7 @@ async def test_a_facilitator_that_responds_again_is_offered_at_once() -> None:
 
 @pytest.mark.parametrize("answer", [b"?", {"isValid": False, "invalidReason": "x"}, {"isValid": "yes"}])
 async def test_the_result_of_one_payment_withdraws_nothing(answer: object) -> None:
-    """Whoever makes it stumble over his own payment must not close the rail for others."""
+    """A caller whose payment makes the facilitator fail must not close the rail for others."""
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         line.answers["verify"] = answer

@@ -1,4 +1,4 @@
-"""The line to a facilitator: bounded in time and size, straight, and silent about what went wrong."""
+"""The transport to a facilitator: bounded in time and size, without proxies and redirects, and without foreign error texts."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What may be settled now: least price, ceiling, floor, budget, domain; and how the tank learns of it."""
+"""The gas budget: minimum price, maximum gas price, balance floor, budgets, token domain, and their refresh."""
 
 import asyncio
 from collections.abc import Iterable
@@ -158,7 +158,7 @@ async def check(harness: SettlementHarness, payer: AuthorizationSigner) -> Any:
 
 
 async def settle_until_refused(harness: SettlementHarness, payers: Iterable[AuthorizationSigner]) -> int:
-    """How many reached the chain before one was refused, for want of gas for its kind."""
+    """The number of transactions on the chain before one was refused because its part of the gas was used."""
     for number, payer in enumerate(payers):
         refused = await check(harness, payer)
         if isinstance(refused, Problem):
@@ -197,7 +197,7 @@ async def test_wallets_of_many_codes_use_at_most_their_part_of_the_budget(budget
 
 
 async def test_concurrent_wallets_with_code_sign_at_most_their_part() -> None:
-    """All were let in before one was settled. What is left over waits for settlement recovery, and for its budget."""
+    """All calls are claimed before the first is settled. The others wait for settlement recovery and for the budget."""
     most_wei = 2 * 60_000 * (2 * 10**7 + 10**6)  # as it is offered: a transaction may cost so much
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=10 * most_wei)) as harness:
         calls = [await harness.claim(proxy(harness, number)) for number in range(20)]
@@ -239,7 +239,7 @@ async def test_price_requests_do_not_change_a_spent_budget() -> None:
         assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
         await harness.gas_budget.refresh()
         assert not is_offered(harness)
-        for number in range(10_001):  # somebody asks each listing for its 402
+        for number in range(10_001):  # a client requests the 402 of each listing
             assert harness.gas_budget.is_offered(USDC, 10_000, ListingId(f"other_{number}"))
         assert not is_offered(harness)
         asked: list[Any] = []
@@ -346,7 +346,7 @@ async def test_a_token_is_checked_until_its_domain_is_correct() -> None:
 async def test_the_sequence_starts_at_the_chains_nonce() -> None:
     async with SettlementHarness() as used:
         assert isinstance(await used.settlement.settle((await used.claim()).order()), Settled)
-        async with SettlementHarness(chain=used.chain) as harness:  # new books, an old key
+        async with SettlementHarness(chain=used.chain) as harness:  # a new ledger, an old key
             call = await harness.claim(harness.payer(nonce=b"\x09" * 32))
             assert isinstance(await harness.settlement.settle(call.order()), Settled)
             (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)

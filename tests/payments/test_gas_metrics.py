@@ -1,4 +1,4 @@
-"""What is told to whoever counts: each end once, seconds from the signature on, gas and sequences at each look."""
+"""The metrics: each end once, seconds since the signature, balances and sequences at each refresh."""
 
 from tests.kit.chain_blocks import REVERTED
 from tests.kit.payer import CHAIN

@@ -1,4 +1,4 @@
-"""Rails that are withdrawn: each reason is seen, told once when it comes and once when it goes, and counted."""
+"""Withdrawn rails: each reason is counted, and logged once when it begins and once when it ends."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +35,7 @@ NETWORK = {"chain_id": CHAIN}
 
 
 def withdrawn(harness: SettlementHarness) -> set[object]:
-    """The reasons that the latest look counted at least once."""
+    """The reasons that the latest refresh counted."""
     counts = {note[2]: note[3] for note in harness.metrics if note[0] == "withdrawn"}
     return {reason for reason, count in counts.items() if count}
 

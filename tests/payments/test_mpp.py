@@ -1,4 +1,4 @@
-"""MPP: a challenge is recognised by itself, counts for one route, for a while, and binds the authorisation to itself."""
+"""MPP: a challenge needs no storage, counts for one route and a limited time, and binds the authorisation."""
 
 import base64
 import hmac
@@ -83,7 +83,7 @@ def test_parses_a_credential() -> None:
 
 
 def test_two_challenges_of_one_second_differ() -> None:
-    """The nonce follows from the challenge: alike, they would buy one call between them."""
+    """The nonce is derived from the challenge: two equal challenges could buy only one call."""
     texts = [CHALLENGER.challenge(requirement_of(), ROUTE, now_s=NOW_S, salt=bytes([n])) for n in (1, 2)]
     assert len({read_challenge(text)["id"] for text in texts}) == 2
     for text in texts:
@@ -91,7 +91,7 @@ def test_two_challenges_of_one_second_differ() -> None:
 
 
 def answer(challenge: bytes) -> Content:
-    """The credential for that very challenge."""
+    """The credential for that challenge."""
     given = read_challenge(challenge)
     signer = AuthorizationSigner(nonce=keccak256((given["id"] + given["realm"]).encode()))
     payload = {"type": "authorization", **signer.fields, "signature": "0x" + signer.signature.hex()}

@@ -1,4 +1,4 @@
-"""A sequence's guess of the next nonce, and how it is put right."""
+"""The predicted next nonce of a sequence, and its correction."""
 
 import pytest
 
@@ -53,7 +53,7 @@ IDLE, MOVES, WAITS = (5, 5), (6, 9), (5, 9)
         ([WAITS] * 4, True),
         ([WAITS] * 3, False),
         ([IDLE] * 9, False),
-        ([IDLE] * 9 + [WAITS] * 3, True),  # it began to wait after the last look that saw it idle
+        ([IDLE] * 9 + [WAITS] * 3, True),  # it began to wait after the last check that found it idle
         ([IDLE] * 9 + [WAITS] * 2, False),
         ([WAITS] * 3 + [MOVES] * 3, False),
         ([WAITS] * 9 + [MOVES], False),

@@ -1,4 +1,4 @@
-"""Signed offers and receipts: what anybody with eth-account or viem can check."""
+"""Signed offers and receipts, verified as a client with eth-account or viem does."""
 
 import json
 from dataclasses import replace

@@ -118,7 +118,7 @@ def test_version_1_is_in_the_body() -> None:
 
 
 def test_a_network_without_a_name_in_version_1_is_left_out_of_its_members() -> None:
-    """Its clients refuse the whole list for one name."""
+    """Clients of version 1 refuse the whole list for one unknown name."""
     form = ask(elsewhere(42161), requirement_of(), elsewhere(1))
     assert [one["network"] for one in members_of(form)["accepts"]] == ["base-sepolia"]
     assert len(required_of(form)["accepts"]) == 3

@@ -1,4 +1,4 @@
-"""A stencil gives, once filled, what encoding the whole would have given."""
+"""A filled template equals the encoded content."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""The terms rule as tables: no edit between quote and call costs the caller."""
+"""The price rules as tables: no edit between quote and call costs the caller."""
 
 from typing import Any
 
@@ -101,10 +101,10 @@ def test_a_call_costs_the_lowest_paid_price_of_ten_minutes(versions: Any, price:
 @pytest.mark.parametrize(
     ("raised_s", "block_s", "price"),
     [
-        (3_000, 3_600, "0.01"),  # paid before the raise, shown long after
+        (3_000, 3_600, "0.01"),  # paid before the raise, presented long after
         (3_600, 3_000, "0.01"),  # paid ten minutes after the raise
         (3_601, 3_000, "0.02"),  # paid later than that
-        (86_000, 86_400, "0.01"),  # shown on the last moment
+        (86_000, 86_400, "0.01"),  # presented at the last moment
         (60, -30, "0.01"),  # a block a little ahead of our clock is as good as now
         (590, -30, "0.01"),
         (630, -30, "0.02"),

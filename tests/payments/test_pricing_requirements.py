@@ -1,4 +1,4 @@
-"""What an authorisation must say: rebuilt from the versions of a listing's terms, each of them whole."""
+"""The requirements of an authorisation, each built from one version of a listing's terms."""
 
 from typing import Any
 

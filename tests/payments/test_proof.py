@@ -1,4 +1,4 @@
-"""What counts as a proof that was shown: every header in every wrong shape, and the few right ones."""
+"""Parses a proof: every header in every wrong form, and the valid forms."""
 
 import pytest
 

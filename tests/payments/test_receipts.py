@@ -1,4 +1,4 @@
-"""Waiting for receipts: many at once in one question, deep enough, through trouble."""
+"""Polling receipts: many waiters in one request, to the required depth, through failures."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -37,7 +37,7 @@ async def receipt_poller(chain: MemoryChain) -> AsyncIterator[ReceiptPoller]:
 
 
 async def rounds(chain: MemoryChain, count: int) -> None:
-    """Until so many more questions were asked."""
+    """Waits until that number of further requests was sent."""
     until = chain.requests["fetch_receipts", CHAIN] + count
     async with asyncio.timeout(5):
         while chain.requests["fetch_receipts", CHAIN] < until:

@@ -1,4 +1,4 @@
-"""Payments that can still leave their chain: taken away only by what a node says twice, and brought back by the verdict."""
+"""Payments that are not final: gone only after two checks in a row, and brought back by the rules."""
 
 import asyncio
 from dataclasses import replace
@@ -36,7 +36,7 @@ def rules_of(chain_id: ChainId) -> ChainRules:
 
 
 class Watch:
-    """A watcher over scripted chains. Finality follows three blocks behind the head."""
+    """A watcher over scripted chains. The final block is three blocks behind the head."""
 
     def __init__(self, kind: type[MemoryChain] = MemoryChain, **limits: Any) -> None:
         self.now_s = 1_800_000_000
@@ -67,7 +67,7 @@ class Watch:
         )
 
     def make_by_value(self, **limits: Any) -> ReorgWatcher:
-        """One node's word is enough for 10 units."""
+        """One node is enough for 10 units."""
         return self.make(rules=replace(rules_of(CHAIN), agreement_above=(("USDC", 10_000),)), **limits)
 
     def now_ms(self) -> int:
@@ -83,7 +83,7 @@ class Watch:
     async def record(
         self, name: str = "tx", chain_id: ChainId = CHAIN, units: int = 10, at: Block | None = None
     ) -> Payment:
-        """Mined, one block deep, and in the ledger. `at`: in that block, which has it already."""
+        """A payment that is mined, one block deep, and in the ledger. `at`: the existing block that has it."""
         transaction = self.transaction(name, units)
         number, block_hash, block_time = 1, b"\x01" * 32, self.now_s
         if chain_id in self.chain.chain_ids:
@@ -178,7 +178,7 @@ async def test_a_settled_payment_that_leaves_the_chain_is_a_debt_until_it_is_min
 
 
 def land(watch: Watch, authorization: Authorization, payee: Address = PAYEE) -> TxHash:
-    """The authorisation makes its transfer in a transaction that the ledger does not know."""
+    """The authorisation makes its transfer in a transaction that is not in the ledger."""
     return watch.chain.settle_by_third_party(
         CHAIN,
         TOKEN,
@@ -190,7 +190,7 @@ def land(watch: Watch, authorization: Authorization, payee: Address = PAYEE) -> 
 
 
 async def test_a_transfer_moved_to_another_transaction_is_never_a_debt(watch) -> None:
-    """Ours was replaced at a higher price, or somebody was faster: it was paid once, and is owed by nobody."""
+    """The transaction was replaced at a higher price, or another account sent it first: it paid once, and there is no debt."""
     payment, authorization = await watch.settle()
     watch.chain.reorg(CHAIN, 1)
     elsewhere = land(watch, authorization)
@@ -258,7 +258,7 @@ async def test_an_authorisation_with_another_end_leaves_the_debt(watch) -> None:
 
 
 class Logless(MemoryChain):
-    """Nodes that tell of transactions, and of no logs."""
+    """Nodes that return transactions but no logs."""
 
     async def find_authorization_use(self, chain_id: ChainId, **_: Any) -> TxHash | None:
         raise ChainUnavailable("no logs here")
@@ -288,7 +288,7 @@ async def test_no_authorisation_is_searched_for_a_payment_by_transaction(watch) 
 
 
 async def test_the_search_includes_blocks_below_that_of_the_claim(watch) -> None:
-    """The claim was made at a head that has gone with the settlement."""
+    """The reorganisation removed the head of the claim with the settlement."""
     watch.chain.bury(CHAIN, 5)
     _, authorization = await watch.settle(block_number=watch.chain.head(CHAIN).number)
     watch.chain.reorg(CHAIN, 4, watch.settlement(authorization, "elsewhere"))
@@ -404,7 +404,7 @@ async def test_a_transaction_mined_again_must_pay_again(watch, changed) -> None:
 
 
 async def test_a_higher_value_found_later_is_added(by_value) -> None:
-    """It told of some of the logs when the payment was shown; more nodes tell of all."""
+    """One node returned some of the logs at the verification; more nodes return all of them."""
     payment = await by_value.record()
     more = (transfer_log(TOKEN, PAYER, PAYEE, 10), transfer_log(TOKEN, PAYER, PAYEE, 15))
     by_value.chain.lies[payment.tx_hash] = lambda facts: replace(facts, logs=more)
@@ -482,7 +482,7 @@ async def test_a_gone_payment_that_fails_again_stays_gone(watch) -> None:
 
 
 async def test_all_payments_are_read_one_batch_at_a_time(watch) -> None:
-    """A look goes on until every payment of a block that has changed was read again."""
+    """A check reads every payment of a changed block again."""
     watch.watcher = watch.make(watch_batch_max=2)
     transactions = [watch.transaction(f"tx{number}") for number in range(5)]
     block = watch.chain.mine(CHAIN, *transactions)
@@ -573,7 +573,7 @@ async def test_without_a_final_tag_depth_decides(watch) -> None:
 
 
 async def test_depth_does_not_count_once_nodes_have_named_a_final_block(watch) -> None:
-    """A chain that is not final for hours has a reason, and a node that starts anew knows no final block for a while."""
+    """A chain may be without finality for hours, and a node that restarts has no final block for a while."""
     watch.watcher = watch.make(rules=replace(rules_of(CHAIN), finality_depth=7))
     payment = await watch.record()
     await watch.check()
@@ -596,7 +596,7 @@ async def test_a_dead_chain_gets_few_requests_and_delays_no_other(watch) -> None
     assert {
         method: count for (method, chain_id), count in watch.chain.requests.items() if chain_id == OTHER
     } == {
-        "fetch_tip": 3  # one for each look
+        "fetch_tip": 3  # one for each check
     }
     assert all(chain_id != UNKNOWN for _, chain_id in watch.chain.requests)
 
@@ -721,7 +721,7 @@ async def test_a_payment_held_after_a_restore_is_not_freed_by_agreeing_nodes(wat
     assert await spendable(watch, payment)
 
 
-# ---- How old the oldest look is.
+# ---- The age of the last complete check.
 
 
 async def test_the_check_age_is_that_of_the_last_complete_check(watch) -> None:
@@ -856,7 +856,7 @@ async def test_one_nodes_response_makes_nothing_final(by_value, units: int) -> N
 
 
 async def test_an_invented_payment_of_one_node_is_found_by_the_others(by_value) -> None:
-    """However small, and although that node says that it is final."""
+    """The payment is small, and the node reports it as final."""
     payment = await by_value.record(units=10)
     await by_value.consume(payment, 4)
     by_value.chain.bury(CHAIN, 5)

@@ -1,4 +1,4 @@
-"""Settling on the twins: a row for each outcome, and the trouble at each step."""
+"""Settlement on the memory chain: a row for each outcome, and the failures at each step."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -40,7 +40,7 @@ async def harness() -> AsyncIterator[SettlementHarness]:
 
 @pytest.fixture
 async def hasty() -> AsyncIterator[SettlementHarness]:
-    """For what is not mined in time anyway."""
+    """Limits for transactions that are not mined in time."""
     async with SettlementHarness(limits=HASTY) as harness:
         yield harness
 
@@ -134,7 +134,7 @@ async def test_a_use_that_is_not_deep_enough_decides_nothing() -> None:
 
 
 async def test_a_front_run_between_simulation_and_block_pays_the_call(harness: SettlementHarness) -> None:
-    """Our transaction reverts; the money moved all the same."""
+    """The gateway's transaction reverts, but another one has made the transfer."""
     harness.chain.is_automining = False
     call = await harness.claim()
     async with asyncio.TaskGroup() as group:
@@ -359,7 +359,7 @@ async def test_recovery_finishes_a_settlement_cancelled_at_any_step(harness: Set
 async def check(
     harness: SettlementHarness, payer: AuthorizationSigner, address: str = "192.0.2.1"
 ) -> Cover | Problem:
-    """As in a call that is not charged."""
+    """A look-up of a call that is not charged."""
     with harness.settlement.open_lookup(address) as lookup:
         return await harness.settlement.check(
             payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
@@ -477,14 +477,14 @@ async def test_an_unavailable_chain_is_not_a_refusal(harness: SettlementHarness)
 
 
 async def test_the_settlement_deadline_is_a_limit() -> None:
-    """`settle_wait_s` is the only clock that a caller waits for, and that of the blocks on top."""
+    """A caller waits for `settle_wait_s` and for the required blocks above."""
     async with SettlementHarness(limits=replace(HASTY, settle_wait_s=0.001)) as harness:
         harness.chain.is_automining = False
         assert await settle(await harness.claim()) == Undecided()
 
 
 async def test_a_depth_beyond_the_deadline_is_not_offered() -> None:
-    """A hundred dollars lie twelve blocks deep, of twelve seconds each; pocket money two."""
+    """A hundred dollars need twelve blocks of twelve seconds; small sums need two."""
     rules, steps = settlement_rules(block_time_s=12.0), ((0, 2), (100 * UNIT_NANO, 12))
     async with SettlementHarness(rules=rules, confirmations=steps) as harness:
         assert harness.settlement.is_offered(USDC, 100 * 10**6 - 1, LISTING)

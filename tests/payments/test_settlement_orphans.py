@@ -1,4 +1,4 @@
-"""Settlements whose waiter left: orphaned when their time has come, and never twice."""
+"""Settlements without a waiter: orphaned when they are due, and never twice."""
 
 from tests.kit.settlement import ClaimedCall, SettlementHarness
 from tollway.ledger.ledger import Closed
@@ -43,7 +43,7 @@ async def test_a_settlement_with_a_waiter_is_orphaned_after_a_delay() -> None:
 
 
 async def test_a_call_that_never_reached_settling_is_unknown() -> None:
-    """Its bytes left, and nobody knows more."""
+    """The request was sent, and its outcome is unknown."""
     harness = SettlementHarness()
     call, orphans = await begin(harness, is_settling=False), orphans_of(harness)
     orphans.add(call.order().close, is_waited_for=False)

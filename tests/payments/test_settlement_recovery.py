@@ -1,4 +1,4 @@
-"""Settlement recovery on the twins: what it finishes, what it leaves, and that several of them do no harm."""
+"""Settlement recovery on the memory chain: the calls that it ends, the calls that wait, and concurrent recoveries."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -39,7 +39,7 @@ async def harness() -> AsyncIterator[SettlementHarness]:
 
 
 async def leave_orphaned(harness: SettlementHarness, **given: object) -> ClaimedCall:
-    """Signed, broadcast, not mined by the deadline, and nobody waits any more."""
+    """A call that is signed, broadcast, not mined by the deadline, and orphaned."""
     call = await harness.claim(**given)  # type: ignore[arg-type]  # fields of a claim
     assert await harness.settlement.settle(call.order()) == Undecided()
     assert await call.mark_orphaned()
@@ -156,7 +156,7 @@ async def test_an_expired_call_gets_no_transaction(harness: SettlementHarness) -
 
 
 class ForgetfulChain(MemoryChain):
-    """While `is_late`, its heads are news, and its states and receipts are of before anything was sent."""
+    """While `is_late`, its heads are new, and its states and receipts are from before any transaction."""
 
     is_late = False
 
@@ -191,7 +191,7 @@ async def test_a_node_that_lags_for_two_checks_releases_no_paid_call(slack_s: in
 
 
 async def test_an_end_that_is_not_deep_enough_yet_releases_nothing() -> None:
-    """Cancelled in the last moment, and the state that is told is older."""
+    """The authorisation is cancelled just before its end, and the node returns an older state."""
     chain = ForgetfulChain(CHAIN)
     chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
     async with SettlementHarness(limits=HASTY, chain=chain, confirmations=((0, 4),)) as harness:
@@ -238,7 +238,7 @@ async def test_a_reverting_transfer_is_signed_a_limited_number_of_times(
 
 
 async def test_calls_that_only_wait_take_no_place_in_the_batch() -> None:
-    """A wallet whose transfers pass each simulation and revert in each block, again and again, and one honest caller."""
+    """A wallet whose transfers pass each simulation and revert in each block, and one honest caller."""
     async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
         for call in await harness.claim_many(5):
             harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
@@ -305,7 +305,7 @@ async def test_a_transfer_that_reverted_once_is_signed_again(harness: Settlement
 
 
 async def test_a_nonce_used_outside_the_gateway_is_replaced_by_the_next(harness: SettlementHarness) -> None:
-    """Somebody used the gas key elsewhere: what was signed can never be mined."""
+    """The gas key was used outside the gateway: the signed transaction can never be mined."""
     call = await leave_orphaned(harness)
     harness.chain.drop_sent(CHAIN)
     async with SettlementHarness(chain=harness.chain) as elsewhere:
@@ -343,7 +343,7 @@ async def test_a_call_with_a_waiter_is_not_recovered(harness: SettlementHarness)
 async def test_an_undecided_call_is_orphaned_after_the_delay(
     harness: SettlementHarness, monkeypatch: pytest.MonkeyPatch, patience_s: float, state: CallState
 ) -> None:
-    """By the machine's own clock, which nobody sets."""
+    """Uses the monotonic clock, which is never set."""
     monkeypatch.setattr(settlement, "ORPHAN_AFTER_S", patience_s)
     call = await harness.claim()
     assert await harness.settlement.settle(call.order()) == Undecided()
@@ -430,7 +430,7 @@ async def test_a_key_without_gas_leaves_the_call_for_later() -> None:
 
 
 async def strand(harness: SettlementHarness) -> ClaimedCall:
-    """Its gas key ran dry after the last look, so no node has ever taken its transaction."""
+    """Its gas key lost its balance after the last refresh, so no node has accepted its transaction."""
     harness.chain.fund_gas(CHAIN, make_gas_key("one").address, 1)
     return await leave_orphaned(harness)
 
@@ -503,7 +503,7 @@ async def test_replacements_do_not_count_as_further_nonces() -> None:
 
 
 async def use_gas_key_elsewhere(harness: SettlementHarness, number: int) -> None:
-    """Its next nonce goes to a transaction that this ledger do not know."""
+    """Its next nonce goes to a transaction that is not in this ledger."""
     harness.chain.drop_sent(CHAIN)
     async with SettlementHarness(chain=harness.chain) as elsewhere:
         harness.chain.is_automining = True
@@ -514,7 +514,7 @@ async def use_gas_key_elsewhere(harness: SettlementHarness, number: int) -> None
 
 
 async def test_a_call_gets_a_limited_number_of_nonces() -> None:
-    """Each time a stranger uses the gas key's next nonce first, so that what was signed can never be mined."""
+    """Each time the gas key's next nonce is used outside the gateway first, so the signed transaction can never be mined."""
     async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=3)) as harness:
         harness.chain.is_automining = False
         call = await leave_orphaned(harness)

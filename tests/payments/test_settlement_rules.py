@@ -1,4 +1,4 @@
-"""Defaults by network, and the keys that everybody has."""
+"""Defaults by network, and publicly known keys."""
 
 from dataclasses import replace
 

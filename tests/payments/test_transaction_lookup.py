@@ -1,4 +1,4 @@
-"""Many callers, one question; one charge for each question really asked."""
+"""Many callers share one request to the chain; each request is charged once."""
 
 import asyncio
 
@@ -55,7 +55,7 @@ async def test_one_flight_for_each_transaction_on_each_chain(harness, charge) ->
     assert all(isinstance(task.result(), NotMined) for task in tasks)
     assert harness.chain.request_count == len(harness.quota.charged) == 4
     await lookups.fetch(chain_ids[0], hashes[0], charge())
-    assert harness.chain.request_count == 5  # an answer is not kept
+    assert harness.chain.request_count == 5  # a result is not cached
 
 
 async def test_a_look_up_that_needs_agreement_does_not_share_one_nodes_result(harness, charge) -> None:

@@ -1,4 +1,4 @@
-"""What the chains say of a transaction that the ledger does not know: told to its payer, never guessed."""
+"""The status of a transaction that is not in the ledger, by the chains."""
 
 import pytest
 

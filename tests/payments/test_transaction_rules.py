@@ -1,4 +1,4 @@
-"""The verdict as tables: a row for each acceptance, a row for each refusal, and thieves at every door."""
+"""The rules as tables: a row for each acceptance, a row for each refusal, and stolen transactions."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,7 +138,7 @@ def test_two_payers_of_one_transaction_have_separate_payments() -> None:
     given = facts(pay(A, P, 10), pay(B, P, 500), sender=X)
     assert worth(ask(given, [A])) == {(USDC.key, A, P): 10}
     assert worth(ask(given, [B])) == {(USDC.key, B, P): 500}
-    assert ask(given, [X]) == NotThePayer()  # he only sent it
+    assert ask(given, [X]) == NotThePayer()  # X only sent the transaction
 
 
 def test_each_asset_and_payee_is_a_separate_payment() -> None:
@@ -179,7 +179,7 @@ def test_refuses_an_amount_beyond_the_largest_balance(logs: list[Log]) -> None:
 
 
 def indexed(log: Log) -> Log:
-    """As an ERC-721 token writes it: the number is a topic."""
+    """The log of an ERC-721 token: the number is a topic."""
     return replace(log, topics=(*log.topics, log.payload), payload=b"")
 
 
@@ -333,7 +333,7 @@ def test_native_currency_has_steps_of_its_own() -> None:
     ids=["a payment", "a failure", "another recipient", "another payer", "an old one"],
 )
 def test_a_shallow_or_displaced_block_is_pending(given: ChainFacts) -> None:
-    """A transaction may be mined again and do otherwise; nobody is asked to pay again until it lies firm."""
+    """A transaction may be mined again with another effect; no caller must pay again until it is deep enough."""
     shallow = replace(given, head_number=100)
     assert ask(shallow) == Pending(confirmations=1, needed=2)
     displaced = replace(given, canonical_hash=bytes(32))

@@ -1,4 +1,4 @@
-"""Each verdict in public words; whatever may still pay, or has paid, is never told as `payment_verification_failed`."""
+"""The problem of each result; a transaction that may still pay, or has paid, never gets `payment_verification_failed`."""
 
 import pytest
 

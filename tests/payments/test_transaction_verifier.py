@@ -1,4 +1,4 @@
-"""From a shown proof to a payment that may be spent, or to the reason why not: thieves, outages, crowds, edits."""
+"""Verification from a proof to a spendable payment or a refusal: stolen hashes, outages, concurrency, edits."""
 
 import asyncio
 from dataclasses import replace
@@ -30,7 +30,7 @@ def values(outcome: Any) -> list[int]:
 
 
 async def refusal(harness: Any, proof: Any, *args: Any, **fields: Any) -> tuple[Code, str | None]:
-    """The code and reason of a refusal; nothing of it is in the ledger."""
+    """The code and reason of a refusal that wrote nothing to the ledger."""
     before = await harness.ledger.find_payments(proof.tx_hash)
     outcome = await harness.find_spendable(proof, *args, **fields)
     assert isinstance(outcome, Problem), outcome
@@ -361,7 +361,7 @@ class TestContractPayers:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         await harness.find_spendable(harness.proof(tx_hash))
-        harness.transaction_verifier = harness.make_till()  # nobody is trusted yet
+        harness.transaction_verifier = harness.make_till()  # no wallet is cached yet
         harness.chain.requests.clear()
         harness.quota.charged.clear()
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
@@ -477,7 +477,7 @@ class TestNetworks:
             await harness.find_spendable(harness.proof(harness.hash()), entry)
 
     async def test_one_hash_on_two_networks_is_two_payments(self, harness, two) -> None:
-        """A transaction without a chain id can be replayed by anybody; both times it pays."""
+        """Any account can replay a transaction without a chain id; it pays on both networks."""
         tx_hash = harness.pay(units=10)
         harness.pay(units=99, tx_hash=tx_hash, chain_id=SECOND)
         assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=MAIN), two)) == [10]
@@ -485,7 +485,7 @@ class TestNetworks:
 
 
 class _Hanging:
-    """A reader whose one chain never answers."""
+    """A reader with one chain that never responds."""
 
     def __init__(self, chain: Any, hanging: ChainId) -> None:
         self._chain, self._hanging, self.cancelled = chain, hanging, 0
@@ -782,7 +782,7 @@ class TestEdits:
         assert values(await harness.find_spendable(harness.proof(old))) == [10_000]
 
     async def test_a_restore_detected_during_the_chain_read_counts(self, harness) -> None:
-        """The transaction may have been spent in what the ledger has forgotten."""
+        """The transaction may have been spent in the lost part of the ledger."""
         tx_hash = harness.pay(age_s=100)
         harness.chain.barrier = asyncio.Event()
         shown = asyncio.get_running_loop().create_task(harness.find_spendable(harness.proof(tx_hash)))
@@ -858,7 +858,7 @@ class TestMemory:
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
 
     async def test_the_ledger_refuses_a_payment_that_became_gone(self, harness) -> None:
-        """A price that is still on the shelf and a payee that still counts: the tender stands, the claim decides."""
+        """The price and the payee still count: the payment is spendable, and the claim decides."""
         tx_hash = harness.pay(units=5)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
         await spend(harness, find_spendable.payment, 5)
@@ -908,7 +908,7 @@ class TestAgreementByValue:
     async def test_one_nodes_response_makes_no_payment_final(
         self, harness, units: int, state: PaymentState
     ) -> None:
-        """Final is never looked at again: a lie would stand for ever."""
+        """A final payment is never checked again: a false report would remain."""
         tx_hash = harness.pay(units=units)
         harness.chain.bury(MAIN, 30)
         (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
@@ -944,7 +944,7 @@ class TestAgreementByValue:
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
 
     async def test_a_large_payment_by_one_node_is_not_recorded(self, harness) -> None:
-        """It tells of less, or of more, than the others: theirs counts."""
+        """The node reports less or more than the others: the others count."""
         tx_hash = harness.pay(units=SMALL + 1)
         harness.chain.unconfirmed[tx_hash] = lambda facts: replace(facts, logs=facts.logs * 2)
         assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]

@@ -1,4 +1,4 @@
-"""Who stands behind a signature: keys before contracts, four contracts at most, each asked once for one request."""
+"""Finds the signer: keys before contracts, at most four contracts, each called once per request."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The transaction that carries an authorisation: what is in it, and what it may cost."""
+"""The transaction of an authorisation: its fields and its fees."""
 
 import pytest
 

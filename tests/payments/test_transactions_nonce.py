@@ -1,4 +1,4 @@
-"""The next transaction of a gas key: its nonce is what the ledger agree to, and what they refuse leaves no slot."""
+"""The next transaction of a gas key: the ledger decides its nonce, and a refused nonce leaves no gap."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +24,7 @@ async def harness() -> AsyncIterator[SettlementHarness]:
 
 
 class FakeNonceLedger:
-    """Say in turn what they are told to say, and True from then on."""
+    """Returns the given results in turn, and True afterwards."""
 
     def __init__(self, *answers: bool | NonceUnavailable | Exception) -> None:
         self._answers = list(answers)

@@ -1,4 +1,4 @@
-"""Lanes that go on: what is lost is sent again, and what a sequence waits for is offered more, whatever its call became."""
+"""Sequences that continue: lost transactions are resent, and the first unmined one is replaced, whatever the state of its call."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -49,7 +49,7 @@ async def sweep(harness: SettlementHarness, times: int = 1) -> None:
 
 
 async def wait_and_sweep(harness: SettlementHarness, times: int = 1) -> None:
-    """So long that what waits is due each time."""
+    """A step after which a waiting transaction is due again."""
     for _ in range(times):
         harness.pass_time(harness.limits.fee_bump_after_s)
         await harness.gas_budget.refresh()
@@ -61,7 +61,7 @@ async def attempts_of(call: ClaimedCall) -> Any:
 
 
 async def let_expire(harness: SettlementHarness, call: ClaimedCall) -> None:
-    """Its transaction was never mined, and its authorisation is over."""
+    """Its transaction was never mined, and its authorisation has expired."""
     harness.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
     harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
     await harness.gas_budget.refresh()
@@ -163,7 +163,7 @@ async def test_no_replacement_exceeds_the_maximum_price() -> None:
 
 
 async def test_replacements_continue_up_to_the_maximum_price() -> None:
-    """Neither how often it was raised, nor how many of one nonce are listed at once."""
+    """The number of replacements and the size of the list do not limit the price."""
     rules = settlement_rules(gas_price_max_wei=10**12)
     async with SettlementHarness(limits=HASTY, rules=rules) as harness:
         harness.chain.is_automining = False
@@ -212,7 +212,7 @@ async def test_a_lost_transaction_is_resent_although_its_call_has_ended(harness:
 
 
 async def test_an_expired_first_transaction_is_replaced(harness: SettlementHarness) -> None:
-    """Gas became ten times dearer and stays so; what was offered before is never mined."""
+    """The gas price rises tenfold and stays; transactions at the old price are never mined."""
     first = await leave_orphaned(harness)
     harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
     await let_expire(harness, first)
@@ -257,7 +257,7 @@ async def test_a_refused_transaction_is_replaced_by_a_filler_after_expiry(harnes
 async def test_a_valid_transaction_is_replaced_by_itself_at_a_higher_price(
     harness: SettlementHarness,
 ) -> None:
-    """Its call has ended by a transfer that a reorganisation took back: the same transaction pays for it again."""
+    """Its call ended by a transfer that a reorganisation removed: the same transaction pays for it again."""
     harness.chain.is_automining = True
     call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
     assert isinstance(await harness.settlement.settle(call.order()), Settled)
@@ -326,7 +326,7 @@ async def test_a_sequence_that_fails_does_not_stop_the_others() -> None:
 
 
 async def look_often(harness: SettlementHarness) -> None:
-    """So many looks as it takes until what does not move is known to be stuck."""
+    """Checks until a sequence that does not move counts as stuck."""
     for _ in range(CHECKS_UNTIL_STUCK + 1):
         await harness.gas_budget.refresh()
         harness.pass_time(harness.limits.gas_refresh_s)
@@ -382,7 +382,7 @@ async def test_another_key_settles_the_calls_of_a_stuck_key() -> None:
 
 
 def withdrawn_keys(harness: SettlementHarness) -> int:
-    """How many rails the latest look counted as withdrawn for want of progress."""
+    """The rails that the latest refresh counted as stuck."""
     counts = [
         note[3] for note in harness.metrics if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.LANE_STUCK)
     ]
@@ -390,7 +390,7 @@ def withdrawn_keys(harness: SettlementHarness) -> int:
 
 
 async def test_missing_nonces_below_waiting_transactions_are_filled(harness: SettlementHarness) -> None:
-    """A node once counted two transactions that nobody has sent; a call waits behind them."""
+    """A node once counted two transactions that were never sent; a call waits behind them."""
     await harness.gas.raise_nonce(CHAIN, KEY, 2)
     call = await leave_orphaned(harness, payer=long_payer(harness))
     assert [one.nonce for one in await attempts_of(call)] == [2]
@@ -414,7 +414,7 @@ async def test_missing_nonces_below_waiting_transactions_are_filled(harness: Set
 
 
 async def test_a_filler_is_not_a_settlement_attempt(harness: SettlementHarness) -> None:
-    """It is mined and pays nothing, and its call is neither given up nor thought to wait for it."""
+    """The filler is mined and pays nothing; its call neither ends nor waits for it."""
     await harness.gas.raise_nonce(CHAIN, KEY, 5)
     call = await leave_orphaned(harness, payer=long_payer(harness))
     await look_often(harness)
@@ -469,7 +469,7 @@ async def test_the_first_transaction_of_a_stuck_sequence_goes_to_all_nodes(
 
 
 async def test_an_unsent_transaction_of_another_gateway_is_sent_by_a_waiting_call() -> None:
-    """It stands still between its commit and its broadcast. Whoever waits behind its nonce sends it."""
+    """The gateway pauses between its commit and its broadcast. The call behind its nonce sends the transaction."""
     limits = replace(HASTY, settle_wait_s=0.4)
     async with SettlementHarness(limits=limits) as harness, harness.another("still") as still:
         first = await still.claim(long_payer(still))

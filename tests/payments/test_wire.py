@@ -1,4 +1,4 @@
-"""Headers are a stranger's: whatever they hold, they are read or refused, never more."""
+"""Headers are untrusted: every content is parsed or refused, and raises nothing else."""
 
 import base64
 import contextlib

@@ -1,4 +1,4 @@
-"""Every reason has its code, a sentence and a say about money."""
+"""Every reason has its code, a sentence and a payment state."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""x402 on the wire, held against the models of the `x402` package."""
+"""The wire format of x402, compared with the models of the `x402` package."""
 
 from dataclasses import replace
 from typing import Any
@@ -64,7 +64,7 @@ def test_accepted_decides_only_network_and_token() -> None:
 )
 @pytest.mark.parametrize("value", ["1", None, {}])
 def test_an_unknown_member_is_a_fault_that_names_it(path: str, value: Any) -> None:
-    """A fault and no refusal: the authorisation is read, so that the ledger can be asked for it first."""
+    """A fault and not a refusal: the authorisation is parsed, so that it can be looked up in the ledger first."""
     shown = parse_payment(encode_header(changed(path, value)), limits=DEFAULT_LIMITS)
     assert shown.nonce == AuthorizationSigner().nonce
     assert shown.fault is not None
