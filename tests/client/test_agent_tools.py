@@ -149,7 +149,7 @@ class Cut(httpx.AsyncByteStream):
 
 
 async def test_a_cut_response_of_a_paid_call_is_requested_again_without_a_payment(make, gateway, chain):
-    """The price is spent by the wallet's own books. The key finds the stored answer, and the spent payment says whose."""
+    """The payment is spent in the wallet's store. The key finds the stored response, and the spent payment proves its owner."""
 
     def cuts(request):
         told = gateway._call(request)

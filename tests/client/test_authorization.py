@@ -314,7 +314,7 @@ def test_waits_for_retry_after():
         ("in progress", PaymentPending, OPEN),
         ("unknown", CallHeld, OPEN),
         ("no store", PaymentPending, OPEN),
-        ("no chain", PaymentPending, RELEASED),  # nobody has looked at it
+        ("no chain", PaymentPending, RELEASED),  # the gateway has not checked it
         ("overloaded", PaymentPending, RELEASED),
     ],
 )

@@ -758,7 +758,7 @@ def coded(gateway, encoding, content):
 
 
 class Bytes(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """As it comes from a network: nobody has taken its coding off."""
+    """A response as it arrives from the network, with its content coding."""
 
     def __init__(self, content):
         self.content = content

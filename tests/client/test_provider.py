@@ -480,7 +480,7 @@ def test_a_key_that_takes_anothers_place_counts_from_its_first_call_on() -> None
         assert harness.verifier.verify("POST", TARGET, headers, BODY)
 
 
-# ---- Bytes that nobody signed.
+# ---- Unsigned bytes.
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(s
     def ask(request=REQUEST, payer=PAYER, left=()):
         return store.lease_authorization(payer=payer, request=request, left=left)
 
-    assert ask() is None  # whoever signed it is still at it
+    assert ask() is None  # the call that signed it still has the lease
     assert ask(left=(first.nonce,)) == first
     assert ask() is None
     store.record_authorization(first.nonce, OPEN, None)

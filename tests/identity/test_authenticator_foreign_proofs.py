@@ -144,7 +144,7 @@ async def test_a_sign_in_does_not_replace_a_payment(gateway: InProcessGateway) -
     assert not gateway.upstream.arrived
 
 
-# ---- A payment signs nobody in.
+# ---- A payment opens no session.
 
 
 def payment_digests(address: Address) -> dict[str, bytes]:

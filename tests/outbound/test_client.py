@@ -835,7 +835,7 @@ async def test_a_cut_body_never_ends_cleanly(raw: bytes) -> None:
     ],
 )
 async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
-    """Nor one that goes on until its connection is closed: nobody has closed it."""
+    """A body that ends with its connection is not whole while the connection is open."""
     is_read = asyncio.Event()
 
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -120,7 +120,7 @@ async def test_a_name_that_is_none_has_no_texts(name: str) -> None:
 async def test_without_configured_servers_those_of_the_system_are_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the system names none, nobody answers, and nobody is waited for; its own need no system."""
+    """Without a name server in the system's configuration the result comes at once; configured servers need no system."""
     import dns.resolver
 
     empty = tmp_path / "resolv.conf"
