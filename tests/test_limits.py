@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.kit.gateway import CALLS, open_gateway, serve
-from tollway.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from tollway.limits import DEFAULT_LIMITS, KIB, MIB, FixedLimits, Limits
 from tollway.money import Price
+from tollway.payments.proof import BOUND_VALIDITY_S
+from tollway.payments.transaction_rules import PAYEE_SLACK_S
+from tollway.registry.catalog import CREATION_KEY_TTL_S
 
 TESTS = Path(__file__).parent
 SOURCES = TESTS.parent / "src" / "tollway"
@@ -38,7 +41,6 @@ HELD_BY = {
     "memory_bytes_max": "web/test_admission_load.py::test_memory_is_full_at_95_percent",
     "in_flight_max": "web/test_admission_load.py::test_admits_until_95_percent_of_the_requests_are_in_flight",
     "in_flight_per_address_max": "web/test_admission_load.py::test_an_address_has_a_limit_that_leaves_others_alone",
-    "catalog_reads_at_once": "web/test_admission_catalog_reads.py::test_limits_concurrent_reads_of_the_catalog",
     "in_flight_per_origin_max": "outbound/test_client.py::test_calls_in_flight_per_origin_are_limited",
     "dns_deadline_s": "outbound/test_pool_address_guard.py::test_resolution_has_a_deadline",
     "connect_deadline_s": "outbound/test_client.py::test_a_connect_that_hangs_is_unreachable",
@@ -54,7 +56,6 @@ HELD_BY = {
     "rpc_in_flight_max": "chain/test_nodes.py::test_no_more_requests_are_in_flight_than_allowed",
     "lookups_per_minute": "gateway/test_access_rates.py::test_look_ups_count_per_address_and_per_signer",
     "erc1271_gas": "payments/test_authorization_onchain_precheck.py::test_a_wallet_with_code_is_called_within_its_limits",
-    "erc6492_gas": "identity/test_signatures.py::test_a_wrapped_signature_goes_to_the_validator_for_visitors_only",
     "erc1271_deadline_s": "payments/test_authorization_onchain_precheck.py::test_a_wallet_with_code_is_called_within_its_limits",
     "erc1271_bytes_max": "payments/test_authorization_onchain_precheck.py::test_a_wallet_with_code_is_called_within_its_limits",
     "rpc_answer_bytes_max": "chain/test_nodes.py::test_an_http_fault_is_unusable_and_trips_the_breaker",
@@ -65,7 +66,6 @@ HELD_BY = {
     "watch_in_flight_max": "payments/test_reorg_watcher.py::test_few_requests_are_in_flight",
     "settle_wait_s": "payments/test_settlement.py::test_a_transaction_not_mined_by_the_deadline_is_undecided",
     "settle_wait_s_max": "payments/test_settlement.py::test_a_depth_beyond_the_deadline_is_not_offered",
-    "authorization_validity_s_max": "payments/test_authorization_check.py::test_checks_times_by_the_gateways_clock",
     "settlement_gas_max": "payments/test_settlement.py::test_gas_is_limited_in_simulation_and_in_what_is_signed",
     "gas_refresh_s": "payments/test_gas.py::test_nothing_is_offered_from_a_stale_state",
     "sweep_interval_s": "app/test_wiring.py::test_the_sweeper_looks_again_and_again",
@@ -99,11 +99,9 @@ HELD_BY = {
     "nonce_ttl_s": "identity/test_sessions.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signatures.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_sessions.py::test_a_session_ends_after_a_day",
-    "bound_validity_s": "gateway/test_pipeline.py::test_refuses_in_order_and_nothing_changes",
     "payment_age_s": "payments/test_transaction_rules.py::test_a_payment_counts_for_a_day_of_readiness",
     "price_memory_s": "payments/test_pricing.py::test_a_call_costs_the_lowest_paid_price_of_ten_minutes",
     "payee_memory_s": "payments/test_pricing.py::test_a_payee_counts_from_a_day_before_the_block",
-    "payee_slack_s": "payments/test_transaction_rules.py::test_a_payment_is_at_most_a_minute_older_than_its_payee",
     "claim_batch_max": "contracts/test_ledger_batch.py::test_a_batch_carries_so_many_at_most",
     "close_patience_s": "contracts/test_ledger_batch_dropped_responses.py::test_patience_with_a_close_has_an_end",
     "unknown_hold_s": "contracts/test_ledger_store.py::test_an_unknown_call_gives_its_price_back_after_its_time",
@@ -113,8 +111,6 @@ HELD_BY = {
     "answers_bytes_max": "contracts/test_idempotency_responses.py::test_the_oldest_response_of_all_is_deleted_at_the_total_maximum",
     "answer_ttl_s": "contracts/test_idempotency_responses.py::test_an_answer_is_kept_for_a_day",
     "creation_answers_bytes_max": "contracts/test_creations.py::test_the_oldest_answers_go_and_their_keys_stay",
-    "creation_lease_s": "contracts/test_creations.py::test_a_key_whose_creation_died_is_free_after_its_lease",
-    "creation_key_ttl_s": "contracts/test_creations.py::test_a_key_is_remembered_for_a_day",
     "answer_reading_s": "gateway/test_idempotency_keys.py::test_a_response_that_is_read_for_too_long_is_reported_as_not_stored",
     "answer_collect_s": "gateway/test_proxy_response.py::test_an_answer_that_trickles_is_not_waited_for",
     "drain_deadline_s": "web/test_server.py::test_a_stop_waits_no_longer_than_its_deadline",
@@ -166,25 +162,44 @@ PROMISED = {
     "nonce_ttl_s": 5 * 60,
     "signed_request_ttl_s": 300,
     "session_ttl_s": 24 * 3600,
-    "bound_validity_s": 300,
     "payment_age_s": 24 * 3600,
     "price_memory_s": 10 * 60,
     "payee_memory_s": 24 * 3600,
-    "payee_slack_s": 60,
     "unknown_hold_s": 24 * 3600,
     "attempts_max": 3,
     "answer_bytes_max": 256 * KIB,
     "answers_per_payer_bytes_max": 64 * MIB,
     "answers_bytes_max": 1024 * MIB,
     "answer_ttl_s": 24 * 3600,
-    "creation_key_ttl_s": 24 * 3600,
     "recovery_interval_s": 10,
 }
 """What the contract promises; the other limits are our own."""
 
 
+CONSTANTS = {
+    "BOUND_VALIDITY_S": (BOUND_VALIDITY_S, 300),
+    "CREATION_KEY_TTL_S": (CREATION_KEY_TTL_S, 24 * 3600),
+    "PAYEE_SLACK_S": (PAYEE_SLACK_S, 60),
+}
+"""What the contract promises of limits that are constants beside their use."""
+
+
 def test_the_promised_defaults() -> None:
     assert {name: getattr(DEFAULT_LIMITS, name) for name in PROMISED} == PROMISED
+
+
+def test_the_promised_constants() -> None:
+    assert all(value == promised for value, promised in CONSTANTS.values())
+
+
+def test_an_operator_sets_as_many_limits_as_the_documentation_can_explain() -> None:
+    assert 30 <= len(fields(Limits)) - len(fields(FixedLimits)) <= 47
+
+
+def test_a_gateway_renews_its_lease_and_its_lead_in_time() -> None:
+    """A lease must not end between two renewals: another gateway would take over calls that are alive."""
+    assert DEFAULT_LIMITS.owner_renew_s * 2 <= DEFAULT_LIMITS.owner_lease_s
+    assert DEFAULT_LIMITS.leader_poll_s < DEFAULT_LIMITS.leader_lease_s
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(Limits)])

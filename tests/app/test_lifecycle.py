@@ -16,13 +16,14 @@ import pytest
 from prometheus_client import generate_latest
 from sqlalchemy import text
 
+from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
 from tests.kit.upstream import plain, run_upstream, say_nothing, until
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.background import TaskName
-from tollway.config.settings import Settings, load_settings
+from tollway.config.settings import Settings
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Claimed, UnfinalLimit
@@ -39,7 +40,10 @@ NOBODY = "http://127.0.0.1:1"
 def settings(folder: Path, **more: str) -> Settings:
     """A gateway of its own, whose only chain node is away."""
     told = {"RPC_LOCAL": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3", **more}
-    return load_settings({f"TOLLWAY_{name}": value for name, value in told.items()})
+    prefixed = {
+        name if name.startswith("TEST_") else f"TOLLWAY_{name}": value for name, value in told.items()
+    }
+    return load_with_fixed_limits(prefixed)
 
 
 @pytest.fixture
@@ -210,7 +214,7 @@ async def test_a_gateway_that_is_alone_leads_in_everything(app: App) -> None:
 async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
     """Its chain is away: so are the signed payments, and the series say why."""
     gas_key = "0x" + "11" * 32
-    async with App(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, LIMIT_SWEEP_INTERVAL_S="0.001")) as app:
+    async with App(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, TEST_LIMIT_SWEEP_INTERVAL_S="0.001")) as app:
         labels = 'network="eip155:84532",reason="gas_unknown"'
         told = generate_latest(app.metrics.registry).decode()
     assert f"tollway_rails_withdrawn{{{labels}}} 1.0" in told

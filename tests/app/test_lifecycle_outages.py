@@ -16,6 +16,7 @@ from limits import RateLimitItem, RateLimitItemPerSecond
 from prometheus_client import generate_latest
 
 from tests.kit.chain import MemoryChain
+from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import (
     NOW_MS,
     authorization_of,
@@ -26,7 +27,7 @@ from tests.kit.ledger_records import (
 )
 from tollway.app.lifecycle import App
 from tollway.background import BackgroundTask, TaskName
-from tollway.config.settings import Settings, load_settings
+from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import Claim
@@ -112,17 +113,21 @@ class FaultyApp(App):
         (chain.disconnect if is_away else chain.reconnect)(CHAIN)
 
 
+QUICK = {
+    "TEST_LIMIT_GAS_REFRESH_S": "0.01",
+    "TEST_LIMIT_WATCH_INTERVAL_S": "0.01",
+    "TEST_LIMIT_QUALITY_FLUSH_S": "0.01",
+}
+
+
 def settings(folder: Path) -> Settings:
     told = {
         "RPC_LOCAL": f"http://{NOBODY}",
         "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3",
         "GAS_KEYS_LOCAL": "0x" + "11" * 32,
         "RATE_LIMIT_URL": f"redis://{NOBODY}",
-        "LIMIT_GAS_REFRESH_S": "0.01",
-        "LIMIT_WATCH_INTERVAL_S": "0.01",
-        "LIMIT_QUALITY_FLUSH_S": "0.01",
     }
-    return load_settings({f"TOLLWAY_{name}": value for name, value in told.items()})
+    return load_with_fixed_limits({**{f"TOLLWAY_{name}": value for name, value in told.items()}, **QUICK})
 
 
 class Observer:

@@ -363,7 +363,7 @@ def start_gateway(folder: Path, *, port: int, public_url: str, **settings: str) 
     environment = {
         **dict.fromkeys(names, f"http://127.0.0.1:{PROXY_PORT}"),
         "NO_PROXY": "",
-        "TOLLWAY_LIMIT_DIAL_FAILURES_MAX": "1000000",
+        "TEST_LIMIT_DIAL_FAILURES_MAX": "1000000",
         "TOLLWAY_LIMIT_DNS_DEADLINE_S": "2",
         **settings,
     }

@@ -18,6 +18,7 @@ import pytest
 import pytest_asyncio
 
 from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
+from tests.kit.fixed_limits import name_variable
 from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
 from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
@@ -209,7 +210,7 @@ async def attack_free_calls(harness: Harness) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     folder: Path = tmp_path_factory.mktemp("rates")
-    settings = {f"TOLLWAY_LIMIT_{name}": str(most) for name, most in LIMITS.items()}
+    settings = {name_variable(name): str(most) for name, most in LIMITS.items()}
     settings |= {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_TRUSTED_PROXIES": "127.0.0.1"}
     async with (
         run_attacked_gateway(folder, public_url=URL, environment=settings) as gateway,

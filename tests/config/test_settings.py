@@ -195,8 +195,9 @@ REFUSED = [
     ({"TOLLWAY_ALLOWLIST": WALLET}, "", "has no effect while registration is open"),
     ({"TOLLWAY_RPC_BASE": "https://n.example,https://n.example"}, "", "rpc_urls[1] stands twice"),
     ({}, TWO_NODES.replace("//m.", "//n."), "rpc_urls[1] stands twice"),
-    ({"TOLLWAY_LIMIT_OWNER_RENEW_S": "16"}, "", "a living gateway counts as dead"),
-    ({}, "[limits]\nleader_lease_s = 1.0", "leader_poll_s must be less than leader_lease_s"),
+    ({"TOLLWAY_LIMIT_OWNER_RENEW_S": "16"}, "", "TOLLWAY_LIMIT_OWNER_RENEW_S: this limit is fixed now; leave it out"),
+    ({}, "[limits]\nleader_lease_s = 1.0", "limits.leader_lease_s: this limit is fixed now"),
+    ({}, "[limits]\nerc6492_gas = 1", "limits.erc6492_gas: this limit is fixed now"),
     ({}, "this is not TOML", "tollway.toml"),
 ]  # fmt: skip
 
@@ -256,7 +257,6 @@ def test_a_rule_whose_setting_is_refused_does_not_run() -> None:
     for environment in (
         {"TOLLWAY_LISTEN": "0.0.0.0", "TOLLWAY_DATABASE_URL": "postgresql://u@h/n"},
         {"TOLLWAY_ALLOWLIST": "0x12", "TOLLWAY_REGISTRATION": "allowlist"},
-        {"TOLLWAY_LIMIT_OWNER_LEASE_S": "short", "TOLLWAY_LIMIT_OWNER_RENEW_S": "20"},
         {"TOLLWAY_UNFINAL_SPEND_MAX": "EURC:1", "TOLLWAY_RPC_OPTIMISM": "ftp://node"},
         {"TOLLWAY_ALLOW_MIXED_NETWORKS": "maybe", "TOLLWAY_RPC_BASE_SEPOLIA": "https://node.example"},
     ):

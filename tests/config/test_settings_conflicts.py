@@ -8,14 +8,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from tollway.config.settings import check_admin_listen, check_limits, check_public_url, check_registration
+from tollway.config.settings import check_admin_listen, check_public_url, check_registration
 from tollway.config.values import Listen, parse_listen
-from tollway.limits import DEFAULT_LIMITS
 
 DEADLINE_S = 60.0
 KEY = "00112233445566778899aabbccddeeff" * 2
@@ -47,11 +46,6 @@ def test_two_doors_apart_are_fine(callers: str, operator: str) -> None:
 )
 def test_an_allowlist_goes_with_its_registration(is_open: bool, has_allowlist: bool, is_told: bool) -> None:
     assert bool([*check_registration(is_open=is_open, has_allowlist=has_allowlist)]) is is_told
-
-
-def test_the_defaults_renew_in_time_and_half_a_lease_is_in_time() -> None:
-    assert not [*check_limits(DEFAULT_LIMITS)]
-    assert not [*check_limits(replace(DEFAULT_LIMITS, owner_renew_s=15.0))]
 
 
 # ---- The command itself.
@@ -128,7 +122,7 @@ MISTAKES: dict[str, Mistake] = {
     "an allowlist that keeps nobody out": of("has no effect while registration is open", ALLOWLIST="0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
     "a registration for nobody": of("at least one wallet", REGISTRATION="allowlist"),
     "a maximum for no currency": of("USCD is no currency", UNFINAL_SPEND_MAX="USCD:100"),
-    "a lease that ends before its renewal": of("a living gateway counts as dead", LIMIT_OWNER_RENEW_S="16"),
+    "a limit that is fixed": of("this limit is fixed now", LIMIT_OWNER_RENEW_S="16"),
 }  # fmt: skip
 
 SERVE_MANY = """

@@ -13,6 +13,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.catalog import (
+    CREATION_KEY_TTL_S,
     Catalog,
     CreationBegun,
     CreationInProgress,
@@ -23,14 +24,14 @@ from tollway.registry.catalog import (
     TooManyKeys,
 )
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.creation_store import CreationStore, creation_table
+from tollway.storage.creation_store import CREATION_LEASE_MS, CreationStore, creation_table
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 LISTING = sample_listing(provider=ALICE)
-LEASE_MS = int(DEFAULT_LIMITS.creation_lease_s * 1000)
-DAY_MS = DEFAULT_LIMITS.creation_key_ttl_s * 1000
+LEASE_MS = CREATION_LEASE_MS
+DAY_MS = CREATION_KEY_TTL_S * 1000
 
 
 @dataclass

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import Executable
 
 from tests.kit.chain import MemoryChain
+from tests.kit.fixed_limits import load_with_fixed_limits
 from tollway.app.lifecycle import App
 from tollway.cli.doctor import Finding, examine
-from tollway.config.settings import load_settings
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database, FetchScalar, Work, connect_database
@@ -389,12 +389,12 @@ async def test_the_only_gateway_leads_without_its_nodes(database: Database) -> N
 async def test_a_gateway_process_without_its_nodes_gives_way(
     databases: list[PostgresDatabase], postgres_url: str
 ) -> None:
-    settings = load_settings(
+    settings = load_with_fixed_limits(
         {
             "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",  # no node
             "TOLLWAY_DATABASE_URL": postgres_url,
             "TOLLWAY_SECRET_KEY": SECRET_KEY,
-            "TOLLWAY_LIMIT_LEADER_POLL_S": "0.01",
+            "TEST_LIMIT_LEADER_POLL_S": "0.01",
         }
     )
     async with App(settings) as app:
@@ -447,7 +447,7 @@ class Lent(PostgresDatabase):
 
 
 async def examine_leaders(url: str, database: Database) -> Finding:
-    settings = load_settings(
+    settings = load_with_fixed_limits(
         {
             "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
             "TOLLWAY_DATABASE_URL": url,

@@ -40,7 +40,7 @@ def agent_of(**changes: Any) -> dict[str, Any]:
     """The part of an agent document that tells how to pay."""
     shown = show_listing(**changes)
     options = shown.options[shown.quoted_price.nano]
-    rails = list_rails(shown, frozenset(option["rail"] for option in options), DEFAULT_LIMITS)
+    rails = list_rails(shown, frozenset(option["rail"] for option in options))
     return {
         "interfaces": {"http": {"url": shown.gateway_url}},
         "payment": {"options": options, "rails": rails},

@@ -172,7 +172,7 @@ PAYMENT_GUARDS = (
         "P5",
         "a payment of an older listing does not count",
         "payments.transaction_rules:_find_worth",
-        "if facts.block_time >= m.payee.since_s - limits.payee_slack_s]",
+        "if facts.block_time >= m.payee.since_s - PAYEE_SLACK_S]",
         "]",
         test="payments/test_transaction_rules.py::test_a_payment_is_at_most_a_minute_older_than_its_payee",
     ),

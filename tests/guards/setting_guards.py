@@ -120,10 +120,10 @@ SETTING_GUARDS = (
     guard(
         "K3",
         "a gateway renews its lease in time",
-        "config.settings:check_limits",
-        "    if limits.owner_renew_s * 2 > limits.owner_lease_s:\n",
-        "    if False:\n",
-        test=REFUSED,
+        "limits:FixedLimits.owner_renew_s",
+        "owner_renew_s: float = 3.0",
+        "owner_renew_s: float = 16.0",
+        test="test_limits.py::test_a_gateway_renews_its_lease_and_its_lead_in_time",
     ),
     guard(
         "P6",

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tests.kit.fixed_limits import load_with_fixed_limits, name_variable
 from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
 from tests.kit.gateway_process import READY_DEADLINE_S, answers, poll
 from tests.kit.ports import find_low_port
@@ -24,10 +25,9 @@ from tests.kit.work_counter import (
 )
 from tollway.app.lifecycle import App
 from tollway.background import TaskName
-from tollway.config.settings import load_settings
 
 QUIET = {
-    f"TOLLWAY_LIMIT_{name}": value
+    name_variable(name): value
     for name, value in {
         "OWNER_LEASE_S": "3600",
         "OWNER_RENEW_S": "900",
@@ -115,7 +115,7 @@ class CountedGateway:
 
 @contextlib.asynccontextmanager
 async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
-    async with App(load_settings(env)) as app:
+    async with App(load_with_fixed_limits(env)) as app:
         serving = asyncio.get_running_loop().create_task(app.serve())
         try:
             await app.server.wait_up()

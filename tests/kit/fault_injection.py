@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
+from tests.kit import fixed_limits
 from tests.kit.gateway_process import poll
 from tollway.app import lifecycle
 from tollway.app.runtime import now_ms
@@ -54,6 +55,7 @@ def install(environment: Mapping[str, str]) -> None:
         vars(lifecycle)["RpcReader"] = PointReader
         vars(gateway_app)["DISCONNECT_CHECK_S"] = DISCONNECT_CHECK_S
         vars(lifecycle)["App"] = PointApp
+    fixed_limits.install(environment)
 
 
 # ---- Points of a call.

@@ -13,10 +13,17 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from tests.kit.fixed_limits import INSTALL, TEST_PREFIX
 from tests.kit.forkserver import Forkserver
 
+ROOT = Path(__file__).parents[2]
 TOLLWAY = (sys.executable, "-c", "from tollway.cli import main; main()")
 """The command `tollway` of the code under test."""
+TOLLWAY_WITH_LIMITS = (
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); {INSTALL}; from tollway.cli import main; main()",
+)
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 30.0
 ANSWER_DEADLINE_S = 5.0
@@ -61,9 +68,10 @@ class GatewayProcess:
     def _start(self) -> Process:
         if self._forkserver is not None:
             return self._forkserver.start(env=self.env, log=self.log, folder=self._folder)
+        has_limits = any(name.startswith(TEST_PREFIX) for name in self.env)
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                (*TOLLWAY, "serve"),
+                (*(TOLLWAY_WITH_LIMITS if has_limits else TOLLWAY), "serve"),
                 env=self.env,
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,

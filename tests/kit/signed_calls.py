@@ -16,11 +16,11 @@ from tollway.ids import Address, TxHash, keccak256
 from tollway.sandbox.chain import START_USDC_UNITS, FundedAccount
 
 QUICK = {
-    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",
-    "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.1",
+    "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
+    "TEST_LIMIT_SWEEP_INTERVAL_S": "0.1",
     "TOLLWAY_LIMIT_RPC_DEADLINE_S": "20",
 }
-SOON_DEAD = {"TOLLWAY_LIMIT_OWNER_LEASE_S": "10", "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1"}
+SOON_DEAD = {"TEST_LIMIT_OWNER_LEASE_S": "10", "TEST_LIMIT_OWNER_RENEW_S": "0.1"}
 """Only where a gateway dies: on a busy machine one may well be silent for that long."""
 NO_TERMS = {(409, "idempotency_in_progress"), (409, "payment_already_used"), (503, "payment_outcome_unknown")}
 """What a repeat may hear as long as its money may move or has moved."""

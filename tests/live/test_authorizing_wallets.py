@@ -92,7 +92,7 @@ async def harness(own_chain_cluster: GatewayCluster) -> AsyncIterator[Harness]:
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
-        "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.05",
+        "TEST_LIMIT_SWEEP_INTERVAL_S": "0.05",
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
@@ -294,8 +294,8 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
-        "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.05",
-        "TOLLWAY_LIMIT_SETTLEMENT_ATTEMPTS_MAX": "1",
+        "TEST_LIMIT_SWEEP_INTERVAL_S": "0.05",
+        "TEST_LIMIT_SETTLEMENT_ATTEMPTS_MAX": "1",
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
@@ -344,7 +344,7 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
         "TOLLWAY_CONFIG": str(config),
-        "TOLLWAY_LIMIT_GAS_REFRESH_S": "0.05",
+        "TEST_LIMIT_GAS_REFRESH_S": "0.05",
         "TOLLWAY_LIMIT_ERC1271_GAS": str(DEFAULT_LIMITS.settlement_gas_max),
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:

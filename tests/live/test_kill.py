@@ -24,9 +24,9 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LOAD = 4
 WARM_CALLS = 12
 QUICK_RECOVERY = {
-    "TOLLWAY_LIMIT_OWNER_LEASE_S": "4",
-    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1",
-    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.2",
+    "TEST_LIMIT_OWNER_LEASE_S": "4",
+    "TEST_LIMIT_OWNER_RENEW_S": "0.1",
+    "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.2",
 }
 _RUNS = (f"run{number}" for number in itertools.count(1))
 

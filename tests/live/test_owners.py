@@ -25,9 +25,9 @@ DEADLINE_S = 30.0
 WELL_KNOWN = "/.well-known/tollway-verification"
 SETTINGS = {
     "TOLLWAY_REQUIRE_OWNERSHIP": "true",
-    "TOLLWAY_LIMIT_OWNERSHIP_RECHECK_S": "0.3",
-    "TOLLWAY_LIMIT_OWNERSHIP_FAILURES_MAX": "2",
-    "TOLLWAY_LIMIT_DIAL_PAUSE_S": "0.3",
+    "TEST_LIMIT_OWNERSHIP_RECHECK_S": "0.3",
+    "TEST_LIMIT_OWNERSHIP_FAILURES_MAX": "2",
+    "TEST_LIMIT_DIAL_PAUSE_S": "0.3",
 }
 
 
@@ -187,7 +187,7 @@ async def test_a_name_and_a_signature_of_the_payee_prove_it_too(square: Square) 
 
 async def test_an_upstream_that_falls_sells_nothing_until_it_is_back(cluster: Any) -> None:
     """And nobody pays for finding out."""
-    settings = {"TOLLWAY_LIMIT_DIAL_PAUSE_S": "0.3"}
+    settings = {"TEST_LIMIT_DIAL_PAUSE_S": "0.3"}
     provider, caller = await cluster.wallets(2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

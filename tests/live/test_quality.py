@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 DEADLINE_S = 30.0
 GOOD, BAD = 16, 6
-OFTEN = {"TOLLWAY_LIMIT_QUALITY_FLUSH_S": "0.2"}
+OFTEN = {"TEST_LIMIT_QUALITY_FLUSH_S": "0.2"}
 NOTHING = {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
 
 
@@ -114,7 +114,7 @@ async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_searc
 async def test_a_stop_loses_nothing_that_was_counted(cluster: Any) -> None:
     provider, caller = await cluster.wallets(2)
     url = f"sqlite:///{cluster.folder}/stopped.sqlite3"
-    seldom = {"TOLLWAY_LIMIT_QUALITY_FLUSH_S": "3600"}
+    seldom = {"TEST_LIMIT_QUALITY_FLUSH_S": "3600"}
     async with cluster.gateway(database_url=url, settings=seldom) as first:
         harness = Harness(cluster=cluster, one=first, two=first, provider=provider)
         api_id = await harness.publish("Quotes")

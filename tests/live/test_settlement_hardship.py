@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trouble(cluster: Any) -> AsyncIterator[ProxiedListing]:
-    async with open_proxied_listing(cluster, TOLLWAY_LIMIT_FEE_BUMP_AFTER_S="0.5") as trouble:
+    async with open_proxied_listing(cluster, TEST_LIMIT_FEE_BUMP_AFTER_S="0.5") as trouble:
         yield trouble
 
 

@@ -159,7 +159,7 @@ async def test_a_gateway_that_stands_still_with_a_nonce_that_it_never_sent_keeps
             **SETTINGS,
             "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
             "TOLLWAY_LIMIT_SETTLE_WAIT_S": "20",
-            "TOLLWAY_LIMIT_LEADER_LEASE_S": "600",
+            "TEST_LIMIT_LEADER_LEASE_S": "600",
         }
         async with (
             cluster.gateway(database_url=url, settings={**env, "TOLLWAY_RPC_LOCAL": line.url}) as one,

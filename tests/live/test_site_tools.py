@@ -131,7 +131,7 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
         "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
         "TOLLWAY_LIMIT_NONCES_PER_MINUTE": "1000000",
         "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "1000000",
-        "TOLLWAY_LIMIT_OWNERSHIP_CHECKS_PER_HOUR": "1000000",
+        "TEST_LIMIT_OWNERSHIP_CHECKS_PER_HOUR": "1000000",
     }
     async with contextlib.AsyncExitStack() as stack:
         gateway = await stack.enter_async_context(cluster.gateway(settings=settings))

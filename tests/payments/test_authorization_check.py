@@ -17,9 +17,9 @@ from tests.kit.payer import (
 from tollway.chain.port import ContractResult
 from tollway.ids import Address, ChainId
 from tollway.ledger.records import Authorization, Cover
-from tollway.limits import DEFAULT_LIMITS
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.authorization_check import AuthorizationRefused, check_authorization, check_times
+from tollway.payments.settlement import AUTHORIZATION_VALIDITY_S_MAX
 from tollway.payments.wire import AuthorizationReason as Reason
 
 REVERTED = ContractResult(reverted=True, payload=b"")
@@ -145,6 +145,6 @@ def test_checks_times_by_the_gateways_clock(
         authorization,
         now_s=NOW_S,
         timeout_s=TIMEOUT_S,
-        validity_s_max=DEFAULT_LIMITS.authorization_validity_s_max,
+        validity_s_max=AUTHORIZATION_VALIDITY_S_MAX,
     )
     assert (refused.reason if refused else None) is expected

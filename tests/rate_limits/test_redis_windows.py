@@ -13,10 +13,10 @@ from limits import RateLimitItemPerMinute
 from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
+from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.upstream import until
 from tests.kit.valkey import run_valkey
 from tollway.app.lifecycle import App
-from tollway.config.settings import load_settings
 from tollway.rate_limits.redis_windows import PENDING_MAX, RedisWindows
 
 TWICE = RateLimitItemPerMinute(2, namespace="twice")
@@ -310,10 +310,9 @@ async def test_a_house_looks_again_whether_its_server_is_there(server: Any, tmp_
         "RPC_LOCAL": "http://127.0.0.1:1",
         "DATABASE_URL": f"sqlite:///{tmp_path}/books.sqlite3",
         "RATE_LIMIT_URL": server.url,
-        "LIMIT_SHARED_RATES_DEADLINE_S": "10",
-        "LIMIT_SHARED_RATES_RETRY_S": "0.01",
     }
-    settings = load_settings({f"TOLLWAY_{name}": value for name, value in told.items()})
+    quick = {"TEST_LIMIT_SHARED_RATES_DEADLINE_S": "10", "TEST_LIMIT_SHARED_RATES_RETRY_S": "0.01"}
+    settings = load_with_fixed_limits({**{f"TOLLWAY_{name}": value for name, value in told.items()}, **quick})
     assert server.url not in repr(settings)
     async with App(settings) as app:
 

@@ -6,6 +6,7 @@ file changes and no recording does: the left side of each row of `COLUMNS` is wh
 
 import contextlib
 import importlib
+import os
 import pkgutil
 import sys
 
@@ -25,8 +26,10 @@ def load() -> None:
 
 def run(arguments: list[str]) -> None:
     """The console script `tollway`."""
+    from tests.kit.fixed_limits import install
     from tollway.cli import main
 
+    install(os.environ)
     sys.argv = ["tollway", *arguments]
     main()
 
@@ -50,15 +53,15 @@ SETTINGS = {
     "TOLLWAY_CONTACT": "mailto:operator@gateway.example",
     "TOLLWAY_LOG_FORMAT": "json",
     # The transcript's clock moves by whole seconds between two exchanges, so what repeats runs at a start and never again.
-    "TOLLWAY_LIMIT_OWNER_LEASE_S": str(LEASE_S),
-    "TOLLWAY_LIMIT_OWNER_RENEW_S": str(LEASE_S // 2),
-    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": str(NEVER),
-    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": str(NEVER),
-    "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": str(NEVER),
-    "TOLLWAY_LIMIT_GAS_REFRESH_S": str(NEVER),
-    "TOLLWAY_LIMIT_LEADER_POLL_S": "0.1",
-    "TOLLWAY_LIMIT_LEADER_LEASE_S": str(LEASE_S),
-    "TOLLWAY_LIMIT_CHAIN_AWAY_S": str(NEVER),
+    "TEST_LIMIT_OWNER_LEASE_S": str(LEASE_S),
+    "TEST_LIMIT_OWNER_RENEW_S": str(LEASE_S // 2),
+    "TEST_LIMIT_RECOVERY_INTERVAL_S": str(NEVER),
+    "TEST_LIMIT_WATCH_INTERVAL_S": str(NEVER),
+    "TEST_LIMIT_SWEEP_INTERVAL_S": str(NEVER),
+    "TEST_LIMIT_GAS_REFRESH_S": str(NEVER),
+    "TEST_LIMIT_LEADER_POLL_S": "0.1",
+    "TEST_LIMIT_LEADER_LEASE_S": str(LEASE_S),
+    "TEST_LIMIT_CHAIN_AWAY_S": str(NEVER),
     "TOLLWAY_LIMIT_SETTLE_WAIT_S": "30",
     "TOLLWAY_LIMIT_SETTLE_WAIT_S_MAX": "60",
     "TOLLWAY_LIMIT_DRAIN_DEADLINE_S": "2",
@@ -84,7 +87,7 @@ assets = [
 GIVES_UP_SOON = {"TOLLWAY_LIMIT_SETTLE_WAIT_S": "0.6"}
 """For families whose settlements are not mined in time."""
 
-RENEWS_OFTEN = {"TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1"}
+RENEWS_OFTEN = {"TEST_LIMIT_OWNER_RENEW_S": "0.1"}
 """For families whose gateways have to outlive a lease."""
 
 COLUMNS: dict[str, tuple[str, str, tuple[str, ...], dict[str, str]]] = {

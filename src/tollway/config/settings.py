@@ -57,7 +57,7 @@ from tollway.config.values import (
 )
 from tollway.errors import SettingsInvalid
 from tollway.ids import Address
-from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.limits import DEFAULT_LIMITS, FixedLimits, Limits
 from tollway.outbound.dns import NameServer
 
 PREFIX = "TOLLWAY_"
@@ -182,14 +182,32 @@ def _read_gas_key_file(path: Path) -> str:
         raise ValueError(f"gas_keys: the file {path} cannot be used: {_reason(exc)}") from None
 
 
+OPERATOR_LIMITS = tuple(limit for limit in fields(Limits) if limit not in fields(FixedLimits))
+
+CONSTANTS = frozenset(
+    {
+        "authorization_validity_s_max",
+        "bound_validity_s",
+        "catalog_reads_at_once",
+        "creation_key_ttl_s",
+        "creation_lease_s",
+        "erc6492_gas",
+        "payee_slack_s",
+    }
+)
+"""Names of former limits that are constants beside their use."""
+
+FIXED_NAMES = CONSTANTS | {limit.name for limit in fields(FixedLimits)}
+
+
 def _make_limits_table() -> type[BaseModel]:
-    """A model with the fields of `Limits`: each a number above 0 of its default's type."""
+    """A model with the limits that an operator sets: each a number above 0 of its default's type."""
     numbers: dict[str, Any] = {
         limit.name: (
             Annotated[int | float, _parsed_by(partial(parse_number, kind=type(limit.default)))],
             limit.default,
         )
-        for limit in fields(Limits)
+        for limit in OPERATOR_LIMITS
     }
     return create_model("LimitsTable", __config__=ConfigDict(extra="forbid"), **numbers)
 
@@ -322,7 +340,7 @@ class EnvironmentSource(PydanticBaseSettingsSource):
         return self._unread.pop(PREFIX + name, None)
 
     def _join_limits(self, table: Any) -> Any:
-        taken = {limit.name: self._take(LIMIT_PREFIX + limit.name.upper()) for limit in fields(Limits)}
+        taken = {limit.name: self._take(LIMIT_PREFIX + limit.name.upper()) for limit in OPERATOR_LIMITS}
         if not isinstance(table, dict):
             return table  # the model refuses it
         return table | {name: value for name, value in taken.items() if value is not None}
@@ -479,14 +497,6 @@ def check_registration(*, is_open: bool, has_allowlist: bool) -> Iterator[str]:
         yield "allowlist: registration = allowlist needs at least one wallet"
 
 
-def check_limits(limits: Limits) -> Iterator[str]:
-    """A lease must not end between two renewals: another gateway would take over calls that are alive."""
-    if limits.owner_renew_s * 2 > limits.owner_lease_s:
-        yield "limits: owner_renew_s must be at most half of owner_lease_s, or a living gateway counts as dead"
-    if limits.leader_poll_s >= limits.leader_lease_s:
-        yield "limits: leader_poll_s must be less than leader_lease_s, or no gateway leads for long"
-
-
 # ---- Loading.
 
 Location = tuple[int | str, ...]
@@ -579,6 +589,8 @@ def _explain(error: ErrorDetails) -> str:
 
 def _explain_unknown(location: Location) -> str:
     name = str(location[-1]).strip()
+    if name.removeprefix(PREFIX + LIMIT_PREFIX).lower() in FIXED_NAMES:
+        return "this limit is fixed now; leave it out"
     if len(location) > 1:
         return f"there is no such limit{suggest(name, LimitsTable.model_fields)}"
     if not name.startswith(PREFIX):
@@ -587,7 +599,7 @@ def _explain_unknown(location: Location) -> str:
     for preset in PRESETS:
         if name == gas_keys_name(preset):
             return f"the network {preset} is not configured; set {PREFIX}{rpc_name(preset)} too"
-    known = [key.upper() for key in KEYS] + [LIMIT_PREFIX + limit.name.upper() for limit in fields(Limits)]
+    known = [key.upper() for key in KEYS] + [LIMIT_PREFIX + limit.name.upper() for limit in OPERATOR_LIMITS]
     known += [named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)]
     return f"there is no such setting{suggest(name, known)}"
 
@@ -643,5 +655,3 @@ def _check_together(settings: Settings, wrong: frozenset[str]) -> Iterator[str]:
         yield from check_registration(is_open=is_open, has_allowlist=bool(settings.allowlist))
     if are_valid("networks", "unfinal_spend_max") and networks:
         yield from check_maxima(settings.unfinal_spend_max_nano, networks)
-    if are_valid("limits"):
-        yield from check_limits(settings.limits)

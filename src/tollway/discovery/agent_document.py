@@ -17,6 +17,7 @@ from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import KIB, MIB, Limits
 from tollway.money import Price
+from tollway.payments.proof import BOUND_VALIDITY_S
 from tollway.registry.listing import ChargeOn, Listing
 
 AGENT_BYTES_MAX = 8 * KIB
@@ -135,7 +136,7 @@ _AUTHORIZATION = (
 )
 
 
-def list_rails(view: ListingView, rails: frozenset[str], limits: Limits) -> list[dict[str, Any]]:
+def list_rails(view: ListingView, rails: frozenset[str]) -> list[dict[str, Any]]:
     """`rails`: those of the options (`tx`, `x402`). MPP has no options of its own: it is added where a 402 offers it."""
     found: list[dict[str, Any]] = []
     if "x402" in rails:
@@ -143,7 +144,7 @@ def list_rails(view: ListingView, rails: frozenset[str], limits: Limits) -> list
     if view.has_mpp:
         found.append(_mpp())
     if "tx" in rails:
-        found.append(_tx(view, limits))
+        found.append(_tx(view))
     return found
 
 
@@ -203,10 +204,10 @@ def _mpp() -> dict[str, Any]:
     }
 
 
-def _tx(view: ListingView, limits: Limits) -> dict[str, Any]:
+def _tx(view: ListingView) -> dict[str, Any]:
     bound = (
         "Sign eip712 with the wallet that paid: {method} in capitals, {target} path and query after the http url, {bodyHash} keccak256 "
-        f"of the body, {{validUntil}} at most now + {limits.bound_validity_s} (unix s), {{nonce}} 32 random bytes."
+        f"of the body, {{validUntil}} at most now + {BOUND_VALIDITY_S} (unix s), {{nonce}} 32 random bytes."
     )
     plain = " Or personal_sign the hash (66 characters) and leave X-Signature-Params out."
     return {
@@ -396,7 +397,7 @@ def _payment(view: ListingView, limits: Limits, chosen: Sequence[int]) -> dict[s
     if any(one.price.nano != price.nano for one in view.operations):
         payment["otherPrices"] = "an option's amount = price x 10^decimals"
     rails = frozenset(option["rail"] for option in options)
-    payment["rails"] = list_rails(view, rails, limits)
+    payment["rails"] = list_rails(view, rails)
     payment["cap"] = "Tollway-Max-Price: <decimal> refuses a dearer call, unpaid"
     return payment
 

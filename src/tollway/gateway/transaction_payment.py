@@ -46,7 +46,7 @@ from tollway.ledger.records import SAFE_METHODS, CallState, KeyedCall, KeyTaken,
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.pricing import OperationPrice, find_lowest_price, find_price_end_ms
-from tollway.payments.proof import BOUND_REQUIRED, Proof, check_form, parse_proof
+from tollway.payments.proof import BOUND_REQUIRED, BOUND_VALIDITY_S, Proof, check_form, parse_proof
 from tollway.payments.transaction_verifier import (
     BoundRequest,
     SpendablePayment,
@@ -109,7 +109,7 @@ class TransactionRail:
             proof,
             is_bound_required=self._is_bound_required or entry.listing.signature == "bound",
             now_s=self.clock.now_ms() // 1000,
-            validity_s_max=self.limits.bound_validity_s,
+            validity_s_max=BOUND_VALIDITY_S,
         )
 
     async def find_key_wallets(

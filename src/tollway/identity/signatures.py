@@ -25,6 +25,9 @@ SIGNATURE_BYTES_MAX = 4 * 1024
 RECOVERIES_MAX = 8_192
 NAMES_MAX = 4_096
 
+ERC6492_GAS = 3_000_000
+"""The check deploys the wallet inside the call: a constructor beside the one question of ERC-1271."""
+
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
 _RECOVERY_IDS = {0: 0, 1: 1, 27: 0, 28: 1}
 _MAGIC = bytes.fromhex("1626ba7e")
@@ -235,7 +238,7 @@ class SignatureVerifier:
             chain_id,
             to=None,
             calldata=self._validator + arguments,
-            gas=self._limits.erc6492_gas,
+            gas=ERC6492_GAS,
             bytes_max=self._limits.erc1271_bytes_max,
             deadline_s=self._limits.erc1271_deadline_s,
         )

@@ -16,6 +16,7 @@ _WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")
 
 PROOFS_KEPT = 8_192
+BOUND_VALIDITY_S = 300  # a bound signature may be valid for this long from now
 CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
 
 BOUND_REQUIRED = Problem(

@@ -58,6 +58,9 @@ from tollway.payments.transactions import TransactionReplacer, TransferCall, lim
 from tollway.payments.wire import AuthorizationReason, explain_authorization
 from tollway.rate_limits.limiter import RateLimiter
 
+AUTHORIZATION_VALIDITY_S_MAX = 86_400
+"""From now to `validBefore`. A call whose settlement is undecided stays so until then."""
+
 RESEND_AFTER_S = 2.0
 """A node that received a later nonce first can have dropped the transaction. After this time the transaction goes to all nodes
 once more, with the transactions that it waits behind."""
@@ -182,7 +185,7 @@ class Settlement:
             authorization,
             now_s=self._now_ms() / 1000,
             timeout_s=timeout_s,
-            validity_s_max=self._limits.authorization_validity_s_max,
+            validity_s_max=AUTHORIZATION_VALIDITY_S_MAX,
         )
         if early is not None:
             return explain_authorization(early.reason)

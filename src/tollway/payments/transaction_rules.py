@@ -21,6 +21,9 @@ from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.pricing import Payee
 
+PAYEE_SLACK_S = 60
+"""The clocks of chain and gateway may differ by this much."""
+
 
 class TransactionReason(StrEnum):
     """Why a transaction does not pay for this listing. Public (`reason` of `payment_verification_failed`)."""
@@ -138,7 +141,7 @@ def verify_transaction(
     """
     if facts.chain_id != given.rules.chain_id:
         return Refused(reason=TransactionReason.WRONG_CHAIN)
-    worth = _find_worth(facts, given, signers, limits)
+    worth = _find_worth(facts, given, signers)
     pending = _find_pending(facts, given, worth if isinstance(worth, list) else [])
     if pending is not None:
         return pending
@@ -148,7 +151,7 @@ def verify_transaction(
 
 
 def _find_worth(
-    facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], limits: Limits
+    facts: ChainFacts, given: VerificationInput, signers: Sequence[Address]
 ) -> "list[_Worth] | NotThePayer | Refused":
     """The payments of the transaction to this listing at any depth and age; never an empty list."""
     if not facts.succeeded:
@@ -162,7 +165,7 @@ def _find_worth(
     unauthorized = [m for m in mine if not m.is_by_authorization]
     if not unauthorized:
         return Refused(reason=TransactionReason.AUTHORIZATION_TRANSFER)
-    timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - limits.payee_slack_s]
+    timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - PAYEE_SLACK_S]
     if not timely:
         return Refused(reason=TransactionReason.BEFORE_LISTING)
     payments = [(m.asset, _new_payment(facts, m)) for m in timely if m.base_units > 0]
@@ -197,7 +200,7 @@ def _check_age(
     facts: ChainFacts, given: VerificationInput, payments: tuple[NewPayment, ...], limits: Limits
 ) -> VerificationResult:
     ahead_s = facts.block_time - given.now_s
-    if ahead_s > limits.payee_slack_s:
+    if ahead_s > PAYEE_SLACK_S:
         return BlockInFuture(seconds=ahead_s)
     if given.is_admitted:
         return Accepted(payments=payments)

@@ -14,6 +14,8 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.listing import CatalogEntry, Listing, Terms
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 
+CREATION_KEY_TTL_S = 86_400
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyedCreation:
@@ -69,7 +71,7 @@ class Creations(Protocol):
 
     async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
         """Takes the key, or returns its state. Of concurrent requests at all gateways one gets `CreationBegun`. A key
-        is free again when its lease ended without a listing, or when it is older than `creation_key_ttl_s`."""
+        is free again when its lease ended without a listing, or when it is older than `CREATION_KEY_TTL_S`."""
         ...
 
     async def give_up(self, begun: CreationBegun) -> None:
@@ -77,7 +79,7 @@ class Creations(Protocol):
         ...
 
     async def prune(self) -> int:
-        """Deletes keys older than `creation_key_ttl_s`; returns their number."""
+        """Deletes keys older than `CREATION_KEY_TTL_S`; returns their number."""
         ...
 
 

@@ -33,6 +33,7 @@ from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.catalog import (
+    CREATION_KEY_TTL_S,
     CreationBegun,
     CreationInProgress,
     CreationOutcome,
@@ -59,6 +60,9 @@ creation_table = Table(
     Column("body", LargeBinary),
     Index("ix_creation_key_created_ms", "created_ms"),
 )
+
+CREATION_LEASE_MS = 60_000
+"""A creation that takes longer loses its idempotency key to a repeat."""
 
 CLEAR_BATCH_MAX = 500
 RECOUNT_PART = 16
@@ -153,7 +157,7 @@ class CreationStore:
 
     @property
     def _lease_ms(self) -> int:
-        return int(self._limits.creation_lease_s * 1000)
+        return CREATION_LEASE_MS
 
     def _has_too_many(self, connection: Connection, wallet: Address, now_ms: int) -> bool:
         """True when the wallet has too many keys. Two requests at the same time may exceed the maximum by one."""
@@ -170,7 +174,7 @@ class CreationStore:
         ).rowcount
 
     def _oldest_ms(self, now_ms: int) -> int:
-        return now_ms - self._limits.creation_key_ttl_s * 1000
+        return now_ms - CREATION_KEY_TTL_S * 1000
 
 
 def finish_creation(connection: Connection, begun: CreationBegun, answer: CreationResponse) -> bool:

@@ -28,6 +28,9 @@ from tollway.web.problems import ChallengeHeaders, ErrorBoundary, install_handle
 
 GATEWAY_PREFIX = b"/api/v2/gateway/"
 
+CATALOG_READS_AT_ONCE = 8
+"""Lists and documents of listings that are built at once. Further reads wait in order of arrival, and paid calls do not wait behind them."""
+
 
 def build_app(
     *,
@@ -48,7 +51,7 @@ def build_app(
     install_handlers(control_plane, public_url, challenge)
 
     app: ASGIApp = control_plane  # from the inside out:
-    app = CatalogReadLimit(app, at_once=limits.catalog_reads_at_once)
+    app = CatalogReadLimit(app, at_once=CATALOG_READS_AT_ONCE)
     app = RequestHeadCheck(app, limits=limits, public_url=public_url)
     app = OverloadLimit(app, shedder=shedder, public_url=public_url)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)

@@ -16,6 +16,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailabl
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, is_idempotency_key, read_idempotency_key
 from tollway.limits import Limits
 from tollway.registry.catalog import (
+    CREATION_KEY_TTL_S,
     CreationBegun,
     CreationInProgress,
     CreationResponse,
@@ -78,7 +79,7 @@ class IdempotentCreate:
         return answer if is_short else replace(answer, body=None)
 
     def _too_many(self) -> Problem:
-        most, window_s = self._limits.creation_keys_max, self._limits.creation_key_ttl_s
+        most, window_s = self._limits.creation_keys_max, CREATION_KEY_TTL_S
         return Problem(
             code=Code.RATE_LIMITED,
             detail=f"A wallet may use {most} Idempotency-Keys in {window_s // 3600} hours. Send the request later, or without a key.",

@@ -33,12 +33,12 @@ AWAY_S = 13.0
 DEADLINE_S = 60.0
 CALLERS_EACH = 2
 QUICK = {
-    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.3",
-    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.5",
-    "TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.5",
-    "TOLLWAY_LIMIT_GAS_REFRESH_S": "0.5",
-    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.5",
-    "TOLLWAY_LIMIT_LEADER_POLL_S": "0.5",
+    "TEST_LIMIT_OWNER_RENEW_S": "0.3",
+    "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.5",
+    "TEST_LIMIT_SWEEP_INTERVAL_S": "0.5",
+    "TEST_LIMIT_GAS_REFRESH_S": "0.5",
+    "TEST_LIMIT_WATCH_INTERVAL_S": "0.5",
+    "TEST_LIMIT_LEADER_POLL_S": "0.5",
 }
 AWAY = {"storage_unavailable", "payment_outcome_unknown", "chain_unavailable", "idempotency_in_progress"}
 """What a caller may be told of an outage."""

@@ -35,8 +35,8 @@ LEASES_S = (LEASE_S, 20)
 """Where a lapsed lease would spoil the case: the next one is for a machine that stood still for longer than the first."""
 SETTINGS = {
     **QUICK,
-    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.1",
-    "TOLLWAY_LIMIT_UNKNOWN_HOLD_S": str(HOUR_S // 2),  # by a clock that jumps, it would be over at once
+    "TEST_LIMIT_OWNER_RENEW_S": "0.1",
+    "TEST_LIMIT_UNKNOWN_HOLD_S": str(HOUR_S // 2),  # by a clock that jumps, it would be over at once
     "TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120",
 }
 DEADLINE_S = 30.0
@@ -123,7 +123,7 @@ async def open_mall(
     clocks = [SkewedClock(folder / str(number), skew_s=skew_s) for number, skew_s in enumerate(skews)]
     settings = {
         **SETTINGS,
-        "TOLLWAY_LIMIT_OWNER_LEASE_S": str(lease_s),
+        "TEST_LIMIT_OWNER_LEASE_S": str(lease_s),
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
     }
     async with (

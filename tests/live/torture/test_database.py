@@ -31,8 +31,8 @@ BACK_DEADLINE_S = 30.0
 PAUSE_S = 0.05
 """Of a caller who was told to come back later; a real one waits for what `Retry-After` says."""
 QUICK = {
-    "TOLLWAY_LIMIT_OWNER_RENEW_S": "0.3",
-    "TOLLWAY_LIMIT_RECOVERY_INTERVAL_S": "0.5",
+    "TEST_LIMIT_OWNER_RENEW_S": "0.3",
+    "TEST_LIMIT_RECOVERY_INTERVAL_S": "0.5",
 }
 ONLY_LONG = pytest.mark.long_form
 LOG_FULL_BYTES = 2 * 1024 * 1024

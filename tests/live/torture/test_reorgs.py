@@ -31,7 +31,7 @@ KINDS = ("dropped", "moved", "spoiled")
 """Its transaction is in no block any more; in another one; or in another one, where it does something else: it fails."""
 SETTINGS = {
     **QUICK,
-    "TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.3",
+    "TEST_LIMIT_WATCH_INTERVAL_S": "0.3",
     "TOLLWAY_LIMIT_SETTLE_WAIT_S": "20",
 }
 

@@ -34,8 +34,8 @@ SETTINGS = {
     "TOLLWAY_LOG_FORMAT": "json",
     "TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120",  # no connection of ours is closed while it idles
     # A busy machine is not an outage; one that is killed refuses its connections at once.
-    "TOLLWAY_LIMIT_SHARED_RATES_DEADLINE_S": "5",
-    "TOLLWAY_LIMIT_SHARED_RATES_RETRY_S": "0.1",
+    "TEST_LIMIT_SHARED_RATES_DEADLINE_S": "5",
+    "TEST_LIMIT_SHARED_RATES_RETRY_S": "0.1",
 }
 BACK_DEADLINE_S = 20.0
 _NUMBERS = itertools.count(1)

@@ -6,7 +6,7 @@ from tests.transcripts.signing import Account, plain
 
 PROVIDER = Account("provider")
 PRICE = 10_000
-SETTINGS = {"TOLLWAY_LIMIT_WATCH_INTERVAL_S": "0.2", "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:0.1"}
+SETTINGS = {"TEST_LIMIT_WATCH_INTERVAL_S": "0.2", "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:0.1"}
 COUNTS_RPC = False
 """The watcher asks the chain whenever it likes."""
 

@@ -6,7 +6,7 @@ from tests.transcripts.payer import DIALECTS, quote, show
 from tests.transcripts.signing import Account
 
 PROVIDER, ALICE = Account("provider"), Account("alice")
-SETTINGS = adapter.GIVES_UP_SOON | {"TOLLWAY_LIMIT_SWEEP_INTERVAL_S": "0.2"}
+SETTINGS = adapter.GIVES_UP_SOON | {"TEST_LIMIT_SWEEP_INTERVAL_S": "0.2"}
 
 
 def play(harness: Harness) -> None:
