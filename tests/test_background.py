@@ -181,7 +181,7 @@ def test_a_failure_is_one_short_line_with_its_cause() -> None:
     ("job", "error"),
     [
         (succeed, "it returned"),
-        (fail, "StorageUnavailable: The books cannot be read or written right now."),
+        (fail, "StorageUnavailable: The database cannot be read or written now. Repeat the request later."),
         (cancel_itself, "RuntimeError: it was cancelled from within"),
     ],
 )

@@ -1,9 +1,8 @@
-"""Background tasks of a gateway: their names, when each ran well the last time, and how often each failed since.
+"""Background tasks of a gateway: their names, the time of the last successful run of each, and its failures since.
 
-Each run is a task of its own, and its failure is a value. On Python 3.11 and 3.12 a `TaskGroup` whose child fails while
-the group is left cancels its parent and never takes that back: `cancelling()` stays at 1, and a loop that goes on in the
-same task can no longer tell this from its own cancellation. So no loop of a background task runs such a group in its own
-task, and no child of a group raises.
+Each run is a task of its own, and its failure is a value. On Python 3.11 and 3.12 a `TaskGroup` whose child fails while the group exits cancels its parent and
+does not undo it: `cancelling()` stays at 1, and a loop in the same task cannot distinguish this from its own cancellation. So a loop of a background task never
+runs such a group in its own task, and no child of a group raises.
 """
 
 import asyncio
@@ -15,7 +14,7 @@ from enum import StrEnum
 import structlog
 
 RESTART_S = 1.0
-"""A task that runs when there is work rests for so long after a failure."""
+"""The pause of an on-demand task after a failure."""
 ERROR_LENGTH_MAX = 300
 
 _log = structlog.get_logger(__name__)
@@ -54,8 +53,8 @@ class TaskName(StrEnum):
 class BackgroundTask:
     """One background task. Used from one event loop. `clock`: monotonic seconds.
 
-    `interval_s`: the pause between two runs; None where it runs only when there is work. `failures`: runs in a row that
-    failed. `succeeded_s`: when the last good run ended. `has_succeeded`: a run was good since the task began. `has_ended`: it ended although it was neither cancelled nor expected to end.
+    `interval_s`: the pause between two runs; None for a task that runs on demand. `failures`: failed runs in a row. `succeeded_s`: the end of the last successful
+    run. `has_succeeded`: a run has succeeded since the task began. `has_ended`: the task ended although it was neither cancelled nor expected to end.
     """
 
     def __init__(self, name: TaskName, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -72,11 +71,11 @@ class BackgroundTask:
 
     @property
     def age_s(self) -> float:
-        """Since the last good run; before the first one, since the task began."""
+        """Seconds since the last successful run; before the first one, since the task began."""
         return self._clock() - self.succeeded_s
 
     async def supervise(self, job: Job) -> None:
-        """Runs the whole of the task, and says so when it ends by itself. Raises only what cancels it from outside."""
+        """Runs the task until it ends. Logs an end that is not expected. Raises only a cancellation from outside."""
         self.failures, self.has_ended, self.has_succeeded, self._is_end_expected = 0, False, False, False
         self.succeeded_s = self._clock()
         self.is_running = True
@@ -91,24 +90,24 @@ class BackgroundTask:
         _log.error("background_task_ended", task=self.name.value, hint="restart this gateway", **fields)
 
     def expect_end(self) -> None:
-        """From now on it may return."""
+        """From now on the task may return."""
         self._is_end_expected = True
 
     async def repeat(self, interval_s: float, job: Job) -> None:
-        """Runs `job` again and again, whatever fails, until it is cancelled."""
+        """Runs `job` until cancelled, with a pause after each run. A failure does not end it."""
         self.interval_s = interval_s
         while True:
             await self.attempt(job)
             await self.pause(interval_s)
 
     async def repeat_on_demand(self, job: Job) -> None:
-        """The same for a job that waits for its work."""
+        """Runs a job that waits for its own work, until cancelled. Pauses after a failure only."""
         while True:
             if not await self.attempt(job):
                 await self.pause(RESTART_S)
 
     async def attempt(self, job: Job) -> bool:
-        """One run: whether it went well. Raises only what cancels it from outside."""
+        """Runs `job` once. True on success. Raises only a cancellation from outside."""
         failure = await run_contained(job)
         if failure is None:
             self.record_success()
@@ -123,14 +122,14 @@ class BackgroundTask:
         self.failures = 0
 
     def record_failure(self, failure: Exception) -> None:
-        """One line in the log for the first failure, the second, the fourth, the eighth in a row, and so on."""
+        """Logs the first, second, fourth, eighth failure in a row, and so on."""
         self.failures += 1
         if self.failures.bit_count() == 1:
             fields = describe_failure(failure)
             _log.warning("background_task_failed", task=self.name.value, failures=self.failures, **fields)
 
     async def pause(self, seconds: float) -> None:
-        """Returns after so long, or as soon as `wake` is called."""
+        """Returns after `seconds`, or at the next `wake`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._is_woken.wait()
@@ -139,12 +138,12 @@ class BackgroundTask:
         self._is_woken.clear()
 
     def wake(self) -> None:
-        """Ends the pause, or the next one at once."""
+        """Ends the current pause; without one, the next pause ends at once."""
         self._is_woken.set()
 
 
 class BackgroundTasks:
-    """All background tasks of one gateway, by name, whether they run or not."""
+    """The background tasks of one gateway by name, running or not."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._tasks = {name: BackgroundTask(name, clock=clock) for name in TaskName}
@@ -157,20 +156,19 @@ class BackgroundTasks:
 
     @property
     def ended(self) -> tuple[TaskName, ...]:
-        """Those that ended by themselves: this gateway is not ready any more."""
+        """The tasks that ended without being expected to. With one of them the gateway is not ready."""
         return tuple(task.name for task in self if task.has_ended)
 
 
 async def run_contained(job: Job) -> Exception | None:
-    """Runs a job in a task of its own and returns its failure. Raises only what cancels the caller: a job that ends by a
-    cancellation of its own has failed."""
+    """Runs a job in a task of its own and returns its failure. Raises only a cancellation of the caller; a job that cancels itself has failed."""
     async with asyncio.TaskGroup() as group:
         task = group.create_task(_catch(job))
     return _result_of(task)
 
 
 async def run_all(jobs: Iterable[Job]) -> None:
-    """Runs all at once, each in a task of its own, and to its end. Raises the first failure when all have ended."""
+    """Runs all jobs concurrently, each in a task of its own. Raises the first failure after all have ended."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_catch(job)) for job in jobs]
     for task in tasks:
@@ -180,8 +178,7 @@ async def run_all(jobs: Iterable[Job]) -> None:
 
 
 async def run_loops(loops: Iterable[Job]) -> None:
-    """Runs loops side by side, each in a task of its own, until this is cancelled. A loop that ends all the same ends the
-    others, and this raises why it ended."""
+    """Runs loops concurrently, each in a task of its own, until cancelled. A loop that ends cancels the others, and its failure is raised."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_catch(loop)) for loop in loops]
         if not tasks:
@@ -205,7 +202,7 @@ def _result_of(task: asyncio.Task[Exception | None]) -> Exception | None:
 
 
 def describe_failure(failure: Exception) -> dict[str, str]:
-    """Fields of one line in the log: the error with its cause, and where it was raised. Of a group, its first."""
+    """The fields of a log line: the error, its cause and the place that raised it. For a group, of its first error."""
     while isinstance(failure, ExceptionGroup):
         failure = failure.exceptions[0]
     text = _describe(failure)

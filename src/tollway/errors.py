@@ -1,8 +1,7 @@
-"""Named failures. Each has a stable, public code; which HTTP status a code gets is known to `web/problems.py` alone.
+"""Failures with stable, public codes. `web/problems.py` alone maps a code to an HTTP status.
 
-A *refusal* is a `Problem` that a function returns. Where a refusal has to cross several functions it travels as a
-`Refusal` exception. An operational failure (a database that is away, a chain that does not answer) is one of the
-other exceptions; adapters raise them `from` the foreign error.
+A *refusal* is a `Problem`. A rule returns it; the pipeline raises it inside `Refusal`. An operational failure (the database or the chain is unavailable) is one of
+the other exceptions; adapters raise it `from` the foreign error.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from typing import ClassVar
 
 
 class Code(StrEnum):
-    """Every public error code (docs: the table of errors)."""
+    """Every public error code, as in `docs/errors.md`."""
 
     INVALID_REQUEST = "invalid_request"
     AUTHENTICATION_REQUIRED = "authentication_required"
@@ -71,7 +70,7 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldError:
-    """One thing wrong with one field of a body (`pointer`, RFC 6901) or one `parameter` of the query or header."""
+    """An error of one field of a body (`pointer`, RFC 6901), or of one `parameter` of the query or the headers."""
 
     code: str
     detail: str
@@ -81,10 +80,10 @@ class FieldError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """What went wrong, free of HTTP: the content of an RFC 9457 problem before it gets a status.
+    """The content of an RFC 9457 problem, without its HTTP status.
 
-    `payment_state`: `none`, `charged`, `released` or `held`; None where no payment was in sight.
-    `members`: further public members of the body (such as `payment`, `debt`), already in wire form.
+    `payment_state`: `none`, `charged`, `released` or `held`; None where the request shows no payment.
+    `members`: further public members of the body (such as `payment`, `debt`), in wire form.
     """
 
     code: Code
@@ -98,13 +97,13 @@ class Problem:
 
 
 def describe_rate(policy: str, *, limit: int, window_s: int) -> Mapping[str, object]:
-    """The `members` of a problem that names a rate: its `RateLimit` headers are made from them
-    (draft-ietf-httpapi-ratelimit-headers-10). `policy`: a plain name such as `registrations`."""
+    """The `members` of a problem that names a rate, from which the `RateLimit` headers are made (draft-ietf-httpapi-ratelimit-headers-10).
+    `policy`: a plain name such as `registrations`."""
     return {"rateLimit": {"policy": policy, "limit": limit, "windowSeconds": window_s}}
 
 
 class TollwayError(Exception):
-    """Any failure of ours. `problem` is what the asker may read."""
+    """The base class of failures. `problem`: the part that the caller may read."""
 
     code: ClassVar[Code] = Code.INTERNAL_ERROR
 
@@ -114,26 +113,26 @@ class TollwayError(Exception):
 
 
 class Refusal(TollwayError):
-    """The request is refused, for the reason that `problem` gives."""
+    """The request is refused. `problem` is the reason."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem=problem)
 
 
 class StorageUnavailable(TollwayError):
-    """The books cannot be read or written right now."""
+    """The database cannot be read or written now. Repeat the request later."""
 
     code = Code.STORAGE_UNAVAILABLE
 
 
 class ChainUnavailable(TollwayError):
-    """No chain node gave a usable answer."""
+    """No chain node sent a usable response. Repeat the request later."""
 
     code = Code.CHAIN_UNAVAILABLE
 
 
 class NodesDisagree(ChainUnavailable):
-    """Enough chain nodes answered, and they do not tell the same of what was asked. Other questions may have answers."""
+    """Enough chain nodes responded, and their responses differ. Other requests may succeed."""
 
 
 class ChainMismatch(ChainUnavailable):
@@ -141,27 +140,27 @@ class ChainMismatch(ChainUnavailable):
 
 
 class EndpointNotAllowed(TollwayError):
-    """The outbound policy does not let this gateway dial that endpoint."""
+    """The outbound policy of this gateway forbids that endpoint."""
 
     code = Code.ENDPOINT_NOT_ALLOWED
 
 
 class UpstreamUnreachable(TollwayError):
-    """The provider's API could not be reached; nothing was sent."""
+    """No connection to the provider's API was made, and nothing was sent."""
 
     code = Code.UPSTREAM_UNREACHABLE
     sent: ClassVar[bool] = False  # no byte of the request left
 
 
 class UpstreamBadResponse(TollwayError):
-    """The provider's API answered with something that is not HTTP, or broke off before its head."""
+    """The provider's API sent a response that is not HTTP, or closed the connection before the head was complete."""
 
     code = Code.UPSTREAM_BAD_RESPONSE
     sent: ClassVar[bool] = True  # bytes of the request may have left
 
 
 class UpstreamTimeout(TollwayError):
-    """The provider's API did not answer in time."""
+    """The provider's API did not respond before the deadline."""
 
     code = Code.UPSTREAM_TIMEOUT
     sent: ClassVar[bool] = True  # bytes of the request may have left

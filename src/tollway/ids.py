@@ -1,13 +1,13 @@
-"""Names of things: wallets, chains, transactions, listings, calls. Parsed once on input, formatted once on output.
+"""Identifiers of wallets, chains, transactions, listings and calls. Each is parsed once on input and formatted once on output.
 
-Pure: no clock and no randomness; the caller that makes an id passes both in.
+Pure: `format_id` gets time and randomness as arguments.
 """
 
 import re
 from functools import lru_cache
 from typing import NewType, Protocol, Self
 
-try:  # 1 µs a hash; on platforms for which it has a wheel
+try:  # 1 µs a hash, on the platforms of its wheels
     from sha3 import keccak_256
 except ImportError:  # 5 µs
     from Crypto.Hash import keccak
@@ -40,7 +40,7 @@ def keccak256(message: bytes) -> bytes:
 
 
 class KeccakHash(Protocol):
-    """The hash of a message that comes in parts. No `update` may follow `digest`."""
+    """A running hash of a message in parts. No `update` may follow `digest`."""
 
     def update(self, part: bytes, /) -> object: ...
 
@@ -48,20 +48,17 @@ class KeccakHash(Protocol):
 
 
 def start_keccak256() -> KeccakHash:
-    """`keccak256` of a message that comes in parts."""
+    """Starts `keccak256` of a message in parts."""
     running: KeccakHash = keccak_256()
     return running
 
 
 class Address(bytes):
-    """A wallet or contract: 20 raw bytes. Its text form is EIP-55."""
+    """An address of a wallet or contract: 20 raw bytes. Its text form is EIP-55."""
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Accepts `0x` + 40 hex digits in any case; mixed case must carry the right EIP-55 checksum.
-
-        Raises ValueError on anything else.
-        """
+        """Accepts `0x` and 40 hex digits; digits of mixed case must have the EIP-55 checksum. Raises ValueError on anything else."""
         if not _ADDRESS.fullmatch(text):
             raise ValueError("an address is 0x followed by 40 hex digits")
         address = cls(bytes.fromhex(text[2:]))
@@ -80,7 +77,7 @@ class Address(bytes):
 
 @lru_cache(maxsize=16_384)
 def _checksum(address: bytes) -> str:
-    """EIP-55. Remembered: the hash costs more than a whole row of a history."""
+    """EIP-55. Cached: the hash costs more than a whole row of a history."""
     digits = address.hex()
     nibbles = keccak256(digits.encode()).hex()
     return "0x" + "".join(c.upper() if n > "7" else c for c, n in zip(digits, nibbles, strict=False))
@@ -94,7 +91,7 @@ class TxHash(bytes):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Accepts `0x` + 64 hex digits in any case. Raises ValueError on anything else."""
+        """Accepts `0x` and 64 hex digits in any case. Raises ValueError on anything else."""
         if not _TX_HASH.fullmatch(text):
             raise ValueError("a transaction hash is 0x followed by 64 hex digits")
         return cls(bytes.fromhex(text[2:]))
@@ -107,7 +104,7 @@ class TxHash(bytes):
 
 
 def parse_network(text: str) -> ChainId:
-    """`eip155:8453` -> 8453 (CAIP-2). Raises ValueError on other namespaces and other spellings."""
+    """`eip155:8453` -> 8453 (CAIP-2). Raises ValueError on other namespaces and spellings."""
     match = _NETWORK.fullmatch(text)
     if match is None:
         raise ValueError("a network is eip155: followed by a decimal chain id")
@@ -120,14 +117,14 @@ def format_network(chain_id: ChainId) -> Network:
 
 
 METHOD_LENGTH_MAX = 32
-"""Characters of an HTTP method. The longest that IANA has registered has 17 (UPDATEREDIRECTREF)."""
+"""Characters of an HTTP method. The longest registered method has 17 (UPDATEREDIRECTREF)."""
 IDEMPOTENCY_KEY_MAX = 255
 """Characters."""
 
 
 def read_idempotency_key(value: bytes) -> str:
-    """The key of an `Idempotency-Key` header, which is UTF-8 text of any kind. With or without the quotes of a structured
-    field: both spellings are in use. What has no right length is read too; `is_idempotency_key` says so."""
+    """The key of an `Idempotency-Key` header: UTF-8 text, with or without the quotes of a structured field, since both spellings are in use. Does not check
+    the length; `is_idempotency_key` does."""
     text = value.decode()
     is_quoted = len(text) >= 2 and text[0] == text[-1] == '"'
     return text[1:-1] if is_quoted else text
@@ -138,7 +135,7 @@ def is_idempotency_key(key: str) -> bool:
 
 
 def is_storable(text: str) -> bool:
-    """Whether a text column of every database can hold it: no NUL (PostgreSQL), no half of a surrogate pair (UTF-8)."""
+    """True for text that a text column of each database can hold: without NUL (PostgreSQL) and without a lone surrogate (UTF-8)."""
     if "\0" in text:
         return False
     if text.isascii():

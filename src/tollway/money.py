@@ -1,9 +1,9 @@
-"""Assets, prices and amounts. The only place where decimals appear; everywhere else money is an integer with an asset.
+"""Assets, prices and amounts. Decimals appear only here; everywhere else money is an integer with an asset.
 
 Three units:
 
-* **base units**: what the token contract counts (10^-decimals);
-* **ledger units**: what the ledger counts, 10^-min(decimals, 9), so that a balance fits a signed 64-bit column;
+* **base units**: the unit of the token contract (10^-decimals);
+* **ledger units**: the unit of the ledger, 10^-min(decimals, 9), so that a balance fits a signed 64-bit column;
 * **nano**: 10^-9 of a currency, the common unit of prices across the assets of one currency.
 """
 
@@ -15,7 +15,7 @@ from tollway.ids import Address, ChainId, Network, format_network
 
 LEDGER_DECIMALS_MAX = 9
 UNITS_MAX = 2**63 - 1
-"""The largest balance that a signed 64-bit column holds. More is refused, never wrapped."""
+"""The largest balance of a signed 64-bit column. A larger one is refused."""
 
 _PRICE = re.compile(r"(0|[1-9][0-9]*)(?:\.([0-9]+))?")
 _PRICE_LENGTH_MAX = 32
@@ -23,7 +23,7 @@ _PRICE_LENGTH_MAX = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenDomain:
-    """Name and version in the EIP-712 domain of a token: what an EIP-3009 authorisation is signed under."""
+    """Name and version of the EIP-712 domain of a token, which an EIP-3009 signature covers."""
 
     name: str
     version: str
@@ -33,7 +33,7 @@ class TokenDomain:
 class Asset:
     """A token on a chain, or the chain's native currency when `token` is None.
 
-    `domain`: of a token that takes authorisations (EIP-3009); None for every other.
+    `domain`: for a token that accepts authorisations (EIP-3009); else None.
     """
 
     chain_id: ChainId
@@ -101,7 +101,7 @@ class Price:
 
     @property
     def decimals(self) -> int:
-        """How many decimals the provider wrote."""
+        """The number of decimals that the provider wrote."""
         return len(self.text.partition(".")[2])
 
     @property
@@ -115,7 +115,7 @@ class Price:
 
 
 def nano_to_units(nano: int, *, decimals: int) -> int:
-    """A maximum in the ledger units of an asset of so many decimals. Rounds down: a maximum is never exceeded."""
+    """A maximum in the ledger units of an asset with `decimals`. Rounds down, so that the maximum is not exceeded."""
     divisor: int = 10 ** (LEDGER_DECIMALS_MAX - min(decimals, LEDGER_DECIMALS_MAX))
     return nano // divisor
 

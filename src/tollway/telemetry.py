@@ -1,6 +1,4 @@
-"""Logs and metric names. Logs are structured lines with the request's id; metrics are a handful of series whose labels
-have few values. A secret never reaches either, and nothing here is created at import except names.
-"""
+"""Logs and metrics. A log line is structured and has the request's id; a metric has labels with few values. Secrets are masked in both. Import creates names only."""
 
 import logging
 import re
@@ -43,7 +41,7 @@ PAYMENT_LOOK_AGE = "tollway_payment_look_age_seconds"
 DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """OpenTelemetry's semantic conventions for `http.server.request.duration`."""
 SETTLEMENT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300)
-"""From chains that mine at once to transactions whose fee had to be raised."""
+"""From chains that mine at once to transactions that needed higher fees."""
 
 MASK = "****"
 
@@ -59,8 +57,8 @@ _FORMAT_NOISE = ("granian", "_granian", "asyncio")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackgroundTaskStatus:
-    """One background task, as it is when metrics are read. `age_s`: since its last good run. `interval_s`: between two runs;
-    None where it runs only when there is work. `failures`: in a row."""
+    """The state of one background task when metrics are read. `age_s`: since its last successful run. `interval_s`: between two runs; None for a task that runs
+    on demand. `failures`: in a row."""
 
     name: str
     is_running: bool
@@ -71,7 +69,7 @@ class BackgroundTaskStatus:
 
 
 class _BackgroundCollector(Collector):
-    """Reads the figures when metrics are read. Tasks that another gateway runs for all have none here."""
+    """A collector that reads the tasks at scrape. A task that another gateway runs for all has no sample here."""
 
     def __init__(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
         self._read = read
@@ -103,7 +101,7 @@ class _BackgroundCollector(Collector):
 
 
 class Metrics:
-    """The series of one gateway, in a registry of its own."""
+    """The metrics of one gateway, in a registry of its own."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
@@ -160,7 +158,7 @@ class Metrics:
         self.registry.register(_BackgroundCollector(read))
 
     def add_shared_rates(self) -> Callable[[bool], None]:
-        """Only for a gateway that shares its rates: without, 0 would say that something is wrong."""
+        """Adds the series of a gateway with a rate server. Without a rate server a 0 would look like an outage."""
         gauge = Gauge(
             SHARED_RATES_UP,
             "1 while rates are counted together with other gateways, 0 while each counts alone.",
@@ -209,8 +207,7 @@ def configure_logging(
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
-    """Sends our logs, and those of libraries, to `stream` (standard error). `auto`: for people on a terminal, JSON
-    elsewhere."""
+    """Sends the logs of the gateway and of libraries to `stream` (default: standard error). `auto`: `console` on a terminal, JSON elsewhere."""
     target = stream or sys.stderr
     is_console = style == "console" or (style == "auto" and target.isatty())
     first: list[Processor] = [
@@ -218,7 +215,7 @@ def configure_logging(
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    # The plain formatter: the pretty one shows local variables, and those hold secrets.
+    # Not the rich formatter: it prints local variables, which hold secrets.
     renderer: Processor = (
         structlog.dev.ConsoleRenderer(
             colors=target.isatty(), exception_formatter=structlog.dev.plain_traceback
@@ -250,7 +247,7 @@ def configure_logging(
 
 
 def bind_request(request_id: str) -> Mapping[str, Any]:
-    """Puts the request's id on every log line of this task. Hand the result to `unbind_request`."""
+    """Adds the request's id to every log line of this task. `unbind_request` takes the result."""
     return structlog.contextvars.bind_contextvars(request_id=request_id)
 
 
@@ -259,19 +256,19 @@ def unbind_request(before: Mapping[str, Any]) -> None:
 
 
 def redact_entry(_logger: object, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor: masks what is secret by its name or by its look."""
+    """A structlog processor: masks values that are secret by their name or by their form."""
     for name, value in entry.items():
         entry[name] = MASK if _SECRET_NAME.search(name.replace("-", "_")) else redact(value)
     return entry
 
 
 def escape_entry(_logger: object, _method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A structlog processor for a console: what a terminal would obey, what hides or reorders words and what would begin a
-    line of its own is shown as an escape. The lines of a traceback are indented, so none of them looks like an event."""
+    """A structlog processor for a console: escapes control characters, characters that hide or reorder text, and line breaks. Indents the lines of a traceback,
+    so that none of them looks like an event."""
     for name, value in entry.items():
         if name == "exception" and isinstance(value, str):
             entry[name] = "\n".join("  " + _escape(line) for line in value.splitlines())
-        elif isinstance(value, str):  # the renderer shows all others by `repr`
+        elif isinstance(value, str):  # the renderer prints other types by `repr`
             entry[name] = _escape(value)
     return entry
 

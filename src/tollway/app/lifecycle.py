@@ -71,26 +71,26 @@ _log = structlog.get_logger(__name__)
 
 PRUNE_INTERVAL_S = 300.0
 NONCE_KEPT_AFTER_END_MS = 2 * 3600 * 1000
-"""A nonce that was used must be known while any clock, set back or another gateway's, may let its signature count."""
+"""A used nonce is kept for as long as a clock that was set back, here or at another gateway, may accept its signature."""
 SCHEMA_INTERVAL_S = 10.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
-CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just cut: a few commits
+CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just closed: a few commits
 GC_THRESHOLD = 20_000
-"""Objects between two walks of the collector through the newest ones, in place of 700. A call leaves nothing that only the
-collector can free, so that those walks free nothing; they took 15 µs of a paid call's 700."""
+"""Objects between two collections of the youngest generation, in place of 700. A call leaves no reference cycles, so those collections free nothing; they took
+15 µs of a paid call's 700."""
 
-_NO_TRANSACTION = TxHash(32)  # any question to the ledger says whether it answers
+_NO_TRANSACTION = TxHash(32)  # any read of the ledger shows whether the database answers
 
 
 class App:
-    """One gateway. `async with App(settings) as app:` opens it; leaving closes it after every promised write."""
+    """The composition root of one gateway. `async with App(settings) as app:` opens it; leaving closes it after every promised write."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = ensure_secret_key(settings)
         self.database = self._connect_database()
         self.schema = SchemaCheck(self.database)
-        self._is_writing = True  # opening the ledger writes to it; from then on, the renewals say
+        self._is_writing = True  # opening the ledger writes to it; from then on the renewals decide
         self.rules: dict[ChainId, ChainRules] = {
             network.rules.chain_id: network.rules for network in settings.networks
         }
@@ -215,7 +215,7 @@ class App:
         settings, limits = self.settings, self.settings.limits
         if settings.rate_limit_url is None:
             return None
-        from tollway.rate_limits.redis_windows import RedisWindows  # noqa: PLC0415 - loads redis, and most have none to ask
+        from tollway.rate_limits.redis_windows import RedisWindows  # noqa: PLC0415 - loads redis, which most gateways do not use
 
         assert settings.secret_key is not None
         return RedisWindows(
@@ -258,7 +258,7 @@ class App:
         )
 
     def _make_ledger(self) -> LedgerStore:
-        """A test gateway that ends at a named step puts its own ledger here, and its own dialer below."""
+        """Test gateways override this and `_make_http_client`."""
         return LedgerStore(
             self.database,
             owner_id=uuid.uuid4().hex,
@@ -320,9 +320,8 @@ class App:
         self._stack.push_async_callback(self.settlement_services.close)
         await self.ledger.open()
         await self.moderation.refresh()
-        if (
-            problems := await self.node_health.find_wrong_chain_nodes()
-        ):  # a mistake in the settings; a node that is only away is not
+        # A node of another chain is an error of the settings; a node that is down is not.
+        if problems := await self.node_health.find_wrong_chain_nodes():
             raise SettingsInvalid([f"networks: {problem}" for problem in problems])
         tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
         limits = self.settings.limits
@@ -349,7 +348,7 @@ class App:
         self._stack.push_async_callback(self._stop_writing, writing)
 
     def _leadership(self, duty: Duty) -> Leadership:
-        leading = self.metrics.leading.labels(duty.label)  # from now on it says 0
+        leading = self.metrics.leading.labels(duty.label)  # from now on the series is 0
         return Leadership(
             self.database,
             duty=duty,
@@ -360,8 +359,7 @@ class App:
         )
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
-        """Calls that outlived the drain are cut and written as what they are, and everything that was promised is
-        written before the database closes."""
+        """Ends the calls that outlived the drain, records their state, and completes every promised write before the database closes."""
         await self.http_client.close()
         await self.ledger.wait_closed(timeout_s=CLOSE_DEADLINE_S)
         self.background[TaskName.BOOK_WRITER].expect_end()
@@ -384,11 +382,11 @@ class App:
     # ---- Serving.
 
     async def serve(self) -> None:
-        """Serves until `stop`; calls in flight are finished first, at most `drain_deadline_s`."""
+        """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`."""
         settings = self.settings
         for listener in filter(None, (settings.listen, settings.admin_listen)):
             check_port_free(listener.host, listener.port)
-        # What lives until now lives for good: keep the collector from walking it again and again.
+        # Objects that exist now live as long as the process: take them out of later collections.
         gc.collect()
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
@@ -413,7 +411,8 @@ class App:
         self.server.stop()
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """What `/readyz` shows: there is capacity, no background task has ended, the ledger can be read and written, and each network's nodes serve the chain they should."""
+        """The checks of `/readyz`: capacity for requests, no background task has ended, the ledger is readable and writable, and the nodes of each network serve
+        its chain."""
         is_running = not self.background.ended
         checks = {**self.node_health.checks, "load": not self.shedder.is_full(), "background": is_running}
         try:
@@ -426,7 +425,7 @@ class App:
     # ---- Beside the requests.
 
     async def _renew(self) -> None:
-        """The one durable write that every gateway makes all the time: where it fails, no call could be claimed either."""
+        """Renews the lease, the one durable write that every gateway makes all the time. Where it fails, no call can be claimed either."""
         try:
             await self.ledger.renew_ownership(now_ms=now_ms())
         except StorageUnavailable:

@@ -1,4 +1,4 @@
-"""What one process gives to the rest of the gateway: a group for its background tasks, its clocks, and a pool of random bytes.
+"""Parts of the process that the gateway uses: the group of background tasks, the clocks, and a pool of random bytes.
 
 Only `app` reads the clocks; every other package receives a function. Random bytes of the pool are for ids of calls and requests, never for keys, secrets or
 nonces.
@@ -35,7 +35,7 @@ class BackgroundTaskGroup:
     ) -> None:
         for task in self._tasks:
             task.cancel()
-        # What the body raised passes through as it is.
+        # The exception of the body passes through unchanged.
         await self._group.__aexit__(None, None, None)
 
     def start(self, name: TaskName, job: Job) -> asyncio.Task[None]:
@@ -53,7 +53,7 @@ def now_ms() -> int:
 
 
 def ticks_ms() -> int:
-    """Milliseconds of a clock that nobody sets. It goes on while the machine sleeps, where there is such a clock."""
+    """Milliseconds of a monotonic clock. Where the system has one, the clock continues while the machine sleeps."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
 
 
@@ -61,7 +61,7 @@ POOL_BYTES = 4_096
 
 
 class RandomPool:
-    """For one event loop. No byte is given out twice, in a forked child neither."""
+    """A pool of random bytes for one event loop. It returns no byte twice, also in a forked child."""
 
     def __init__(self, draw: Callable[[int], bytes] = os.urandom) -> None:
         self._draw = draw
@@ -71,7 +71,7 @@ class RandomPool:
             os.register_at_fork(after_in_child=self._discard)
 
     def take_bytes(self, size: int) -> bytes:
-        """So many random bytes."""
+        """The next `size` random bytes."""
         start, end = self._used, self._used + size
         if end > len(self._pool):
             self._pool = self._draw(max(POOL_BYTES, size))

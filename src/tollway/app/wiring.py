@@ -104,7 +104,7 @@ PRUNE_INTERVAL_S = 300.0
 
 
 class SettlementServices:
-    """One per gateway. `settlement_rules`: of the networks where authorisations may be taken."""
+    """The objects that settle authorisations, one per gateway. `settlement_rules`: of the networks that accept authorisations."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class SettlementServices:
         }
 
     async def open(self) -> None:
-        """The first look at gas, so that the first 402 offers what can be settled. A chain that is away may come later."""
+        """Reads the gas prices, so that the first 402 offers what can be settled. A chain that is unavailable may come back later."""
         await self._facilitator_http.open()
         await self.gas_budget.refresh()
 
@@ -190,7 +190,7 @@ class SettlementServices:
         await self._facilitator_http.close()
 
     def start(self, tasks: BackgroundTaskGroup, *, sweeping: Leadership) -> None:
-        """Starts the background tasks. Its own orphaned settlements each gateway marks orphaned itself; one sweeps for all."""
+        """Starts the background tasks. Each gateway marks its own orphaned settlements; one gateway recovers those of all."""
         sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
         tasks.start(TaskName.RECEIPT_POLLING, self._receipt_poller.run)
@@ -205,14 +205,14 @@ class SettlementServices:
         try:
             await task.repeat(self._limits.sweep_interval_s, self._settlement_recovery.run_once)
         finally:
-            self._metrics.orphaned(0)  # whoever sweeps next counts them
+            self._metrics.orphaned(0)  # the next leader counts them
 
     async def _prune(self) -> None:
         await self.stored_responses.prune(now_ms=self._ledger.shared_ms())
 
 
 def make_mpp_challenger(secret_keys: Sequence[bytes], origin: PublicOrigin) -> Challenger:
-    """Every gateway of one public URL makes and knows the same challenges (MPP). The first key makes them."""
+    """The MPP challenger. All gateways of one public URL make and accept the same challenges; the first key makes them."""
     secret, *others = [hmac.digest(key, b"tollway mpp challenge", "sha256") for key in secret_keys]
     return Challenger(secret=secret, realm=origin.authority, other_secrets=tuple(others))
 
@@ -238,14 +238,14 @@ def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
 
 
 OWNERSHIP_INTERVAL_S = 60.0
-"""Between two looks at which proofs are due."""
+"""Between two reads of the proofs that are due for a check."""
 HEALTH_CHECK_RESTART_S = 1.0
-"""It runs for good; should it ever fail, it is logged and begins anew."""
+"""The health check runs until the gateway stops. After a failure it starts again."""
 
 
 class ReputationServices:
-    """One per gateway. `tally`: where the gateway counts how paid calls ended. `ownerships`, `checker`: what is known of
-    the owners of endpoints, and who finds it out. `breaker`: which upstreams are down."""
+    """The objects of quality, ownership and upstream health, one per gateway. `tally`: counts of outcomes of paid calls. `ownerships`: stored proofs of the owners of
+    endpoints; `checker` finds them. `breaker`: the upstreams that are down."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class ReputationServices:
         self._quality_recorder = QualityRecorder(QualityStore(database), tally=self.tally, now_ms=now_ms)
 
     def start(self, tasks: BackgroundTaskGroup, *, lead: Callable[[Duty], Leadership]) -> None:
-        """Everything that runs beside the requests, from here on. `lead`: a candidature for a duty of one gateway."""
+        """Starts the background tasks. `lead`: makes the leadership of a duty."""
         tasks.start(TaskName.QUALITY_WRITER, self._keep_quality)
         tasks.start_periodic(TaskName.UPSTREAM_PROBES, HEALTH_CHECK_RESTART_S, self._prober.run)
         tasks.start(TaskName.REPUTATION_ELECTION, partial(lead(Duty.REPUTATION).lead, self._run_elected))
@@ -297,7 +297,7 @@ class ReputationServices:
             await self._quality_recorder.finish()
 
     async def _run_elected(self) -> None:
-        """What one gateway does for all."""
+        """The work that one gateway does for all."""
         quality, ownership = (
             self._background[name] for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK)
         )
@@ -349,7 +349,7 @@ class AsgiBuilder:
         self._limits = services.settings.limits
         keys = [
             key.get_secret_value() for key in services.settings.secret_keys
-        ]  # ensure_secret_key made one where there was none
+        ]  # `ensure_secret_key` made the first one
         self._receipt_signers = [ReceiptSigner.derive(key) for key in keys]
         self._receipt_signer = self._receipt_signers[0]
         self._signer = UpstreamSigner.derive(keys)
@@ -510,7 +510,7 @@ class AsgiBuilder:
                 receipt_signer=self._receipt_signer,
                 offer_valid_s=limits.price_memory_s,
                 now_ms=self._now_ms,
-                entropy=self._random.take_bytes,  # a salt is no secret: it only makes a challenge one of its kind
+                entropy=self._random.take_bytes,  # the salt is not secret; it makes each challenge unique
             ),
             limits=limits,
             public_url=settings.public_url,

@@ -25,7 +25,7 @@ BUCKETS_KEPT = 8_192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateAllowance:
-    """How many more are allowed now; where none is, the seconds until one is."""
+    """The remaining hits of a window; without any, the seconds until the next is allowed."""
 
     left: int
     wait_s: int | None
@@ -39,7 +39,7 @@ class RateLimiter:
         self._shared = shared
 
     async def hit(self, item: RateLimitItem, *key: str) -> int | None:
-        """One more. None when it is allowed, else the seconds to wait; a refused one does not count."""
+        """Counts one hit. None if it is allowed, else the seconds to wait; a refused hit does not count."""
         if self._shared is None:
             return self._hit_local(item, key)
         local = self._local_allowance(item, key)
@@ -52,7 +52,7 @@ class RateLimiter:
         return wait_s if is_allowed is None else None
 
     async def peek(self, item: RateLimitItem, *key: str) -> RateAllowance:
-        """How many more are allowed now. Counts nothing."""
+        """The remaining hits. Counts nothing."""
         state = None if self._shared is None else await self._shared.peek(item, *key)
         local = self._local_allowance(item, key)
         if state is None:
@@ -61,14 +61,14 @@ class RateLimiter:
         return min(shared, local, key=lambda allowance: (allowance.left, -(allowance.wait_s or 0)))
 
     def count_hit(self, item: RateLimitItem, *key: str) -> None:
-        """One more, whose asker waits for no answer. Counted here at once, and by the others soon after."""
+        """Counts one hit without a decision: in the local window at once, in the shared window soon after."""
         self._hit_local(item, key)
         if self._shared is not None:
             self._shared.count_hit(item, *key)
 
     def undo_hit(self, item: RateLimitItem, *key: str) -> None:
-        """Takes one back that was counted by `hit`: here at once, and at the others soon after. Of several entries the
-        newest goes, so what stays leaves the window no later than it would have."""
+        """Removes a hit that `hit` counted: from the local window at once, from the shared window soon after. Removes the newest entry, so that the others leave
+        the window no later than before."""
         self._local.undo_hit(item, *key)
         if self._shared is not None:
             self._shared.undo_hit(item, *key)
@@ -83,21 +83,21 @@ class RateLimiter:
 
 @lru_cache(maxsize=1024)
 def _allow(left: int) -> RateAllowance:
-    """Remembered: most windows that are looked at are empty, and there are few sizes."""
+    """Cached: most windows are empty, and there are few sizes."""
     return RateAllowance(left=left, wait_s=None)
 
 
 def _to_allowance(item: RateLimitItem, state: "RedisWindowState") -> RateAllowance:
     if state.left > 0:
         return _allow(state.left)
-    # A clock that was set back, here or at another gateway, must not tell anybody to wait for longer than a window.
+    # After a clock was set back, here or at another gateway, no caller is asked to wait for longer than a window.
     wait_s = min(math.ceil(state.reset_s - time.time()), item.get_expiry())
     return RateAllowance(left=0, wait_s=max(1, wait_s))
 
 
 @lru_cache(maxsize=BUCKETS_KEPT)
 def client_bucket(client_address: str) -> str:
-    """Whom a client address is counted as. Whoever has one IPv6 address has 2^64 of them: they count as one."""
+    """The key under which a client address is counted. A client with one IPv6 address has 2^64 of them, so a /64 network is one key."""
     try:
         address = ipaddress.ip_address(client_address)
     except ValueError:
@@ -110,7 +110,7 @@ def client_bucket(client_address: str) -> str:
 
 
 WALLETS_PER_ADDRESS = 5
-"""A client address may have as much as so many wallets."""
+"""The quota of a client address, in quotas of a wallet."""
 
 _RATE_LIMIT_ITEMS: dict[str, type[RateLimitItem]] = {
     "minute": RateLimitItemPerMinute,
@@ -119,7 +119,7 @@ _RATE_LIMIT_ITEMS: dict[str, type[RateLimitItem]] = {
 
 
 class Quota:
-    """Safe to use from many tasks at once. `policy`: its name for callers; `noun`: the thing, in a plural word."""
+    """A quota for a wallet and its client address. Safe to use from many tasks at once. `policy`: its public name; `noun`: the counted things, a plural."""
 
     def __init__(
         self,
@@ -140,11 +140,10 @@ class Quota:
         self._by_address = make(amount * WALLETS_PER_ADDRESS, namespace=f"{name}-address")
 
     async def charge(self, wallet: Address, *, client_address: str) -> None:
-        """Counts one. Raises Refusal (429) when the wallet, or the address, has had its share."""
+        """Counts one. Raises Refusal (429) when the wallet or the address has used its quota."""
         bucket = client_bucket(client_address)
-        allowance = await self._rate_limiter.peek(
-            self._by_address, bucket
-        )  # what it refuses must not cost the wallet
+        # A refusal by address must not count for the wallet.
+        allowance = await self._rate_limiter.peek(self._by_address, bucket)
         if allowance.wait_s is not None:
             raise self._refuse("One address", f"{self._policy}-address", self._by_address, allowance.wait_s)
         wait_s = await self._rate_limiter.hit(self._by_wallet, wallet.hex())
@@ -153,7 +152,7 @@ class Quota:
         self._rate_limiter.count_hit(self._by_address, bucket)
 
     async def check(self, wallet: Address, *, client_address: str) -> None:
-        """Counts nothing. Raises Refusal (429) where one more would be too much; several who look at once may all go on."""
+        """Counts nothing. Raises Refusal (429) where one more would exceed the quota. Concurrent checks may all pass."""
         named = (("One address", f"{self._policy}-address", self._by_address, client_bucket(client_address)),)
         for subject, policy, item, key in (*named, ("A wallet", self._policy, self._by_wallet, wallet.hex())):
             allowance = await self._rate_limiter.peek(item, key)
@@ -161,7 +160,7 @@ class Quota:
                 raise self._refuse(subject, policy, item, allowance.wait_s)
 
     def count(self, wallet: Address, *, client_address: str) -> None:
-        """Counts one that was looked for before."""
+        """Counts one that `check` has passed."""
         self._rate_limiter.count_hit(self._by_wallet, wallet.hex())
         self._rate_limiter.count_hit(self._by_address, client_bucket(client_address))
 

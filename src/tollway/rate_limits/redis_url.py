@@ -1,4 +1,4 @@
-"""The URL of the server whose windows gateways share: parsed here, used by `redis_windows`."""
+"""The URL of the rate server, parsed without loading redis. `redis_windows` uses it."""
 
 import re
 from urllib.parse import parse_qs, urlsplit
@@ -10,11 +10,11 @@ REDIS_SCHEMES = {
     "valkey": "redis",
     "valkeys": "rediss",
 }
-"""The same protocol by two names; the client knows only the older one."""
+"""Scheme in settings -> scheme of the client, which knows only the older name of the protocol."""
 
 
 def parse_redis_url(text: str) -> str:
-    """Raises ValueError without a word of the URL: it may hold a password."""
+    """Checks the URL and returns it. Raises ValueError without any part of the URL, which may hold a password."""
     try:
         parts = urlsplit(text)
         query = parse_qs(parts.query, strict_parsing=bool(parts.query))

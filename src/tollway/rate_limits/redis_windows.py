@@ -36,15 +36,15 @@ _PROBE = RateLimitItemPerSecond(1_000, namespace="probe")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RedisWindowState:
-    """A window as it is now. `reset_s`: when its oldest entry leaves it, in seconds since the epoch."""
+    """The state of a shared window. `reset_s`: the time at which its oldest entry leaves it, in seconds since the epoch."""
 
     left: int
     reset_s: float
 
 
 class RedisWindows:
-    """One per process. Safe to use from many tasks at once. `namespace`: gateways that share windows give the same one;
-    `secret`: what the names in keys are hashed with, the same at all of them."""
+    """The shared windows, one object per process. Safe to use from many tasks at once. `namespace` and `secret`: equal at all gateways that share windows;
+    keys are hashed with the secret."""
 
     def __init__(
         self,
@@ -79,11 +79,11 @@ class RedisWindows:
         return self._is_up
 
     async def hit(self, item: RateLimitItem, *key: str) -> bool | None:
-        """Whether one more was within the limit, and so counted; None when the server did not answer."""
+        """Counts one hit if it is within the limit. True if it was counted; None without a response of the server."""
         return await self._send_if_up(lambda: self._limiter.hit(item, self._hash(key)))
 
     async def peek(self, item: RateLimitItem, *key: str) -> RedisWindowState | None:
-        """Counts nothing; None when the server did not answer."""
+        """The state of a window; None without a response of the server. Counts nothing."""
         stats = await self._send_if_up(lambda: self._limiter.get_window_stats(item, self._hash(key)))
         return None if stats is None else RedisWindowState(left=stats.remaining, reset_s=stats.reset_time)
 
@@ -93,8 +93,8 @@ class RedisWindows:
         self._enqueue(lambda: self._limiter.hit(item, name))
 
     def undo_hit(self, item: RateLimitItem, *key: str) -> None:
-        """Takes back the newest entry, in the background; when that is dropped, the entry leaves with its window. A moving window
-        of `limits` is a list of times, the newest first."""
+        """Removes the newest entry, in the background. Without the removal the entry leaves with its window. A moving window of `limits` is a list of times, the
+        newest first."""
         window = f"{self._prefix}:{item.key_for(self._hash(key))}"
         self._enqueue(lambda: self._client.lpop(window))
 
@@ -103,8 +103,7 @@ class RedisWindows:
             self._pending.put_nowait(command)
 
     async def open(self) -> None:
-        """The first look, so that the first caller is counted where the others are. A server that is away may come
-        later."""
+        """Checks the server, so that the first caller is counted in the shared windows. A server that is down may come up later."""
         await self.check_server()
 
     async def close(self) -> None:
@@ -137,7 +136,7 @@ class RedisWindows:
                 reply = await command()
         except (RedisError, OSError, ValueError) as exc:  # a TimeoutError is an OSError
             self._mark_down(exc)
-        # The client can lose a cancellation; whoever left must not go on.
+        # The client can lose a cancellation; a cancelled task must not continue.
         if task.cancelling() > cancellations:
             raise asyncio.CancelledError
         return reply
@@ -147,7 +146,7 @@ class RedisWindows:
         if is_change:
             self._is_reported = True
             self._on_change(False)
-            # The exception's own words may hold the URL, and that a password.
+            # The text of the exception may hold the URL, and the URL a password.
             _log.warning("shared_rates_away", cause=type(exc).__name__, retry_s=self._retry_s)
 
     def _mark_up(self) -> None:
@@ -162,7 +161,7 @@ class RedisWindows:
 
 
 def _make_pool(url: str, deadline_s: float) -> BlockingConnectionPool:
-    """Connects when first asked. A failure is not tried again: the windows of the process stand in for it."""
+    """A pool that connects at the first command and does not retry: the local windows decide without the server."""
     scheme, separator, rest = url.partition("://")
     return BlockingConnectionPool.from_url(
         REDIS_SCHEMES[scheme] + separator + rest,

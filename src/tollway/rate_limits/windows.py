@@ -1,6 +1,6 @@
-"""Sliding windows in the memory of this process, on a clock that nobody sets: they are as long as they say, also when the
-time of day jumps. Bounded by what is in them: a window that has emptied is forgotten, and however much is allowed in
-one, it takes so many grains of memory at most.
+"""Sliding windows in the memory of this process, on a monotonic clock: a jump of the time of day does not change their length.
+
+Memory is bounded: an empty window is removed, and a window holds at most `SLICES_MAX` slices, however large its limit is.
 """
 
 import time
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from limits import RateLimitItem
 
 SWEEP_AFTER = 10_000
-"""So many windows more than were left by the last sweep, and those that have emptied are looked for again."""
+"""Windows added since the last sweep before the next one removes empty windows."""
 
 SLICES_MAX = 500
-"""What came within this part of a window leaves it together, with the first of it: at most so much too early."""
+"""Hits within this part of a window form one slice and leave together with its first hit: too early by a slice at most."""
 
 
 class _Slice:
@@ -25,7 +25,7 @@ class _Slice:
 
 
 class _Window:
-    """`slices`: the oldest first."""
+    """A sliding window of counted hits. `slices`: the oldest first."""
 
     __slots__ = ("count", "slices")
 
@@ -42,7 +42,7 @@ class _Window:
             self.slices.append(_Slice(leaves_s))
 
     def undo_hit(self) -> None:
-        """The newest entry."""
+        """Removes the newest hit."""
         if not self.slices:
             return
         self.count -= 1
@@ -51,13 +51,13 @@ class _Window:
             self.slices.pop()
 
     def drop_expired(self, now_s: float) -> None:
-        """What has left it."""
+        """Removes the slices that have left the window."""
         while self.slices and self.slices[0].leaves_s <= now_s:
             self.count -= self.slices.popleft().count
 
 
 class LocalWindows:
-    """Used from one event loop. `clock`: monotonic seconds."""
+    """The windows of one process by key, for one event loop. `clock`: monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -68,7 +68,7 @@ class LocalWindows:
         return len(self._windows)
 
     def hit(self, item: RateLimitItem, *key: str) -> bool:
-        """Whether one more was within the limit, and so counted."""
+        """Counts one hit if it is within the limit. True if it was counted."""
         now_s, name = self._clock(), item.key_for(*key)
         known = self._find(name, now_s)
         window = _Window() if known is None else known
@@ -81,13 +81,13 @@ class LocalWindows:
         return True
 
     def undo_hit(self, item: RateLimitItem, *key: str) -> None:
-        """Takes back the newest entry; nothing where the window is empty."""
+        """Removes the newest hit of a window that is not empty."""
         window = self._find(item.key_for(*key), self._clock())
         if window is not None:
             window.undo_hit()
 
     def peek(self, item: RateLimitItem, *key: str) -> tuple[int, float]:
-        """How many are left, and the seconds until the oldest entry leaves the window. Counts nothing."""
+        """The remaining hits, and the seconds until the oldest slice leaves the window. Counts nothing."""
         now_s = self._clock()
         window = self._find(item.key_for(*key), now_s)
         if window is None:
@@ -96,7 +96,7 @@ class LocalWindows:
         return item.amount - window.count, wait_s
 
     def _find(self, name: str, now_s: float) -> _Window | None:
-        """The window without what has left it; None where nothing was counted in it lately."""
+        """The window without expired slices; None for an unknown key."""
         window = self._windows.get(name)
         if window is not None:
             window.drop_expired(now_s)
