@@ -28,7 +28,7 @@ FLAT_KIB = 48 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway, a listing, and a caller whose good payment is shown with every bad request."""
+    """A gateway, a listing, and a caller whose valid payment is sent with every bad request."""
 
     cluster: Any
     gateway: Any

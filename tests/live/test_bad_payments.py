@@ -59,7 +59,7 @@ BAD_CHALLENGE = "invalid_challenge"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """One gateway that can settle, and all that must not move."""
+    """One gateway that can settle, and the balances that must not change."""
 
     cluster: Any
     gateway: Any
@@ -134,7 +134,7 @@ def raw(dialect: str, value: bytes) -> Show:
 
 
 def signed(dialect: str, **changes: Any) -> Show:
-    """Rightly signed, over something else. A callable is asked when it is signed."""
+    """Correctly signed for other values. A callable is called at signing."""
 
     def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         made = {name: change() if callable(change) else change for name, change in changes.items()}
@@ -221,7 +221,7 @@ def unreadable(dialect: str) -> tuple[int, str]:
 
 
 def garbage_rows(dialect: str) -> list[Row]:
-    """What cannot be read, whatever the dialect."""
+    """Unreadable payments in every dialect."""
     inside = ("payload",) if dialect == MPP else ("payload", "authorization")
     values = {
         "nothing at all": b"",
@@ -276,7 +276,7 @@ def garbage_rows(dialect: str) -> list[Row]:
 
 
 def signed_rows(dialect: str) -> list[Row]:
-    """What can be read and does not pay as asked, whatever the dialect."""
+    """Readable payments that do not meet the requirement, in every dialect."""
     signature = f"{_EVM}_signature"
     rows: list[tuple[str, Show, tuple[int, str], str]] = [
         ("another payTo", signed(dialect, to=STRANGER), FAILED, f"{_EVM}_recipient_mismatch"),
@@ -454,7 +454,7 @@ async def test_a_bad_payment_is_refused_with_its_reason_and_moves_nothing(
 
 
 def check_terms(reply: Any) -> None:
-    """A 402 says anew what to pay, in every dialect; anything else does not ask for money."""
+    """A 402 has the terms in every dialect; every other response requests no payment."""
     assert reply.state == "none"
     assert not any(name in reply.headers for name in ("X-PAYMENT-RESPONSE", "Payment-Receipt"))
     if reply.status != 402:
@@ -469,7 +469,7 @@ def check_terms(reply: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Use:
-    """How a nonce came to be used, and what is said of it then."""
+    """The ways to use a nonce, and the response afterwards."""
 
     name: str
     spend: Callable[[Harness, AuthorizationPayer, Quote, Header], Awaitable[object]]
@@ -486,7 +486,7 @@ def quote_path(quote: Quote) -> str:
 
 
 async def by_somebody_else(harness: Harness, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
-    """Anybody may carry an authorisation to the chain who has seen it."""
+    """Any account with the authorisation may send it to the chain."""
     payload = undress(header)["payload"]
     fields = payload.get("authorization", payload)
     types = "(address,address,uint256,uint256,uint256,bytes32,bytes)"
@@ -510,7 +510,7 @@ USES = [
 async def test_a_used_nonce_buys_nothing_and_asks_for_nothing(
     harness: Harness, dialect: str, use: Use
 ) -> None:
-    """Money has moved by it, so nobody is asked to pay again: neither with the same signature nor with another."""
+    """The transfer was made, so no response requests another payment: neither for the same signature nor for another."""
     payer, path = await harness.customer(), fresh_path()
     quote = await payer.quote(path)
     honest = payer.sign(quote, dialect)
@@ -597,7 +597,7 @@ async def test_a_challenge_is_good_for_its_own_route_alone(harness: Harness, rou
 
 @pytest.mark.parametrize("credential", ["", " ", "%%%", 'id="x", realm="y"', "AAAA AAAA", "e30", "\xff\xfe"])
 async def test_a_credential_that_is_garbage_is_a_402_with_terms(harness: Harness, credential: str) -> None:
-    """Never 401, which would send clients to look for a password, and never 500."""
+    """Never 401, because clients would request a password, and never 500."""
     payer, path = await harness.customer(), fresh_path()
     before = await harness.what_may_not_move(payer)
     for scheme in ("Payment", "payment", "PAYMENT"):
@@ -656,7 +656,7 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("dialect", CLAIMS)
 async def test_what_stands_beside_the_signed_fields_decides_nothing(harness: Harness, dialect: str) -> None:
-    """Clients of tomorrow write into the open members, and liars claim things: what was signed is what is paid, once."""
+    """Later clients use the open members, and callers can claim anything there: only the signed values are paid, once."""
     payer, path = await harness.customer(), fresh_path()
     before = await payer.balance(), await harness.balance(harness.provider.address)
     reply = await payer.pay(path, dialect, edit=CLAIMS[dialect])

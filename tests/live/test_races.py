@@ -31,7 +31,7 @@ class Harness:
     api_id: str
 
     async def race(self, make_headers: Any, path: str, *, method: str = "GET") -> list[Any]:
-        """All callers at once, spread over the gateways."""
+        """All callers at the same time, spread over the gateways."""
         gateways = itertools.cycle(self.gateways)
         return await asyncio.gather(
             *(

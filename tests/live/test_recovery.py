@@ -119,7 +119,7 @@ async def change(cluster: Any, gateway: Any, *arguments: str) -> Any:
 
 
 async def poll_code(call: Any, code: str | None) -> Any:
-    """What the call answers once the gateway has heard of it."""
+    """The response to the call once the gateway has the change."""
     replies = []
 
     async def is_heard() -> bool:

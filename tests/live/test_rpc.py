@@ -1,4 +1,4 @@
-"""The reader against a real node; web3.py, which reads the same chain its own way, is the referee."""
+"""The reader with a real node, compared with web3.py on the same chain."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Settling over a real node and real books: many at once, ends in between, front-running, reorganisations."""
+"""Settlement with a real node and a real ledger: concurrency, crashes, front-running, reorganisations."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -26,7 +26,7 @@ PRICE = 10_000
 
 
 class Bench:
-    """Desks over one file and one node, and the token's own word."""
+    """Settlements over one database file and one node, and the token's state."""
 
     def __init__(self, chain: ChainDriver, playground: Playground, path: Path) -> None:
         self.chain = chain
@@ -48,7 +48,7 @@ class Bench:
         return int(await self.chain.call(self.playground.token, "balanceOf", str(self.payee)))
 
     async def land(self, call: NodeCall) -> None:
-        """The stranger sends the caller's authorisation himself."""
+        """Another account sends the caller's authorisation."""
         key = self.playground.account("stranger").key
         token = self.playground.token.address
         raw, tx_hash = await self.chain.sign(
@@ -65,7 +65,7 @@ def bench(chain: ChainDriver, playground: Playground, tmp_path: Path) -> Bench:
 
 @pytest.fixture
 async def held(chain: ChainDriver) -> AsyncIterator[ChainDriver]:
-    """Nothing is mined until somebody says so."""
+    """Stops automatic mining."""
     await chain.rpc("evm_setAutomine", False)
     yield chain
     await chain.rpc("evm_setAutomine", True)
@@ -145,7 +145,7 @@ STEPS: list[tuple[str, Callable[[NodeSettlement], tuple[object, str]]]] = [
 async def test_an_end_at_any_step_is_one_transfer_and_one_outcome(
     bench: Bench, step: str, find: Callable[[NodeSettlement], tuple[object, str]]
 ) -> None:
-    """Another gateway finds the first one dead, and finishes what it began."""
+    """Another gateway recovers the calls of the first one, which has died."""
     async with bench.desk() as first:
         call = await bench.claim(first)
         async with asyncio.TaskGroup() as group:

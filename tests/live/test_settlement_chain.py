@@ -28,7 +28,7 @@ PAID = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """Signs authorisations as payers do, and sends what settles them as the gateway does."""
+    """Signs authorisations as payers do, and sends their settlements as the gateway does."""
 
     reader: RpcReader
     chain: Any
@@ -159,7 +159,7 @@ async def harness(anvil, chain, playground, provider_account, round_trips) -> As
 
 @pytest.fixture
 async def patient_chain(chain) -> AsyncIterator[Any]:
-    """Mines only when it is told to."""
+    """Mines only on command."""
     await chain.rpc("evm_setAutomine", False)
     try:
         yield chain

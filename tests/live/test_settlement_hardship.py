@@ -66,7 +66,7 @@ async def test_a_nonce_that_somebody_else_used_with_the_same_key_is_given_up(tro
 async def test_a_transaction_that_is_too_cheap_for_every_node_is_offered_more(
     trouble: ProxiedListing,
 ) -> None:
-    """No pool holds it, so none says that it waits."""
+    """No pool has the transaction, so no node reports it as pending."""
     driver = trouble.cluster.driver
     call = await trouble.sign("/echo/cheap-")
     trouble.line.cut_at(SEND, is_heard=False)

@@ -68,7 +68,7 @@ UNDECIDED = (*IN_THE_POOL, "stored")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway that is to die, a gas key, and one call for each fate."""
+    """A gateway that will be killed, a gas key, and one call for each case."""
 
     cluster: Any
     stall: PaidListing
@@ -114,7 +114,7 @@ class Harness:
             assert await self.doomed.wait_ended() == -signal.SIGKILL
 
     async def wait_finished(self, gateway: Any) -> None:
-        """Nothing of the dead gateway is under way."""
+        """No call of the dead gateway is open."""
         for call in self.calls.values():
 
             async def is_finished(call: SignedCall = call) -> bool:
@@ -174,7 +174,7 @@ async def resume_mining(cluster: Any) -> None:
 
 
 async def check_undecided(harness: Harness, gateway: Any) -> None:
-    """While the money may move, nobody is asked for any."""
+    """While the transfer can still be made, no response requests a payment."""
     for call in harness.at(*UNDECIDED).values():
         reply = await call.send(gateway)
         assert (reply.status, reply.code) == (503, "payment_outcome_unknown"), reply.body
@@ -226,7 +226,7 @@ async def check_all(harness: Harness, gateway: Any, *, others: int = 0) -> None:
 
 
 async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answer(cluster: Any) -> None:
-    """Restarted after the first death, the sweeper's gateway dies too, about to write down what moved."""
+    """The gateway of settlement recovery dies too, before it records the transfer."""
     async with set_scene(cluster, f"sqlite:///{cluster.folder}/settling.sqlite3") as harness:
         await harness.run_to_the_halt()
         async with harness.restart(**{RECOVERY_HALTS: "swept"}) as second:

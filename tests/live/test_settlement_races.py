@@ -143,7 +143,7 @@ async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(harne
 
 
 async def test_thirty_settlements_at_once_use_each_nonce_once(harness: Harness) -> None:
-    """Whichever gateway signs them, and with whichever key."""
+    """Any gateway may sign them, with any key."""
     wallets = await harness.cluster.wallets(3)
     path = fresh("lane")
     calls = [harness.stall.sign(wallets[number % 3], path) for number in range(SETTLEMENTS)]
@@ -198,7 +198,7 @@ async def find_waiting(harness: Harness) -> TxHash | None:
 
 
 async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(harness: Harness) -> None:
-    """Neither the gateway's own, nor one that the gateway has never heard of."""
+    """Neither the gateway's own transfers, nor those that the gateway has not recorded."""
     cluster, stranger = harness.cluster, harness.cluster.playground.account("stranger")
     settled = harness.stall.sign(await cluster.wallet(), fresh("shown"))
     assert (await settled.send()).status == 200

@@ -41,7 +41,7 @@ class Pair:
         return self.stall.sign(wallet, f"{path}{next(_NUMBERS)}", **options)
 
     async def break_off(self) -> None:
-        """The database ends every connection but the one that says so."""
+        """The database ends every connection except the one with this command."""
         database = connect_database(self.url)
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         mine = " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -97,7 +97,7 @@ async def test_a_database_that_breaks_off_again_and_again_settles_nothing_twice(
 
 
 async def insist(call: SignedCall, gateway: Any) -> Any:
-    """What the same request hears once nothing about it is open any more."""
+    """The response to the same request after its call has ended."""
     replies: list[Any] = []
 
     async def is_decided() -> bool:

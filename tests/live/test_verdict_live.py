@@ -1,4 +1,4 @@
-"""Real transactions on a real node, through the real reader and the till: what each is worth to whom."""
+"""Real transactions on a real node, through the real reader and the verifier: the payments of each."""
 
 import time
 from collections.abc import AsyncIterator
@@ -46,7 +46,7 @@ class FreeMeter:
 
 @dataclass
 class Counter:
-    """One listing of `provider`, and the till that serves it. `skew_s` moves the gateway's clock."""
+    """One listing of `provider`, and its verifier. `skew_s` moves the gateway's clock."""
 
     playground: Any
     reader: RpcReader
@@ -134,7 +134,7 @@ class Counter:
         return Proof(tx_hash=tx_hash, signature=bytes(signed.signature), binding=binding, chain_id=None)
 
     async def show(self, proof: Proof, currency: str = "USDC") -> list[int] | tuple[Code, str | None]:
-        """What each tender is worth, or code and reason."""
+        """The value of each payment, or code and reason."""
         request = BoundRequest(
             gateway=ORIGIN,
             method="GET",
@@ -248,7 +248,7 @@ async def test_what_comes_back_is_subtracted(counter, scenarios, caller, strange
 async def test_a_relayed_transfer_is_the_owners(
     counter, scenarios, caller, stranger, provider_account
 ) -> None:
-    """transferFrom by somebody else: the payer is who the money came from."""
+    """`transferFrom` by another account: the payer is the wallet that the money came from."""
     receipt = await scenarios.bundle(stranger, [(caller, provider_account.address, 10_000)])
     assert receipt.sender == stranger.address
     assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)

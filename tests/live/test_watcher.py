@@ -1,4 +1,4 @@
-"""The watcher over a real node whose blocks are really replaced."""
+"""The watcher with a real node whose blocks are replaced."""
 
 import time
 from collections.abc import AsyncIterator

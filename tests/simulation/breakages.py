@@ -1,4 +1,4 @@
-"""Books that are broken on purpose, each in one way: the histories must find every one of them."""
+"""Ledgers that are broken on purpose, each in one way: the histories must detect every breakage."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,14 +21,14 @@ class ForgetsDebits(FakeGateway):
 
 
 class ForgetsNonces(FakeGateway):
-    """A bound signature counts as often as it is shown."""
+    """A bound signature counts any number of times."""
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         return await super().claim(replace(claim, nonce=None))
 
 
 class ForgetsEnds(FakeGateway):
-    """A plain signature counts although a bound one was shown."""
+    """A plain signature counts after a bound one was presented."""
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         return await super().claim(replace(claim, is_plain=False))
@@ -42,7 +42,7 @@ class ForgetsOpenCalls(FakeGateway):
 
 
 class CoversEverything(FakeGateway):
-    """Authorisations are granted without regard to what else is under way on their balance."""
+    """Authorisations are granted without counting other open authorisations on their balance."""
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         if claim.cover is not None:
@@ -51,7 +51,7 @@ class CoversEverything(FakeGateway):
 
 
 class ClosesUnfenced(FakeGateway):
-    """Whoever closes a call closes it, whatever became of it meanwhile."""
+    """A close applies in every state of its call."""
 
     async def close(self, close: Close) -> Closed | Fenced:
         call = self._rows.calls.get(close.call_id)
@@ -64,7 +64,7 @@ class ClosesUnfenced(FakeGateway):
 
 
 class ChargesDroppedAnswers(FakeGateway):
-    """A close that came too late for its answer charges all the same."""
+    """A close that comes too late for its response charges the call."""
 
     def _drop(self, call_id: CallId, dropped: Dropped) -> None:
         if dropped.close is not None and dropped.close.after is CallState.CONSUMED:
@@ -72,7 +72,7 @@ class ChargesDroppedAnswers(FakeGateway):
 
 
 class GivesBackSilence(FakeGateway):
-    """What was sent and got no answer is given back at once."""
+    """A sent call without a response is released at once."""
 
     async def close(self, close: Close) -> Closed | Fenced:
         after = CallState.RELEASED if close.after is CallState.UNKNOWN else close.after
@@ -90,7 +90,7 @@ class ForgetsHolds(FakeGateway):
 
 
 class ForgetsPowerCuts(FakeGateway):
-    """The clock gives back what a lost close may have charged."""
+    """The deadline releases a call that a lost close may have charged."""
 
     async def recover(self, *, now_ms: int) -> int:
         moved = await super().recover(now_ms=now_ms)
@@ -110,7 +110,7 @@ class RunsForEver(FakeGateway):
 
 
 class ForgetsDebts(FakeGateway):
-    """What was bought with a payment that left the chain stays bought."""
+    """A payment that left the chain leaves no debt."""
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
         payment = self._rows.payments[payment_id]

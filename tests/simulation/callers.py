@@ -1,4 +1,4 @@
-"""Who calls, and what a gateway takes: new requests, repeats, races, claims, runs under a claim that is there."""
+"""Callers and claims: new requests, repeats, races, claims, runs under an existing claim."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,7 +23,7 @@ from tollway.ledger.records import (
 
 
 class Callers(HistoryRun):
-    """Shows requests to gateways, in the order of `gateway.transaction_payment`."""
+    """Sends requests to gateways, in the order of `gateway.transaction_payment`."""
 
     # ---- Callers.
 
@@ -31,14 +31,14 @@ class Callers(HistoryRun):
         await self._show([self._new_request()], self._fate())
 
     async def _show_again(self) -> None:
-        """Of those who come back most have got no answer."""
+        """Most repeats are of requests without a response."""
         if self._silent and self._flip(0.6):
             await self._show([self.truth.facts[self._pick(self._silent)].request], self._fate())
         elif self._requests:
             await self._show([self._pick(self._requests[-3:])], self._fate())
 
     async def _race(self) -> None:
-        """Several at once: the same request, or different ones."""
+        """Several concurrent calls: of the same request, or of different ones."""
         first = self._new_request()
         others = [first if self._flip(0.5) else self._new_request() for _ in range(2)]
         await self._show([first, *others], None)

@@ -1,4 +1,4 @@
-"""The same history on both machines, and what differs."""
+"""Runs the same history on both machines and compares the results."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ FOUND_MAX = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where the real books part from the twin, and what was told before."""
+    """The first difference between the real ledger and the model, with the events before it."""
 
     number: int
     before: str
@@ -27,7 +27,7 @@ class Difference:
 
 
 async def compare(seed: int, numbers: Iterable[int], *, folder: Path) -> list[Difference]:
-    """The first differences; none is good."""
+    """The first differences; empty when the machines agree."""
     found: list[Difference] = []
     async with opened_disk(folder) as disk:
         for number in numbers:
@@ -68,7 +68,7 @@ async def _told_by_sqlite(seed: int, number: int, disk: SqliteDisk) -> list[str]
 
 
 async def _describe(history: History) -> list[str]:
-    """Everything that the ledger show in the end."""
+    """The complete state of the ledger at the end."""
     gateway = history.last_gateway
     report = await gateway.audit()
     lines = [f"audit {report.payments} {report.calls} {report.wrong} {sorted(report.held_calls)}"]
@@ -85,5 +85,5 @@ async def _describe(history: History) -> list[str]:
 
 
 def _without_bytes(record: CallRecord | None) -> CallRecord | None:
-    """While a call runs again the twin forgets how many bytes its earlier run moved, and SQL does not."""
+    """While a call runs again, the model forgets the byte count of its earlier run, and SQL keeps it."""
     return None if record is None else replace(record, request_bytes=None, response_bytes=None)

@@ -43,7 +43,7 @@ from tollway.limits import Limits
 
 
 class Fate(Enum):
-    """What becomes of the next commit. After either the database is away until it is brought back."""
+    """The outcome of the next commit. After either the database is unavailable until it is restored."""
 
     LOST = auto()  # nothing was written
     UNHEARD = auto()  # it was written, and nobody heard
@@ -51,7 +51,7 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedContext:
-    """What all gateways of one history are told."""
+    """The settings of all gateways of one history."""
 
     limits: Limits
     unfinal_max_nano: dict[str, int]
@@ -82,7 +82,7 @@ class FakeMachine:
         return gateway
 
     async def kill(self, gateway: Any) -> None:
-        """What the process remembered is gone."""
+        """Drops the memory of the process."""
 
     async def cut_power(self, *, loses_all: bool) -> None:
         """The newest unflushed commit is lost, or all of them."""
@@ -118,7 +118,7 @@ class FakeMachine:
 
 
 class FakeGateway(MemoryLedger):
-    """One gateway process: the twin, and what `storage.group_commit` remembers beside it."""
+    """One gateway process: the model, and the state that `storage.group_commit` keeps in memory."""
 
     def __init__(self, machine: FakeMachine, owner_id: str) -> None:
         context = machine.context
@@ -301,7 +301,7 @@ class FakeGateway(MemoryLedger):
         return moved + await super().recover(now_ms=now_ms)
 
     def _move_lost(self, call_id: CallId, now_ms: int) -> int:
-        """A call of this gateway that nobody here will close (`storage.ledger_store`, `_plan_lost_call`)."""
+        """A call of this gateway that no task will close (`storage.ledger_store`, `_plan_lost_call`)."""
         call = self._rows.calls[call_id]
         if call.state is CallState.SETTLING:
             held = self._held_by(call)
@@ -325,7 +325,7 @@ class FakeGateway(MemoryLedger):
         return 1
 
     async def recorded(self, new: NewPayment) -> Any:
-        """That payment as the ledger show it, for the report."""
+        """That payment as it is in the ledger, for the report."""
         found = await self.find_payments(new.tx_hash)
         return next((one for one in found if one.payer == new.payer), None)
 

@@ -1,4 +1,4 @@
-"""What happens to everybody: payments come, leave their chain and come back; time goes by; processes and machines fail."""
+"""Events of the world: payments arrive, leave their chain and come back; time passes; processes and machines fail."""
 
 import contextlib
 from typing import Any
@@ -49,7 +49,7 @@ class Faults(Forwarding):
         return True
 
     def _check_debts_paid_first(self, payment_id: int | None) -> None:
-        """Whatever has just arrived in this payment has paid its payer's debts before anything else."""
+        """Value that arrives in this payment first pays its payer's debts."""
         if self._laws is None or payment_id is None:
             return
         payment = self.machine.rows.payments[payment_id]
@@ -61,7 +61,7 @@ class Faults(Forwarding):
             )
 
     async def _leave_chain(self) -> None:
-        """A reorganisation, or two lies in a row: the watcher sees a payment gone."""
+        """A reorganisation, or two false reports in a row: the watcher marks a payment gone."""
         try:
             payments = await self._watched()
             chosen = [one for one in payments if one.state is PaymentState.UNFINAL]
@@ -81,7 +81,7 @@ class Faults(Forwarding):
             need(self._laws.debt_units - before == debt_units, "a debt is not what left", payment.id)
 
     async def _watched(self) -> list[Any]:
-        """What the watcher looks at: unfinal payments, and those that left their chain."""
+        """The payments that the watcher checks: those that are not final, and those that left their chain."""
         if not self._gateways:
             return []
         gateway = self._pick(self._gateways)
@@ -212,7 +212,7 @@ class Faults(Forwarding):
         self._check("recover")
 
     async def _stall(self) -> None:
-        """A gateway hangs for longer than its lease; the others judge. Then it goes on as if nothing had been."""
+        """A gateway hangs for longer than its lease, and the others recover its calls. Then it continues."""
         if self._stalled:
             self._gateways += self._stalled
             self._stalled.clear()

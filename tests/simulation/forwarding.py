@@ -1,4 +1,4 @@
-"""How a granted call goes on: sent, answered or not, closed, settled, streamed; in the order of `gateway.proxy`."""
+"""The steps of a granted call: sent, with or without response, closed, settled, streamed; in the order of `gateway.proxy`."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tollway.ledger.records import CallState, Delivery, SettledTransfer, Settlem
 
 
 class Forwarding(Callers):
-    """A gateway carries calls; an upstream answers as it likes; authorisations move their money, or do not."""
+    """A gateway forwards calls; an upstream returns any response or none; authorisations make their transfers or do not."""
 
     # ---- And carries it.
 
@@ -51,7 +51,7 @@ class Forwarding(Callers):
         granted.stage = "sent"
 
     async def _hear(self, granted: GrantedCall) -> None:
-        """The upstream: an answer that costs, one that does not, silence; or nothing yet."""
+        """The upstream: a charged response, a free one, no response, or none yet."""
         luck, fact = self.random.random(), self.truth.facts[granted.call_id]
         if luck < 0.12:
             return
@@ -222,7 +222,7 @@ class Forwarding(Callers):
         self._check("adrift")
 
     async def _mine(self) -> None:
-        """Whoever likes lands a public authorisation, while it is valid and covered."""
+        """Any account may use a public authorisation while it is valid and covered."""
         now_s = self.machine.now_ms // 1000
         open_ones = [
             request.authorization

@@ -59,7 +59,7 @@ class History(Faults):
 
     @property
     def last_gateway(self) -> Any:
-        """The one that is left when everything is over."""
+        """The gateway that remains at the end."""
         (gateway,) = self._gateways
         return gateway
 
@@ -87,7 +87,7 @@ class History(Faults):
                 need(not is_wrong, "an answer that was dropped is charged", call_id)
 
     async def _end(self) -> None:
-        """All faults are over. In the end each call has an outcome, or is held for a reason that its payer can read."""
+        """After all faults, each call must have an outcome, or be held for a reason that its payer can read."""
         self._wildness = 0.0
         await self._come_back()
         self._gateways += self._stalled

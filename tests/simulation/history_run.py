@@ -1,4 +1,4 @@
-"""The section of one history: its seed, its world, who is in it, and what was told. Nothing happens here."""
+"""The record of one history: its seed, its world, its participants and its events. Data only."""
 
 import random
 from dataclasses import dataclass, field, replace
@@ -40,7 +40,7 @@ class GrantedCall:
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """What was told of one history."""
+    """The events of one history."""
 
     seed: int
     number: int
@@ -50,7 +50,7 @@ class Story:
 
 
 class HistoryRun:
-    """What everybody in one history shares. `is_alone`: one gateway at a time, as on SQLite. `tells`: keeps what happened."""
+    """The shared state of one history. `is_alone`: one gateway at a time, as on SQLite. `tells`: records the events."""
 
     def __init__(self, seed: int, number: int, *, is_alone: bool = False, tells: bool = False) -> None:
         self.random = random.Random((seed << 32) ^ number)

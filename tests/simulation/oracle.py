@@ -35,12 +35,12 @@ _BEFORE: dict[str, frozenset[CallState]] = {
 
 
 class LawBroken(AssertionError):
-    """The ledger broke a law. The message says which, and for which call or payment."""
+    """An invariant of the ledger is broken. The message names it, and the call or payment."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """What a caller wants, whether he asks once or often. `calls`: every call that was made for it."""
+    """The purpose of a caller, with one or many requests. `calls`: every call that was made for it."""
 
     number: int
     payer: Any
@@ -79,7 +79,7 @@ class Fact:
 
 @dataclass(slots=True, kw_only=True)
 class Truth:
-    """`moved`: where authorisations have moved their money; `public`: those that anybody may land."""
+    """`moved`: the transactions in which authorisations made their transfers; `public`: authorisations that any account may use."""
 
     facts: dict[CallId, Fact] = field(default_factory=dict)
     moved: dict[AuthorizationKey, SettledTransfer] = field(default_factory=dict)
@@ -106,7 +106,7 @@ def need(is_true: bool, law: str, what: object = "") -> None:
 
 
 class Laws:
-    """Compares the ledger with themselves a step ago, and with the truth."""
+    """Compares the ledger with its state a step ago, and with the truth."""
 
     def __init__(self, rows: MemoryRows, truth: Truth, *, hold_ms: int) -> None:
         self._rows = rows
@@ -116,7 +116,7 @@ class Laws:
         self.debt_units = 0
 
     def forget(self) -> None:
-        """After a power cut: what was seen may not have happened."""
+        """After a power cut, observed commits may be lost."""
         for call_id, (state, epoch) in self._seen.items():
             call = self._rows.calls.get(call_id)
             if call is None or (call.state, call.epoch) != (state, epoch):
@@ -213,7 +213,7 @@ class Laws:
     def check_granted(
         self, request: Request, call_id: CallId, *, is_separate_call: bool, unfinal_max_units: int | None
     ) -> None:
-        """Everything that speaks against this claim, looked up in another way than the ledger do."""
+        """All reasons against this claim, computed in another way than the ledger does."""
         rows = self._rows
         if request.key is not None:
             self._check_key(request, call_id)
@@ -243,7 +243,7 @@ class Laws:
             need(spent <= unfinal_max_units, "too much was spent that is not final", call_id)
 
     def _check_none_waits(self, call_id: CallId) -> None:
-        """Nobody pays a safe request anew while the last one of its kind waits to run again."""
+        """A safe request is not charged again while its last call waits to run again."""
         own = self._rows.calls[call_id]
         claim = own.claim
         last = None

@@ -1,4 +1,4 @@
-"""Plays histories: one in all detail, or very many in several processes."""
+"""Runs histories: one with all details, or many in several processes."""
 
 import argparse
 import gc
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What was played, and the first history that broke a law."""
+    """The histories that ran, and the first one that broke an invariant."""
 
     histories: int
     steps: int
@@ -32,7 +32,7 @@ class Tally:
 
 
 def at_once(job: Coroutine[Any, Any, T]) -> T:
-    """The ledger in memory never wait, so no event loop is needed; that is most of the speed."""
+    """The ledger in memory never waits, so no event loop is needed; this makes it fast."""
     try:
         job.send(None)
     except StopIteration as end:
@@ -44,7 +44,7 @@ def at_once(job: Coroutine[Any, Any, T]) -> T:
 def play_in_memory(
     seed: int, number: int, *, gateway: type[FakeGateway] | None = None, **options: Any
 ) -> Story:
-    """Raises LawBroken, or whatever else went wrong, with the story so far on it as `story`."""
+    """Raises LawBroken or any other failure, with the events so far as `story`."""
     history = History(seed, number, **options)
     machine = FakeMachine(history.context, now_ms=NOW_MS, gateway=gateway)
     try:
@@ -56,7 +56,7 @@ def play_in_memory(
 
 
 def play_many(seed: int, numbers: Iterable[int], *, gateway: type[FakeGateway] | None = None) -> Tally:
-    """Until the first that breaks a law, or anything else: code that crashes breaks the story too."""
+    """Runs until the first failure: a broken invariant or a crash."""
     histories = steps = claims = 0
     for number in numbers:
         try:
@@ -71,12 +71,12 @@ def play_many(seed: int, numbers: Iterable[int], *, gateway: type[FakeGateway] |
 
 
 def name_law(exc: Exception) -> str:
-    """What a history broke: one of the laws, or the code that it drives."""
+    """The failure of a history: a broken invariant, or an exception of the code."""
     return str(exc) if isinstance(exc, AssertionError) and str(exc) else repr(exc)
 
 
 def play_in_processes(seed: int, histories: int, *, jobs: int) -> list[Tally]:
-    """The same, shared among processes of their own."""
+    """Runs histories in several processes."""
     share = -(-histories // jobs)
     starts = range(0, histories, share)
     program = [sys.executable, "-m", "tests.simulation", f"--seed={seed}"]

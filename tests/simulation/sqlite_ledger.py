@@ -63,7 +63,7 @@ async def opened_disk(folder: Path) -> AsyncIterator[SqliteDisk]:
 
 
 class SqliteMachine:
-    """`rows` is None: the laws are checked on the twin."""
+    """`rows` is None: the invariants are checked on the model."""
 
     rows = None
 
@@ -134,7 +134,7 @@ class SqliteMachine:
             self._images.clear()
 
     async def drain(self) -> None:
-        """Everything that nobody waits for is written."""
+        """Writes all entries without a waiter."""
         for gateway in self._gateways:
             await gateway.drain()
 
@@ -189,6 +189,6 @@ class SqliteGateway:
             await asyncio.sleep(0)
 
     async def stop(self) -> None:
-        """As kill -9: what waits is not written. Between two steps nothing does."""
+        """As kill -9: waiting entries are not written. Between two steps there are none."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)

@@ -80,7 +80,7 @@ def test_a_history_comes_again_exactly_and_says_what_broke() -> None:
 
 
 class Crashes(FakeGateway):
-    """Not a law broken, but code that falls over."""
+    """A crash of the code counts as a failure too."""
 
     async def reopen(self, call_id: CallId, **more: Any) -> Claimed | Fenced:
         raise KeyError(call_id)
@@ -108,7 +108,7 @@ def test_other_seeds_tell_other_stories() -> None:
 
 
 def test_histories_reach_every_state_and_every_end() -> None:
-    """Laws that are never put to the test hold too."""
+    """An invariant that is never exercised always holds, so each must be exercised."""
     seen = {
         word for number in range(6_000) for line in _told(number) for word in line.replace("=", " ").split()
     }
