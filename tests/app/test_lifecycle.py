@@ -39,9 +39,9 @@ NOBODY = "http://127.0.0.1:1"
 
 def settings(folder: Path, **more: str) -> Settings:
     """A gateway of its own, whose only chain node is away."""
-    told = {"RPC_LOCAL": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3", **more}
+    given = {"RPC_LOCAL": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3", **more}
     prefixed = {
-        name if name.startswith("TEST_") else f"TOLLWAY_{name}": value for name, value in told.items()
+        name if name.startswith("TEST_") else f"TOLLWAY_{name}": value for name, value in given.items()
     }
     return load_with_fixed_limits(prefixed)
 
@@ -163,8 +163,8 @@ async def test_the_maximum_of_unfinal_value_reaches_the_books(app: App) -> None:
 async def test_where_ownership_is_required_nothing_is_listed_or_sold_before_it_is_proved(
     tmp_path: Path,
 ) -> None:
-    told = settings(tmp_path, REQUIRE_OWNERSHIP="yes", ALLOW_PRIVATE_ENDPOINTS="yes")
-    async with run_upstream() as upstream, App(told) as app:
+    given = settings(tmp_path, REQUIRE_OWNERSHIP="yes", ALLOW_PRIVATE_ENDPOINTS="yes")
+    async with run_upstream() as upstream, App(given) as app:
         listing = free_listing(upstream.url)
         await app.catalog.publish(listing)
         assert (await ask(app, "GET", "/api/v2/apis")).json()["total"] == 0
@@ -196,17 +196,17 @@ async def test_the_metrics_show_which_upstreams_are_down(app: App) -> None:
 async def test_the_metrics_show_what_runs(app: App) -> None:
     await ask(app, "GET", "/api/v2/apis")
     app.shedder.enter("somebody")
-    told = generate_latest(app.metrics.registry).decode()
+    text = generate_latest(app.metrics.registry).decode()
     app.shedder.leave("somebody")
-    assert "tollway_calls_in_flight 1.0" in told
-    assert 'http_route="/api/v2/apis"' in told
+    assert "tollway_calls_in_flight 1.0" in text
+    assert 'http_route="/api/v2/apis"' in text
 
 
 async def test_a_gateway_that_is_alone_leads_in_everything(app: App) -> None:
     async with asyncio.timeout(10):
         while True:
-            told = generate_latest(app.metrics.registry).decode()
-            if all(f'tollway_leading{{duty="{duty}"}} 1.0' in told for duty in ("sweeper", "watcher")):
+            text = generate_latest(app.metrics.registry).decode()
+            if all(f'tollway_leading{{duty="{duty}"}} 1.0' in text for duty in ("sweeper", "watcher")):
                 break
             await asyncio.sleep(0.001)
 
@@ -216,10 +216,10 @@ async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
     gas_key = "0x" + "11" * 32
     async with App(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, TEST_LIMIT_SWEEP_INTERVAL_S="0.001")) as app:
         labels = 'network="eip155:84532",reason="gas_unknown"'
-        told = generate_latest(app.metrics.registry).decode()
-    assert f"tollway_rails_withdrawn{{{labels}}} 1.0" in told
-    assert "tollway_calls_adrift 0.0" in told
-    assert gas_key[2:] not in told
+        text = generate_latest(app.metrics.registry).decode()
+    assert f"tollway_rails_withdrawn{{{labels}}} 1.0" in text
+    assert "tollway_calls_adrift 0.0" in text
+    assert gas_key[2:] not in text
 
 
 async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(tmp_path: Path) -> None:
@@ -233,10 +233,10 @@ async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(t
 async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Path) -> None:
     port = free_port()
     more = {"LISTEN": f"127.0.0.1:{port}", "PUBLIC_URL": f"http://127.0.0.1:{port}", "ADMIN_LISTEN": "off"}
-    told = settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", LIMIT_DRAIN_DEADLINE_S="0.1", **more)
+    given = settings(tmp_path, ALLOW_PRIVATE_ENDPOINTS="yes", LIMIT_DRAIN_DEADLINE_S="0.1", **more)
     async with run_upstream() as upstream, asyncio.timeout(30):
         upstream.answer = say_nothing
-        async with App(told) as app:
+        async with App(given) as app:
             await app.catalog.publish(free_listing(upstream.url))
             serving = asyncio.get_running_loop().create_task(app.serve())
             await app.server.wait_up()

@@ -1,5 +1,5 @@
 """What a gateway loads: what it serves with, and nothing that only others need. Each MiB of it stays for as long as the
-gateway does, and each second is one in which nobody is served.
+gateway does, and each second delays the first request.
 """
 
 import asyncio
@@ -54,10 +54,10 @@ TELL = "\nimport sys; print(*sorted({name.partition('.')[0] for name in sys.modu
 
 def load(code: str, **env: str) -> set[str]:
     """The packages that a process has loaded in the end."""
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", code + TELL], env=env, capture_output=True, timeout=60, check=True, text=True
     )
-    return set(told.stdout.splitlines()[-1].split())
+    return set(output.stdout.splitlines()[-1].split())
 
 
 def settings(folder: Path, **more: str) -> dict[str, str]:

@@ -121,13 +121,13 @@ QUICK = {
 
 
 def settings(folder: Path) -> Settings:
-    told = {
+    given = {
         "RPC_LOCAL": f"http://{NOBODY}",
         "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3",
         "GAS_KEYS_LOCAL": "0x" + "11" * 32,
         "RATE_LIMIT_URL": f"redis://{NOBODY}",
     }
-    return load_with_fixed_limits({**{f"TOLLWAY_{name}": value for name, value in told.items()}, **QUICK})
+    return load_with_fixed_limits({**{f"TOLLWAY_{name}": value for name, value in given.items()}, **QUICK})
 
 
 class Observer:
@@ -294,7 +294,7 @@ async def test_a_background_task_that_ended_is_on_readyz_and_in_the_metrics(tmp_
         transport = httpx.ASGITransport(app.asgi_app)
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8402") as client:
             answer = await client.get("/readyz")
-        told = generate_latest(app.metrics.registry).decode()
+        text = generate_latest(app.metrics.registry).decode()
     assert (answer.status_code, answer.json()["checks"]["background"]) == (503, False)
     assert answer.json()["detail"] == "Not ready: background"
-    assert "tollway_background_tasks_ended 1.0" in told
+    assert "tollway_background_tasks_ended 1.0" in text

@@ -30,9 +30,9 @@ async def test_a_chore_that_fails_is_done_again(capsys: pytest.CaptureFixture[st
         async with asyncio.timeout(5):
             await done.wait()
     assert runs >= 2
-    told = capsys.readouterr().out
-    assert "background_task_failed" in told
-    assert "Traceback" not in told
+    output = capsys.readouterr().out
+    assert "background_task_failed" in output
+    assert "Traceback" not in output
 
 
 async def test_leaving_the_group_ends_what_still_runs() -> None:

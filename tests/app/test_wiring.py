@@ -114,7 +114,7 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
             call = await harness.claim()
             assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
         await settlement_services.close()
-    told = generate_latest(metrics.registry).decode()
+    text = generate_latest(metrics.registry).decode()
     key = f'key="{make_gas_key().address}",network="eip155:84532"'
     for line in (
         'tollway_settlements_total{network="eip155:84532",outcome="settled"} 1.0',
@@ -123,7 +123,7 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
         f"tollway_gas_lane_length{{{key}}}",
         'tollway_rails_withdrawn{network="eip155:84532",reason="gas_keys_low"} 0.0',
     ):
-        assert line in told
+        assert line in text
 
 
 async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> None:

@@ -153,8 +153,8 @@ REFUSED = [
     ({}, f'{OPTIMISM}gas_keys = ["{GAS_KEY}", "{GAS_KEY}"]', "stands twice"),
     ({}, f'{OPTIMISM}gas_keys = "nowhere/gas.key"', "cannot be used"),
     ({}, f"{OPTIMISM}gas_keys = 5", "list of keys"),
-    ({}, f'{OPTIMISM}gas_keys = "{DEVELOPMENT_KEY}"', "a development key that everybody has"),
-    ({"TOLLWAY_GAS_KEYS_BASE": DEVELOPMENT_KEY}, "", "a development key that everybody has"),
+    ({}, f'{OPTIMISM}gas_keys = "{DEVELOPMENT_KEY}"', "a public development key"),
+    ({"TOLLWAY_GAS_KEYS_BASE": DEVELOPMENT_KEY}, "", "a public development key"),
     ({"TOLLWAY_GAS_KEYS_OPTIMISM": GAS_KEY}, "", "the network optimism is not configured"),
     ({"TOLLWAY_GAS_KEY_BASE": GAS_KEY}, "", "did you mean GAS_KEYS_BASE"),
     ({}, f'{OPTIMISM}settlement_min = "a little"', "settlement_min: "),
@@ -186,9 +186,9 @@ REFUSED = [
     ({"TOLLWAY_PUBLIC_URL": "https://*.example.com"}, "", "TOLLWAY_PUBLIC_URL: the public URL has no usable host"),
     ({"TOLLWAY_PUBLIC_URL": "https://gw.ex\tample.com"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
     ({"TOLLWAY_PUBLIC_URL": "https://gw.example.com:0"}, "", "TOLLWAY_PUBLIC_URL: must be an http(s) URL"),
-    ({"TOLLWAY_TRUSTED_PROXIES": "0.0.0.0/0"}, "", "would let every caller say who he is"),
-    ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1,::/0"}, "", "would let every caller say who he is"),
-    ({"TOLLWAY_TRUSTED_PROXIES": "::ffff:0:0/96"}, "", "would let every caller say who he is"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "0.0.0.0/0"}, "", "would let every caller choose its client address"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1,::/0"}, "", "would let every caller choose its client address"),
+    ({"TOLLWAY_TRUSTED_PROXIES": "::ffff:0:0/96"}, "", "would let every caller choose its client address"),
     ({"TOLLWAY_TRUSTED_PROXIES": "proxy.internal"}, "", "TOLLWAY_TRUSTED_PROXIES: "),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USCD:100"}, "", "USCD is no currency of a configured network"),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC:1,USDC:100"}, "", "USDC stands twice"),
@@ -202,13 +202,13 @@ REFUSED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
-def test_refuses_and_says_why(environment: dict[str, str], toml: str, told: str) -> None:
-    assert told in "\n".join(problems(environment, toml))
+@pytest.mark.parametrize(("environment", "toml", "text"), REFUSED)
+def test_refuses_and_says_why(environment: dict[str, str], toml: str, text: str) -> None:
+    assert text in "\n".join(problems(environment, toml))
 
 
-@pytest.mark.parametrize(("environment", "toml", "told"), REFUSED)
-def test_a_mistake_is_one_clear_line_or_two(environment: dict[str, str], toml: str, told: str) -> None:
+@pytest.mark.parametrize(("environment", "toml", "text"), REFUSED)
+def test_a_mistake_is_one_clear_line_or_two(environment: dict[str, str], toml: str, text: str) -> None:
     """One line for each; the second only where a value that was refused is missed elsewhere."""
     lines = problems(environment, toml)
     assert len(lines) <= 2
@@ -278,7 +278,7 @@ def test_a_table_of_the_wrong_kind_is_one_problem_beside_the_environment() -> No
 
 def test_names_of_other_commands_are_no_error() -> None:
     package = Path(tollway.__file__).parent
-    texts = [path.read_text() for room in ("cli", "client") for path in (package / room).glob("*.py")]
+    texts = [path.read_text() for name in ("cli", "client") for path in (package / name).glob("*.py")]
     read_elsewhere = set(re.findall(r"\"TOLLWAY_([A-Z_]+)\"", "".join(texts)))
     assert read_elsewhere <= CLIENT_KEYS | {key.upper() for key in KEYS}
     assert load({f"TOLLWAY_{name}": "x" for name in CLIENT_KEYS - {"CONFIG"}}).public_url

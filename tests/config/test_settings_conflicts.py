@@ -34,7 +34,7 @@ def listen(text: str) -> Listen:
         ("[::]:8402", "[::1]:9402"),
     ],
 )
-def test_two_doors_apart_are_fine(callers: str, operator: str) -> None:
+def test_two_listeners_at_different_addresses_are_valid(callers: str, operator: str) -> None:
     url = "https://gw.example.com"
     assert not [*check_admin_listen(listen=listen(callers), admin_listen=listen(operator))]
     assert not [*check_admin_listen(listen=listen(callers), admin_listen=None)]
@@ -77,7 +77,7 @@ class Mistake:
     file: str | None = None
     mode: int = 0o600
     key_mode: int | None = None
-    told: str
+    text: str
 
 
 PUBLIC = {"TOLLWAY_SECRET_KEY": KEY, "TOLLWAY_PUBLIC_URL": "https://gw.example.com"}
@@ -85,42 +85,42 @@ OPTIMISM = '[[networks]]\npreset = "optimism"\nrpc_urls = ["https://node.example
 DEVELOPMENT_KEY = "0xac0974bec39a17e36ba4a6b4d238ff944bacb478cbed5efcae784d7bf4f2ff80"
 
 
-def of(told: str, **settings: str) -> Mistake:
-    return Mistake(environment={f"TOLLWAY_{name}": value for name, value in settings.items()}, told=told)
+def of(text: str, **settings: str) -> Mistake:
+    return Mistake(environment={f"TOLLWAY_{name}": value for name, value in settings.items()}, text=text)
 
 
 MISTAKES: dict[str, Mistake] = {
     "a misspelt name": of("did you mean LISTEN?", LISTN="127.0.0.1:1"),
-    "a misspelt limit": Mistake(file="[limits]\nheaders_mx = 1", told="limits.headers_mx: there is no such limit"),
+    "a misspelt limit": Mistake(file="[limits]\nheaders_mx = 1", text="limits.headers_mx: there is no such limit"),
     "no node": of("name at least one node", RPC_BASE=""),
     "a node that is none": of("rpc_urls[0] is not an http(s) URL", RPC_BASE="ftp://node/hush"),
     "a port that is none": of("must be host:port", LISTEN="127.0.0.1:84020"),
-    "one port for both doors": of("take another port, or off", LISTEN="127.0.0.1:9402", ADMIN_LISTEN="127.0.0.1:9402"),
+    "one port for both listeners": of("take another port, or off", LISTEN="127.0.0.1:9402", ADMIN_LISTEN="127.0.0.1:9402"),
     "open to all without a key": of("need a key of your own", LISTEN="0.0.0.0:8402", PUBLIC_URL="https://gw.example.com"),
     "PostgreSQL without a key": of("need a key of your own", DATABASE_URL="postgresql://me:hush@db.example/books"),
     "open to all under a name of its own": of("callers from outside cannot reach", LISTEN="0.0.0.0:8402", SECRET_KEY=KEY),
     "a public URL with a path": of("must be an origin", PUBLIC_URL="https://gw.example.com/api"),
     "a host that is none": of("no usable host", PUBLIC_URL="https://a b"),
-    "every caller a proxy": of("would let every caller say who he is", TRUSTED_PROXIES="0.0.0.0/0"),
+    "every caller a proxy": of("would let every caller choose its client address", TRUSTED_PROXIES="0.0.0.0/0"),
     "a key of zeros": of("no random number", SECRET_KEY="0" * 64),
     "a key that is too short": of("must be 64 hex digits", SECRET_KEY="hush"),
     "a key and a file with one": of("not both", SECRET_KEY=KEY, SECRET_KEY_FILE="key"),
-    "a key file that others can read": Mistake(environment={"TOLLWAY_SECRET_KEY_FILE": "key"}, key_mode=0o644, told="chmod 600 key"),
-    "a settings file that others can read": Mistake(file=f'secret_key = "{KEY}"', mode=0o644, told="tollway.toml: others may read it"),
-    "a settings file that is none": Mistake(file="this is not TOML", told="tollway.toml: "),
+    "a key file that others can read": Mistake(environment={"TOLLWAY_SECRET_KEY_FILE": "key"}, key_mode=0o644, text="chmod 600 key"),
+    "a settings file that others can read": Mistake(file=f'secret_key = "{KEY}"', mode=0o644, text="tollway.toml: others may read it"),
+    "a settings file that is none": Mistake(file="this is not TOML", text="tollway.toml: "),
     "a settings file that is not there": of("nowhere.toml: No such file", CONFIG="nowhere.toml"),
     "a database that is none": of("must be sqlite:///file or postgresql://", DATABASE_URL="mysql://me:hush@db.example/books"),
     "a folder that is a file": of("/dev/null", DATABASE_URL="sqlite:////dev/null/tollway.sqlite3", SECRET_KEY=KEY),
     "a standby": Mistake(
         environment={**PUBLIC, "TOLLWAY_DATABASE_URL": "postgresql://me:hush@db.example/books?target_session_attrs=standby"},
-        told="a gateway writes",
+        text="a gateway writes",
     ),
     "test money beside real money": of("test money buy real calls", RPC_BASE_SEPOLIA="https://node.example"),
-    "everybody's gas key on a main network": of("a development key that everybody has", GAS_KEYS_BASE=DEVELOPMENT_KEY),
-    "more nodes to agree than there are": Mistake(file=OPTIMISM + "agreement_min = 2", told="2 nodes cannot agree"),
+    "a public gas key on a main network": of("a public development key", GAS_KEYS_BASE=DEVELOPMENT_KEY),
+    "more nodes to agree than there are": Mistake(file=OPTIMISM + "agreement_min = 2", text="2 nodes cannot agree"),
     "a rate server of another kind": of("must be redis://", RATE_LIMIT_URL="http://me:hush@cache.example"),
-    "an allowlist that keeps nobody out": of("has no effect while registration is open", ALLOWLIST="0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
-    "a registration for nobody": of("at least one wallet", REGISTRATION="allowlist"),
+    "an allowlist without effect": of("has no effect while registration is open", ALLOWLIST="0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+    "an allowlist without wallets": of("at least one wallet", REGISTRATION="allowlist"),
     "a maximum for no currency": of("USCD is no currency", UNFINAL_SPEND_MAX="USCD:100"),
     "a limit that is fixed": of("this limit is fixed now", LIMIT_OWNER_RENEW_S="16"),
 }  # fmt: skip
@@ -140,7 +140,7 @@ for case in json.load(sys.stdin):
         os.chdir(case["folder"])
         os.environ.update(case["environment"])
         for number, name in ((1, "stdout"), (2, "stderr")):
-            os.dup2(os.open(case["told"] + name, os.O_WRONLY | os.O_CREAT), number)
+            os.dup2(os.open(case["prefix"] + name, os.O_WRONLY | os.O_CREAT), number)
         try:
             main()
         except SystemExit as ended:
@@ -151,11 +151,11 @@ for case in json.load(sys.stdin):
     _, status = os.waitpid(child, 0)
     print(os.waitstatus_to_exitcode(status), flush=True)
 """
-"""The command as everybody starts it, many times; what it imports is imported once."""
+"""The real command, many times in forks of one process, so that it imports once."""
 
 
 def _prepare(folder: Path, mistake: Mistake) -> set[str]:
-    """What lies in the folder before the start."""
+    """Writes the files of the folder before the start; returns their names."""
     folder.mkdir()
     if mistake.file is not None:
         path = folder / "tollway.toml"
@@ -175,7 +175,7 @@ def test_a_mistake_ends_the_start_with_one_line_and_leaves_nothing_behind(tmp_pa
         folder = tmp_path / str(number)
         before[name] = folder, _prepare(folder, mistake)
         environment = {**common, **mistake.environment}
-        cases.append({"folder": str(folder), "told": f"{folder}.", "environment": environment})
+        cases.append({"folder": str(folder), "prefix": f"{folder}.", "environment": environment})
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TOLLWAY_")}
     ran = subprocess.run(
         (sys.executable, "-c", SERVE_MANY),
@@ -195,7 +195,7 @@ def test_a_mistake_ends_the_start_with_one_line_and_leaves_nothing_behind(tmp_pa
         lines = Path(f"{folder}.stderr").read_text().splitlines()
         assert len(lines) == 1, (name, lines)
         (problem,) = json.loads(lines[0])["error"]["problems"]
-        assert mistake.told in problem, name
+        assert mistake.text in problem, name
         assert 20 <= len(problem) <= 240, name
         assert problem.isprintable(), name
         assert KEY not in lines[0], name
@@ -206,24 +206,24 @@ def test_a_mistake_ends_the_start_with_one_line_and_leaves_nothing_behind(tmp_pa
 def test_a_mistake_is_told_by_the_command_as_it_is_started(tmp_path: Path) -> None:
     process = _start(tmp_path, {"TOLLWAY_LISTN": "127.0.0.1:1"})
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
-    told = {
+    expected = {
         "code": "settings_invalid",
         "problems": ["TOLLWAY_LISTN: there is no such setting; did you mean LISTEN?"],
     }
-    assert (process.returncode, stdout, json.loads(stderr)) == (2, "", {"error": told})
+    assert (process.returncode, stdout, json.loads(stderr)) == (2, "", {"error": expected})
 
 
 def test_an_address_that_is_taken_ends_the_start_in_one_line(tmp_path: Path) -> None:
-    """Whichever of the two doors it is. Port 0 of the other door is any that is free."""
+    """Either of the two listeners. Port 0 of the other is any free port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         running = []
-        for door, other in (("LISTEN", "ADMIN_LISTEN"), ("ADMIN_LISTEN", "LISTEN")):
-            folder = tmp_path / door
+        for listener, other in (("LISTEN", "ADMIN_LISTEN"), ("ADMIN_LISTEN", "LISTEN")):
+            folder = tmp_path / listener
             folder.mkdir()
-            settings = {f"TOLLWAY_{door}": address, f"TOLLWAY_{other}": "127.0.0.1:0"}
+            settings = {f"TOLLWAY_{listener}": address, f"TOLLWAY_{other}": "127.0.0.1:0"}
             running.append(_start(folder, settings))
         for process in running:
             _, stderr = process.communicate(timeout=DEADLINE_S)

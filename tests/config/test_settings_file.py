@@ -41,7 +41,7 @@ HARMLESS: list[dict[str, Any]] = [
     {"networks": [{"gas_keys": ["/etc/tollway/gas.key", "./gas.key"]}]},
     {"networks": [{"rpc_urls": ["https://mainnet.base.org", "https://node.example/base/archive"]}]},
     {"networks": [{"facilitator": {"url": "https://f.example", "settle_headers": {}}}]},
-    # What is not even well formed is told by whoever parses it.
+    # The model refuses values that are not well formed.
     {"database_url": 5, "rate_limit_url": [], "networks": "all"},
     {"networks": [5, {"gas_keys": 5, "rpc_urls": 5, "facilitator": 5}]},
 ]

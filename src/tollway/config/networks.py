@@ -1,6 +1,6 @@
-"""A network as its settings describe it: its assets and depths, where its nodes are asked, and what settling may cost there.
+"""The settings of a network: assets, confirmations, nodes, and the limits of settlement costs.
 
-Raises ValueError; asks nothing and reads no file.
+Pure parsers: each raises ValueError or TypeError and reads no file.
 """
 
 import re
@@ -58,8 +58,8 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,8192}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """A network, and where its nodes are asked. A URL often holds a key, so it is a secret. `settlement`: what settling
-    authorisations may cost there, and with which keys; there may be none."""
+    """A network with the URLs of its nodes. A URL often holds an API key, so it is a secret. `settlement`: the keys and cost limits of settling authorisations;
+    there may be no key."""
 
     name: str
     rules: ChainRules
@@ -181,7 +181,7 @@ def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: fl
 
 
 def _parse_gas_keys(raw: Any, *, is_main: bool) -> tuple[GasKey, ...]:
-    """Keys in hex: whoever reads the settings has put what stood in files in their place."""
+    """Keys in hex. `config.settings` has replaced the names of files by their keys."""
     texts = parse_strings(raw)
     if len(texts) > GAS_KEYS_MAX:
         raise ValueError(f"gas_keys: at most {GAS_KEYS_MAX}")
@@ -193,7 +193,7 @@ def _parse_gas_keys(raw: Any, *, is_main: bool) -> tuple[GasKey, ...]:
             raise ValueError(f"gas_keys[{position}]: {exc}") from None
         if is_main and is_development_key(key.address):
             raise ValueError(
-                f"gas_keys[{position}]: {key.address} is a development key that everybody has; never on a main network"
+                f"gas_keys[{position}]: {key.address} is a public development key; use a key of your own on a main network"
             )
         keys.append(key)
     if len({key.address for key in keys}) != len(keys):
@@ -277,7 +277,7 @@ def _parse_rpc_urls(raw: Any) -> tuple[Secret[str], ...]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")  # the URL itself may hold a key
-        if url in urls[:position]:  # one node that is asked twice agrees with itself
+        if url in urls[:position]:  # a node named twice agrees with itself
             raise ValueError(f"rpc_urls[{position}] stands twice")
     if not urls:
         raise ValueError("rpc_urls: name at least one node")

@@ -121,7 +121,9 @@ def parse_wallets(raw: Any) -> frozenset[Address]:
 def parse_proxies(raw: Any) -> tuple[str, ...]:
     networks = [_unmap(ipaddress.ip_network(text)) for text in parse_strings(raw)]
     if any(network.prefixlen == 0 for network in networks):
-        raise ValueError("all addresses as proxies would let every caller say who he is; name the proxies")
+        raise ValueError(
+            "all addresses as proxies would let every caller choose its client address; name the proxies"
+        )
     return tuple(str(network) for network in networks)
 
 
@@ -134,7 +136,7 @@ def _unmap(network: IpNetwork) -> IpNetwork:
 
 
 def is_path_like(text: str) -> bool:
-    """A wrong key must not be taken for a file and shown in an error: only what has a slash or a dot is one."""
+    """True for the name of a file: text with a slash or a dot. A wrong key must not be read as a file name, which errors contain."""
     return "/" in text or "." in text
 
 
