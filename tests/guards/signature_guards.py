@@ -19,9 +19,9 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "a listing that does not say otherwise has its calls signed",
-        "registry.draft:parse_draft",
-        '_choice(reader, "forwardSignature", ("ed25519", "none"))',
-        '_choice(reader, "forwardSignature", ("none", "ed25519"))',
+        "registry.draft:ListingBody",
+        'forward_signature: ForwardSignature = "ed25519"',
+        'forward_signature: ForwardSignature = "none"',
         test="registry/test_draft.py::test_the_least_body_takes_every_default",
     ),
     guard(

@@ -1,4 +1,4 @@
-"""The body of a listing's create and update: its rules, all its errors at once, and the warnings about a valid listing. Pure.
+"""The body of a listing's create and update: its model, its rules, all its errors at once, and the warnings about a valid listing. Pure.
 
 It sends no request. `DraftRules` holds what this gateway accepts; one of its functions checks whether an endpoint may be called. The caller of this module
 checks whether the endpoint answers.
@@ -6,9 +6,11 @@ checks whether the endpoint answers.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo
 
 from tollway.errors import FieldError
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, ListingId, parse_network
@@ -26,13 +28,43 @@ from tollway.registry.listing import (
     list_unforwarded,
     payable_assets,
 )
-from tollway.registry.object_reader import ObjectReader
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
 from tollway.registry.text import find_unclean
+from tollway.validation import (
+    BodyModel,
+    Location,
+    add_value,
+    check_body,
+    context_of,
+    in_range,
+    list_errors,
+    read_list,
+    read_parsed,
+    read_texts,
+    to_field_error,
+    value_error,
+    value_errors,
+)
 
 ENDPOINT_POLICY = "endpoint_not_allowed"
 """The code of the error that is about the outbound policy and not about the form of the body."""
+
+ERRORS_MAX = 100
+NAME_LENGTH_MAX = 120
+DESCRIPTION_LENGTH_MAX = 4_000
+TAGS_MAX, TAG_LENGTH_MAX = 5, 32
+TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30, 300
+RATE_CALLS_MAX, RATE_PER_S_MAX = 1_000_000, 86_400
+PATH_LENGTH_MAX = 2_048
+METHODS_MAX, METHOD_LENGTH_MAX = 16, 32
+PRICED_OPERATIONS_MAX = 200
+NETWORKS_MAX, NETWORK_LENGTH_MAX = 32, 32
+PRICE_LENGTH_MAX = ADDRESS_LENGTH_MAX = 64
+URL_LENGTH_MAX = 2_048
+FORWARD_HEADERS_MAX, HEADER_NAME_LENGTH_MAX = 20, 128
+SECRET_LENGTH_MAX = 4_096
+DOCUMENT_BYTES_MAX = 1 * MIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,37 +93,6 @@ class DraftRules:
         """The main networks that accept the currency; when there are none, the test networks that do."""
         accepted = self.networks_of(currency)
         return tuple(chain_id for chain_id in accepted if chain_id in self.main_networks) or accepted
-
-
-NAME_LENGTH_MAX = 120
-DESCRIPTION_LENGTH_MAX = 4_000
-TAGS_MAX, TAG_LENGTH_MAX = 5, 32
-TIMEOUT_S_DEFAULT, TIMEOUT_S_MAX = 30, 300
-RATE_CALLS_MAX, RATE_PER_S_MAX = 1_000_000, 86_400
-
-_FIELDS = (
-    "name",
-    "pricePerRequest",
-    "currency",
-    "endpoint",
-    "description",
-    "payTo",
-    "networks",
-    "methods",
-    "tags",
-    "openapi",
-    "openapiUrl",
-    "operations",
-    "otherPaths",
-    "chargeOn",
-    "timeoutSeconds",
-    "forwardHeaders",
-    "upstreamAuth",
-    "signature",
-    "rateLimit",
-    "status",
-    "forwardSignature",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,59 +132,32 @@ def parse_draft(
     """The body of a create (`previous` None) or of an update, or all its errors, at most `ERRORS_MAX`.
 
     Absent fields take their default. In an update, absent `upstreamAuth`, `openapi` and `openapiUrl` keep their values,
-    and `null` removes them.
+    and `null` removes them. Errors are in the order of the fields of `ListingBody`.
     """
     if not isinstance(body, dict):
         return (FieldError(code="type", detail="the body must be a JSON object", pointer=""),)
-    reader = ObjectReader(body)
-    reader.refuse_unknown(_FIELDS)
-    name = _name(reader)
-    currency = read_currency(reader, rules)
-    networks = read_networks(reader, rules, currency)
-    decimals_max = find_decimals_max(rules, currency, networks)
-    price = read_price(reader, decimals_max, is_required=True)
-    endpoint = read_endpoint(reader, rules)
-    methods = read_methods(reader)
-    operations = read_operations(reader, decimals_max, methods)
-    forward_headers = read_forward_headers(reader)
-    draft = Draft(
-        name=name or "",
-        description=_description(reader),
-        endpoint=endpoint or "",
-        price=price or Price.from_nano(0),
-        currency=currency or "",
-        pay_to=read_pay_to(reader, rules),
-        networks=networks,
-        methods=methods,
-        tags=_tags(reader),
-        operations=operations,
-        other_paths=cast(Literal["serve", "refuse"], _choice(reader, "otherPaths", ("serve", "refuse"))),
-        charge_on=ChargeOn(_choice(reader, "chargeOn", tuple(ChargeOn))),
-        timeout_s=_timeout(reader),
-        forward_headers=forward_headers,
-        upstream_auth=read_upstream_auth(
-            reader, rules, previous, endpoint=endpoint, forwarded=forward_headers
-        ),
-        openapi=read_openapi(reader, previous),
-        openapi_url=read_openapi_url(reader, previous),
-        is_document_wanted=_is_given(reader, "openapiUrl") and not _is_given(reader, "openapi"),
-        signature=cast(Literal["any", "bound"], _choice(reader, "signature", ("any", "bound"))),
-        rate_limit=_rate_limit(reader),
-        status=cast(Literal["active", "paused"], _choice(reader, "status", ("active", "paused"))),
-        forward_signature=cast(ForwardSignature, _choice(reader, "forwardSignature", ("ed25519", "none"))),
-    )
-    is_known = not draft.is_document_wanted and not any(one.pointer == "/openapi" for one in reader.errors)
-    conflict = find_nothing_served(draft) if is_known and not reader.has("operations") else None
-    if conflict is not None:
-        reader.refuse("otherPaths", conflict.code, conflict.detail)
-    # A draft with a substitute value (an empty name, a price of zero) is not returned: each of them has an error.
-    return tuple(reader.errors) or draft
+    checked = check_body(ListingBody, body, rules=rules)
+    placed = [
+        (_place(location[0]), to_field_error(location, code, detail))
+        for location, code, detail in checked.errors
+    ]
+    for name, error in _check_between_members(checked.values, body, rules, previous):
+        placed.append((_place(name), error))
+    placed.sort(key=lambda one: one[0])
+    if checked.body is None or placed:
+        return tuple(error for _, error in placed[:ERRORS_MAX])
+    return _to_draft(checked.body, rules, previous)
 
 
-def find_nothing_served(draft: Draft) -> FieldError | None:
+def find_nothing_served(
+    *,
+    other_paths: Literal["serve", "refuse"],
+    operations: tuple[Operation, ...],
+    openapi: Mapping[str, Any] | None,
+    methods: tuple[str, ...],
+) -> FieldError | None:
     """The error of a listing that serves only the paths of its operations and has no operation, priced or documented."""
-    is_open = draft.other_paths == "serve" or bool(draft.operations)
-    if is_open or has_documented_operations(draft.openapi, draft.methods):
+    if other_paths == "serve" or operations or has_documented_operations(openapi, methods):
         return None
     detail = (
         "must be serve, or the listing needs an operation, priced or in the document: it would serve no path"
@@ -252,278 +226,377 @@ def _to_listing(
     )
 
 
-def _is_given(reader: ObjectReader, name: str) -> bool:
-    return reader.has(name) and not reader.is_null(name)
+# The members of the body, each with its rule. A rule reads the members above it in `Context.values`.
 
 
-def _choice(reader: ObjectReader, name: str, options: tuple[str, ...]) -> str:
-    """The chosen option; the first one when the member is absent or wrong."""
-    return (reader.one_of(name, options) if reader.has(name) else None) or options[0]
-
-
-def _clean(reader: ObjectReader, pointer: str, text: str, *, is_multiline: bool = False) -> bool:
-    unclean = find_unclean(text, is_multiline=is_multiline)
-    if unclean is not None:
-        reader.refuse_at(
-            pointer, "bad_character", f"must not hold control or invisible characters ({unclean})"
-        )
-    return unclean is None
-
-
-def _name(reader: ObjectReader) -> str | None:
-    name = reader.required_text("name", length_max=NAME_LENGTH_MAX)
-    if name is not None and _clean(reader, "/name", name) and not name.strip():
-        reader.refuse("name", "too_short", "must not be blank")
+def _check_name(name: str) -> str:
+    _refuse_unclean(name)
+    if not name.strip():
+        raise value_error("too_short", "must not be blank")
     return name
 
 
-def _description(reader: ObjectReader) -> str:
-    if not reader.has("description"):
-        return ""
-    description = reader.text("description", length_max=DESCRIPTION_LENGTH_MAX) or ""
-    _clean(reader, "/description", description, is_multiline=True)
+def _check_description(description: str) -> str:
+    _refuse_unclean(description, is_multiline=True)
     return description
 
 
-def _tags(reader: ObjectReader) -> tuple[str, ...]:
-    if not reader.has("tags"):
-        return ()
-    tags = reader.texts("tags", count_max=TAGS_MAX, length_max=TAG_LENGTH_MAX) or []
-    for pointer, tag in tags:
-        if _clean(reader, pointer, tag) and tag != tag.strip():
-            reader.refuse_at(pointer, "tag", "must not begin or end with a space")
-    return tuple(tag for _, tag in tags)
+def _refuse_unclean(text: str, *, is_multiline: bool = False) -> None:
+    unclean = find_unclean(text, is_multiline=is_multiline)
+    if unclean is not None:
+        raise value_error("bad_character", f"must not hold control or invisible characters ({unclean})")
 
 
-def _timeout(reader: ObjectReader) -> int:
-    if not reader.has("timeoutSeconds"):
-        return TIMEOUT_S_DEFAULT
-    return reader.integer("timeoutSeconds", least=1, most=TIMEOUT_S_MAX) or TIMEOUT_S_DEFAULT
+def _read_currency(value: object, info: ValidationInfo) -> str:
+    symbols = tuple(dict.fromkeys(asset.symbol for asset in context_of(info).rules.assets))
+    if not isinstance(value, str) or value not in symbols:
+        raise value_error("unknown_value", "must be one of: " + ", ".join(symbols))
+    return value
 
 
-def _rate_limit(reader: ObjectReader) -> RateLimit | None:
-    if not _is_given(reader, "rateLimit"):
+def _read_networks(value: object, info: ValidationInfo) -> tuple[ChainId, ...]:
+    rules, currency = context_of(info).rules, context_of(info).values.get("currency")
+    readable: list[ChainId] = []
+
+    def parse(text: str) -> ChainId:
+        try:
+            chain_id = parse_network(text)
+        except ValueError as exc:
+            raise value_error("network", str(exc)) from exc
+        readable.append(chain_id)
+        add_value(info, tuple(readable))
+        if currency is not None and chain_id not in rules.networks_of(currency):
+            raise value_error("network", f"{currency} is not accepted on {text}")
+        return chain_id
+
+    networks = read_texts(value, None, parse, count_max=NETWORKS_MAX, length_max=NETWORK_LENGTH_MAX)
+    if not networks:
+        raise value_error("too_few", "must name at least one network")
+    return networks
+
+
+def _read_price(value: object, info: ValidationInfo) -> Price:
+    return _parse_price(value, info, _find_decimals_max(info))
+
+
+def _parse_price(value: object, info: ValidationInfo, decimals_max: int | None) -> Price:
+    price = read_parsed(value, Price.parse, code="price", length_max=PRICE_LENGTH_MAX)
+    add_value(info, price)
+    if decimals_max is not None and price.decimals > decimals_max:
+        raise value_error("price", f"must have at most {decimals_max} decimals")
+    return price
+
+
+def _find_decimals_max(info: ValidationInfo) -> int | None:
+    """The smallest number of decimals that the ledger keeps over the assets of the listing; None when it has no asset."""
+    rules, currency = context_of(info).rules, context_of(info).values.get("currency")
+    if currency is None:
         return None
-    limit = reader.reader("rateLimit")
-    if limit is None:
-        return None
-    limit.refuse_unknown(("calls", "perSeconds"))
-    calls = limit.integer("calls", least=1, most=RATE_CALLS_MAX)
-    per_s = limit.integer("perSeconds", least=1, most=RATE_PER_S_MAX)
-    return RateLimit(calls=calls, per_s=per_s) if calls and per_s else None
+    # Networks that are absent from the body are in `info.data` with their default, refused ones are not.
+    networks = context_of(info).values.get("networks", ())
+    if not networks and "networks" in info.data:
+        networks = rules.default_networks(currency)
+    payable = payable_assets(rules.assets, currency=currency, networks=networks)
+    return min((asset.ledger_decimals for asset in payable), default=None)
 
 
-PATH_LENGTH_MAX = 2_048
-METHODS_MAX = 16
-PRICED_OPERATIONS_MAX = 200
-NETWORKS_MAX = 32
+def _check_endpoint(endpoint: str, info: ValidationInfo) -> str:
+    add_value(info, endpoint)
+    fault = context_of(info).rules.check_endpoint(endpoint)
+    if fault is not None:
+        raise value_error(ENDPOINT_POLICY if fault.is_policy else "endpoint", fault.detail)
+    return endpoint
+
 
 # Upper case only: methods are case-sensitive (RFC 9110 §9.1), and servers do not support `get`.
 _METHOD = re.compile(r"[A-Z][A-Z0-9-]{0,31}")
 _TUNNELS = frozenset({"CONNECT", "TRACE"})
 
 
-def read_currency(reader: ObjectReader, rules: DraftRules) -> str | None:
-    if not reader.has("currency"):
-        reader.refuse("currency", "required", "is required")
-        return None
-    return reader.one_of("currency", tuple(dict.fromkeys(asset.symbol for asset in rules.assets)))
+def _read_methods(value: object, info: ValidationInfo) -> tuple[str, ...]:
+    return read_texts(value, info, _check_method, count_max=METHODS_MAX, length_max=METHOD_LENGTH_MAX)
 
 
-def read_networks(reader: ObjectReader, rules: DraftRules, currency: str | None) -> tuple[ChainId, ...]:
-    if not reader.has("networks"):
-        return rules.default_networks(currency) if currency else ()
-    accepted = rules.networks_of(currency) if currency else ()
-    networks = []
-    texts = reader.texts("networks", count_max=NETWORKS_MAX, length_max=32)
-    for pointer, text in texts or ():
-        try:
-            chain_id = parse_network(text)
-        except ValueError as exc:
-            reader.refuse_at(pointer, "network", str(exc))
-            continue
-        networks.append(chain_id)
-        if currency and chain_id not in accepted:
-            reader.refuse_at(pointer, "network", f"{currency} is not accepted on {text}")
-    if reader.is_empty("networks"):
-        reader.refuse("networks", "too_few", "must name at least one network")
-    return tuple(networks)
+def _check_method(method: str) -> str:
+    if not _METHOD.fullmatch(method):
+        raise value_error("method", "must be an HTTP method in upper case")
+    if method in _TUNNELS:
+        raise value_error("method", f"{method} does not go through a gateway")
+    return method
 
 
-def find_decimals_max(rules: DraftRules, currency: str | None, networks: tuple[ChainId, ...]) -> int | None:
-    """The smallest number of decimals that the ledger keeps over the assets of the listing; None when it has no asset."""
-    payable = payable_assets(rules.assets, currency=currency or "", networks=networks)
-    return min((asset.ledger_decimals for asset in payable), default=None)
+def _read_tags(value: object, info: ValidationInfo) -> tuple[str, ...]:
+    return read_texts(value, info, _check_tag, count_max=TAGS_MAX, length_max=TAG_LENGTH_MAX)
 
 
-def read_price(reader: ObjectReader, decimals_max: int | None, *, is_required: bool) -> Price | None:
-    if is_required and not reader.has("pricePerRequest"):
-        reader.refuse("pricePerRequest", "required", "is required")
-        return None
-    price = reader.parsed("pricePerRequest", Price.parse, code="price", length_max=64)
-    if price is not None and decimals_max is not None and price.decimals > decimals_max:
-        reader.refuse("pricePerRequest", "price", f"must have at most {decimals_max} decimals")
-    return price
+def _check_tag(tag: str) -> str:
+    _refuse_unclean(tag)
+    if tag != tag.strip():
+        raise value_error("tag", "must not begin or end with a space")
+    return tag
 
 
-def read_pay_to(reader: ObjectReader, rules: DraftRules) -> Address | None:
-    if not reader.has("payTo"):
-        return None
-    pay_to = reader.parsed("payTo", Address.parse, code="address", length_max=64)
+def _read_pay_to(value: object, info: ValidationInfo) -> Address:
+    pay_to = read_parsed(value, Address.parse, code="address", length_max=ADDRESS_LENGTH_MAX)
     if pay_to == ZERO_ADDRESS:
-        reader.refuse("payTo", "address", "must not be the zero address: no key can spend from it")
-    elif pay_to is not None and any(asset.token == pay_to for asset in rules.assets):
-        reader.refuse("payTo", "address", "must be a wallet, not a token contract")
+        raise value_error("address", "must not be the zero address: no key can spend from it")
+    if any(asset.token == pay_to for asset in context_of(info).rules.assets):
+        raise value_error("address", "must be a wallet, not a token contract")
     return pay_to
 
 
-def read_methods(reader: ObjectReader) -> tuple[str, ...]:
-    if not reader.has("methods"):
-        return ()
-    methods = reader.texts("methods", count_max=METHODS_MAX, length_max=32) or []
-    for pointer, method in methods:
-        _check_method(reader, pointer, method)
-    return tuple(method for _, method in methods)
+def _read_forward_headers(value: object, info: ValidationInfo) -> tuple[str, ...]:
+    return read_texts(
+        value, info, _check_header, count_max=FORWARD_HEADERS_MAX, length_max=HEADER_NAME_LENGTH_MAX
+    )
 
 
-def _check_method(reader: ObjectReader, pointer: str, method: str) -> None:
-    if not _METHOD.fullmatch(method):
-        reader.refuse_at(pointer, "method", "must be an HTTP method in upper case")
-    elif method in _TUNNELS:
-        reader.refuse_at(pointer, "method", f"{method} does not go through a gateway")
+def _check_header(name: str) -> str:
+    if not is_header_name(name):
+        raise value_error("header", "must be a header name of letters, digits and -")
+    if is_reserved_header(name):
+        raise value_error("header", f"{name} belongs to HTTP or to the gateway")
+    return name
 
 
-def read_operations(
-    reader: ObjectReader, decimals_max: int | None, methods: tuple[str, ...]
-) -> tuple[Operation, ...]:
-    if not reader.has("operations"):
-        return ()
-    operations = []
+class OperationBody(BodyModel):
+    """A priced operation. The rules of its method and path follow in `_read_operation`, after the errors of form."""
+
+    method: Annotated[str, Strict(), Field(min_length=1, max_length=METHOD_LENGTH_MAX)]
+    path: Annotated[str, Strict(), Field(min_length=1, max_length=PATH_LENGTH_MAX)]
+    price_per_request: Annotated[
+        Price, PlainValidator(lambda value, info: _parse_price(value, info, context_of(info).rules))
+    ]
+
+
+def _read_operations(value: object, info: ValidationInfo) -> tuple[Operation, ...]:
+    methods, decimals_max = context_of(info).values.get("methods", ()), _find_decimals_max(info)
+    operations: list[Operation] = []
+    errors: list[tuple[Location, str, str]] = []
     seen: set[tuple[str, str]] = set()
-    for pointer, row in reader.readers("operations", count_max=PRICED_OPERATIONS_MAX) or ():
-        operation = _operation(row, pointer, decimals_max)
-        if operation is None:
-            continue
-        key = (operation.method, path_shape(operation.path))
-        if key in seen:
-            reader.refuse_at(pointer, "duplicate", "another operation has the same method and path")
-        elif methods and operation.method not in methods:
-            reader.refuse_at(f"{pointer}/method", "method", "is not among the listing's methods")
-        seen.add(key)
-        operations.append(operation)
+    for index, row in enumerate(read_list(value, count_max=PRICED_OPERATIONS_MAX)):
+        operation, wrong = _read_operation(row, decimals_max)
+        if operation is not None:
+            key = (operation.method, path_shape(operation.path))
+            if key in seen:
+                wrong.append(((), "duplicate", "another operation has the same method and path"))
+            elif methods and operation.method not in methods:
+                wrong.append((("method",), "method", "is not among the listing's methods"))
+            seen.add(key)
+            operations.append(operation)
+        errors += [((index, *location), code, detail) for location, code, detail in wrong]
+    if errors:
+        raise value_errors(errors)
     return tuple(operations)
 
 
-def _operation(row: ObjectReader, pointer: str, decimals_max: int | None) -> Operation | None:
-    row.refuse_unknown(("method", "path", "pricePerRequest"))
-    method = row.required_text("method", length_max=32)
-    path = row.required_text("path", length_max=PATH_LENGTH_MAX)
-    price = read_price(row, decimals_max, is_required=True)
+def _read_operation(
+    row: object, decimals_max: int | None
+) -> tuple[Operation | None, list[tuple[Location, str, str]]]:
+    """The operation, None where a member is missing or malformed, and all its errors."""
+    if not isinstance(row, dict):
+        return None, [((), "type", "must be an object")]
+    checked = check_body(OperationBody, row, rules=decimals_max)
+    method, path, errors = checked.values.get("method"), checked.values.get("path"), list(checked.errors)
+    price = checked.values.get("price_per_request")
     if method == "HEAD":
-        row.refuse("method", "method", "HEAD costs what GET costs")
+        errors.append((("method",), "method", "HEAD costs what GET costs"))
     elif method is not None:
-        _check_method(row, f"{pointer}/method", method)
-    fault = find_path_fault(path) if path is not None else None
+        errors += list_errors("method", _check_method, method)
+    fault = None if path is None else find_path_fault(path)
     if fault is not None:
-        row.refuse("path", "path", fault)
+        errors.append((("path",), "path", fault))
     if method is None or path is None or price is None:
+        return None, errors
+    return Operation(method=method, path=path, price=price), errors
+
+
+_QUERY_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+
+
+class UpstreamAuthBody(BodyModel):
+    """A secret for the upstream. The rules of its name and value follow in `_read_upstream_auth`, after the errors of form."""
+
+    location: Literal["header", "query"] = Field(alias="in")
+    name: Annotated[str, Strict(), Field(min_length=1, max_length=HEADER_NAME_LENGTH_MAX)]
+    value: Annotated[str, Strict(), Field(min_length=1, max_length=SECRET_LENGTH_MAX)]
+
+
+def _read_upstream_auth(members: object, info: ValidationInfo) -> UpstreamAuth | None:
+    if members is None:
         return None
-    return Operation(method=method, path=path, price=price)
+    if not isinstance(members, dict):
+        raise value_error("type", "must be an object")
+    checked = check_body(UpstreamAuthBody, {"in": None, **members})
+    location, name, value = (checked.values.get(field) for field in ("location", "name", "value"))
+    auth = None
+    if checked.body is not None:
+        auth = UpstreamAuth(location=checked.body.location, name=checked.body.name, value=checked.body.value)
+        add_value(info, auth)
+    errors = list(checked.errors)
+    if location == "header" and name is not None:
+        errors += list_errors("name", _check_header, name)
+    elif name is not None and not _QUERY_NAME.fullmatch(name):
+        errors.append((("name",), "name", "must be letters, digits, and - . _ ~"))
+    if value is not None and not _SECRET.fullmatch(value):
+        errors.append((("value",), "bad_character", "must be printable ASCII without spaces around it"))
+    if errors:
+        raise value_errors(errors)
+    return auth
 
 
-URL_LENGTH_MAX = 2_048
-FORWARD_HEADERS_MAX, HEADER_NAME_LENGTH_MAX = 20, 128
-SECRET_LENGTH_MAX = 4_096
-DOCUMENT_BYTES_MAX = 1 * MIB
+class RateLimitBody(BodyModel):
+    """A limit per payer. An absent member is an error of its type."""
+
+    calls: Annotated[int, Strict(), AfterValidator(in_range(1, RATE_CALLS_MAX))]
+    per_seconds: Annotated[int, Strict(), AfterValidator(in_range(1, RATE_PER_S_MAX))]
+
+
+def _read_rate_limit(members: object) -> RateLimit | None:
+    if members is None:
+        return None
+    if not isinstance(members, dict):
+        raise value_error("type", "must be an object")
+    checked = check_body(RateLimitBody, {"calls": None, "perSeconds": None, **members})
+    if checked.body is None:
+        raise value_errors(checked.errors)
+    return RateLimit(calls=checked.body.calls, per_s=checked.body.per_seconds)
+
 
 _OPENAPI_VERSION = re.compile(r"3\.[012](\.[0-9]+)?(-[0-9A-Za-z.-]+)?")
 _DOCUMENT_URL = re.compile(
     r"https?://[A-Za-z0-9._~%\[\]:-]+(/[\x21-\x22\x24-\x7e]*)?(\?[\x21-\x22\x24-\x7e]*)?"
 )
-_QUERY_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
-def read_endpoint(reader: ObjectReader, rules: DraftRules) -> str | None:
-    endpoint = reader.required_text("endpoint", length_max=URL_LENGTH_MAX)
-    if endpoint is None:
+def _read_openapi(document: object) -> Mapping[str, Any] | None:
+    if document is None:
         return None
-    fault = rules.check_endpoint(endpoint)
+    if not isinstance(document, dict):
+        raise value_error("type", "must be an object")
+    fault = find_document_fault(document)
     if fault is not None:
-        reader.refuse("endpoint", ENDPOINT_POLICY if fault.is_policy else "endpoint", fault.detail)
-    return endpoint
-
-
-def read_forward_headers(reader: ObjectReader) -> tuple[str, ...]:
-    if not reader.has("forwardHeaders"):
-        return ()
-    names = reader.texts("forwardHeaders", count_max=FORWARD_HEADERS_MAX, length_max=HEADER_NAME_LENGTH_MAX)
-    for pointer, name in names or ():
-        _check_header(reader, pointer, name)
-    return tuple(name for _, name in names or ())
-
-
-def _check_header(reader: ObjectReader, pointer: str, name: str) -> None:
-    if not is_header_name(name):
-        reader.refuse_at(pointer, "header", "must be a header name of letters, digits and -")
-    elif is_reserved_header(name):
-        reader.refuse_at(pointer, "header", f"{name} belongs to HTTP or to the gateway")
-
-
-def read_upstream_auth(
-    reader: ObjectReader,
-    rules: DraftRules,
-    previous: Listing | None,
-    *,
-    endpoint: str | None,
-    forwarded: tuple[str, ...],
-) -> UpstreamAuth | None:
-    if reader.is_null("upstreamAuth"):
-        return None
-    if reader.has("upstreamAuth"):
-        auth = _read_secret(reader)
-    else:
-        auth = previous.upstream_auth if previous is not None else None
-    if auth is None:
-        return None
-    if auth.location == "header" and auth.name.lower() in {name.lower() for name in forwarded}:
-        reader.refuse("forwardHeaders", "conflict", f"{auth.name} is set by upstreamAuth")
-    is_plain = endpoint is not None and not endpoint.lower().startswith("https:")
-    if is_plain and not rules.allow_private_endpoints:
-        reader.refuse("endpoint", "endpoint", "must be https: the gateway sends the listing's secret there")
-    return auth
-
-
-def _read_secret(reader: ObjectReader) -> UpstreamAuth | None:
-    auth = reader.reader("upstreamAuth")
-    if auth is None:
-        return None
-    auth.refuse_unknown(("in", "name", "value"))
-    location = auth.one_of("in", ("header", "query"))
-    name = auth.required_text("name", length_max=HEADER_NAME_LENGTH_MAX)
-    value = auth.required_text("value", length_max=SECRET_LENGTH_MAX)
-    if location == "header" and name is not None:
-        _check_header(auth, "/upstreamAuth/name", name)
-    elif name is not None and not _QUERY_NAME.fullmatch(name):
-        auth.refuse("name", "name", "must be letters, digits, and - . _ ~")
-    if value is not None and not _SECRET.fullmatch(value):
-        auth.refuse("value", "bad_character", "must be printable ASCII without spaces around it")
-    if location is None or name is None or value is None:
-        return None
-    return UpstreamAuth(location=cast(Literal["header", "query"], location), name=name, value=value)
-
-
-def read_openapi(reader: ObjectReader, previous: Listing | None) -> Mapping[str, Any] | None:
-    if not reader.has("openapi"):
-        # The caller fetches the document of a new `openapiUrl`, which then replaces this one.
-        return previous.openapi if previous is not None else None
-    if reader.is_null("openapi"):
-        return None
-    document = reader.object("openapi")
-    fault = find_document_fault(document) if document is not None else None
-    if fault is not None:
-        reader.refuse("openapi", "openapi", fault)
+        raise value_error("openapi", fault)
     return document
+
+
+def _check_document_url(url: str) -> str:
+    if not _DOCUMENT_URL.fullmatch(url):
+        raise value_error("url", "must be an absolute http(s) URL without user name and fragment")
+    return url
+
+
+class ListingBody(BodyModel):
+    """The members of a create and of an update, in the order of their errors."""
+
+    name: Annotated[
+        str, Strict(), Field(min_length=1, max_length=NAME_LENGTH_MAX), AfterValidator(_check_name)
+    ]
+    currency: Annotated[str, PlainValidator(_read_currency)]
+    networks: Annotated[tuple[ChainId, ...], PlainValidator(_read_networks)] = ()  # empty: the default ones
+    price_per_request: Annotated[Price, PlainValidator(_read_price)]
+    endpoint: Annotated[
+        str, Strict(), Field(min_length=1, max_length=URL_LENGTH_MAX), AfterValidator(_check_endpoint)
+    ]
+    methods: Annotated[tuple[str, ...], PlainValidator(_read_methods)] = ()
+    operations: Annotated[tuple[Operation, ...], PlainValidator(_read_operations)] = ()
+    forward_headers: Annotated[tuple[str, ...], PlainValidator(_read_forward_headers)] = ()
+    description: Annotated[
+        str, Strict(), Field(max_length=DESCRIPTION_LENGTH_MAX), AfterValidator(_check_description)
+    ] = ""
+    pay_to: Annotated[Address | None, PlainValidator(_read_pay_to)] = None
+    tags: Annotated[tuple[str, ...], PlainValidator(_read_tags)] = ()
+    other_paths: Literal["serve", "refuse"] = "serve"
+    charge_on: ChargeOn = ChargeOn.SUCCESS
+    timeout_seconds: Annotated[int, Strict(), AfterValidator(in_range(1, TIMEOUT_S_MAX))] = TIMEOUT_S_DEFAULT
+    upstream_auth: Annotated[UpstreamAuth | None, PlainValidator(_read_upstream_auth)] = None
+    openapi: Annotated[Mapping[str, Any] | None, PlainValidator(_read_openapi)] = None
+    openapi_url: (
+        Annotated[str, Strict(), Field(max_length=URL_LENGTH_MAX), AfterValidator(_check_document_url)] | None
+    ) = None
+    signature: Literal["any", "bound"] = "any"
+    rate_limit: Annotated[RateLimit | None, PlainValidator(_read_rate_limit)] = None
+    status: Literal["active", "paused"] = "active"
+    forward_signature: ForwardSignature = "ed25519"
+
+
+_ORDER = {name: number for number, name in enumerate(ListingBody.member_names())}
+
+
+def _place(name: object) -> int:
+    """The place of a member's errors: unknown members first, None last."""
+    return len(_ORDER) if name is None else _ORDER.get(str(name), -1)
+
+
+def _check_between_members(
+    values: Mapping[str, Any], body: Mapping[str, Any], rules: DraftRules, previous: Listing | None
+) -> Iterator[tuple[str | None, FieldError]]:
+    """The errors of rules between members, each with the member after whose errors it stands. `values`: by field name."""
+    auth = values.get("upstream_auth")
+    if "upstreamAuth" not in body and previous is not None:
+        auth = previous.upstream_auth
+    if auth is not None:
+        forwarded = {name.lower() for name in values.get("forward_headers", ())}
+        if auth.location == "header" and auth.name.lower() in forwarded:
+            detail = f"{auth.name} is set by upstreamAuth"
+            yield "upstreamAuth", FieldError(code="conflict", detail=detail, pointer="/forwardHeaders")
+        is_https = values.get("endpoint", "https:").lower().startswith("https:")
+        if not is_https and not rules.allow_private_endpoints:
+            detail = "must be https: the gateway sends the listing's secret there"
+            yield "upstreamAuth", FieldError(code="endpoint", detail=detail, pointer="/endpoint")
+    is_document_valid = "openapi" in values or "openapi" not in body
+    if is_document_valid and not _is_document_wanted(body) and "operations" not in body:
+        openapi = values.get("openapi")
+        if "openapi" not in body and previous is not None:
+            openapi = previous.openapi
+        conflict = find_nothing_served(
+            other_paths=values.get("other_paths", "serve"),
+            operations=(),
+            openapi=openapi,
+            methods=values.get("methods", ()),
+        )
+        if conflict is not None:
+            yield None, conflict
+
+
+def _is_document_wanted(body: Mapping[str, Any]) -> bool:
+    return body.get("openapiUrl") is not None and body.get("openapi") is None
+
+
+def _to_draft(body: ListingBody, rules: DraftRules, previous: Listing | None) -> Draft:
+    """The draft of a valid body."""
+    upstream_auth, openapi, openapi_url = body.upstream_auth, body.openapi, body.openapi_url
+    is_document_wanted = openapi_url is not None and openapi is None
+    if previous is not None:
+        given = body.model_fields_set
+        upstream_auth = upstream_auth if "upstream_auth" in given else previous.upstream_auth
+        openapi = openapi if "openapi" in given else previous.openapi
+        openapi_url = openapi_url if "openapi_url" in given else previous.openapi_url
+    return Draft(
+        name=body.name,
+        description=body.description,
+        endpoint=body.endpoint,
+        price=body.price_per_request,
+        currency=body.currency,
+        pay_to=body.pay_to,
+        networks=body.networks or rules.default_networks(body.currency),
+        methods=body.methods,
+        tags=body.tags,
+        operations=body.operations,
+        other_paths=body.other_paths,
+        charge_on=body.charge_on,
+        timeout_s=body.timeout_seconds,
+        forward_headers=body.forward_headers,
+        upstream_auth=upstream_auth,
+        openapi=openapi,
+        openapi_url=openapi_url,
+        is_document_wanted=is_document_wanted,
+        signature=body.signature,
+        rate_limit=body.rate_limit,
+        status=body.status,
+        forward_signature=body.forward_signature,
+    )
 
 
 def find_document_fault(document: Mapping[str, Any]) -> str | None:
@@ -546,17 +619,6 @@ def find_document_fault(document: Mapping[str, Any]) -> str | None:
     if size > DOCUMENT_BYTES_MAX:
         return f"must have at most {DOCUMENT_BYTES_MAX} bytes"
     return None
-
-
-def read_openapi_url(reader: ObjectReader, previous: Listing | None) -> str | None:
-    if not reader.has("openapiUrl"):
-        return previous.openapi_url if previous is not None else None
-    if reader.is_null("openapiUrl"):
-        return None
-    url = reader.text("openapiUrl", length_max=URL_LENGTH_MAX)
-    if url is not None and not _DOCUMENT_URL.fullmatch(url):
-        reader.refuse("openapiUrl", "url", "must be an absolute http(s) URL without user name and fragment")
-    return url
 
 
 HEADERS_NAMED_MAX = 5

@@ -442,7 +442,12 @@ class ListingRoutes:
     async def _with_document(self, draft: Draft, url: str) -> Draft:
         document = None if self._documents is None else await self._documents.read(url)
         found = replace(draft, openapi=document)
-        conflict = find_nothing_served(found)
+        conflict = find_nothing_served(
+            other_paths=draft.other_paths,
+            operations=draft.operations,
+            openapi=document,
+            methods=draft.methods,
+        )
         if conflict is not None:
             raise Refusal(_draft_problem((conflict,)))
         return found

@@ -1,0 +1,232 @@
+"""Models of request bodies: pydantic checks each member, and this module writes its errors as the `errors[]` of a problem. Pure.
+
+A model reads JSON that `web/json.py` has parsed: its depth, its size, the number of its values and duplicate members are checked before.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Generic, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.alias_generators import to_camel
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+from tollway.errors import FieldError
+
+POINTER_NAME_MAX = 64
+UNKNOWN_NAMED_MAX = 20
+
+Location = tuple[int | str, ...]
+"""The path to a value: member names and indexes."""
+
+_OWN = "tollway."
+"""Marks the codes of this package among pydantic's types, which have the same names with other meanings."""
+
+_WIRE_ERRORS: Mapping[str, tuple[str, str]] = {
+    "missing": ("required", "is required"),
+    "string_type": ("type", "must be a string"),
+    "string_too_long": ("too_long", "must have at most {max_length} characters"),
+    "string_too_short": ("too_short", "must not be empty"),
+    "int_type": ("type", "must be an integer"),
+    "literal_error": ("unknown_value", "must be one of: {expected}"),
+    "enum": ("unknown_value", "must be one of: {expected}"),
+    "dict_type": ("type", "must be an object"),
+    "model_type": ("type", "must be an object"),
+    "extra_forbidden": ("unknown_field", "there is no such field"),
+}
+"""Code and detail for each type of pydantic's errors. Another type is a bug of a model."""
+
+T = TypeVar("T")
+B = TypeVar("B", bound="BodyModel")
+
+
+class BodyModel(BaseModel):
+    """An object of a request body. A member's name is the field's in camel case; an unknown member is an error."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=to_camel, hide_input_in_errors=True
+    )
+
+    @classmethod
+    def member_names(cls) -> tuple[str, ...]:
+        """In the order of their declaration, which is the order of their errors."""
+        return tuple(field.alias or name for name, field in cls.model_fields.items())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bound_unknown(cls, members: dict[str, Any]) -> dict[str, Any]:
+        """Passes the first unknown members only: each becomes an error, and a body can hold thousands."""
+        known = cls.member_names()
+        unknown = [name for name in members if name not in known][:UNKNOWN_NAMED_MAX]
+        return {name: members[name] for name in (*known, *unknown) if name in members}
+
+    @field_validator("*")
+    @classmethod
+    def _keep_value(cls, value: T, info: ValidationInfo) -> T:
+        add_value(info, value)
+        return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The context of one validation. `rules`: what the validators of the model need besides the body. `values`: by field name the
+    members whose form is valid, without absent ones. A validator adds a value there before it checks a rule beyond form."""
+
+    rules: Any
+    values: dict[str, Any]
+
+
+def context_of(info: ValidationInfo) -> Context:
+    """The context of the validation that runs."""
+    return cast(Context, info.context)
+
+
+def add_value(info: ValidationInfo, value: object) -> None:
+    """Adds the value of the member that is being checked, for rules between members."""
+    context_of(info).values[str(info.field_name)] = value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedBody(Generic[B]):
+    """The result of a check. `body` is None when there are errors. `values` (see `Context`) serves rules between members, which hold
+    also when another member has errors."""
+
+    body: B | None
+    values: Mapping[str, Any]
+    errors: list[tuple[Location, str, str]]
+    """Location, code and detail; unknown members first, then in the order of the model's fields."""
+
+
+def check_body(model: type[B], members: Mapping[str, Any], *, rules: object = None) -> CheckedBody[B]:
+    """Checks an object with a model. `rules` reach its validators as `info.context.rules`."""
+    context = Context(rules=rules, values={})
+    try:
+        body = model.model_validate(members, context=context)
+    except ValidationError as exc:
+        found = exc.errors(include_url=False, include_input=False)
+        found.sort(key=lambda error: error["type"] != "extra_forbidden")
+        errors = [_to_wire(error, model) for error in found]
+        return CheckedBody(body=None, values=context.values, errors=errors)
+    return CheckedBody(body=body, values=context.values, errors=[])
+
+
+def _to_wire(error: ErrorDetails, model: type[BodyModel]) -> tuple[Location, str, str]:
+    kind, location = error["type"], error["loc"]
+    if kind.startswith(_OWN):
+        return location, kind.removeprefix(_OWN), error["msg"]
+    code, detail = _WIRE_ERRORS[kind]
+    if kind == "extra_forbidden":
+        name = str(location[-1])[:POINTER_NAME_MAX]
+        near = get_close_matches(name, model.member_names(), n=1)
+        return (*location[:-1], name), code, detail + (f"; did you mean {near[0]}?" if near else "")
+    values = {
+        name: str(value).replace("'", "").replace(" or ", ", ")
+        for name, value in error.get("ctx", {}).items()
+    }
+    return location, code, detail.format_map(values)
+
+
+def to_field_error(location: Location, code: str, detail: str) -> FieldError:
+    """The error of the value at that location, with a JSON pointer (RFC 6901)."""
+    pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
+    return FieldError(code=code, detail=detail, pointer=pointer)
+
+
+def value_error(code: str, detail: str) -> PydanticCustomError:
+    """The error that a validator raises for its value."""
+    return PydanticCustomError(_OWN + code, detail)
+
+
+def value_errors(found: Sequence[tuple[Location, str, str]]) -> ValidationError:
+    """Several errors that a validator raises for its value; their locations are relative to it."""
+    lines = [
+        InitErrorDetails(type=value_error(code, detail), loc=location, input=None)
+        for location, code, detail in found
+    ]
+    return ValidationError.from_exception_data("value", lines)
+
+
+def in_range(least: int, most: int) -> Callable[[int], int]:
+    """A validator of an integer in `least..most`."""
+
+    def check(number: int) -> int:
+        if not least <= number <= most:
+            raise value_error("out_of_range", f"must lie between {least} and {most}")
+        return number
+
+    return check
+
+
+def read_text(value: object, *, length_max: int, length_min: int = 0) -> str:
+    """A text of that length. Raises an error of the value."""
+    if not isinstance(value, str):
+        raise value_error("type", "must be a string")
+    if len(value) > length_max:
+        raise value_error("too_long", f"must have at most {length_max} characters")
+    if len(value) < length_min:
+        raise value_error("too_short", "must not be empty")
+    return value
+
+
+def read_parsed(value: object, parse: Callable[[str], T], *, code: str, length_max: int) -> T:
+    """The result of `parse` for a text. Its ValueError becomes an error of the value with that code."""
+    text = read_text(value, length_max=length_max)
+    try:
+        return parse(text)
+    except ValueError as exc:
+        raise value_error(code, str(exc)) from exc
+
+
+def read_list(value: object, *, count_max: int) -> list[Any]:
+    """A list of so many elements. Raises an error of the value."""
+    if not isinstance(value, list):
+        raise value_error("type", "must be a list")
+    if len(value) > count_max:
+        raise value_error("too_many", f"must have at most {count_max} elements")
+    return value
+
+
+def read_texts(
+    value: object, info: ValidationInfo | None, parse: Callable[[str], T], *, count_max: int, length_max: int
+) -> tuple[T, ...]:
+    """A list of distinct texts, each through `parse`. Raises the errors of all elements, first of their form, then `parse`'s.
+
+    With `info`, the texts of valid form are the member's value for rules of other members."""
+    texts: dict[int, str] = {}
+    seen: set[str] = set()
+    errors: list[tuple[Location, str, str]] = []
+    for index, element in enumerate(read_list(value, count_max=count_max)):
+        try:
+            text = read_text(element, length_min=1, length_max=length_max)
+            if text.casefold() in seen:
+                raise value_error("duplicate", "is in the list twice")
+        except PydanticCustomError as exc:
+            errors.append(_to_error(exc, index))
+        else:
+            seen.add(text.casefold())
+            texts[index] = text
+    if info is not None:
+        add_value(info, tuple(texts.values()))
+    parsed: list[T] = []
+    for index, text in texts.items():
+        try:
+            parsed.append(parse(text))
+        except PydanticCustomError as exc:
+            errors.append(_to_error(exc, index))
+    if errors:
+        raise value_errors(errors)
+    return tuple(parsed)
+
+
+def list_errors(name: str, check: Callable[[str], object], text: str) -> list[tuple[Location, str, str]]:
+    """The error that `check` raises for the text of a member; empty when it raises none."""
+    try:
+        check(text)
+    except PydanticCustomError as exc:
+        return [_to_error(exc, name)]
+    return []
+
+
+def _to_error(exc: PydanticCustomError, place: int | str) -> tuple[Location, str, str]:
+    return (place,), exc.type.removeprefix(_OWN), exc.message()
