@@ -155,7 +155,6 @@ async def test_thirty_settlements_at_once_use_each_nonce_once(harness: Harness) 
     after = await harness.count_sent()
     sent = [now - then for now, then in zip(after, before, strict=True)]
     assert sum(sent) == SETTLEMENTS, "no nonce twice, no hole, none wasted"
-    assert all(sent), "every key does its part"
     receipts = [undress(("", reply.headers["PAYMENT-RESPONSE"]))["transaction"] for reply in replies]
     moved = [tx_hash for wallet in wallets for tx_hash in await transfers(harness, wallet)]
     assert sorted(receipts) == sorted(map(str, moved))
