@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
-from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]
+from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # an import of that module, not an export
 from tollway.storage.history import audit
 from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
 from tollway.storage.operator_store import mark_restored
