@@ -21,15 +21,26 @@ pytestmark = pytest.mark.live
 
 DEADLINE_S = 60.0
 STEPS = (
-    "1. A provider publishes an API",
-    "2. The provider proves that the endpoint is theirs",
-    "3. An agent that knows only the gateway's URL finds it, and reads how to call it",
-    "4. Somebody calls it without paying",
-    "5. The visitor pays the provider on the chain",
-    "6. The visitor calls it with proof of the payment",
-    "7. The same payment again",
-    "8. Another call, paid by a signature alone (x402)",
-    "9. The visitor's history",
+    "1. The provider publishes an API",
+    "2. The provider proves the ownership of the endpoint",
+    "3. An agent that knows only the gateway's URL finds the API and reads how to call it",
+    "4. The caller sends a request without a payment",
+    "5. The caller pays the provider on the chain",
+    "6. The caller sends the request with the proof of payment",
+    "7. The caller sends the same proof again",
+    "8. The caller pays another call with a signature (x402)",
+    "9. The caller reads its history",
+)
+OUTCOMES = (
+    r" 1 listed                 0\.01 USDC a request: api_[0-9a-z]{26}",
+    r" 2 ownership verified     by a file at the endpoint's origin",
+    r" 3 found                  by the search \"quotes\"; its agent document is read",
+    r" 4 called without payment 402: the price is 0\.01 USDC, to 0x[0-9a-fA-F]{4}…[0-9a-fA-F]{4}",
+    r" 5 paid                   0\.01 USDC to the provider, transaction 0x[0-9a-f]{4}…[0-9a-f]{4}",
+    r" 6 served                 200: ETH [0-9.]+ USD; charged 0\.01 USDC",
+    r" 7 refused                409 payment_already_used: it covered one call",
+    r" 8 paid by x402           200; transaction 0x[0-9a-f]{4}…[0-9a-f]{4}, gas by the gateway",
+    r" 9 history                2 calls, 0\.02 USDC",
 )
 
 
@@ -78,9 +89,22 @@ def demos(tmp_path: Path) -> Iterator[list[Demo]]:
         demo.end()
 
 
-def test_walks_through_a_paid_call_once_and_exits_0(tmp_path: Path, demos: list[Demo]) -> None:
+def test_tells_a_paid_call_in_one_line_for_each_step(tmp_path: Path, demos: list[Demo]) -> None:
+    demo = Demo(tmp_path, "--once", "--port", "0")
+    demos.append(demo)
+    assert demo.wait() == 0, demo.text()
+    title, *lines = [line for line in demo.text().splitlines() if line]
+    assert title.startswith("Tollway demo")
+    for line, outcome in zip(lines, OUTCOMES, strict=False):
+        assert re.fullmatch(outcome, line)
+        assert len(line) <= 80
+    assert lines[len(OUTCOMES) :][0].startswith("Done: two paid calls")
+    assert len(lines) == len(OUTCOMES) + 1
+
+
+def test_verbose_prints_every_request_of_a_paid_call_and_exits_0(tmp_path: Path, demos: list[Demo]) -> None:
     file = tmp_path / "sandbox.json"
-    demo = Demo(tmp_path, "--once", "--port", "0", "--sandbox-file", str(file))
+    demo = Demo(tmp_path, "--once", "--verbose", "--port", "0", "--sandbox-file", str(file))
     demos.append(demo)
     assert demo.wait() == 0, demo.text()
     text = demo.text()
@@ -94,7 +118,7 @@ def test_walks_through_a_paid_call_once_and_exits_0(tmp_path: Path, demos: list[
         '"state": "verified"',
         "payment_already_used",
         "succeeded",
-        "the visitor paid no gas",
+        "gas by the gateway",
     ):
         assert shown in text
     assert_is_sandbox(json.loads(file.read_text()))
@@ -107,11 +131,7 @@ def test_stays_up_for_play_until_ctrl_c_and_leaves_nothing(tmp_path: Path, demos
     file.write_text("left over from an earlier run")
     demo = Demo(tmp_path, "--port", "0", "--sandbox-file", str(file))
     demos.append(demo)
-    deadline = time.monotonic() + DEADLINE_S
-    while not file.exists() or file.read_text() == "left over from an earlier run":
-        assert demo.process.poll() is None, demo.text()
-        assert time.monotonic() < deadline, demo.text()
-        time.sleep(0.02)
+    wait_ready(demo, file)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     sandbox = json.loads(file.read_text())
     assert_is_sandbox(sandbox)
@@ -121,7 +141,7 @@ def test_stays_up_for_play_until_ctrl_c_and_leaves_nothing(tmp_path: Path, demos
         url, headers = copy_paid_call(demo)
         answer = http.get(url, headers=headers)
         assert (answer.status_code, answer.headers["tollway-payment-state"]) == (200, "charged")
-        # Somebody is in the middle of a long answer when it ends.
+        # A long response is under way when the demo ends.
         stream = url.replace("/quote/BTC", "/stream?count=1000")
         with http.stream("GET", stream, headers=headers) as response:
             assert response.status_code == 200
@@ -132,6 +152,35 @@ def test_stays_up_for_play_until_ctrl_c_and_leaves_nothing(tmp_path: Path, demos
     assert list(demo.temporary.iterdir()) == []
     assert not file.exists()
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_every_printed_command_runs_in_another_terminal(tmp_path: Path, demos: list[Demo]) -> None:
+    file = tmp_path / "sandbox.json"
+    demo = Demo(tmp_path, "--port", "0", "--sandbox-file", str(file))
+    demos.append(demo)
+    wait_ready(demo, file)
+    commands = [line.strip() for line in demo.text().splitlines() if line.startswith("   ")]
+    pages = [
+        line.split()[-1] for line in demo.text().splitlines() if "web page " in line or "contract " in line
+    ]
+    assert [httpx.get(page, trust_env=False).status_code for page in pages] == [200, 200]
+    commands = [line for line in commands if re.match(r"export |env |curl |\S*(tollway|python)", line)]
+    assert len(commands) == 7
+    first_call, others = "\n".join(commands[:5]), commands[5:]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for script, output in ((first_call, '"symbol": "BTC"'), (others[0], "200 OK"), (others[1], "")):
+        done = subprocess.run(
+            ["/bin/sh", "-eu", "-c", script],
+            cwd=elsewhere,
+            env={"PATH": os.defpath, "HOME": str(elsewhere)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert (done.returncode, output in done.stdout) == (0, True), (script, done.stdout, done.stderr)
+    assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -178,6 +227,15 @@ def test_refuses_a_sandbox_file_in_no_folder_before_it_starts_anything(
     assert "there is no folder" in demo.text()
 
 
+def wait_ready(demo: Demo, file: Path) -> None:
+    """Until the demo has written the sandbox file and the last of its lines."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not file.exists() or " mcp --max-price" not in demo.text():
+        assert demo.process.poll() is None, demo.text()
+        assert time.monotonic() < deadline, demo.text()
+        time.sleep(0.02)
+
+
 def assert_is_sandbox(document: dict[str, Any]) -> None:
     assert list(document) == [
         "gatewayUrl", "rpcUrl", "chainId", "network", "token", "accounts", "upstreamUrl", "apiId",
@@ -213,12 +271,8 @@ def assert_is_furnished(http: httpx.Client, sandbox: dict[str, Any]) -> None:
 
 
 def copy_paid_call(demo: Demo) -> tuple[str, dict[str, str]]:
-    """The URL and the headers of the line that a person is told to copy."""
-    lines = [line for line in demo.text().splitlines() if "curl -i" in line]
-    deadline = time.monotonic() + DEADLINE_S
-    while not lines and time.monotonic() < deadline:
-        time.sleep(0.02)
-        lines = [line for line in demo.text().splitlines() if "curl -i" in line]
-    words = shlex.split(lines[0])
+    """The URL and the headers of the printed line with curl."""
+    (line,) = (line for line in demo.text().splitlines() if "curl -i" in line)
+    words = shlex.split(line)
     headers = dict(words[i + 1].split(": ", 1) for i, word in enumerate(words) if word == "-H")
     return words[-1], headers

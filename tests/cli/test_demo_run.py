@@ -1,6 +1,7 @@
 """The parts of the demo that need no running demo; the others are in test_demo.py."""
 
 import json
+import shlex
 import socket
 import stat
 from pathlib import Path
@@ -11,14 +12,15 @@ from tollway.cli.demo_run import (
     PORT_DEFAULT,
     UNLIMITED,
     DemoFailed,
+    DemoGuide,
     _explain,
     _remove_old_file,
     _remove_own_file,
     _write_private,
     choose_port,
     describe_sandbox,
+    find_program,
     make_settings,
-    print_sandbox,
 )
 from tollway.errors import SettingsInvalid
 from tollway.ids import ChainId, TxHash
@@ -53,10 +55,11 @@ def test_gives_away_three_accounts_and_keeps_its_own(playground: Playground) -> 
         assert playground.account(role).private_key not in text
 
 
-def test_invites_with_lines_that_can_be_copied(playground: Playground) -> None:
-    lines: list[str] = []
-    print_sandbox(
-        lines.append,
+@pytest.mark.parametrize(("is_verbose", "printed"), [(False, ()), (True, ("provider", "caller", "stranger"))])
+def test_prints_lines_that_can_be_copied_and_keys_only_on_demand(
+    playground: Playground, is_verbose: bool, printed: tuple[str, ...]
+) -> None:
+    guide = DemoGuide(
         gateway_url="http://127.0.0.1:1",
         upstream_url="http://127.0.0.1:2",
         playground=playground,
@@ -65,12 +68,18 @@ def test_invites_with_lines_that_can_be_copied(playground: Playground) -> None:
         signature="0x" + "22" * 65,
         key_file=Path("/some where/caller.key"),
     )
-    text = "\n".join(lines)
+    text = "\n".join(guide.format_lines(is_verbose=is_verbose))
     assert f"-H 'X-Payment-Tx: 0x{'11' * 32}'" in text
     assert "TOLLWAY_KEY_FILE='/some where/caller.key'" in text
     assert ' mcp --max-price "0.05 USDC" --budget "1 USDC"' in text
-    for role in ("gas", "visitor"):
-        assert playground.account(role).private_key not in text
+    assert "web page  http://127.0.0.1:1/" in text
+    for role in (*ROLES, "visitor"):
+        assert (playground.account(role).private_key in text) is (role in printed)
+
+
+def test_names_the_program_so_that_any_folder_can_run_it() -> None:
+    program = shlex.split(find_program())[0]
+    assert program == "tollway" or Path(program).is_absolute()
 
 
 def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> None:
@@ -110,7 +119,7 @@ def test_takes_another_port_when_the_default_port_is_in_use() -> None:
             taken.bind(("127.0.0.1", PORT_DEFAULT))
             taken.listen()
         except OSError:
-            pass  # somebody else has it, which serves as well
+            pass  # another process has it, which serves as well
         assert choose_port(None) != PORT_DEFAULT
 
 
@@ -140,10 +149,10 @@ def test_an_old_sandbox_file_goes_before_anything_starts(tmp_path: Path) -> None
 
 def test_removes_only_the_file_that_it_wrote(tmp_path: Path) -> None:
     path = tmp_path / "sandbox.json"
-    path.write_text("somebody else's")
+    path.write_text("of another demo")
     _remove_own_file(path, "mine")
     assert path.exists()
-    _remove_own_file(path, "somebody else's")
+    _remove_own_file(path, "of another demo")
     assert not path.exists()
     _remove_own_file(path, "mine")
 
@@ -153,7 +162,7 @@ def test_removes_only_the_file_that_it_wrote(tmp_path: Path) -> None:
     [
         (ExceptionGroup("several", [ExceptionGroup("more", [TourFailed("the step")])]), "the step"),
         (SettingsInvalid(["one", "two"]), "one; two"),
-        (TimeoutError(), "something did not answer in time"),
+        (TimeoutError(), "a part of the demo did not respond in time"),
         (KeyError("odd"), "KeyError: 'odd'"),
     ],
 )

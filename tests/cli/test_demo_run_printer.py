@@ -7,7 +7,7 @@ from rich.console import Console
 
 from tollway.cli.demo_run import BODY_CHARACTERS_MAX, BODY_LINES_MAX, TourPrinter, format_json_lines, shorten
 from tollway.ids import TxHash
-from tollway.sandbox.tour import RecordedExchange, TourEvent, TourPayment, TourStep
+from tollway.sandbox.tour import RecordedExchange, TourEvent, TourOutcome, TourPayment, TourStep
 
 EXCHANGE = RecordedExchange(
     method="GET",
@@ -21,16 +21,27 @@ EXCHANGE = RecordedExchange(
 )
 
 
-def told(*events: TourEvent) -> list[str]:
+OUTCOME = TourOutcome(number=4, label="called without payment", text="402: the price is 0.01 USDC")
+
+
+def print_events(*events: TourEvent, is_verbose: bool = True) -> list[str]:
     page = io.StringIO()
-    printer = TourPrinter(Console(file=page, width=40))
+    printer = TourPrinter(Console(file=page, width=40), is_verbose=is_verbose)
     for event in events:
         printer.print_event(event)
     return page.getvalue().splitlines()
 
 
+def test_prints_one_line_for_a_step_and_everything_only_when_verbose() -> None:
+    step = TourStep(number=4, title="a title", why="a reason")
+    line = " 4 called without payment 402: the price is 0.01 USDC"
+    assert print_events(step, EXCHANGE, OUTCOME, is_verbose=False) == [line]
+    assert print_events(step, EXCHANGE, OUTCOME)[-1] == line
+    assert "4. a title" in print_events(step, EXCHANGE, OUTCOME)
+
+
 def test_prints_the_request_and_the_response_with_selected_headers() -> None:
-    lines = told(EXCHANGE)
+    lines = print_events(EXCHANGE)
     assert "   > GET /api/v2/history?limit=5" in lines
     assert "   < 402 Payment Required" in lines
     assert "   < Tollway-Payment-State: none" in lines
@@ -41,13 +52,13 @@ def test_prints_the_request_and_the_response_with_selected_headers() -> None:
 
 def test_writes_the_headers_of_x402_as_x402_does() -> None:
     shown = replace(EXCHANGE, sent=(("payment-signature", "abc"),), received=(("payment-response", "def"),))
-    lines = told(shown)
+    lines = print_events(shown)
     assert "   > PAYMENT-SIGNATURE: abc" in lines
     assert "   < PAYMENT-RESPONSE: def" in lines
 
 
 def test_cuts_long_values_with_an_ellipsis() -> None:
-    (signature,) = (line for line in told(EXCHANGE) if "X-Signature" in line)
+    (signature,) = (line for line in print_events(EXCHANGE) if "X-Signature" in line)
     assert signature.endswith("…")
     assert shorten("short") == "short"
     assert len(shorten("x" * 1_000)) < 100
@@ -55,7 +66,7 @@ def test_cuts_long_values_with_an_ellipsis() -> None:
 
 def test_replaces_the_openapi_document_by_a_note() -> None:
     body = json.dumps({"id": "api_1", "openapi": {"openapi": "3.1.0", "paths": {}}}).encode()
-    lines = told(replace(EXCHANGE, received_body=body))
+    lines = print_events(replace(EXCHANGE, received_body=body))
     assert any('"openapi": "(left out here)"' in line for line in lines)
     assert not any("paths" in line for line in lines)
 
@@ -69,11 +80,11 @@ def test_never_wraps_so_that_a_copied_line_stays_whole() -> None:
         amount="0.01 USDC",
         token="0x",
     )
-    assert any(line.endswith("0x" + "11" * 32) for line in told(paid))
+    assert any(line.endswith("0x" + "11" * 32) for line in print_events(paid))
 
 
 def test_prints_markup_as_text() -> None:
-    assert "1. [red]title[/red]" in told(TourStep(number=1, title="[red]title[/red]", why="why"))
+    assert "1. [red]title[/red]" in print_events(TourStep(number=1, title="[red]title[/red]", why="why"))
 
 
 def test_removes_control_characters() -> None:
@@ -87,7 +98,7 @@ def test_removes_control_characters() -> None:
         received=(),
         received_body=b'{"name": "\\u001b[2J\\u202e"}',
     )
-    text = "\n".join(told(hostile))
+    text = "\n".join(print_events(hostile))
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -120,7 +131,7 @@ def test_keeps_short_objects_on_one_line() -> None:
 
 def test_a_long_body_ends_with_how_much_is_missing() -> None:
     body = json.dumps([f"{number}{'x' * BODY_CHARACTERS_MAX}" for number in range(200)]).encode()
-    lines = told(
+    lines = print_events(
         RecordedExchange(
             method="GET",
             target="/",

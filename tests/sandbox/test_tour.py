@@ -117,7 +117,7 @@ def make_tour(
     http: httpx.AsyncClient,
     files: dict[str, str],
 ) -> Tour:
-    """Of a visitor who is on a chain where nothing listens."""
+    """The chain of its caller does not respond."""
     playground = Playground(
         rpc_url="http://127.0.0.1:1",
         token=Contract(artifact=load_test_usdc(), address=USDC_ADDRESS),

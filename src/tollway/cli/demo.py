@@ -25,6 +25,9 @@ def demo(
     chain_port: Annotated[
         int, typer.Option("--chain-port", min=0, max=65_535, help="The chain's port; 0: any free one.")
     ] = 0,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every request and response of the walk-through.")
+    ] = False,
     sandbox_file: Annotated[
         Path | None,
         typer.Option(
@@ -42,7 +45,13 @@ def demo(
         )
 
         code = run_demo(
-            DemoOptions(is_once=once, port=port, chain_port=chain_port, sandbox_file=sandbox_file)
+            DemoOptions(
+                is_once=once,
+                port=port,
+                chain_port=chain_port,
+                sandbox_file=sandbox_file,
+                is_verbose=verbose,
+            )
         )
     except KeyboardInterrupt:  # before the demo handles signals
         code = INTERRUPTED

@@ -1,4 +1,4 @@
-"""Runs the demo: starts a chain, a provider and a gateway on SQLite, prints the walk-through step by step, and then keeps the sandbox running.
+"""Runs the demo: starts a chain, a provider and a gateway on SQLite, prints the walk-through with a line for each step, and then keeps the sandbox running.
 
 All parts listen on loopback, run in this process or in a process group of their own, use one temporary folder, and end within two seconds of Ctrl-C. The
 demo must never use a chain that it did not start. The sandbox file and the last lines contain private keys: they are made for this run, on a
@@ -16,10 +16,10 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, assert_never
 
 import aiohttp
 import httpx
@@ -49,8 +49,8 @@ from tollway.sandbox.tour import (
     Tour,
     TourEvent,
     TourFailed,
+    TourOutcome,
     TourPayment,
-    TourRemark,
     TourResult,
     TourStep,
 )
@@ -84,25 +84,35 @@ _PRINTED_HEADERS = frozenset(
 
 
 class TourPrinter:
-    """Prints the events of the walk-through on one console."""
+    """Prints the events of the walk-through on one console: one line for each step, or everything that was sent and received."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, is_verbose: bool = False) -> None:
         self._console = console
+        self._is_verbose = is_verbose
 
     def print_event(self, event: TourEvent) -> None:
         match event:
+            case TourOutcome():
+                self._print_outcome(event)
+            case _ if not self._is_verbose:
+                pass
             case TourStep():
                 self._print_step(event)
             case RecordedExchange():
                 self._print_exchange(event)
             case TourPayment():
                 self._print_payment(event)
-            case TourRemark(text=text):
-                self.print_line(text)
+            case _:
+                assert_never(event)
 
     def print_line(self, text: str = "", *, style: str = "") -> None:
         # Without markup and without wrapping: a copied command stays one line.
         self._console.print(Text(plain(text), style=style), soft_wrap=True, highlight=False)
+
+    def _print_outcome(self, outcome: TourOutcome) -> None:
+        if self._is_verbose:
+            self.print_line()
+        self.print_line(f"{outcome.number:>2} {outcome.label:<22} {outcome.text}", style="green")
 
     def _print_step(self, step: TourStep) -> None:
         self.print_line()
@@ -138,7 +148,7 @@ class TourPrinter:
         for name, value in (
             ("transaction", str(paid.tx_hash)),
             ("block", str(paid.block)),
-            ("from", f"{paid.sender} (the visitor)"),
+            ("from", f"{paid.sender} (the caller)"),
             ("to", f"{paid.to} (the provider)"),
             ("amount", paid.amount),
             ("token", paid.token),
@@ -212,65 +222,84 @@ def describe_sandbox(
     }
 
 
-def print_sandbox(
-    print_line: Callable[[str], None],
-    *,
-    gateway_url: str,
-    upstream_url: str,
-    playground: Playground,
-    api_id: str,
-    payment: TxHash,
-    signature: str,
-    key_file: Path,
-) -> None:
-    """Prints the addresses, the accounts and commands to try."""
-    usdc = playground.usdc
-    print_line("")
-    print_line("All of it stays up for you to play with. Ctrl-C stops everything.")
-    print_line("")
-    print_line(f"   gateway   {gateway_url}/api/v2")
-    print_line(f"   listing   {api_id}")
-    print_line(f"   chain     {playground.rpc_url} (chain id {usdc.chain_id})")
-    print_line(f"   token     {playground.token.address} ({usdc.symbol}, {usdc.decimals} decimals)")
-    print_line(f"   API       {upstream_url}, the provider's own server behind the listing")
-    print_line("")
-    print_line(f"   Accounts, with 1,000 {usdc.symbol} and 10 ETH each, worth nothing outside of this chain:")
-    for role in SANDBOX_ROLES:
-        account = playground.account(role)
-        print_line(f"   {role:<9} {account.address}  {account.private_key}")
-    print_line("")
-    print_line("   What is for sale:")
-    print_line(f"   curl {gateway_url}/api/v2/apis")
-    print_line("")
-    print_line(f"   A paid call (the visitor has just paid for {PREPAID_CALLS} in one transaction):")
-    print_line(
-        f"   curl -i -H 'X-Payment-Tx: {payment}' -H 'X-Signature: {signature}' "
-        f"{gateway_url}/api/v2/gateway/{api_id}/quote/BTC"
-    )
-    print_line("")
-    print_line("   Let Tollway's own client pay, as the caller:")
-    store = key_file.with_name("payments.sqlite3")
-    caller = (
-        f"   TOLLWAY_KEY_FILE={shlex.quote(str(key_file))} TOLLWAY_STORE={shlex.quote(str(store))} "
-        f"TOLLWAY_RPC={playground.rpc_url} TOLLWAY_GATEWAY={gateway_url} \\"
-    )
-    print_line(caller)
-    print_line(f"     {_find_command()} call {api_id} /quote/BTC")
-    print_line("")
-    print_line("   Find it, and read how it is used:")
-    print_line(f"   {_find_command()} search --gateway {gateway_url}")
-    print_line(f"   {_find_command()} describe {api_id} --gateway {gateway_url}")
-    print_line("")
-    print_line("   For an agent's program that starts MCP servers, as the caller, with a limit:")
-    print_line(caller)
-    print_line(f'     {_find_command()} mcp --max-price "0.05 {usdc.symbol}" --budget "1 {usdc.symbol}"')
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoGuide:
+    """What the demo prints about itself when it is ready. `key_file`: of the account `caller`; `payment`: a transfer that covers
+    `PREPAID_CALLS` calls, with the plain `signature` over it."""
+
+    gateway_url: str
+    upstream_url: str
+    playground: Playground
+    api_id: str
+    payment: TxHash
+    signature: str
+    key_file: Path
+
+    def format_lines(self, *, is_verbose: bool) -> Iterator[str]:
+        """The addresses, and commands that run in any folder of any other terminal while the demo runs."""
+        usdc, tollway = self.playground.usdc, find_program()
+        yield "The demo keeps running. Ctrl-C stops everything that it started."
+        yield ""
+        yield f"   web page  {self.gateway_url}/"
+        yield f"   contract  {self.gateway_url}/docs"
+        yield f"   chain     {self.playground.rpc_url} (chain id {usdc.chain_id}), {usdc.symbol} {self.playground.token.address}"
+        yield ""
+        yield "Paste this into another terminal. It calls as another wallet, with Tollway's own client:"
+        yield ""
+        for line in self.format_commands():
+            yield f"   {line}"
+        yield ""
+        yield f"Without the client (the transaction covers {PREPAID_CALLS} calls):"
+        yield ""
+        yield f"   {self._format_curl()}"
+        yield ""
+        yield "In the settings of a desktop agent, as the command of an MCP server, with a limit:"
+        yield ""
+        yield f'   env {self._format_variables()} {tollway} mcp --max-price "0.05 {usdc.symbol}" --budget "1 {usdc.symbol}"'
+        if is_verbose:
+            yield ""
+            yield from self._format_accounts()
+
+    def format_commands(self) -> tuple[str, ...]:
+        """The commands of a first call, in their order. The first one sets the variables that the others read."""
+        tollway = find_program()
+        return (
+            f"export {self._format_variables()}",
+            f"{tollway} search quotes",
+            f"{tollway} show {self.api_id}",
+            f"{tollway} call {self.api_id} /quote/BTC",
+            f"{tollway} history",
+        )
+
+    def _format_variables(self) -> str:
+        variables = {
+            "TOLLWAY_GATEWAY": self.gateway_url,
+            "TOLLWAY_RPC": self.playground.rpc_url,
+            "TOLLWAY_KEY_FILE": str(self.key_file),
+            "TOLLWAY_STORE": str(self.key_file.with_name("payments.sqlite3")),
+        }
+        return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
+
+    def _format_curl(self) -> str:
+        proof = f"-H 'X-Payment-Tx: {self.payment}' -H 'X-Signature: {self.signature}'"
+        return f"curl -i {proof} {self.gateway_url}/api/v2/gateway/{self.api_id}/quote/BTC"
+
+    def _format_accounts(self) -> Iterator[str]:
+        yield f"Accounts with 1,000 {self.playground.usdc.symbol} and 10 ETH each, which have no value outside of this chain:"
+        yield ""
+        for role in SANDBOX_ROLES:
+            account = self.playground.account(role)
+            yield f"   {role:<9} {account.address}  {account.private_key}"
+        yield f"   {'API':<9} {self.upstream_url}, the provider's server behind the listing"
 
 
-def _find_command() -> str:
-    """How a shell can run this program again."""
-    if shutil.which("tollway"):
-        return "tollway"
-    return shlex.quote(os.path.relpath(sys.argv[0]))
+def find_program() -> str:
+    """The command that runs this program from any folder, also where its virtual environment is not active."""
+    script = Path(sys.executable).with_name("tollway")
+    if not script.exists():
+        return f"{shlex.quote(sys.executable)} -c 'from tollway.cli import main; main()'"
+    found = shutil.which("tollway", path=os.defpath)
+    return "tollway" if found and Path(found).samefile(script) else shlex.quote(str(script))
 
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -291,6 +320,7 @@ class DemoOptions:
     port: int | None
     chain_port: int
     sandbox_file: Path | None
+    is_verbose: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +342,7 @@ class DemoFailed(Exception):
 def run_demo(options: DemoOptions) -> int:
     """Returns the exit code: 0 done or stopped while ready, 1 failed, 130 interrupted before it was ready."""
     configure_logging(level="error", style="auto")
-    return uvloop.run(_run(options, TourPrinter(Console(file=sys.stdout))))
+    return uvloop.run(_run(options, TourPrinter(Console(file=sys.stdout), is_verbose=options.is_verbose)))
 
 
 async def _run(options: DemoOptions, printer: TourPrinter) -> int:
@@ -327,7 +357,9 @@ async def _run(options: DemoOptions, printer: TourPrinter) -> int:
     except Exception as exc:  # noqa: BLE001 - every failure is printed, after everything is stopped
         printer.print_line()
         printer.print_line(f"The demo failed: {_explain(exc)}", style="bold red")
-        printer.print_line("Everything it started has been stopped.")
+        printer.print_line(
+            "Everything that it started is stopped. --verbose prints every request and response."
+        )
         return FAILED
     return DONE
 
@@ -346,11 +378,9 @@ class _DemoRun:
             _remove_old_file(path)  # a file of an earlier run has other keys and ports
         self._printer.print_line("Tollway demo: a chain, an API and a gateway on this machine.", style="bold")
         async with _open_environment(self._options) as environment:
-            self._printer.print_line(
-                f"   chain     {environment.driver.rpc_url} (anvil, chain id {environment.driver.chain_id})"
-            )
-            self._printer.print_line(f"   API       {environment.provider.base_url}")
-            self._printer.print_line(f"   gateway   {environment.gateway_url}")
+            if self._options.is_verbose:
+                self._print_addresses(environment)
+            self._printer.print_line()
             tour = Tour(
                 gateway_url=environment.gateway_url,
                 upstream_url=environment.provider.base_url,
@@ -366,7 +396,8 @@ class _DemoRun:
                 self.is_ready = True
                 self._printer.print_line()
                 self._printer.print_line(
-                    "Done: two paid calls, from the listing to the history.", style="bold green"
+                    "Done: two paid calls, from the listing to the history. Without --once the demo keeps running for your own calls.",
+                    style="bold green",
                 )
                 return
             await self._stay_up(environment, tour, tour_result)
@@ -377,21 +408,29 @@ class _DemoRun:
         _write_private(key_file, environment.playground.account("caller").private_key + "\n")
         written = self._write_file(environment, tour_result)
         self.is_ready = True
+        guide = DemoGuide(
+            gateway_url=environment.gateway_url,
+            upstream_url=environment.provider.base_url,
+            playground=environment.playground,
+            api_id=tour_result.api_id,
+            payment=payment,
+            signature=signature,
+            key_file=key_file,
+        )
         try:
-            print_sandbox(
-                self._printer.print_line,
-                gateway_url=environment.gateway_url,
-                upstream_url=environment.provider.base_url,
-                playground=environment.playground,
-                api_id=tour_result.api_id,
-                payment=payment,
-                signature=signature,
-                key_file=key_file,
-            )
+            self._printer.print_line()
+            for line in guide.format_lines(is_verbose=self._options.is_verbose):
+                self._printer.print_line(line)
             await asyncio.Event().wait()  # until a signal cancels it
         finally:
             if written is not None:
                 _remove_own_file(*written)
+
+    def _print_addresses(self, environment: DemoEnvironment) -> None:
+        driver = environment.driver
+        self._printer.print_line(f"   chain     {driver.rpc_url} (anvil, chain id {driver.chain_id})")
+        self._printer.print_line(f"   API       {environment.provider.base_url}")
+        self._printer.print_line(f"   gateway   {environment.gateway_url}")
 
     def _write_file(self, environment: DemoEnvironment, tour_result: TourResult) -> tuple[Path, str] | None:
         path = self._options.sandbox_file
@@ -531,7 +570,7 @@ def _explain(failure: BaseException) -> str:
         case SettingsInvalid(problems=problems):
             return "; ".join(problems)
         case TimeoutError():
-            return str(failure) or "something did not answer in time"
+            return str(failure) or "a part of the demo did not respond in time"
         case DemoFailed() | TourFailed() | AnvilUnavailable() | RpcRefused() | TollwayError() | OSError():
             return str(failure)
         case _:

@@ -1,5 +1,5 @@
 """The walk-through of the demo: publish, prove, find, call unpaid, pay, call, call again, pay by a signature alone, read the history. It sends real requests to
-a gateway and real transactions to the test chain, and reports each as an event.
+a gateway and real transactions to the test chain, and reports each as an event. Each step ends with one event that says its outcome in a line.
 
 It uses the gateway over HTTP alone, as every client does, and must never read its database. It prints nothing: events go to `report`.
 """
@@ -62,19 +62,22 @@ class TourPayment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TourRemark:
-    """A sentence about the event before it."""
+class TourOutcome:
+    """The end of a step: what it has done, in two words and in a line of at most 54 characters."""
 
+    number: int
+    label: str
     text: str
 
 
-TourEvent = TourStep | RecordedExchange | TourPayment | TourRemark
+TourEvent = TourStep | RecordedExchange | TourPayment | TourOutcome
 
 
 API = "/api/v2"
 PRICE = "0.01"
 PRICE_UNITS = 10_000
 SYMBOL = "ETH"
+SEARCH = "quotes"
 PREPAID_CALLS = 10
 _DEADLINE_S = 20.0
 
@@ -93,7 +96,7 @@ class TourResult:
 
 
 class Tour:
-    """One walk-through. Its visitor has a wallet of its own, so that those of the sandbox file stay unused.
+    """One walk-through. Its caller has a wallet of its own (the account `visitor`), so that those of the sandbox file stay unused.
 
     `put_file(path, text)`: makes the provider's server return the text at a path of its origin.
     """
@@ -117,6 +120,7 @@ class Tour:
         self._playground = playground
         self._http = http
         self._report = report
+        self._step_number = 0
         self._provider = Wallet.from_key(playground.account("provider").key)
         self._visitor = Wallet.from_key(playground.account("visitor").key)
 
@@ -144,8 +148,8 @@ class Tour:
     async def _publish(self) -> str:
         self._step(
             1,
-            "A provider publishes an API",
-            "The request is signed by the provider's wallet (ERC-8128); there are no accounts and no passwords.",
+            "The provider publishes an API",
+            "The provider's wallet signs the request (ERC-8128). There are no accounts and no passwords.",
         )
         draft = {
             "name": "Sample quotes",
@@ -161,13 +165,14 @@ class Tour:
         api_id = _read_json(_expect(answer, HTTPStatus.CREATED)).get("id")
         if not isinstance(api_id, str):
             raise TourFailed("the created listing has no id")
+        self._end_step("listed", f"{self._format_units(PRICE_UNITS)} a request: {api_id}")
         return api_id
 
     async def _prove(self, api_id: str) -> None:
         self._step(
             2,
-            "The provider proves that the endpoint is theirs",
-            "Anybody can publish any URL. A file at its origin says whose it is: the gateway says what to put there, then looks.",
+            "The provider proves the ownership of the endpoint",
+            "Any wallet can publish any URL. The gateway names a file; the file at the endpoint's origin is the proof.",
         )
         target = f"{API}/apis/{api_id}/ownership"
         document = _read_json(_expect(await self._send("GET", target), HTTPStatus.OK))
@@ -180,27 +185,33 @@ class Tour:
         seen = _read_json(_expect(await self._send("POST", target, signer=self._provider), HTTPStatus.OK))
         if seen.get("state") != "verified":
             raise TourFailed(f"the file of the proof is served, but the ownership is {seen.get('state')}")
+        self._end_step("ownership verified", "by a file at the endpoint's origin")
 
     async def _find(self, api_id: str) -> None:
         self._step(
             3,
-            "An agent that knows only the gateway's URL finds it, and reads how to call it",
-            "The agent document is all that it needs: operations, prices, ways to pay. What the provider says is data in it.",
+            "An agent that knows only the gateway's URL finds the API and reads how to call it",
+            "The agent document has the operations, their prices and the ways to pay. The provider's texts are data in it.",
         )
-        found = _read_json(_expect(await self._send("GET", f"{API}/apis?q=quotes"), HTTPStatus.OK))
+        found = _read_json(_expect(await self._send("GET", f"{API}/apis?q={SEARCH}"), HTTPStatus.OK))
         if api_id not in [one.get("id") for one in found.get("apis") or ()]:
             raise TourFailed("the search does not find the listing")
         document = _read_json(_expect(await self._send("GET", f"{API}/apis/{api_id}/agent"), HTTPStatus.OK))
         if document.get("id") != api_id:
             raise TourFailed("the agent document is not of the listing")
+        self._end_step("found", f'by the search "{SEARCH}"; its agent document is read')
 
     async def _call_unpaid(self, target: str) -> RecordedExchange:
         self._step(
             4,
-            "Somebody calls it without paying",
-            "The gateway answers 402 and says what a call costs and how to pay.",
+            "The caller sends a request without a payment",
+            "The gateway responds 402. The response has the price and the ways to pay.",
         )
-        return _expect(await self._send("GET", target), HTTPStatus.PAYMENT_REQUIRED)
+        terms = _expect(await self._send("GET", target), HTTPStatus.PAYMENT_REQUIRED)
+        option = self._find_option(terms)
+        price, payee = self._format_units(int(option["amount"])), shorten_hex(option["payTo"])
+        self._end_step("called without payment", f"402: the price is {price}, to {payee}")
+        return terms
 
     def _find_option(self, terms: RecordedExchange) -> Mapping[str, Any]:
         options = (_read_json(terms).get("payment") or {}).get("options") or ()
@@ -213,19 +224,20 @@ class Tour:
     async def _pay(self, option: Mapping[str, Any]) -> TxHash:
         self._step(
             5,
-            "The visitor pays the provider on the chain",
-            "Wallet to wallet. The gateway never holds the money.",
+            "The caller pays the provider on the chain",
+            "The transfer goes from wallet to wallet. The gateway never holds the money.",
         )
         if option["payTo"] != str(self._provider.address):
             raise TourFailed("the 402 has another payTo than the provider's wallet")
         paid = await self._transfer(int(option["amount"]))
         self._report(paid)
+        self._end_step("paid", f"{paid.amount} to the provider, transaction {shorten_hex(str(paid.tx_hash))}")
         return paid.tx_hash
 
     async def _call(self, target: str, payment: TxHash) -> str:
         self._step(
             6,
-            "The visitor calls it with proof of the payment",
+            "The caller sends the request with the proof of payment",
             "X-Payment-Tx names the transaction; X-Signature is the payer's personal_sign of that hash.",
         )
         answer = await self._send("GET", target, headers=self._proof(payment))
@@ -233,24 +245,28 @@ class Tour:
         call_id, state = headers.get("tollway-call-id"), headers.get("tollway-payment-state")
         if call_id is None or state != "charged":
             raise TourFailed(f"the call was served, but its payment is {state}")
+        quote = _read_json(answer)
+        words = f"{quote.get('symbol')} {quote.get('price')} {quote.get('currency')}"
+        self._end_step("served", f"200: {words}; charged {headers.get('tollway-price')}")
         return call_id
 
     async def _call_again(self, target: str, payment: TxHash) -> None:
         self._step(
             7,
-            "The same payment again",
-            "It was worth one call, and that is spent. Nothing is forwarded or charged.",
+            "The caller sends the same proof again",
+            "The payment covered one call. The gateway forwards nothing and charges nothing.",
         )
         answer = await self._send("GET", target, headers=self._proof(payment))
         code = _read_json(_expect(answer, HTTPStatus.CONFLICT)).get("code")
         if code != "payment_already_used":
             raise TourFailed(f"the refusal says {code} instead of payment_already_used")
+        self._end_step("refused", f"409 {code}: it covered one call")
 
     async def _call_by_signature(self, target: str, terms: RecordedExchange) -> str:
         self._step(
             8,
-            "Another call, paid by a signature alone (x402)",
-            "The visitor signs what the 402 asked for (EIP-3009). Once the API has answered, the gateway moves the money.",
+            "The caller pays another call with a signature (x402)",
+            "The caller signs the terms of the 402 (EIP-3009). The gateway sends the transfer after the API has responded.",
         )
         signed = self._visitor.sign_authorization(
             SignAuthorization(offer=self._find_offer(terms), asset=self._playground.usdc),
@@ -272,9 +288,8 @@ class Tour:
         if not mined.succeeded:
             raise TourFailed(f"the transfer {receipt.transaction} failed on the chain")
         self._report(self._describe_payment(mined, PRICE_UNITS))
-        self._report(
-            TourRemark(text=f"   The gateway's gas key {mined.sender} has sent it; the visitor paid no gas.")
-        )
+        transaction = shorten_hex(str(mined.tx_hash))
+        self._end_step("paid by x402", f"200; transaction {transaction}, gas by the gateway")
         return call_id
 
     def _find_offer(self, terms: RecordedExchange) -> X402Offer:
@@ -288,18 +303,27 @@ class Tour:
     async def _check_history(self, call_ids: tuple[str, ...]) -> None:
         self._step(
             9,
-            "The visitor's history",
-            "Two calls, two prices, two transactions. Signed again: only its owner reads it.",
+            "The caller reads its history",
+            "The history has two calls, two prices and two transactions. Only the wallet's signature opens it.",
         )
         answer = await self._send("GET", f"{API}/history?limit=5", signer=self._visitor)
         calls = _read_json(_expect(answer, HTTPStatus.OK)).get("calls") or ()
         if tuple(call.get("id") for call in calls) != call_ids:
             raise TourFailed("the history does not have exactly the two calls")
+        self._end_step("history", f"{len(calls)} calls, {self._format_units(PRICE_UNITS * len(calls))}")
 
     # ---- Requests and payments.
 
     def _step(self, number: int, title: str, why: str) -> None:
+        self._step_number = number
         self._report(TourStep(number=number, title=title, why=why))
+
+    def _end_step(self, label: str, text: str) -> None:
+        self._report(TourOutcome(number=self._step_number, label=label, text=text))
+
+    def _format_units(self, amount: int) -> str:
+        usdc = self._playground.usdc
+        return f"{format_decimal(amount, decimals=usdc.decimals)} {usdc.symbol}"
 
     async def _transfer(self, amount: int) -> TourPayment:
         playground = self._playground
@@ -313,16 +337,14 @@ class Tour:
         return self._describe_payment(receipt, amount)
 
     def _describe_payment(self, mined: MinedReceipt, amount: int) -> TourPayment:
-        """A transfer from the visitor to the provider; the gateway may have sent its transaction."""
-        playground = self._playground
-        usdc = playground.usdc
+        """A transfer from the caller to the provider; the gateway may have sent its transaction."""
         return TourPayment(
             tx_hash=mined.tx_hash,
             block=mined.block_number,
             sender=str(self._visitor.address),
             to=str(self._provider.address),
-            amount=f"{format_decimal(amount, decimals=usdc.decimals)} {usdc.symbol}",
-            token=str(playground.token.address),
+            amount=self._format_units(amount),
+            token=str(self._playground.token.address),
         )
 
     def _proof(self, payment: TxHash) -> dict[str, str]:
@@ -385,6 +407,11 @@ class Tour:
             nonce=secrets.token_hex(16),
         )
         return dict(signed)
+
+
+def shorten_hex(text: str) -> str:
+    """The first and the last four digits of an address or a hash."""
+    return f"{text[:6]}…{text[-4:]}"
 
 
 def _expect(answer: RecordedExchange, status: HTTPStatus) -> RecordedExchange:
