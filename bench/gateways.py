@@ -229,7 +229,7 @@ async def serving_gateway(
             name=name,
             port=port,
             child=child,
-            api_id=listing["id"],
+            api_id=listing.id,
             payments=await bench.pay(provider),
             bound_payments=await bench.pay(provider) if is_known else (),
             chain_id=bench.driver.chain_id,

@@ -253,7 +253,7 @@ async def open_market(driver: ChainDriver, environment: dict[str, str], *, conne
         await driver.wait_receipt(tx_hash)
         signed = Account.sign_message(encode_defunct(text=str(tx_hash)), caller.private_key)
         proofs.append({"X-Payment-Tx": str(tx_hash), "X-Signature": "0x" + bytes(signed.signature).hex()})
-    return PaidListing(api_id=listing["id"], proofs=proofs)
+    return PaidListing(api_id=listing.id, proofs=proofs)
 
 
 def divide(row: dict[str, Any], first: dict[str, Any]) -> dict[str, float]:

@@ -126,7 +126,7 @@ async def furnish_stand(
         playground=playground,
         caller=caller,
         payee=provider.address,
-        call_url=f"{GATEWAY_URL}/api/v2/gateway/{listing['id']}/quote/ETH",
+        call_url=f"{GATEWAY_URL}/api/v2/gateway/{listing.id}/quote/ETH",
         on_credit={"X-Payment-Tx": str(tx_hash), "X-Signature": "0x" + bytes(signed.signature).hex()},
     )
 

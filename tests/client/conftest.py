@@ -2,7 +2,7 @@
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 from eth_account import Account
 from hexbytes import HexBytes
 
+from tollway.client.client import SpentAmount
 from tollway.client.store import PaymentStore
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import paid_call_digest, recover
@@ -33,6 +34,11 @@ PRICE = 10_000
 NOW_S = 1_700_000_000
 DOMAIN = TokenDomain(name="USDC", version="2")
 TRANSFER = keccak256(b"transfer(address,uint256)")[:4]
+
+
+def sums(amounts: Iterable[SpentAmount]) -> dict[str, int]:
+    """Spent amounts by symbol."""
+    return {amount.symbol: amount.atto for amount in amounts}
 
 
 @dataclass

@@ -9,6 +9,7 @@ import zlib
 import httpx
 import pytest
 
+from tests.client.conftest import sums
 from tollway.client import (
     AnswerUnreadable,
     AsyncTollwayClient,
@@ -24,6 +25,7 @@ from tollway.client import (
     PriceAboveMax,
     TollwayClient,
 )
+from tollway.client.records import SearchPage
 from tollway.client.responses import MEMBERS_MAX
 from tollway.client.store import PaymentStore
 
@@ -221,11 +223,11 @@ async def test_a_failed_transfer_is_reported_and_does_not_count_once_it_is_final
     for chain.finalized in (None, 99):  # a node may lie, or its block be replaced
         with pytest.raises(PaymentPending, match="was reverted"):
             await do(client.call(API))
-        assert (client.spending().total, len(chain.pool)) == ({"USDC": 10**16}, 1)
+        assert (sums(client.spending().total), len(chain.pool)) == ({"USDC": 10**16}, 1)
     chain.finalized = 200
     with pytest.raises(CannotPay, match="failed on the chain"):
         await do(client.call(API))
-    assert (client.spending().total, len(chain.pool)) == ({"USDC": 0}, 2)
+    assert (sums(client.spending().total), len(chain.pool)) == ({"USDC": 0}, 2)
     chain.status = 1
     chain.mined.clear()
     chain.pool = {"0xother": b""}
@@ -679,7 +681,7 @@ async def test_a_session_signs_no_more_than_its_limit_and_another_one_begins_ane
     other = make(rail=rail, session_budget="0.02 USDC")
     assert (await do(other.call(API, "/2"))).status_code == 200
     spending = other.spending()
-    assert (dict(spending.total), dict(spending.session)) == ({"USDC": 3 * 10**16}, {"USDC": 10**16})
+    assert (sums(spending.total), sums(spending.session)) == ({"USDC": 3 * 10**16}, {"USDC": 10**16})
 
 
 async def test_an_unsent_authorisation_does_not_count_in_the_session(make, gateway):
@@ -694,16 +696,19 @@ async def test_an_unsent_authorisation_does_not_count_in_the_session(make, gatew
         with pytest.raises(GatewayUnreachable):
             await do(client.call(API))
     assert (await do(client.call(API))).status_code == 200
-    assert dict(client.spending().session) == {"USDC": 10**16}
+    assert sums(client.spending().session) == {"USDC": 10**16}
 
 
 async def test_a_session_without_a_limit_counts_all_the_same(make, gateway):
     client = make()
     await do(client.call(API, prepay=2))
-    assert dict(client.spending().session) == {"USDC": 2 * 10**16}
+    assert sums(client.spending().session) == {"USDC": 2 * 10**16}
     allowance = client.allowance
     assert (allowance.session_budget, allowance.budget) == (None, None)
     assert allowance.max_price.atto_for("USDC") == 10**18
+
+
+PAGE = {"apis": [], "total": 0, "page": 1, "limit": 20}
 
 
 async def test_search_sorts_by_relevance_where_there_are_words(make, gateway):
@@ -711,17 +716,18 @@ async def test_search_sorts_by_relevance_where_there_are_words(make, gateway):
 
     def answer(request):
         asked.append(request.url.raw_path.decode())
-        return httpx.Response(200, json={"apis": [], "total": 0})
+        return httpx.Response(200, json=PAGE)
 
     gateway.answers = [answer] * 4
     client = make()
-    assert await do(client.search("rain & sun", limit=5, tag=None)) == {"apis": [], "total": 0}
-    await do(client.search(currency="USDC"))
+    page = SearchPage(apis=(), total=0, page=1, limit=20)
+    assert await do(client.search("rain & sun", limit=5, tag=None)) == page
+    await do(client.search(currency="USDC", max_price="0.05"))
     await do(client.search("rain", sort="price", currency="USDC"))
     await do(client.search("", verified=True))
     assert asked == [
         "/api/v2/apis?q=rain%20%26%20sun&sort=relevance&limit=5",
-        "/api/v2/apis?currency=USDC",
+        "/api/v2/apis?currency=USDC&maxPrice=0.05",
         "/api/v2/apis?q=rain&sort=price&currency=USDC",
         "/api/v2/apis?verified=true",
     ]
@@ -732,10 +738,13 @@ async def test_describe_falls_back_to_details_only_where_there_is_no_such_docume
         return gateway.refuse(404, "route_not_found")
 
     client = make()
-    gateway.answers = [lambda _: httpx.Response(200, json={"agent": 1})]
-    assert await do(client.describe("api_1")) == {"agent": 1}
+    document = {"id": "api_1", "name": "Quotes", "agent": 1}
+    gateway.answers = [lambda _: httpx.Response(200, json=document)] * 2
+    described = await do(client.describe("api_1"))
+    assert (described.name, json.loads(described.text)) == ("Quotes", document)
+    assert await do(client.fetch_agent_document("api_1")) == document
     gateway.answers = [no_document, lambda _: httpx.Response(200, json={"id": "api_1"})]
-    assert await do(client.describe("api_1")) == {"id": "api_1"}
+    assert await do(client.fetch_agent_document("api_1")) == {"id": "api_1"}
     assert [request.url.path for request in gateway.seen[-2:]] == [
         "/api/v2/apis/api_1/agent",
         "/api/v2/apis/api_1",

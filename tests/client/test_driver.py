@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.client import AsyncTollwayClient, HttpNotAllowed, TollwayClient
+from tollway.client import HttpNotAllowed
 from tollway.client.driver import Driver
 from tollway.client.steps import (
     AuthorizationState,
@@ -53,7 +53,7 @@ def payment(driver, **changes) -> Transfer:
 
 def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored_it(driver):
     """Signatures are deterministic: at the same nonce, two calls of one price sign the very same bytes."""
-    first, second = driver.plan_call("api_1", "/1", {}), driver.plan_call("api_1", "/2", {})
+    first, second = driver.plan_call("api_1", "/1"), driver.plan_call("api_1", "/2")
     step = StoreTransfer(transfer=payment(driver), price=10_000)
     assert driver.perform_local(step, first) == Stored()
     told = PaidAlready(transfer=step.transfer, is_reserved=True)
@@ -69,7 +69,7 @@ def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored
 
 def test_the_rest_of_a_spent_payment_is_not_raised_by_another_call(driver, monkeypatch):
     """The owner ends while another call reads the store: the other has seen either the owner or the new rest."""
-    owner, other = driver.plan_call("api_1", "/1", {}), driver.plan_call("api_1", "/2", {})
+    owner, other = driver.plan_call("api_1", "/1"), driver.plan_call("api_1", "/2")
     made = payment(driver)
     driver.perform_local(StoreTransfer(transfer=made, price=10_000), owner)
     read = driver.store.find_payments
@@ -87,7 +87,7 @@ def test_the_rest_of_a_spent_payment_is_not_raised_by_another_call(driver, monke
 
 
 def test_every_call_may_spend_a_payment_for_several_calls(driver):
-    maker, other = driver.plan_call("api_1", "/1", {"prepay": 2}), driver.plan_call("api_1", "/2", {})
+    maker, other = driver.plan_call("api_1", "/1", prepay=2), driver.plan_call("api_1", "/2")
     made = payment(driver, amount=20_000, rest=20_000)
     driver.perform_local(StoreTransfer(transfer=made, price=10_000), maker)
     assert driver.perform_local(FindPayments(payees=(PAYEE,)), other) == (made,)
@@ -96,7 +96,7 @@ def test_every_call_may_spend_a_payment_for_several_calls(driver):
 @pytest.mark.parametrize("ended", list(TransferState))
 def test_a_stored_transfer_stays_part_of_the_session(driver, ended):
     """Nothing that a node says of it later gives anything back."""
-    plan, made = driver.plan_call("api_1", "/1", {}), payment(driver)
+    plan, made = driver.plan_call("api_1", "/1"), payment(driver)
     driver.perform_local(StoreTransfer(transfer=made, price=10_000), plan)
     driver.perform_local(RecordTransferState(tx_hash=made.tx_hash, state=ended, rest=0), plan)
     assert dict(driver.session.spent()) == {"USDC": 10**16}
@@ -120,7 +120,7 @@ OPEN, CHARGED, RELEASED, ABANDONED, EXPIRED, UNSENT = AuthorizationState
     ],
 )
 def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(driver, states, is_counted):
-    plan = driver.plan_call("api_1", "/1", {})
+    plan = driver.plan_call("api_1", "/1")
     signed = SignedAuthorization(
         nonce=b"\x09" * 32,
         proof="proof",
@@ -135,14 +135,6 @@ def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(driver,
     for state in states:
         driver.perform_local(RecordAuthorizationState(nonce=signed.nonce, state=state), plan)
     assert dict(driver.session.spent()) == ({"USDC": 10**16} if is_counted else {})
-
-
-@pytest.mark.parametrize("kind", [TollwayClient, AsyncTollwayClient])
-def test_a_client_refuses_an_option_that_it_does_not_know(kind):
-    with pytest.raises(TypeError, match="'max_prce'; did you mean max_price"):
-        kind("https://gateway.test", max_prce="0.01 USDC")
-    with pytest.raises(TypeError, match="'wallets'; did you mean wallet"):
-        kind("https://gateway.test", wallets=None)
 
 
 @pytest.mark.parametrize(

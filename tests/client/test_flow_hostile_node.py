@@ -7,6 +7,7 @@ import pytest
 from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
 
+from tests.client.conftest import sums
 from tollway.client import AsyncTollwayClient, FeeAboveMax, Patience, TollwayClient
 from tollway.client.agent_tools import DEFAULT_FEE, AgentTools, find_tool
 from tollway.client.steps import NodeResult
@@ -65,7 +66,7 @@ async def test_a_fee_above_the_limit_is_refused_before_anything_is_signed(make, 
         await do(client.call(API))
     assert (caught.value.code, caught.value.is_retryable) == ("fee_above_max", False)
     assert (client.payments(), chain.broadcasts, shown) == ((), [], [])
-    assert dict(client.spending().session) == {}
+    assert sums(client.spending().session) == {}
 
 
 async def test_the_callers_own_limit_holds_for_a_client_and_for_a_call(make, gateway, chain):

@@ -9,6 +9,7 @@ from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.limit_guards import LIMIT_GUARDS
+from tests.guards.middleware_guards import MIDDLEWARE_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
@@ -35,6 +36,7 @@ GUARDS = (
     *DECISION_GUARDS,
     *SETTING_GUARDS,
     *SIGNATURE_GUARDS,
+    *MIDDLEWARE_GUARDS,
     *RATE_GUARDS,
     *CALLER_GUARDS,
     *SHOWN_GUARDS,

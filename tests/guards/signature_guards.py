@@ -76,7 +76,7 @@ SIGNATURE_GUARDS = (
     guard(
         "I9",
         "somebody else's listing does not count",
-        "client.provider:ForwardedVerifier.verify",
+        "client.provider:ForwardedVerifier.verify_head",
         "if values[_API_ID] not in self._api_ids:",
         "if False:",
         test="client/test_provider.py::test_a_listing_of_another_provider_with_this_endpoint_is_refused",

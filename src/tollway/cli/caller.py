@@ -50,7 +50,7 @@ from tollway.cli.output import (
     print_search_results,
     print_text,
 )
-from tollway.client import CallerFailure, TollwayClient, create_key_file
+from tollway.client import CallerFailure, TollwayClient, create_key_file, requests
 from tollway.client.requests import KEPT_MEMBERS, LISTING_DEFAULTS, find_dropped_members
 from tollway.client.responses import is_retryable_response
 from tollway.client.safe_text import format_value, plain_line
@@ -127,11 +127,12 @@ def publish(
             is_signing=True
         ) as client:
             if api_id is None:
-                made = client.publish(draft, dry_run=dry_run)
+                made = client.fetch_document(requests.publish_listing(draft, dry_run=dry_run))
             else:
                 draft = {**draft, **{field: None for field in reset or () if field in KEPT_MEMBERS}}
-                check_dropped(client.show(api_id), draft, allowed=reset or ())
-                made = client.update(api_id, draft)
+                listing = client.fetch_document(requests.show_listing(api_id))
+                check_dropped(listing, draft, allowed=reset or ())
+                made = client.fetch_document(requests.update_listing(api_id, draft))
         print_document(made, as_json=as_json)
 
 
@@ -176,16 +177,17 @@ def list_apis(
     """Lists the APIs of a gateway."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
-            found = client.list(
-                q=words,
-                page=page,
-                limit=limit,
-                tag=tag,
-                currency=currency,
-                provider=provider,
-                maxPrice=max_price,
-                sort=sort,
-            )
+            query = {
+                "q": words,
+                "page": page,
+                "limit": limit,
+                "tag": tag,
+                "currency": currency,
+                "provider": provider,
+                "maxPrice": max_price,
+                "sort": sort,
+            }
+            found = client.fetch_document(requests.list_apis(query))
         if is_for_people(as_json=as_json):
             print_listings(found)
         else:
@@ -201,7 +203,7 @@ def show_listing(
     """Shows one listing with its terms."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
-            found = client.show(api_id)
+            found = client.fetch_document(requests.show_listing(api_id))
         print_document(found, as_json=as_json)
 
 
@@ -286,7 +288,8 @@ def history(
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
-            found = client.history(apiId=api_id, limit=limit, offset=offset, status=status, role=role)
+            query = {"apiId": api_id, "limit": limit, "offset": offset, "status": status, "role": role}
+            found = client.fetch_document(requests.list_calls(query))
         if is_for_people(as_json=as_json):
             print_calls(found)
         else:
@@ -399,18 +402,18 @@ def search(
         explained_caller_failures(as_json=as_json),
         CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,
     ):
-        found = client.search(
-            " ".join(words or ()),
-            page=page,
-            limit=limit,
-            tag=tag,
-            currency=currency,
-            network=network,
-            maxPrice=max_price,
-            minSuccessRate=min_success_rate,
-            verified=verified,
-            sort=sort,
-        )
+        query = {
+            "page": page,
+            "limit": limit,
+            "tag": tag,
+            "currency": currency,
+            "network": network,
+            "maxPrice": max_price,
+            "minSuccessRate": min_success_rate,
+            "verified": verified,
+            "sort": sort,
+        }
+        found = client.fetch_document(requests.search_apis(" ".join(words or ()), query))
         if is_for_people(as_json=as_json):
             print_search_results(found, _fetch_details(client, found))
         else:
@@ -422,7 +425,7 @@ def _fetch_details(client: TollwayClient, page: dict[str, Any]) -> list[dict[str
 
     def fetch(item: dict[str, Any]) -> dict[str, Any]:
         try:
-            return client.show(str(item.get("id")))
+            return client.fetch_document(requests.show_listing(str(item.get("id"))))
         except CallerFailure:
             return {}
 
@@ -440,7 +443,7 @@ def describe(
     """Explains how to use one API: operations, examples, price, charging, limits, trust."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
-            document = client.describe(api_id)
+            document = client.fetch_agent_document(api_id)
         if is_for_people(as_json=as_json):
             print_outline(document)
         else:
@@ -466,7 +469,8 @@ def verify(
     with explained_caller_failures(as_json=as_json):
         session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
         with session.open(is_signing=not is_show_only) as client:
-            ownership = client.ownership(api_id) if is_show_only else client.check_ownership(api_id)
+            request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
+            ownership = client.fetch_document(request)
     if is_for_people(as_json=as_json):
         console = open_console(soft_wrap=True)
         for line in describe_ownership(ownership):

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from pydantic_core import from_json
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.segment import Segment
 from rich.table import Table
@@ -305,7 +306,7 @@ def _describe_failure(failure: Exception) -> dict[str, Any]:
         if failure.transaction is not None:
             described["transaction"] = str(failure.transaction)
     if isinstance(failure, GatewayRefused):
-        described["problem"] = dict(failure.problem)
+        described["problem"] = from_json(failure.problem.document)
     if isinstance(failure, PaymentRefused):
         described["reason"] = failure.reason
     if isinstance(failure, CallHeld):

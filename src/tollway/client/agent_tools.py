@@ -13,7 +13,7 @@ provider or a gateway is labelled as such; bodies are passed on unchanged, up to
 import asyncio
 import base64
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -22,7 +22,8 @@ from typing import Self
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from tollway.client.client import AsyncTollwayClient
+from tollway.client import requests
+from tollway.client.client import AsyncTollwayClient, SpentAmount
 from tollway.client.errors import (
     BudgetExhausted,
     CallerFailure,
@@ -417,7 +418,9 @@ class AgentTools:
         filters = {name: value for name, value in arguments.items() if name != "query"}
         filters.setdefault("limit", SEARCH_LIMIT)
         words = arguments.get("query")
-        page = await self.client.search(words if isinstance(words, str) else None, **filters)
+        page = await self.client.fetch_document(
+            requests.search_apis(words if isinstance(words, str) else None, filters)
+        )
         listings = [listing for listing in page["apis"] if read_id(listing.get("id")) is not None][
             :SEARCH_LIMIT_MAX
         ]
@@ -433,12 +436,12 @@ class AgentTools:
         """The details of a listing; empty where they cannot be read."""
         async with self._lookup_slots:
             try:
-                return await self.client.show(api_id)
+                return await self.client.fetch_document(requests.show_listing(api_id))
             except (CallerFailure, ValueError):
                 return {}
 
     async def _describe(self, arguments: Arguments) -> AgentToolResult:
-        document = await self.client.describe(str(arguments["apiId"]))
+        document = await self.client.fetch_agent_document(str(arguments["apiId"]))
         # From a gateway without agent documents these are the details: without the provider's OpenAPI document, which may have 1 MiB.
         members = {name: value for name, value in document.items() if name != "openapi"}
         payment = members.get("payment")
@@ -468,9 +471,10 @@ class AgentTools:
     async def _list_calls(self, arguments: Arguments) -> AgentToolResult:
         call_id = arguments.get("callId")
         if isinstance(call_id, str):
-            found = await self.client.find_call(call_id)
+            found = await self.client.fetch_document(requests.find_call(call_id))
         else:
-            found = await self.client.history(**{"limit": HISTORY_LIMIT, **arguments})
+            query = {"limit": HISTORY_LIMIT, **arguments}
+            found = await self.client.fetch_document(requests.list_calls(query))
         return _bound_result(found)
 
     async def _describe_wallet(self, _: Arguments) -> AgentToolResult:
@@ -482,12 +486,8 @@ class AgentTools:
                 "wallet": None if address is None else str(address),
                 "limits": _describe_limits(self.client),
                 "spent": {
-                    "session": {
-                        format_value(symbol): _format_atto(atto) for symbol, atto in spending.session.items()
-                    },
-                    "total": {
-                        format_value(symbol): _format_atto(atto) for symbol, atto in spending.total.items()
-                    },
+                    "session": _describe_amounts(spending.session),
+                    "total": _describe_amounts(spending.total),
                 },
             }
         )
@@ -597,5 +597,5 @@ def _describe_limits(client: AsyncTollwayClient) -> dict[str, str | None]:
     }
 
 
-def _format_atto(atto: int) -> str:
-    return format_decimal(atto, decimals=ATTO_DECIMALS)
+def _describe_amounts(amounts: Iterable[SpentAmount]) -> dict[str, str]:
+    return {format_value(one.symbol): format_decimal(one.atto, decimals=ATTO_DECIMALS) for one in amounts}

@@ -1,33 +1,41 @@
-"""The synchronous and the asynchronous client: they perform the steps of the flow, with `httpx.Client` and `httpx.AsyncClient`, and
-send the requests of the control plane. The other modules of this package make every decision.
+"""The synchronous and the asynchronous client. Every operation is one flow of steps; each client performs the steps, with `httpx.Client` or
+`httpx.AsyncClient`. The other modules of this package make every decision.
+
+The methods that need a network are made of the functions of `client/control.py` and of `Driver.plan_call`, so both clients have the same ones.
 """
 
 import asyncio
 import contextlib
+import inspect
+import secrets
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from types import MappingProxyType, TracebackType
-from typing import Self, TypeVar, Unpack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import httpx
+from httpx._types import TimeoutTypes
 
-from tollway.client import requests
+from tollway.client import control
 from tollway.client.deadline import check_deadline, interrupted, open_transport, within
 from tollway.client.driver import (
     CALL_DEADLINE_S,
     CONTROL_DEADLINE_S,
+    DEADLINE_S,
     NODE_BYTES_MAX,
     NODE_DEADLINE_S,
     RESPONSE_BYTES_MAX,
+    TIMEOUT,
     ClientOptions,
     Driver,
     Exchange,
+    read_clock,
 )
-from tollway.client.errors import GatewayRefused
-from tollway.client.quote import Cap
-from tollway.client.requests import CallOptions, ControlRequest, GatewayDocument
+from tollway.client.quote import ATTO_DECIMALS, Cap
+from tollway.client.requests import CallPlan, CapText, check_names
 from tollway.client.responses import (
     PROBLEM_BYTES_MAX,
     CallResponse,
@@ -42,12 +50,15 @@ from tollway.client.responses import (
     wrap_response,
 )
 from tollway.client.steps import (
+    ControlRequest,
+    ControlResponse,
     Flow,
     GatewayResponse,
     NodeOutcome,
     NodeUnavailable,
     NoResponse,
     Pause,
+    PaymentQuote,
     QueryNode,
     SendCall,
     SignedAuthorization,
@@ -55,7 +66,14 @@ from tollway.client.steps import (
     StepOutcome,
     Transfer,
 )
+from tollway.client.transfer import Patience, RailChoice
+from tollway.client.wallet import Wallet
 from tollway.ids import Address, TxHash
+from tollway.money import Asset, format_decimal
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Transport = TypeVar("Transport", httpx.BaseTransport, httpx.AsyncBaseTransport)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,19 +88,212 @@ class Allowance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpentAmount:
+    """An amount that was spent in one currency, in 10^-18."""
+
+    symbol: str
+    atto: int
+
+    def describe(self) -> str:
+        """`0.05 USDC`."""
+        return f"{format_decimal(self.atto, decimals=ATTO_DECIMALS)} {self.symbol}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spending:
-    """The amounts spent, by currency, in 10^-18: by this wallet in total, and signed by this client."""
+    """The amounts spent, one for each currency: by this wallet in total, and signed by this client."""
 
-    total: Mapping[str, int]
-    session: Mapping[str, int]
+    total: tuple[SpentAmount, ...]
+    session: tuple[SpentAmount, ...]
 
 
-class LocalOperations:
-    """The operations of both clients that need no network."""
+# ---- Methods made of flows and of the plan of a call. Each has the parameters of its source.
 
-    def __init__(self, gateway_url: str, options: ClientOptions) -> None:
+Method = TypeVar("Method", bound=Callable[..., object])
+Planner = Callable[Concatenate[Driver, P], CallPlan]
+
+
+def _describe_method(run: Method, name: str, source: Callable[..., object], doc: str, *own: str) -> Method:
+    """Gives a method its name, documentation and signature: `self`, the parameters `own`, then those of `source`."""
+    run.__name__, run.__doc__ = name, doc
+    signature = inspect.signature(source)
+    first = [inspect.Parameter(one, inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in ("self", *own)]
+    rest = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
+    run.__signature__ = inspect.Signature([*first, *rest])  # type: ignore[attr-defined] # read by inspect.signature
+    return run
+
+
+def _document_call(first: str) -> str:
+    return f"{first}\n\n{inspect.getdoc(Driver.plan_call)}"
+
+
+def _blocking(flow: Callable[P, Flow[T]]) -> Callable[Concatenate["TollwayClient", P], T]:
+    """The method of the synchronous client that performs a flow."""
+    name = flow.__name__
+
+    def run(client: "TollwayClient", *args: P.args, **options: P.kwargs) -> T:
+        check_names(options, inspect.signature(flow).parameters, of=f"{name}()")
+        return client._drive(flow(*args, **options), Exchange(None))
+
+    return _describe_method(run, name, flow, inspect.getdoc(flow) or "")
+
+
+def _awaited(
+    flow: Callable[P, Flow[T]],
+) -> Callable[Concatenate["AsyncTollwayClient", P], Coroutine[Any, Any, T]]:
+    """The method of the asynchronous client that performs a flow."""
+    name = flow.__name__
+
+    async def run(client: "AsyncTollwayClient", *args: P.args, **options: P.kwargs) -> T:
+        check_names(options, inspect.signature(flow).parameters, of=f"{name}()")
+        return await client._drive(flow(*args, **options), Exchange(None))
+
+    return _describe_method(run, name, flow, inspect.getdoc(flow) or "")
+
+
+def _check_options(options: Mapping[str, object], *, of: str) -> None:
+    """Raises TypeError for an unknown option, with the nearest one: a misspelt limit would not apply."""
+    check_names(options, inspect.signature(Driver.plan_call).parameters, of=of)
+
+
+_CALL = "Calls a listing, and pays where that is required. Reads the whole response, of any status. Raises a `CallerFailure` (`client/errors.py`) where the call cannot be paid or its outcome is unknown."
+_STREAM = "As `call`, with a streamed response, in a `with` block: `iter_bytes`, `iter_lines` and the other iterators of httpx read its body."
+_KEEP_KEY = "The idempotency key for this call: the same key for the same call until `drop_key`, also after a crash. None without a wallet, which pays nothing."
+_DROP_KEY = "Drops the key of a call whose response was delivered: the same request is then another call."
+
+
+def _calling(plan: Planner[P]) -> Callable[Concatenate["TollwayClient", P], CallResponse]:
+    def call(client: "TollwayClient", *args: P.args, **options: P.kwargs) -> CallResponse:
+        _check_options(options, of="call()")
+        return client._call(plan(client._driver, *args, **options))
+
+    return _describe_method(call, "call", plan, _document_call(_CALL))
+
+
+def _calling_async(
+    plan: Planner[P],
+) -> Callable[Concatenate["AsyncTollwayClient", P], Coroutine[Any, Any, CallResponse]]:
+    async def call(client: "AsyncTollwayClient", *args: P.args, **options: P.kwargs) -> CallResponse:
+        _check_options(options, of="call()")
+        return await client._call(plan(client._driver, *args, **options))
+
+    return _describe_method(call, "call", plan, _document_call(_CALL))
+
+
+def _streaming(
+    plan: Planner[P],
+) -> Callable[Concatenate["TollwayClient", P], AbstractContextManager[CallResponse]]:
+    def stream(
+        client: "TollwayClient", *args: P.args, **options: P.kwargs
+    ) -> AbstractContextManager[CallResponse]:
+        _check_options(options, of="stream()")
+        return client._stream(plan(client._driver, *args, **options))
+
+    return _describe_method(stream, "stream", plan, _document_call(_STREAM))
+
+
+def _streaming_async(
+    plan: Planner[P],
+) -> Callable[Concatenate["AsyncTollwayClient", P], AbstractAsyncContextManager[CallResponse]]:
+    def stream(
+        client: "AsyncTollwayClient", *args: P.args, **options: P.kwargs
+    ) -> AbstractAsyncContextManager[CallResponse]:
+        _check_options(options, of="stream()")
+        return client._stream(plan(client._driver, *args, **options))
+
+    return _describe_method(stream, "stream", plan, _document_call(_STREAM))
+
+
+def _keeping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", P], str | None]:
+    def keep_key(client: "PayingClient[Any]", *args: P.args, **options: P.kwargs) -> str | None:
+        _check_options(options, of="keep_key()")
+        driver = client._driver
+        planned = plan(driver, *args, **options)
+        return None if driver.wallet is None else driver.keep_key(driver.wallet.address, planned)
+
+    return _describe_method(keep_key, "keep_key", plan, _document_call(_KEEP_KEY))
+
+
+def _dropping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", str, P], None]:
+    def drop_key(client: "PayingClient[Any]", key: str, *args: P.args, **options: P.kwargs) -> None:
+        _check_options(options, of="drop_key()")
+        driver = client._driver
+        planned = plan(driver, *args, **options)
+        if driver.wallet is not None:
+            driver.drop_key(driver.wallet.address, planned, key)
+
+    return _describe_method(drop_key, "drop_key", plan, _document_call(_DROP_KEY), "key")
+
+
+class PayingClient(Generic[Transport]):
+    """The options of both clients, and their operations that need no network."""
+
+    def __init__(
+        self,
+        gateway_url: str,
+        *,
+        wallet: Wallet | None = None,
+        rpc_urls: Mapping[int, str] | None = None,
+        chains: Iterable[int] = (),
+        rail: RailChoice = "auto",
+        max_price: CapText = None,
+        max_fee: CapText = None,
+        budget: CapText = None,
+        session_budget: CapText = None,
+        store_path: Path | str | None = None,
+        before_signing: Callable[[PaymentQuote], None] | None = None,
+        public_url: str | None = None,
+        patience: Patience | None = None,
+        timeout: TimeoutTypes = TIMEOUT,
+        deadline_s: float = DEADLINE_S,
+        allow_http: bool = False,
+        assets: tuple[Asset, ...] = (),
+        transport: Transport | None = None,
+        now_ms: Callable[[], int] = read_clock,
+        entropy: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        """`wallet`: pays and signs; without one only free calls work. `rpc_urls`: a node per chain id; the client pays on these chains only.
+        `chains`: further chains, where it pays by authorisations only, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`.
+
+        `max_price`: the maximum price of a call: `"0.05 USDC"`, a mapping by currency, or `"0.05"` of any currency (default: one dollar,
+        dollars only). `max_fee`: the maximum network fee of one payment, in the native currency, same format, see `client/fee_limit.py`.
+        `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this client signs.
+        `store_path`: the file of payments, shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `before_signing`: called
+        with each payment before it is signed; an exception stops it. The asynchronous client calls it in a thread.
+
+        `public_url`: the public URL of the gateway, where it is reached by another URL. `patience`: how long a call waits for its payment.
+        `timeout`: as httpx has it, of one request to the gateway. `deadline_s`: the maximum duration of a call in seconds; of `stream`, until its
+        head. `allow_http`: allows URLs without TLS that are not on loopback. `assets`: tokens besides the presets, whose symbol and decimals
+        are then not read from a node. `transport`: of httpx. `now_ms` and `entropy`: clock and randomness, for tests.
+
+        Raises ValueError for an invalid option.
+        """
+        options: ClientOptions = {
+            "wallet": wallet,
+            "rpc_urls": rpc_urls or {},
+            "chains": chains,
+            "rail": rail,
+            "max_price": max_price,
+            "max_fee": max_fee,
+            "budget": budget,
+            "session_budget": session_budget,
+            "store_path": store_path,
+            "before_signing": before_signing,
+            "public_url": public_url,
+            "patience": patience or Patience(),
+            "timeout": timeout,
+            "deadline_s": deadline_s,
+            "allow_http": allow_http,
+            "assets": assets,
+            "now_ms": now_ms,
+            "entropy": entropy,
+        }
         self._driver = Driver(gateway_url, options)
         self._is_resumed = False
+        self._open(transport)
+
+    def _open(self, transport: Transport | None) -> None:
+        raise NotImplementedError
 
     def payments(self) -> tuple[Transfer, ...]:
         """Every payment in the store of this wallet, oldest first."""
@@ -114,6 +325,7 @@ class LocalOperations:
 
     @property
     def allowance(self) -> Allowance:
+        """The limits of this client."""
         driver = self._driver
         return Allowance(
             max_price=driver.max_price,
@@ -126,150 +338,39 @@ class LocalOperations:
         """The amounts that count against the budgets now."""
         driver, wallet = self._driver, self._driver.wallet
         total = {} if wallet is None else driver.store.spent(wallet.address)
-        return Spending(total=MappingProxyType(total), session=MappingProxyType(dict(driver.session.spent())))
+        return Spending(total=_list_amounts(total), session=_list_amounts(driver.session.spent()))
 
-    def keep_key(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> str | None:
-        """The idempotency key for this request: the same key for the same request until `drop_key`, also after
-        a crash. None without a wallet, which pays nothing."""
-        driver = self._driver
-        if driver.wallet is None:
-            return None
-        return driver.keep_key(driver.wallet.address, driver.plan_call(api_id, path, options))
-
-    def drop_key(self, key: str, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> None:
-        """Drops the key of a request whose response was delivered: the same request is then another call."""
-        driver = self._driver
-        if driver.wallet is not None:
-            driver.drop_key(driver.wallet.address, driver.plan_call(api_id, path, options), key)
+    keep_key = _keeping(Driver.plan_call)
+    drop_key = _dropping(Driver.plan_call)
 
 
-class ControlPlane(ABC):
-    """The requests of the control plane. Every method raises `GatewayRefused` and `GatewayUnreachable`; one that needs a signature
-    raises `CannotPay` without a wallet."""
-
-    @abstractmethod
-    def _request(self, control_request: ControlRequest) -> GatewayDocument: ...
-
-    def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> GatewayDocument:
-        """Creates a listing; returns it with its `id`."""
-        return self._request(requests.publish_listing(draft, dry_run=dry_run))
-
-    def update(self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> GatewayDocument:
-        """Replaces a listing of this wallet."""
-        return self._request(requests.update_listing(api_id, draft, etag=etag))
-
-    def retire(self, api_id: str) -> None:
-        """Retires a listing permanently."""
-        self._request(requests.retire_listing(api_id))
-
-    def ownership(self, api_id: str) -> GatewayDocument:
-        """How the provider can prove the ownership of a listing's endpoint, and whether it is proved."""
-        return self._request(requests.show_ownership(api_id))
-
-    def check_ownership(self, api_id: str) -> GatewayDocument:
-        """Requests a check of the ownership now; only for the provider of the listing."""
-        return self._request(requests.check_ownership(api_id))
-
-    def list(self, **query: object) -> GatewayDocument:
-        """A page of the registry; the parameters are those of `GET /apis`."""
-        return self._request(requests.list_apis(query))
-
-    def show(self, api_id: str) -> GatewayDocument:
-        """The details of a listing."""
-        return self._request(requests.show_listing(api_id))
-
-    def history(self, **query: object) -> GatewayDocument:
-        """A page of this wallet's calls; the parameters are those of `GET /history`."""
-        return self._request(requests.list_calls(query))
-
-    def find_call(self, call_id: str) -> GatewayDocument:
-        """One call of this wallet."""
-        return self._request(requests.find_call(call_id))
-
-    def payment(self, transaction: str) -> GatewayDocument:
-        """The state of a payment in the gateway's ledger."""
-        return self._request(requests.find_payment(transaction))
-
-    def search(self, words: str | None = None, **query: object) -> GatewayDocument:
-        """A page of listings, by relevance where `words` are given; each item then names the fields that
-        matched (`match`). `query`: the parameters of `GET /apis`."""
-        return self._request(requests.search_apis(words, query))
-
-    def describe(self, api_id: str) -> GatewayDocument:
-        """The agent document of a listing: its purpose, operations, payment, quality and ownership. The details where
-        the gateway has no such document."""
-        try:
-            return self._request(requests.describe_listing(api_id))
-        except GatewayRefused as refusal:
-            if not requests.lacks_document(refusal):
-                raise
-            return self._request(requests.show_listing(api_id))
+def _list_amounts(spent: Mapping[str, int]) -> tuple[SpentAmount, ...]:
+    return tuple(SpentAmount(symbol=symbol, atto=atto) for symbol, atto in spent.items())
 
 
-class AsyncControlPlane(ABC):
-    """The requests of the control plane for asyncio; see `ControlPlane`."""
+class TollwayClient(PayingClient[httpx.BaseTransport]):
+    """The synchronous client. Safe to use from many threads. Close it, or use it in a `with`.
 
-    @abstractmethod
-    async def _request(self, control_request: ControlRequest) -> GatewayDocument: ...
+    Every method that needs the gateway raises `GatewayRefused` and `GatewayUnreachable`; one that must be signed raises `CannotPay` without a
+    wallet."""
 
-    async def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> GatewayDocument:
-        return await self._request(requests.publish_listing(draft, dry_run=dry_run))
+    call = _calling(Driver.plan_call)
+    stream = _streaming(Driver.plan_call)
+    search = _blocking(control.search)
+    show = _blocking(control.show)
+    describe = _blocking(control.describe)
+    history = _blocking(control.history)
+    find_call = _blocking(control.find_call)
+    payment = _blocking(control.payment)
+    publish = _blocking(control.publish)
+    update = _blocking(control.update)
+    retire = _blocking(control.retire)
+    ownership = _blocking(control.ownership)
+    check_ownership = _blocking(control.check_ownership)
+    fetch_document = _blocking(control.fetch_document)
+    fetch_agent_document = _blocking(control.fetch_agent_document)
 
-    async def update(
-        self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None
-    ) -> GatewayDocument:
-        return await self._request(requests.update_listing(api_id, draft, etag=etag))
-
-    async def retire(self, api_id: str) -> None:
-        await self._request(requests.retire_listing(api_id))
-
-    async def ownership(self, api_id: str) -> GatewayDocument:
-        return await self._request(requests.show_ownership(api_id))
-
-    async def check_ownership(self, api_id: str) -> GatewayDocument:
-        return await self._request(requests.check_ownership(api_id))
-
-    async def list(self, **query: object) -> GatewayDocument:
-        return await self._request(requests.list_apis(query))
-
-    async def show(self, api_id: str) -> GatewayDocument:
-        return await self._request(requests.show_listing(api_id))
-
-    async def history(self, **query: object) -> GatewayDocument:
-        return await self._request(requests.list_calls(query))
-
-    async def find_call(self, call_id: str) -> GatewayDocument:
-        return await self._request(requests.find_call(call_id))
-
-    async def payment(self, transaction: str) -> GatewayDocument:
-        return await self._request(requests.find_payment(transaction))
-
-    async def search(self, words: str | None = None, **query: object) -> GatewayDocument:
-        return await self._request(requests.search_apis(words, query))
-
-    async def describe(self, api_id: str) -> GatewayDocument:
-        try:
-            return await self._request(requests.describe_listing(api_id))
-        except GatewayRefused as refusal:
-            if not requests.lacks_document(refusal):
-                raise
-            return await self._request(requests.show_listing(api_id))
-
-
-T = TypeVar("T")
-
-
-class TollwayClient(LocalOperations, ControlPlane):
-    """The synchronous client. Safe to use from many threads. Close it, or use it in a `with`."""
-
-    def __init__(
-        self,
-        gateway_url: str,
-        *,
-        transport: httpx.BaseTransport | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        super().__init__(gateway_url, options)
+    def _open(self, transport: httpx.BaseTransport | None) -> None:
         # trust_env False: a netrc entry would add an Authorization header to every call.
         self._http = httpx.Client(
             transport=transport or open_transport(), trust_env=False, follow_redirects=False
@@ -284,14 +385,18 @@ class TollwayClient(LocalOperations, ControlPlane):
         self.close()
 
     def close(self) -> None:
+        """Closes the connections."""
         self._http.close()
 
-    def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
-        """Calls a listing, and pays where that is required. Reads the whole response, of any status.
+    def resume(self) -> None:
+        """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it
+        automatically. It waits for no confirmation and signs nothing."""
+        self._drive(self._driver.begin_resume(), Exchange(None))
 
-        Raises a `CallerFailure` (`client/errors.py`) where the call cannot be paid or its outcome is unknown.
-        """
-        with within(self._driver.deadline_s), self.stream(api_id, path, **options) as response:
+    # ---- Performing steps.
+
+    def _call(self, plan: CallPlan) -> CallResponse:
+        with within(self._driver.deadline_s), self._stream(plan) as response:
             if response.is_closed:
                 return response
             try:
@@ -301,19 +406,17 @@ class TollwayClient(LocalOperations, ControlPlane):
                 raise build_unreachable(exc, transaction=response.payment.transaction) from exc
 
     @contextlib.contextmanager
-    def stream(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> Iterator[CallResponse]:
-        """As `call`, with a streamed response: `with client.stream(…) as response`."""
-        exchange = Exchange(self._driver.plan_call(api_id, path, options))
-        assert exchange.plan is not None
+    def _stream(self, plan: CallPlan) -> Iterator[CallResponse]:
+        exchange = Exchange(plan)
         try:
             if not self._is_resumed:
                 self._is_resumed = True
                 self.resume()
             try:
                 with within(self._driver.deadline_s):
-                    paid = self._drive(self._driver.begin_call(exchange.plan), exchange)
+                    paid = self._drive(self._driver.begin_call(plan), exchange)
             finally:
-                self._driver.end_call(exchange.plan)
+                self._driver.end_call(plan)
             assert exchange.response is not None
             yield wrap_response(exchange.response, paid, exchange.content)
         except BaseException:
@@ -322,13 +425,6 @@ class TollwayClient(LocalOperations, ControlPlane):
         finally:
             if exchange.response is not None:
                 exchange.response.close()
-
-    def resume(self) -> None:
-        """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it
-        automatically. It waits for no confirmation and signs nothing."""
-        self._drive(self._driver.begin_resume(), Exchange(None))
-
-    # ---- Performing steps.
 
     def _drive(self, flow: Flow[T], exchange: Exchange) -> T:
         try:
@@ -343,6 +439,8 @@ class TollwayClient(LocalOperations, ControlPlane):
         match step:
             case SendCall():
                 return self._send(step, exchange)
+            case ControlRequest():
+                return self._send_control(step)
             case QueryNode():
                 return self._query_node(step)
             case Pause(seconds=seconds):
@@ -395,28 +493,38 @@ class TollwayClient(LocalOperations, ControlPlane):
             return NodeUnavailable(detail=type(exc).__name__)
         return read_node_response(response.status_code, content)
 
-    def _request(self, control_request: ControlRequest) -> GatewayDocument:
-        request = self._driver.build_control(control_request)
+    def _send_control(self, step: ControlRequest) -> ControlResponse:
+        request = self._driver.build_control(step)
         try:
             with within(CONTROL_DEADLINE_S):
                 response = self._http.send(request, stream=True)
                 content = self._read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
-        return requests.read_document(control_request, response.status_code, content)
+        return ControlResponse(status=response.status_code, content=content)
 
 
-class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
-    """`TollwayClient` for asyncio. Safe to use from many tasks. Close it, or use it in an `async with`."""
+class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
+    """`TollwayClient` for asyncio. Safe to use from many tasks. Close it, or use it in an `async with`. It has the methods of `TollwayClient`;
+    those that need the gateway are awaited."""
 
-    def __init__(
-        self,
-        gateway_url: str,
-        *,
-        transport: httpx.AsyncBaseTransport | None = None,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        super().__init__(gateway_url, options)
+    call = _calling_async(Driver.plan_call)
+    stream = _streaming_async(Driver.plan_call)
+    search = _awaited(control.search)
+    show = _awaited(control.show)
+    describe = _awaited(control.describe)
+    history = _awaited(control.history)
+    find_call = _awaited(control.find_call)
+    payment = _awaited(control.payment)
+    publish = _awaited(control.publish)
+    update = _awaited(control.update)
+    retire = _awaited(control.retire)
+    ownership = _awaited(control.ownership)
+    check_ownership = _awaited(control.check_ownership)
+    fetch_document = _awaited(control.fetch_document)
+    fetch_agent_document = _awaited(control.fetch_agent_document)
+
+    def _open(self, transport: httpx.AsyncBaseTransport | None) -> None:
         self._http = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
 
     async def __aenter__(self) -> Self:
@@ -428,15 +536,23 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
         await self.close()
 
     async def close(self) -> None:
+        """Closes the connections."""
         await self._http.aclose()
 
-    async def call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallResponse:
-        """See `TollwayClient.call`."""
-        with within(self._driver.deadline_s):
-            return await self._call(api_id, path, options)
+    async def resume(self) -> None:
+        """Broadcasts payments that an earlier process stored and perhaps never sent. The first call does it
+        automatically. It waits for no confirmation and signs nothing."""
+        flow = await asyncio.to_thread(self._driver.begin_resume)
+        await self._drive(flow, Exchange(None))
 
-    async def _call(self, api_id: str, path: str, options: CallOptions) -> CallResponse:
-        async with self.stream(api_id, path, **options) as response:
+    # ---- Performing steps.
+
+    async def _call(self, plan: CallPlan) -> CallResponse:
+        with within(self._driver.deadline_s):
+            return await self._call_whole(plan)
+
+    async def _call_whole(self, plan: CallPlan) -> CallResponse:
+        async with self._stream(plan) as response:
             if response.is_closed:
                 return response
             try:
@@ -446,21 +562,17 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
                 raise build_unreachable(exc, transaction=response.payment.transaction) from exc
 
     @contextlib.asynccontextmanager
-    async def stream(
-        self, api_id: str, path: str = "", **options: Unpack[CallOptions]
-    ) -> AsyncIterator[CallResponse]:
-        """See `TollwayClient.stream`."""
-        exchange = Exchange(self._driver.plan_call(api_id, path, options))
-        assert exchange.plan is not None
+    async def _stream(self, plan: CallPlan) -> AsyncIterator[CallResponse]:
+        exchange = Exchange(plan)
         try:
             if not self._is_resumed:
                 self._is_resumed = True
                 await self.resume()
             try:
                 with within(self._driver.deadline_s):
-                    paid = await self._drive(self._driver.begin_call(exchange.plan), exchange)
+                    paid = await self._drive(self._driver.begin_call(plan), exchange)
             finally:
-                self._driver.end_call(exchange.plan)
+                self._driver.end_call(plan)
             assert exchange.response is not None
             yield wrap_response(exchange.response, paid, exchange.content)
         except BaseException:
@@ -469,13 +581,6 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
         finally:
             if exchange.response is not None:
                 await exchange.response.aclose()
-
-    async def resume(self) -> None:
-        """See `TollwayClient.resume`."""
-        flow = await asyncio.to_thread(self._driver.begin_resume)
-        await self._drive(flow, Exchange(None))
-
-    # ---- Performing steps.
 
     async def _drive(self, flow: Flow[T], exchange: Exchange) -> T:
         try:
@@ -490,6 +595,8 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
         match step:
             case SendCall():
                 return await self._send(step, exchange)
+            case ControlRequest():
+                return await self._send_control(step)
             case QueryNode():
                 return await self._query_node(step)
             case Pause(seconds=seconds):
@@ -547,8 +654,8 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
             return NodeUnavailable(detail=type(exc).__name__)
         return read_node_response(response.status_code, content)
 
-    async def _request(self, control_request: ControlRequest) -> GatewayDocument:
-        request = self._driver.build_control(control_request)
+    async def _send_control(self, step: ControlRequest) -> ControlResponse:
+        request = self._driver.build_control(step)
         try:
             with within(CONTROL_DEADLINE_S):
                 async with interrupted():
@@ -556,4 +663,4 @@ class AsyncTollwayClient(LocalOperations, AsyncControlPlane):
                 content = await self._read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
-        return requests.read_document(control_request, response.status_code, content)
+        return ControlResponse(status=response.status_code, content=content)

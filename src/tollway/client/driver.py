@@ -15,6 +15,15 @@ from pathlib import Path
 from typing import TypedDict
 
 import httpx
+from httpx._client import UseClientDefault
+from httpx._types import (
+    HeaderTypes,
+    QueryParamTypes,
+    RequestContent,
+    RequestData,
+    RequestFiles,
+    TimeoutTypes,
+)
 
 from tollway import __version__
 from tollway.client.errors import CannotPay, HttpNotAllowed
@@ -26,8 +35,6 @@ from tollway.client.requests import (
     CallOptions,
     CallPlan,
     CapText,
-    ControlRequest,
-    check_names,
     check_rail,
     plan_call,
 )
@@ -35,6 +42,7 @@ from tollway.client.response_rules import CallResult
 from tollway.client.steps import (
     ApprovePayment,
     AuthorizationState,
+    ControlRequest,
     CountServedCalls,
     FindNextNonce,
     FindPayments,
@@ -169,23 +177,7 @@ MAINNET = ChainId(1)
 
 
 class ClientOptions(TypedDict, total=False):
-    """The options of both clients, beside the gateway's URL.
-
-    `rpc_urls`: a node per chain id; the client pays on these chains only. `chains`: further chains, where it pays by
-    authorisations only, without a node. `rail`: `"tx"`, `"x402"` or `"auto"`, see `client/flow.py`. `max_price`: the maximum price of a
-    call: `"0.05 USDC"`, a mapping by currency, or `"0.05"` of any currency (default: one dollar, dollars only).
-    `max_fee`: the maximum network fee of one payment, in the native currency, same format, see
-    `client/fee_limit.py`. `before_signing`: called with each payment before it is signed; an exception stops it. The
-    asynchronous client calls it in a thread.
-    `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this
-    client signs. `store_path`: the file of payments,
-    shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `public_url`: the public URL of the gateway,
-    where it is reached by another URL. `patience`: how long a call waits for its payment.
-    `deadline_s`: the maximum duration of a call in seconds (default 900); of `stream`, until
-    its head. `assets`: tokens besides the presets, whose symbol
-    and decimals are then not read from a node. `allow_http`: allows URLs without TLS that are not on loopback.
-    `now_ms` and `entropy`: clock and randomness, for tests.
-    """
+    """The options of both clients, beside the gateway's URL and the transport; see `client.PayingClient`."""
 
     wallet: Wallet | None
     rpc_urls: Mapping[int, str]
@@ -198,7 +190,8 @@ class ClientOptions(TypedDict, total=False):
     session_budget: CapText
     public_url: str | None
     patience: Patience
-    before_signing: Callable[[PaymentQuote], None]
+    before_signing: Callable[[PaymentQuote], None] | None
+    timeout: TimeoutTypes
     deadline_s: float
     allow_http: bool
     assets: tuple[Asset, ...]
@@ -208,10 +201,9 @@ class ClientOptions(TypedDict, total=False):
 
 class Driver:
     """The shared part of a client. Safe to use from many threads and tasks at once. Raises ValueError for invalid
-    options, TypeError for unknown ones."""
+    options."""
 
     def __init__(self, gateway_url: str, options: ClientOptions) -> None:
-        check_names(options, ClientOptions.__annotations__, of="the client")
         for url in (gateway_url, *options.get("rpc_urls", {}).values()):
             check_tls(url, allow_http=options.get("allow_http", False))
         self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
@@ -220,14 +212,15 @@ class Driver:
         self.wallet = options.get("wallet")
         self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
         self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
-        self._before_signing = options.get("before_signing", _approve)
+        self._before_signing = options.get("before_signing") or _approve
+        self._timeout = httpx.Timeout(options.get("timeout", TIMEOUT))
         max_fee = options.get("max_fee")
         max_price, budget = options.get("max_price"), options.get("budget")
         self.budget = None if budget is None else Cap.parse(budget)
         session_budget = options.get("session_budget")
         self.session = SessionLimit(None if session_budget is None else Cap.parse(session_budget))
         self.deadline_s = options.get("deadline_s", DEADLINE_S)
-        self._now_ms = options.get("now_ms", _read_clock)
+        self._now_ms = options.get("now_ms", read_clock)
         self._entropy = options.get("entropy", secrets.token_bytes)
         self._rules = CallRules(
             max_price=DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price),
@@ -272,9 +265,53 @@ class Driver:
 
     # ---- One call.
 
-    def plan_call(self, api_id: str, path: str, options: CallOptions) -> CallPlan:
-        """Raises ValueError for a request that cannot be sent."""
-        return plan_call(self.root, api_id, path, options, defaults=self._rules)
+    def plan_call(
+        self,
+        api_id: str,
+        path: str = "",
+        *,
+        method: str | None = None,
+        params: QueryParamTypes | None = None,
+        headers: HeaderTypes | None = None,
+        content: RequestContent | None = None,
+        data: RequestData | None = None,
+        files: RequestFiles | None = None,
+        json: object = None,
+        timeout: TimeoutTypes | UseClientDefault = httpx.USE_CLIENT_DEFAULT,
+        max_price: CapText = None,
+        max_fee: CapText = None,
+        rail: RailChoice | None = None,
+        prepay: int = 1,
+        idempotency_key: str | None = None,
+    ) -> CallPlan:
+        """Checks a call before anything is sent.
+
+        `path`: under the listing, with or without a query; `params` are added to it. `method`: GET, or POST with a body. `params`, `headers`, `content`,
+        `data`, `files`, `json` and `timeout` are those of httpx; an iterator is read into memory, because a call is sent again after a 402 (at most
+        64 MiB). A file is sent under a boundary that follows from the body, so two runs of a call are the same request.
+
+        `max_price`, `max_fee`, `rail`: for this call, instead of the client's. `prepay`: the number of calls that a new payment covers.
+        `idempotency_key`: a repeat of the same call gets the stored response and is paid once, and the client may repeat it after a broken
+        connection.
+
+        Raises ValueError for a call that cannot be sent, TypeError for a value of a wrong type.
+        """
+        options: CallOptions = {
+            "method": method,
+            "params": params,
+            "headers": headers,
+            "content": content,
+            "data": data,
+            "files": files,
+            "json": json,
+            "timeout": timeout,
+            "max_price": max_price,
+            "max_fee": max_fee,
+            "rail": rail,
+            "prepay": prepay,
+            "idempotency_key": idempotency_key,
+        }
+        return plan_call(self.root, api_id, path, options, defaults=self._rules, timeout=self._timeout)
 
     def begin_call(self, plan: CallPlan) -> Flow[CallResult]:
         """The flow of this call."""
@@ -300,7 +337,7 @@ class Driver:
         )
         for name, value in step.headers:
             request.headers[name] = value
-        request.extensions = {"timeout": TIMEOUT.as_dict()}
+        request.extensions = {"timeout": plan.timeout.as_dict()}
         return request
 
     def perform_local(self, step: LocalStep, plan: CallPlan | None) -> StepOutcome:
@@ -453,7 +490,7 @@ class Driver:
             *(self._sign_control(request, control_request) if control_request.is_signed else ()),
         ):
             request.headers[name] = value
-        request.extensions = {"timeout": TIMEOUT.as_dict()}
+        request.extensions = {"timeout": self._timeout.as_dict()}
         return request
 
     def _sign_control(self, request: httpx.Request, control_request: ControlRequest) -> HeaderPairs:
@@ -503,7 +540,8 @@ def _approve(_: PaymentQuote) -> None:
     pass
 
 
-def _read_clock() -> int:
+def read_clock() -> int:
+    """The clock, in unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 

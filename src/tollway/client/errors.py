@@ -18,8 +18,10 @@
 `code` is stable. `is_retryable`: the same request can succeed later, without another payment.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import TxHash
@@ -40,21 +42,87 @@ class CallerFailure(Exception):
         self.transaction = transaction
 
 
-class GatewayRefused(CallerFailure):
-    """The gateway responded with a problem. `problem`: its document (RFC 9457). `code`: from the document; `unknown` for an invalid one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldProblem:
+    """The problem of one member (`pointer`) or one query parameter (`parameter`) of a request."""
 
-    def __init__(self, status: int, problem: Mapping[str, object]) -> None:
-        detail, code = problem.get("detail"), problem.get("code")
-        is_detail = isinstance(detail, str) and detail != ""
-        super().__init__(
-            str(detail)[:DETAIL_CHARACTERS_MAX]
-            if is_detail
-            else f"The gateway responded with status {status}."
+    code: str
+    detail: str
+    pointer: str | None = None
+    parameter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayProblem:
+    """A problem document of the gateway (RFC 9457). A member of a wrong type counts as absent. `code`: `unknown` for an invalid one.
+    `payment_state`: none, charged, released or held."""
+
+    status: int
+    code: str
+    detail: str
+    title: str | None = None
+    type: str | None = None
+    instance: str | None = None
+    request_id: str | None = None
+    is_retryable: bool = False
+    payment_state: str | None = None
+    call_id: str | None = None
+    reason: str | None = None
+    retry_after_s: int | None = None
+    errors: tuple[FieldProblem, ...] = ()
+    document: str = field(default="{}", repr=False)
+    """The whole document as JSON, with the members that this record has no field for."""
+
+    @classmethod
+    def read(cls, status: int, document: Mapping[str, object]) -> "GatewayProblem":
+        """Never fails. `status`: that of the response."""
+        code, retry_after_s = _read_text(document, "code"), document.get("retryAfterSeconds")
+        errors = document.get("errors")
+        return cls(
+            status=status,
+            code=code if code is not None and _CODE.fullmatch(code) else "unknown",
+            detail=(_read_text(document, "detail") or f"The gateway responded with status {status}.")[
+                :DETAIL_CHARACTERS_MAX
+            ],
+            title=_read_text(document, "title"),
+            type=_read_text(document, "type"),
+            instance=_read_text(document, "instance"),
+            request_id=_read_text(document, "requestId"),
+            is_retryable=document.get("retryable") is True,
+            payment_state=_read_text(document, "paymentState"),
+            call_id=_read_text(document, "callId"),
+            reason=_read_text(document, "reason"),
+            retry_after_s=retry_after_s if type(retry_after_s) is int else None,
+            errors=tuple(_read_errors(errors if isinstance(errors, list) else [])),
+            document=json.dumps(document, ensure_ascii=False),
         )
+
+
+def _read_text(document: Mapping[str, object], name: str) -> str | None:
+    value = document.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _read_errors(entries: list[object]) -> Iterator[FieldProblem]:
+    for entry in entries:
+        if isinstance(entry, dict):
+            yield FieldProblem(
+                code=_read_text(entry, "code") or "unknown",
+                detail=_read_text(entry, "detail") or "",
+                pointer=_read_text(entry, "pointer"),
+                parameter=_read_text(entry, "parameter"),
+            )
+
+
+class GatewayRefused(CallerFailure):
+    """The gateway responded with a problem. `code`: that of the problem."""
+
+    def __init__(self, status: int, document: Mapping[str, object]) -> None:
+        self.problem = GatewayProblem.read(status, document)
+        super().__init__(self.problem.detail)
         self.status = status
-        self.problem = problem
-        self.code = code if isinstance(code, str) and _CODE.fullmatch(code) else "unknown"
-        self.is_retryable = problem.get("retryable") is True
+        self.code = self.problem.code
+        self.is_retryable = self.problem.is_retryable
 
 
 class AnswerMalformed(CallerFailure):

@@ -107,7 +107,7 @@ def _multiple_wei(asset: Asset, amount: int, preset: NetworkPreset | None) -> in
     min_wei: int = FEE_MIN_DOLLARS_ATTO * 10**ATTO_DECIMALS // price_atto
     multiple_wei: int = FEE_MULTIPLE * to_atto(amount, asset)
     if asset.token is not None:
-        if asset.symbol not in DEFAULT_MAX_PRICE.by_symbol:
+        if DEFAULT_MAX_PRICE.atto_for(asset.symbol) is None:
             return None
         multiple_wei = multiple_wei * 10**ATTO_DECIMALS // price_atto
     return max(min_wei, multiple_wei)

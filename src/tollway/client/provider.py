@@ -18,6 +18,7 @@ from base64 import urlsafe_b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import httpx
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from tollway.client.deadline import fetch_bounded
 from tollway.client.message_signature import (
@@ -37,7 +38,7 @@ from tollway.client.message_signature import (
     read_claim,
     read_digests,
 )
-from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER, thumbprint
+from tollway.identity.http_signatures import API_ID, CALL_ID, PAYER, TAG, thumbprint
 
 DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"
 FETCH_DEADLINE_S = 5.0
@@ -168,6 +169,8 @@ CLOCK_SLACK_S = 10
 VALID_S_MAX = 300
 NONCES_MAX = 200_000
 
+IDENTITY_HEADERS = frozenset({CALL_ID.lower(), API_ID.lower(), PAYER.lower()})
+"""The headers that name a call. Without a verified signature they are of no worth, so a middleware removes them."""
 _CALL_ID, _API_ID, _PAYER = CALL_ID.lower(), API_ID.lower(), PAYER.lower()
 REQUIRED = ("@method", "@authority", "@path", "@query", _CALL_ID, _API_ID)
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -204,6 +207,8 @@ class Forwarded:
     covers: str
     _signed_value: str = field(default="", repr=False)
     _accepts_streamed: bool = field(default=False, repr=False)
+    _nonce: str = field(default="", repr=False, compare=False)
+    _forget_s: float = field(default=0.0, repr=False, compare=False)
 
     def check_body(self, body: bytes) -> None:
         """Raises ForwardedRefused unless this is the signed body, as far as the signature covers it."""
@@ -216,6 +221,50 @@ class Forwarded:
                 )
         elif body and not self._accepts_streamed:
             raise ForwardedRefused("body_not_covered", "The signature covers no part of the body.")
+
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+"""The maximum of a body that a middleware reads before it passes the request on, by default that of the gateway."""
+OPEN_PATHS = frozenset({"/.well-known/tollway-verification"})
+"""The paths that a middleware serves without a signature by default: the gateway reads the proof of ownership there, unsigned."""
+FORWARDED_KEY = "tollway.forwarded"
+"""The key of the verified call in an ASGI scope or a WSGI environment."""
+RETRY_AFTER_S = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedResponse:
+    """The response of a middleware to a request that it refuses: a problem document (RFC 9457)."""
+
+    status: int
+    reason: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+    @classmethod
+    def build(cls, refused: ForwardedRefused) -> "RefusedResponse":
+        """401 for a request that is not proved; 503 where it could not be checked; 413 for a body above the maximum."""
+        status = 413 if refused.reason == "body_too_large" else 503 if refused.is_temporary else 401
+        title = HTTPStatus(status).phrase
+        body = to_json(
+            {
+                "type": "about:blank",
+                "title": title,
+                "status": status,
+                "detail": str(refused),
+                "code": refused.reason,
+            }
+        )
+        headers = [
+            ("content-type", "application/problem+json"),
+            ("content-length", str(len(body))),
+            ("cache-control", "no-store"),
+        ]
+        if status == HTTPStatus.UNAUTHORIZED:
+            headers.append(("www-authenticate", f'Signature realm="{TAG}"'))
+        if status == HTTPStatus.SERVICE_UNAVAILABLE:
+            headers.append(("retry-after", str(RETRY_AFTER_S)))
+        return cls(status=status, reason=title, headers=tuple(headers), body=body)
 
 
 class NonceCache:
@@ -279,6 +328,15 @@ class ForwardedVerifier:
     ) -> Forwarded:
         """Verifies a request. `target`: path and query as in the request line, not decoded; or the whole URL. `headers`: all of them, as a
         mapping or as pairs. `body` None: pass it to `check_body` later. Raises ForwardedRefused."""
+        forwarded = self.verify_head(method, target, headers)
+        if body is not None:
+            forwarded.check_body(body)
+        self.accept(forwarded)
+        return forwarded
+
+    def verify_head(self, method: str, target: Text, headers: ReceivedHeaders) -> Forwarded:
+        """Verifies all of a request but its body and that it is the first of its nonce. Check the body next (`check_body`), then `accept` it: a
+        refused request uses no nonce, so a copy of its head cannot keep the real request out. Raises ForwardedRefused."""
         try:
             fields = collect_fields(headers)
             claim = read_claim(fields)
@@ -290,12 +348,12 @@ class ForwardedVerifier:
         self._check_signature(claim, claim.write_base(values))
         if values[_API_ID] not in self._api_ids:
             raise ForwardedRefused("wrong_listing", "The call is for a listing that is not in api_ids.")
-        forwarded = self._build_forwarded(values)
-        if body is not None:
-            forwarded.check_body(body)
-        if not self._remember(claim.nonce, claim.expires_s + CLOCK_SLACK_S):
+        return self._build_forwarded(claim, values)
+
+    def accept(self, forwarded: Forwarded) -> None:
+        """Uses the nonce of a request that `verify_head` has verified. Raises ForwardedRefused for the second request with it."""
+        if not self._remember(forwarded._nonce, forwarded._forget_s):
             raise ForwardedRefused("replayed", "The nonce of the request was used before.")
-        return forwarded
 
     def _derive(self, method: str, target: str) -> dict[str, str]:
         """The derived components of RFC 9421 §2.2."""
@@ -330,7 +388,7 @@ class ForwardedVerifier:
         except InvalidSignature as exc:
             raise ForwardedRefused("bad_signature", "The signature is not valid for this request.") from exc
 
-    def _build_forwarded(self, values: Mapping[str, str]) -> Forwarded:
+    def _build_forwarded(self, claim: SignatureClaim, values: Mapping[str, str]) -> Forwarded:
         covers = "nothing"
         if "content-digest" in values:
             covers = "digest"
@@ -343,6 +401,8 @@ class ForwardedVerifier:
             covers=covers,
             _signed_value=values.get(f"content-{covers}", ""),
             _accepts_streamed=self._accepts_streamed,
+            _nonce=claim.nonce,
+            _forget_s=claim.expires_s + CLOCK_SLACK_S,
         )
 
 

@@ -130,14 +130,14 @@ class Cap:
     """A limit of spending per currency, in 10^-18. `any_atto`: the limit for all other currencies;
     None: nothing is paid in them."""
 
-    by_symbol: Mapping[str, int]
+    by_symbol: tuple[tuple[str, int], ...] = ()
     any_atto: int | None = None
 
     @classmethod
     def parse(cls, text: "str | Mapping[str, str] | Cap") -> "Cap":
         """Parses `"0.05 USDC"`, `{"USDC": "0.05", "ETH": "0.00001"}`, or `"0.05"` for any currency.
 
-        Raises ValueError.
+        Raises ValueError; TypeError for a number, which could not be exact.
         """
         if isinstance(text, Cap):
             return text
@@ -145,31 +145,33 @@ class Cap:
             number, _, symbol = text.strip().partition(" ")
             atto = _parse_cap(number)
             if not symbol:
-                return cls(by_symbol=MappingProxyType({}), any_atto=atto)
-            return cls(by_symbol=MappingProxyType({symbol.strip(): atto}))
-        caps = {symbol: _parse_cap(number) for symbol, number in text.items()}
-        return cls(by_symbol=MappingProxyType(caps))
+                return cls(any_atto=atto)
+            return cls(by_symbol=((_parse_symbol(symbol.strip()), atto),))
+        if not isinstance(text, Mapping):
+            raise TypeError(f'a limit must be text such as "0.05 USDC", not {type(text).__name__}')
+        return cls(
+            by_symbol=tuple((_parse_symbol(symbol), _parse_cap(number)) for symbol, number in text.items())
+        )
 
     def atto_for(self, symbol: str) -> int | None:
         """The limit for a currency; None: nothing is paid in it."""
-        return self.by_symbol.get(symbol, self.any_atto)
+        return dict(self.by_symbol).get(symbol, self.any_atto)
 
     def lower_of(self, other: "Cap") -> "Cap":
         """The lower of both limits, per currency."""
         pairs = {
             symbol: (self.atto_for(symbol), other.atto_for(symbol))
-            for symbol in {**self.by_symbol, **other.by_symbol}
+            for symbol, _ in (*self.by_symbol, *other.by_symbol)
         }
         both = {symbol: min(a, b) for symbol, (a, b) in pairs.items() if a is not None and b is not None}
         is_any = self.any_atto is not None and other.any_atto is not None
         any_atto = min(self.any_atto or 0, other.any_atto or 0) if is_any else None
-        return Cap(by_symbol=MappingProxyType(both), any_atto=any_atto)
+        return Cap(by_symbol=tuple(sorted(both.items())), any_atto=any_atto)
 
     def describe(self) -> str:
         """The limit as text: `0.05 USDC, 0.00001 ETH`."""
         words = [
-            f"{format_decimal(atto, decimals=ATTO_DECIMALS)} {symbol}"
-            for symbol, atto in self.by_symbol.items()
+            f"{format_decimal(atto, decimals=ATTO_DECIMALS)} {symbol}" for symbol, atto in self.by_symbol
         ]
         if self.any_atto is not None:
             other = "any other currency" if words else "any currency"
@@ -185,14 +187,22 @@ class Cap:
         return format_decimal(atto // 10**9, decimals=9)
 
 
-def _parse_cap(number: str) -> int:
+def _parse_cap(number: object) -> int:
+    if not isinstance(number, str):
+        raise TypeError(f'an amount must be text such as "0.05", not {type(number).__name__}')
     atto = parse_amount(number, decimals=ATTO_DECIMALS)
     if atto is None:
         raise ValueError("an amount must be a decimal number, with an optional currency: 0.05 USDC")
     return atto
 
 
-DEFAULT_MAX_PRICE = Cap(by_symbol=MappingProxyType(dict.fromkeys(_DOLLARS, 10**ATTO_DECIMALS)))
+def _parse_symbol(symbol: str) -> str:
+    if not is_symbol(symbol):
+        raise ValueError(f"{symbol[:40]!r} is no symbol of a currency, such as USDC")
+    return symbol
+
+
+DEFAULT_MAX_PRICE = Cap(by_symbol=tuple((symbol, 10**ATTO_DECIMALS) for symbol in _DOLLARS))
 """The default: up to one dollar a call, and nothing in other currencies."""
 
 KNOWN_ASSETS: Mapping[tuple[ChainId, Address | None], Asset] = MappingProxyType(

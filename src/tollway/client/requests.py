@@ -2,9 +2,11 @@
 (listings, history, payments) with its response documents. No I/O.
 """
 
+import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+import secrets
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -12,12 +14,21 @@ from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
 import httpx
+from httpx._client import UseClientDefault
+from httpx._types import (
+    HeaderTypes,
+    QueryParamTypes,
+    RequestContent,
+    RequestData,
+    RequestFiles,
+    TimeoutTypes,
+)
 
 from tollway import __version__
 from tollway.client.errors import AnswerMalformed, GatewayRefused, HeaderInvalid
 from tollway.client.quote import Cap
 from tollway.client.responses import read_json
-from tollway.client.steps import HeaderPairs
+from tollway.client.steps import ControlRequest, HeaderPairs
 from tollway.client.transfer import RAILS, CallRules, RailChoice
 from tollway.errors import Code
 from tollway.ids import TxHash, keccak256
@@ -27,19 +38,6 @@ GatewayDocument = dict[str, Any]
 
 API_PREFIX = "/api/v2"
 NOT_FOUND = 404
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlRequest:
-    """A request to the control plane. `path`: under the API prefix, encoded, with its query. `is_signed`: by the wallet (ERC-8128).
-    `entries`: the member of the response that is a list of objects."""
-
-    method: str
-    path: str
-    headers: HeaderPairs = ()
-    body: bytes = field(default=b"", repr=False)
-    is_signed: bool = False
-    entries: str | None = None
 
 
 def publish_listing(draft: Mapping[str, object], *, dry_run: bool = False) -> ControlRequest:
@@ -189,6 +187,9 @@ def _encode_query(query: Mapping[str, object]) -> str:
 
 CapText = str | Mapping[str, str] | Cap | None
 
+REQUEST_BYTES_MAX = 64 * 1024 * 1024
+"""The maximum of a body. The client keeps it in memory, because its signature covers it and a 402 makes the client send it again."""
+
 _API_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _FIELD_VALUE = re.compile(r"[\t\x20-\x7e]*")
@@ -210,6 +211,7 @@ class CallPlan:
     headers: tuple[tuple[str, str], ...] = field(repr=False)
     body: bytes = field(repr=False)
     rules: CallRules
+    timeout: httpx.Timeout
 
     @property
     def idempotency_key(self) -> str:
@@ -231,44 +233,55 @@ class CallPlan:
 
 
 class CallOptions(TypedDict, total=False):
-    """The options of a call, beside the listing and the path.
+    """The options of a call, beside the listing and the path; see `Driver.plan_call`."""
 
-    `prepay`: the number of calls that a new payment covers (default 1). `max_price`, `max_fee`, `rail`: for this call, instead of the
-    client's. `idempotency_key`: a repeat gets the stored response, and the client may repeat after a broken connection.
-    """
-
-    method: str
+    method: str | None
+    params: QueryParamTypes | None
+    headers: HeaderTypes | None
+    content: RequestContent | None
+    data: RequestData | None
+    files: RequestFiles | None
     json: object
-    content: bytes | str | None
-    params: Mapping[str, str] | None
-    headers: Mapping[str, str] | None
+    timeout: TimeoutTypes | UseClientDefault
     max_price: CapText
     max_fee: CapText
-    rail: RailChoice
+    rail: RailChoice | None
     prepay: int
     idempotency_key: str | None
 
 
-def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaults: CallRules) -> CallPlan:
-    """Checks a call and builds its plan. `root`: the gateway's URL. Raises ValueError for a call that cannot be sent, TypeError for an
-    unknown option."""
-    check_names(options, CallOptions.__annotations__, of="a call")
+def plan_call(
+    root: str,
+    api_id: str,
+    path: str,
+    options: CallOptions,
+    *,
+    defaults: CallRules,
+    timeout: httpx.Timeout,
+) -> CallPlan:
+    """Checks a call and builds its plan. `root`: the gateway's URL. `defaults`, `timeout`: those of the client. Raises ValueError for a call that
+    cannot be sent, TypeError for a value of a wrong type."""
     if not _API_ID.fullmatch(api_id):
         raise ValueError("an API id must consist of letters, digits, _ and -")
     prefix = f"{API_PREFIX}/gateway/{api_id}"
     rest = path if path[:1] in ("", "/", "?") else "/" + path
     url = httpx.URL(f"{root}{prefix}{rest}")
-    url = _with_params(url, options.get("params"))
+    params = options.get("params")
+    url = url.copy_merge_params(params) if params else url
     if not url.raw_path.startswith(prefix.encode()):
         raise ValueError("the path leaves the listing")
     target = url.raw_path[len(prefix) :]
     if target[:1] not in (b"", b"/", b"?"):
         raise ValueError("the path leaves the listing")
-    headers, body = _read_content(options)
-    method = options.get("method", "GET").upper()
+    headers = _read_headers(options)
+    body = _read_body(url, headers, options)
+    method = (options.get("method") or ("POST" if body else "GET")).upper()
     if not _TOKEN.fullmatch(method):
         raise ValueError("a method must be a token such as GET")
-    max_price, max_fee = options.get("max_price"), options.get("max_fee")
+    max_price, max_fee, prepay = options.get("max_price"), options.get("max_fee"), options.get("prepay", 1)
+    if type(prepay) is not int:
+        raise TypeError(f"prepay must be a whole number of calls, not {type(prepay).__name__}")
+    own_timeout = options.get("timeout", httpx.USE_CLIENT_DEFAULT)
     return CallPlan(
         api_id=api_id,
         method=method,
@@ -279,11 +292,12 @@ def plan_call(root: str, api_id: str, path: str, options: CallOptions, *, defaul
         rules=CallRules(
             max_price=defaults.max_price if max_price is None else Cap.parse(max_price),
             max_fee=defaults.max_fee if max_fee is None else Cap.parse(max_fee),
-            prepay=options.get("prepay", 1),
+            prepay=prepay,
             patience=defaults.patience,
             is_repeatable=method in _SAFE_METHODS or "Idempotency-Key" in headers,
-            rail=check_rail(options.get("rail", defaults.rail)),
+            rail=check_rail(options.get("rail") or defaults.rail),
         ),
+        timeout=timeout if isinstance(own_timeout, UseClientDefault) else httpx.Timeout(own_timeout),
     )
 
 
@@ -303,39 +317,81 @@ def check_rail(rail: RailChoice) -> RailChoice:
     return rail
 
 
-def _with_params(url: httpx.URL, params: Mapping[str, str] | None) -> httpx.URL:
-    return url.copy_merge_params(params) if params else url
-
-
-def _read_content(options: CallOptions) -> tuple[httpx.Headers, bytes]:
-    """The headers and the body of a call. Raises ValueError."""
-    json_body, content = options.get("json"), options.get("content")
-    if json_body is not None and content is not None:
-        raise ValueError("a call takes either json or content, not both")
-    headers = httpx.Headers(_check_headers(options.get("headers") or {}))
+def _read_headers(options: CallOptions) -> httpx.Headers:
+    """The headers of a call, without those of its body. Raises ValueError."""
+    given = options.get("headers") or {}
+    pairs = given.multi_items() if isinstance(given, httpx.Headers) else given
+    headers = httpx.Headers(_check_headers(pairs.items() if isinstance(pairs, Mapping) else pairs))
     if any(name in headers for name in _PAYMENT_HEADERS):
         raise ValueError("the client sets the payment headers; remove them from headers")
-    body = content.encode() if isinstance(content, str) else content or b""
-    if json_body is not None:
-        body = json.dumps(json_body, ensure_ascii=False, separators=(",", ":")).encode()
-        headers.setdefault("Content-Type", "application/json")
     headers.setdefault(
         "Accept-Encoding", "identity"
     )  # the gateway never decodes bodies, so the client requests no coding
     headers.setdefault("User-Agent", f"tollway/{__version__}")
     key = options.get("idempotency_key")
     if key is not None:
-        headers.update(_check_headers({"Idempotency-Key": key}))
-    return headers, body
+        headers.update(_check_headers([("Idempotency-Key", key)]))
+    return headers
 
 
-def _check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
+_BODIES = ("content", "data", "files", "json")
+
+
+def _read_body(url: httpx.URL, headers: httpx.Headers, options: CallOptions) -> bytes:
+    """The body of a call, as httpx encodes it; sets its `Content-Type`. Raises ValueError, TypeError."""
+    content, data, files = options.get("content"), options.get("data"), options.get("files")
+    given = [name for name in _BODIES if options.get(name) is not None]
+    if len(given) > 1 and given != ["data", "files"]:
+        raise ValueError(f"a call takes one body, not {' and '.join(given)}; only data and files go together")
+    if data is not None and not isinstance(data, Mapping):
+        raise TypeError("data must be a mapping of form fields; pass bytes and text as content")
+    if isinstance(content, AsyncIterable) and not isinstance(content, Iterable):
+        raise TypeError("an asynchronous iterator cannot be read here; pass content as bytes")
+    boundary = secrets.token_hex(16)
+    has_boundary = bool(files) and "Content-Type" not in headers
+    if has_boundary:
+        headers["Content-Type"] = f"multipart/form-data; boundary={boundary}"
+    request = httpx.Request(
+        "POST", url, headers=headers, content=content, data=data, files=files, json=options.get("json")
+    )
+    body = _read_stream(request)
+    if "Content-Type" in request.headers:
+        headers["Content-Type"] = request.headers["Content-Type"]
+    if has_boundary:
+        # The boundary follows from the body, so that two runs of the same request have the same bytes and the same idempotency key
+        # names both. The first boundary is random, so no file contains it.
+        parts = body.split(boundary.encode())
+        final = hashlib.sha256(b"\0".join(parts)).hexdigest()[: len(boundary)]
+        headers["Content-Type"] = f"multipart/form-data; boundary={final}"
+        body = final.encode().join(parts)
+    return body
+
+
+def _read_stream(request: httpx.Request) -> bytes:
+    """The bytes of a body, an iterator's too: it is sent again after a 402. Raises ValueError above `REQUEST_BYTES_MAX`."""
+    assert isinstance(request.stream, httpx.SyncByteStream)
+    body = bytearray()
+    for chunk in request.stream:
+        body += chunk
+        if len(body) > REQUEST_BYTES_MAX:
+            raise ValueError(
+                f"a body must have at most {REQUEST_BYTES_MAX >> 20} MiB; split it into several calls"
+            )
+    return bytes(body)
+
+
+def _check_headers(pairs: Iterable[tuple[str | bytes, str | bytes]]) -> list[tuple[str, str]]:
     """Returns the headers if they are valid by RFC 9110 §5.1 and §5.5, without obs-text. Raises `HeaderInvalid`."""
-    for name, value in headers.items():
+    checked = []
+    for raw_name, raw_value in pairs:
+        name, value = (
+            part.decode("latin-1") if isinstance(part, bytes) else part for part in (raw_name, raw_value)
+        )
         if not _TOKEN.fullmatch(name):
             raise HeaderInvalid(
                 f"{name[:80]!r} is no valid name of a header: use letters, digits and !#$%&'*+.^_`|~-"
             )
         if not _FIELD_VALUE.fullmatch(value):
             raise HeaderInvalid(f"the value of the header {name[:80]} must be visible ASCII, spaces and tabs")
-    return headers
+        checked.append((name, value))
+    return checked

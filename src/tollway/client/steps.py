@@ -166,6 +166,27 @@ class NoResponse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """A request to the control plane. -> `ControlResponse`. `path`: under the API prefix, encoded, with its query. `is_signed`: by the wallet
+    (ERC-8128). `entries`: the member of the response that is a list of objects."""
+
+    method: str
+    path: str
+    headers: HeaderPairs = ()
+    body: bytes = field(default=b"", repr=False)
+    is_signed: bool = False
+    entries: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlResponse:
+    """A response of the control plane, of any status."""
+
+    status: int
+    content: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignCall:
     """Sign this call for a payment, with a bound signature: a new nonce, validity from the clock. -> `HeaderPairs`."""
 
@@ -402,6 +423,7 @@ class RecordAuthorizationState:
 
 Step = (
     SendCall
+    | ControlRequest
     | SignCall
     | QueryNode
     | Pause
@@ -423,6 +445,7 @@ NodeOutcome = NodeResult | NodeError | NodeUnavailable
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken
 StepOutcome = (
     GatewayResponse
+    | ControlResponse
     | NoResponse
     | HeaderPairs
     | NodeOutcome

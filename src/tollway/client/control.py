@@ -1,0 +1,199 @@
+"""The operations of the control plane as flows: listings, history, payments, ownership. No I/O.
+
+Each flow yields its request and receives the response. Both clients make their methods of these functions, so the methods have the same
+parameters, results and documentation.
+
+A flow raises `GatewayRefused` for a refusal and `AnswerMalformed` for a response that is not the requested document. A flow with a signed request
+needs a wallet, else the driver raises `CannotPay`.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+from tollway.client import requests
+from tollway.client.errors import GatewayRefused
+from tollway.client.quote import parse_amount
+from tollway.client.records import (
+    AgentDocument,
+    CallPage,
+    ListingDetails,
+    OwnershipStatus,
+    PaymentStatus,
+    RecordedCall,
+    SearchPage,
+    read_agent_document,
+    read_record,
+)
+from tollway.client.requests import GatewayDocument, read_document
+from tollway.client.steps import ControlRequest, ControlResponse, Flow
+
+PRICE_DECIMALS_MAX = 9
+
+Order = Literal["newest", "price", "-price", "name", "relevance"]
+CallStatus = Literal["pending", "succeeded", "failed", "unknown"]
+Role = Literal["payer", "provider"]
+
+
+def fetch_document(request: ControlRequest) -> Flow[GatewayDocument]:
+    """The JSON object of a response as the gateway wrote it, for programs that print it; `{}` for an empty one. `client/requests.py` builds the
+    requests. The other methods return records."""
+    response = yield request
+    assert isinstance(response, ControlResponse)
+    return read_document(request, response.status, response.content)
+
+
+# ---- Callers.
+
+
+def search(
+    words: str | None = None,
+    *,
+    page: int | None = None,
+    limit: int | None = None,
+    provider: str | None = None,
+    currency: str | None = None,
+    network: str | None = None,
+    tag: str | None = None,
+    max_price: str | None = None,
+    min_success_rate: float | None = None,
+    verified: bool | None = None,
+    sort: Order | None = None,
+) -> Flow[SearchPage]:
+    """A page of listings.
+
+    `words`: all must occur in the name, the description or the tags; the page is then sorted by relevance, and each listing names the fields that
+    matched. `page` counts from 1; `limit`: 1 to 100, default 20. `provider`: the address of a wallet. `network`: such as `eip155:8453`.
+    `max_price`: a decimal such as `"0.05"`, which needs `currency`. `min_success_rate`: 0 to 1. `verified`: whether the provider has proved the
+    ownership of the endpoint. `sort`: `newest` (the default without words), `price`, `-price`, `name` or `relevance`.
+    """
+    document = yield from fetch_document(
+        requests.search_apis(
+            words,
+            {
+                "page": page,
+                "limit": limit,
+                "provider": provider,
+                "currency": currency,
+                "network": network,
+                "tag": tag,
+                "maxPrice": _check_price(max_price),
+                "minSuccessRate": min_success_rate,
+                "verified": verified,
+                "sort": sort,
+            },
+        )
+    )
+    return read_record(SearchPage, document)
+
+
+def _check_price(text: str | None) -> str | None:
+    """Raises ValueError for text that is no price, TypeError for a number."""
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise TypeError(f'max_price must be text such as "0.05", not {type(text).__name__}')
+    if parse_amount(text, decimals=PRICE_DECIMALS_MAX) is None:
+        raise ValueError(
+            "max_price must be a decimal number such as 0.05; the currency is a parameter of its own"
+        )
+    return text
+
+
+def show(api_id: str) -> Flow[ListingDetails]:
+    """The details of a listing: terms, price with every way to pay it, measured quality, links."""
+    return read_record(ListingDetails, (yield from fetch_document(requests.show_listing(api_id))))
+
+
+def describe(api_id: str) -> Flow[AgentDocument]:
+    """The agent document of a listing, one text with everything that a model needs to call it."""
+    return read_agent_document((yield from fetch_agent_document(api_id)))
+
+
+def fetch_agent_document(api_id: str) -> Flow[GatewayDocument]:
+    """The agent document as the gateway wrote it; the details where the gateway has no such document."""
+    try:
+        return (yield from fetch_document(requests.describe_listing(api_id)))
+    except GatewayRefused as refusal:
+        if not requests.lacks_document(refusal):
+            raise
+    return (yield from fetch_document(requests.show_listing(api_id)))
+
+
+def history(
+    *,
+    api_id: str | None = None,
+    status: CallStatus | None = None,
+    role: Role | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before: str | None = None,
+    limit: int | None = None,
+    offset: int | None = None,
+) -> Flow[CallPage]:
+    """A page of the calls of this wallet, newest first.
+
+    `role`: `payer` (the default), or `provider` for calls to listings of this wallet. `since` and `until` are moments with a time zone. `before`:
+    calls before this call id, for pages without a maximum; `offset`: at most 10,000. `limit`: 1 to 1,000, default 50.
+    """
+    query = {
+        "apiId": api_id,
+        "status": status,
+        "role": role,
+        "from": _format_moment("since", since),
+        "to": _format_moment("until", until),
+        "before": before,
+        "limit": limit,
+        "offset": offset,
+    }
+    return read_record(CallPage, (yield from fetch_document(requests.list_calls(query))))
+
+
+def _format_moment(name: str, moment: datetime | None) -> str | None:
+    """RFC 3339 in UTC with milliseconds. Raises ValueError for a moment without a time zone."""
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise ValueError(f"{name} needs a time zone, such as datetime.now(UTC)")
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def find_call(call_id: str) -> Flow[RecordedCall]:
+    """One call of this wallet, as payer or as provider."""
+    return read_record(RecordedCall, (yield from fetch_document(requests.find_call(call_id))))
+
+
+def payment(transaction: str) -> Flow[PaymentStatus]:
+    """The state of a payment of this wallet in the gateway's ledger. `transaction`: its hash. Raises ValueError for other text."""
+    return read_record(PaymentStatus, (yield from fetch_document(requests.find_payment(transaction))))
+
+
+# ---- Providers.
+
+
+def publish(draft: Mapping[str, object], *, dry_run: bool = False) -> Flow[ListingDetails]:
+    """Creates a listing; returns it with its `id` and `warnings`. `draft`: the members of `POST /apis`. `dry_run`: only checks it; the `id` is then
+    empty."""
+    document = yield from fetch_document(requests.publish_listing(draft, dry_run=dry_run))
+    return read_record(ListingDetails, {**document, "id": document.get("id") or ""})
+
+
+def update(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> Flow[ListingDetails]:
+    """Replaces a listing of this wallet. `etag`: only if the listing has not changed since."""
+    document = yield from fetch_document(requests.update_listing(api_id, draft, etag=etag))
+    return read_record(ListingDetails, document)
+
+
+def retire(api_id: str) -> Flow[None]:
+    """Retires a listing permanently."""
+    yield from fetch_document(requests.retire_listing(api_id))
+
+
+def ownership(api_id: str) -> Flow[OwnershipStatus]:
+    """Whether the ownership of a listing's endpoint is proved, and the ways to prove it."""
+    return read_record(OwnershipStatus, (yield from fetch_document(requests.show_ownership(api_id))))
+
+
+def check_ownership(api_id: str) -> Flow[OwnershipStatus]:
+    """Requests a check of the ownership now; only for the provider of the listing."""
+    return read_record(OwnershipStatus, (yield from fetch_document(requests.check_ownership(api_id))))

@@ -1,0 +1,410 @@
+"""The results of the client as records: listings, calls, payments and ownership, parsed from the gateway's JSON. Pure.
+
+A record has the members of the HTTP contract under the names of Python: `pricePerRequest` is `price_per_request`. Members that this
+version does not know are left out. A required member that is missing or has another type raises `AnswerMalformed` with its place.
+
+Ids, addresses, networks and hashes are the texts of the gateway. Amounts in base units are integers, prices are decimal strings, times are
+`datetime` in UTC.
+"""
+
+import json
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from tollway.client.errors import AnswerMalformed
+
+R = TypeVar("R")
+
+
+def _named(name: str) -> dict[str, str]:
+    return {"name": name}
+
+
+# ---- Listings.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedApi:
+    """A listing in a page of results. `match`: the fields that matched the words of a search."""
+
+    id: str
+    name: str
+    provider: str
+    price_per_request: str
+    currency: str
+    endpoint: str
+    description: str
+    match: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchPage:
+    """A page of listings. `total`: of all pages; a lower bound where `is_total_lower_bound`."""
+
+    apis: tuple[ListedApi, ...]
+    total: int
+    page: int
+    limit: int
+    is_total_lower_bound: bool = field(default=False, metadata=_named("totalIsLowerBound"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationPrice:
+    """The price of one operation of a listing. `path`: a template such as `/v1/cities/{city}`."""
+
+    method: str
+    path: str
+    price_per_request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedPayment:
+    """One way to pay one call. `amount` in base units of the asset; `token` None: the native currency."""
+
+    rail: str
+    network: str
+    chain_id: int
+    asset: str
+    symbol: str
+    decimals: int
+    amount: int
+    pay_to: str
+    token: str | None = None
+    confirmations: int | None = None
+    max_timeout_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PriceQuote:
+    """The price of a call as the gateway quotes it now, with every way to pay it."""
+
+    amount: str
+    currency: str
+    mode: str = "fixed"
+    options: tuple[OfferedPayment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredQuality:
+    """The quality of the paid calls of the last 30 days; None until there are enough of them. `success_rate` from 0 to 1."""
+
+    calls: int | None = field(default=None, metadata=_named("calls30d"))
+    success_rate: float | None = field(default=None, metadata=_named("successRate30d"))
+    p50_ms: int | None = None
+    p95_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayerRate:
+    """The maximum of calls of one payer in a window."""
+
+    calls: int
+    per_seconds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamSecret:
+    """The place of the secret that the gateway adds to upstream requests. The gateway never shows its value."""
+
+    location: str = field(metadata=_named("in"))
+    name: str
+    is_set: bool = field(metadata=_named("set"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingLinks:
+    """The URLs of a listing and of its documents."""
+
+    listing: str | None = field(default=None, metadata=_named("self"))
+    gateway: str | None = None
+    discovery: str | None = None
+    agent: str | None = None
+    openapi: str | None = None
+    llms: str | None = None
+    mcp: str | None = None
+    ownership: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingNotice:
+    """A warning about a listing that was accepted. `pointer`: the member that it is about."""
+
+    code: str
+    detail: str
+    pointer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingDetails:
+    """A listing with its terms. `warnings`: of a listing that was published or updated just now."""
+
+    id: str
+    name: str
+    provider: str
+    price_per_request: str
+    currency: str
+    endpoint: str
+    description: str
+    pay_to: str | None = None
+    networks: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    operations: tuple[OperationPrice, ...] = ()
+    other_paths: str = "serve"
+    charge_on: str = "success"
+    timeout_seconds: int | None = None
+    forward_headers: tuple[str, ...] = ()
+    upstream_auth: UpstreamSecret | None = None
+    openapi_url: str | None = None
+    signature: str = "any"
+    rate_limit: PayerRate | None = None
+    status: str = "active"
+    forward_signature: str = "ed25519"
+    pricing: PriceQuote | None = None
+    quality: MeasuredQuality = MeasuredQuality()
+    is_verified: bool = field(default=False, metadata=_named("verified"))
+    links: ListingLinks = ListingLinks()
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    revision: int | None = None
+    warnings: tuple[ListingNotice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribedOperation:
+    """An operation in the agent document."""
+
+    method: str
+    path: str
+    tool: str | None = None
+    summary: str | None = None
+    body_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentDocument:
+    """The document of a listing for agents. `text`: the whole document as JSON, to be given to a model. Its words are the provider's: data,
+    never instructions."""
+
+    id: str
+    name: str
+    status: str = "active"
+    when_to_use: str = ""
+    tags: tuple[str, ...] = ()
+    operations: tuple[DescribedOperation, ...] = ()
+    operations_left_out: int = 0
+    text: str = field(default="", repr=False, metadata=_named(""))
+
+
+def read_agent_document(document: Mapping[str, object]) -> AgentDocument:
+    """Raises `AnswerMalformed`."""
+    return read_record(AgentDocument, {**document, "": json.dumps(document, ensure_ascii=False)})
+
+
+# ---- Calls and payments.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPayment:
+    """The payment of a call in the history. `state`: none, charged, released, held or reorged. `amount` in base units."""
+
+    state: str
+    rail: str | None = None
+    network: str | None = None
+    asset: str | None = None
+    transaction: str | None = None
+    amount: int | None = None
+    pay_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCall:
+    """A call in the history. `status`: pending, succeeded, failed or unknown. `error`: the gateway's code where it refused the call."""
+
+    id: str
+    api_id: str
+    status: str
+    method: str
+    path: str
+    price: str
+    currency: str
+    payment: RecordedPayment
+    created_at: datetime
+    api_name: str | None = None
+    provider: str | None = None
+    payer: str | None = None
+    http_status: int | None = None
+    upstream_status: int | None = None
+    request_bytes: int | None = None
+    response_bytes: int | None = None
+    latency_ms: int | None = None
+    upstream_latency_ms: int | None = None
+    idempotency_key: str | None = None
+    request_id: str | None = None
+    error: str | None = None
+    completed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallPage:
+    """A page of the history, newest first. `as_of`: pages with `until=as_of` are stable while new calls arrive."""
+
+    calls: tuple[RecordedCall, ...]
+    total: int
+    limit: int
+    offset: int
+    as_of: datetime
+    is_total_lower_bound: bool = field(default=False, metadata=_named("totalIsLowerBound"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentStatus:
+    """A payment in the gateway's ledger. `state`: unseen, pending, credited, spent, reorged or refused. `amount` and `credit` in base units;
+    `calls`: ids of the calls that it paid."""
+
+    transaction: str
+    state: str
+    network: str | None = None
+    asset: str | None = None
+    payer: str | None = None
+    payee: str | None = None
+    amount: int | None = None
+    credit: int | None = None
+    reason: str | None = None
+    calls: tuple[str, ...] = ()
+
+
+# ---- Ownership.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WellKnownProof:
+    """A file that proves the ownership: its URL and the line that it must contain."""
+
+    url: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnsProof:
+    """A TXT record that proves the ownership."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignatureProof:
+    """A signature that proves the ownership: of `message`, by `signer`, at `pointer` in the OpenAPI document at `url`."""
+
+    url: str
+    pointer: str
+    signer: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipChallenge:
+    """The ways to prove the ownership; one is enough."""
+
+    well_known: WellKnownProof | None = None
+    dns: DnsProof | None = None
+    signature: SignatureProof | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipStatus:
+    """The ownership of a listing's endpoint. `state` is `verified` with a valid proof; `method` and `verified_at` are those of the proof."""
+
+    origin: str
+    state: str
+    method: str | None = None
+    verified_at: datetime | None = None
+    checked_at: datetime | None = None
+    failures: int = 0
+    challenge: OwnershipChallenge | None = None
+
+
+# ---- Reading.
+
+
+def read_record(kind: type[R], document: object, *, place: str = "") -> R:
+    """Builds a record of this class from a JSON object. `place`: its JSON pointer, for errors. Raises `AnswerMalformed`."""
+    if not isinstance(document, Mapping):
+        raise _malformed(place or "/", "is no object")
+    values: dict[str, Any] = {}
+    for attribute, name, hint, is_required in _read_fields(kind):
+        value = document.get(name)
+        if value is None and (name not in document or not _takes_none(hint)):
+            if is_required:
+                raise _malformed(f"{place}/{name}", "is missing")
+            continue
+        values[attribute] = _read_value(hint, value, f"{place}/{name}")
+    return kind(**values)
+
+
+@cache
+def _read_fields(kind: type) -> Sequence[tuple[str, str, Any, bool]]:
+    """Of each field: its attribute, its name in JSON, its type, and whether it is required."""
+    assert is_dataclass(kind)
+    hints = get_type_hints(kind)
+    return [
+        (one.name, one.metadata.get("name", _write_camel(one.name)), hints[one.name], one.default is MISSING)
+        for one in fields(kind)
+    ]
+
+
+def _write_camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _takes_none(hint: Any) -> bool:
+    return type(None) in get_args(hint)
+
+
+def _read_value(hint: Any, value: object, place: str) -> object:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not type(None))
+        return None if value is None else _read_value(hint, value, place)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list):
+            raise _malformed(place, "is no list")
+        entry = get_args(hint)[0]
+        return tuple(_read_value(entry, one, f"{place}/{number}") for number, one in enumerate(value))
+    if is_dataclass(hint):
+        assert isinstance(hint, type)
+        return read_record(hint, value, place=place)
+    return _read_plain(hint, value, place)
+
+
+_AMOUNT_DIGITS_MAX = 78
+
+
+def _read_plain(hint: Any, value: object, place: str) -> object:
+    if hint is datetime and isinstance(value, str):
+        try:
+            moment = datetime.fromisoformat(value)
+            if moment.tzinfo is not None:
+                return moment.astimezone(UTC)
+        except (ValueError, OverflowError) as exc:
+            raise _malformed(place, "is no time") from exc
+    if hint is int and isinstance(value, str) and value.isascii() and value.isdigit():
+        if len(value) <= _AMOUNT_DIGITS_MAX:
+            return int(value)  # an amount in base units
+    elif hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    elif type(value) is hint:
+        return value
+    raise _malformed(place, f"is no {_TYPE_NAMES[hint]}")
+
+
+_TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "boolean", datetime: "time"}
+
+
+def _malformed(place: str, problem: str) -> AnswerMalformed:
+    return AnswerMalformed(f"In the gateway's response {place} {problem}.")

@@ -1,0 +1,254 @@
+"""Records: the gateway's JSON becomes typed values, and a response that does not fit is an error with its place."""
+
+import dataclasses
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.kit.listings import show_listing
+from tollway.client import records
+from tollway.client.errors import AnswerMalformed, FieldProblem, GatewayProblem, GatewayRefused
+from tollway.client.records import (
+    CallPage,
+    ListingDetails,
+    ListingNotice,
+    OwnershipStatus,
+    PaymentStatus,
+    SearchPage,
+    read_agent_document,
+    read_record,
+)
+
+LISTED = {
+    "id": "api_1",
+    "name": "Quotes",
+    "provider": "0xCc",
+    "pricePerRequest": "0.01",
+    "currency": "USDC",
+    "endpoint": "https://api.example.com",
+    "description": "",
+}
+OPTION = {
+    "rail": "tx",
+    "network": "eip155:84532",
+    "chainId": 84532,
+    "asset": "eip155:84532/slip44:60",
+    "symbol": "ETH",
+    "decimals": 18,
+    "amount": "123456789012345678901234567890",
+    "payTo": "0xBb",
+    "confirmations": 1,
+    "headers": ["X-Payment-Tx", "X-Signature"],
+}
+DETAILS = {
+    **LISTED,
+    "openapi": {"openapi": "3.1.0"},
+    "operations": [{"method": "GET", "path": "/a/{b}", "pricePerRequest": "0.02"}],
+    "upstreamAuth": {"in": "header", "name": "X-Key", "set": True},
+    "rateLimit": {"calls": 5, "perSeconds": 60},
+    "pricing": {"mode": "fixed", "amount": "0.01", "currency": "USDC", "options": [OPTION]},
+    "quality": {"calls30d": 40, "successRate30d": 1, "p50Ms": None, "p95Ms": 7},
+    "verified": True,
+    "links": {"self": "https://gw.test/a", "new": "https://gw.test/b"},
+    "createdAt": "2026-11-23T20:00:00.123Z",
+    "updatedAt": "2026-11-23T21:00:00.000+01:00",
+    "revision": 3,
+    "warnings": [{"code": "payto_shared", "detail": "It is.", "pointer": "/payTo"}],
+}
+CALL = {
+    "id": "call_1",
+    "apiId": "api_1",
+    "status": "succeeded",
+    "method": "GET",
+    "path": "/quote",
+    "price": "0.01",
+    "currency": "USDC",
+    "payment": {"state": "charged", "amount": "10000", "payTo": None},
+    "createdAt": "2026-11-23T20:00:00.123Z",
+    "httpStatus": 200,
+}
+
+
+def test_a_listing_is_read_with_all_its_parts():
+    listing = read_record(ListingDetails, DETAILS)
+    assert (listing.id, listing.price_per_request, listing.is_verified) == ("api_1", "0.01", True)
+    assert [(one.method, one.path, one.price_per_request) for one in listing.operations] == [
+        ("GET", "/a/{b}", "0.02")
+    ]
+    assert listing.upstream_auth is not None
+    assert (listing.upstream_auth.location, listing.upstream_auth.is_set) == ("header", True)
+    assert listing.rate_limit is not None
+    assert listing.rate_limit.per_seconds == 60
+    assert listing.pricing is not None
+    (option,) = listing.pricing.options
+    assert (option.amount, option.token, option.chain_id) == (123456789012345678901234567890, None, 84532)
+    assert (listing.quality.calls, listing.quality.success_rate, listing.quality.p50_ms) == (40, 1.0, None)
+    assert listing.links.listing == "https://gw.test/a"
+    assert listing.created_at == datetime(2026, 11, 23, 20, 0, 0, 123_000, tzinfo=UTC)
+    assert listing.updated_at == datetime(2026, 11, 23, 20, 0, tzinfo=UTC)
+    assert listing.warnings == (ListingNotice(code="payto_shared", detail="It is.", pointer="/payTo"),)
+
+
+def test_a_listing_of_an_older_gateway_takes_defaults():
+    listing = read_record(ListingDetails, LISTED)
+    assert (listing.status, listing.operations, listing.pricing, listing.revision) == (
+        "active",
+        (),
+        None,
+        None,
+    )
+
+
+def test_what_this_gateway_writes_is_read():
+    details = show_listing(chains=3).details
+    listing = read_record(ListingDetails, details)
+    assert (listing.id, listing.price_per_request) == (details["id"], details["pricePerRequest"])
+    assert listing.pricing is not None
+    assert [str(one.amount) for one in listing.pricing.options] == [
+        option["amount"] for option in details["pricing"]["options"]
+    ]
+
+
+def test_pages_and_payments_are_read():
+    page = {"apis": [{**LISTED, "match": ["name"]}], "total": 10_000, "page": 1, "limit": 20}
+    found = read_record(SearchPage, {**page, "totalIsLowerBound": True})
+    assert (found.apis[0].match, found.total, found.is_total_lower_bound) == (("name",), 10_000, True)
+    calls = {"calls": [CALL], "total": 1, "limit": 50, "offset": 0, "asOf": "2026-11-23T20:00:00.123Z"}
+    (call,) = read_record(CallPage, calls).calls
+    assert (call.payment.amount, call.payment.pay_to, call.http_status, call.error) == (
+        10_000,
+        None,
+        200,
+        None,
+    )
+    payment = {"transaction": "0x12", "state": "spent", "amount": None, "credit": "0", "calls": ["call_1"]}
+    status = read_record(PaymentStatus, payment)
+    assert (status.amount, status.credit, status.calls) == (None, 0, ("call_1",))
+
+
+def test_the_ways_to_prove_ownership_are_read():
+    challenge = {
+        "wellKnown": {"url": "https://a/b", "content": "c"},
+        "dns": None,
+        "signature": {"url": "u", "pointer": "/x", "message": "m", "signer": "0x"},
+    }
+    status = read_record(
+        OwnershipStatus,
+        {
+            "origin": "https://a",
+            "state": "unverified",
+            "method": None,
+            "verifiedAt": None,
+            "challenge": challenge,
+        },
+    )
+    assert status.challenge is not None
+    assert status.challenge.well_known is not None
+    assert (status.challenge.well_known.content, status.challenge.dns) == ("c", None)
+
+
+def test_an_agent_document_keeps_its_whole_text():
+    document = {
+        "id": "api_1",
+        "name": "Quotes",
+        "operations": [{"method": "GET", "path": "/a", "price": {}}],
+        "x": "ä",
+    }
+    read = read_agent_document(document)
+    assert (read.operations[0].path, '"x": "ä"' in read.text) == ("/a", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"id": None}, "/id is missing"),
+        ({"id": 7}, "/id is no text"),
+        ({"tags": "a"}, "/tags is no list"),
+        ({"tags": [1]}, "/tags/0 is no text"),
+        ({"operations": [{}]}, "/operations/0/method is missing"),
+        ({"operations": [None]}, "/operations/0 is no object"),
+        ({"upstreamAuth": []}, "/upstreamAuth is no object"),
+        ({"revision": True}, "/revision is no integer"),
+        ({"revision": 1.0}, "/revision is no integer"),
+        ({"revision": "9" * 79}, "/revision is no integer"),
+        ({"revision": "-1"}, "/revision is no integer"),
+        ({"revision": "٣"}, "/revision is no integer"),
+        ({"verified": 1}, "/verified is no boolean"),
+        ({"quality": {"successRate30d": "1"}}, "/quality/successRate30d is no number"),
+        ({"createdAt": "yesterday"}, "/createdAt is no time"),
+        ({"createdAt": 0}, "/createdAt is no time"),
+        ({"createdAt": "0001-01-01T00:00:00+01:00"}, "/createdAt is no time"),
+    ],
+)
+def test_a_response_that_does_not_fit_names_its_place(changes: Mapping[str, object], place: str):
+    with pytest.raises(AnswerMalformed) as failed:
+        read_record(ListingDetails, {**DETAILS, **changes})
+    assert place in failed.value.detail
+
+
+@pytest.mark.parametrize("document", [None, [], "x", 1])
+def test_a_response_that_is_no_object_is_malformed(document):
+    with pytest.raises(AnswerMalformed, match="is no object"):
+        read_record(SearchPage, document)
+
+
+def test_a_time_without_a_zone_is_no_moment():
+    with pytest.raises(AnswerMalformed, match="/createdAt is no time"):
+        read_record(ListingDetails, {**DETAILS, "createdAt": "2026-11-23T20:00:00"})
+
+
+# ---- Problems.
+
+
+def test_a_refusal_carries_its_problem():
+    failure = GatewayRefused(
+        422,
+        {
+            "code": "validation_failed",
+            "title": "t",
+            "detail": "d",
+            "requestId": "req_1",
+            "retryable": True,
+            "paymentState": "none",
+            "retryAfterSeconds": 3,
+            "errors": [{"pointer": "/name", "code": "too_long", "detail": "long"}, 7],
+        },
+    )
+    problem = failure.problem
+    assert (problem.code, problem.request_id, problem.is_retryable) == ("validation_failed", "req_1", True)
+    assert problem.errors == (FieldProblem(code="too_long", detail="long", pointer="/name"),)
+    assert (problem.retry_after_s, problem.payment_state, failure.detail) == (3, "none", "d")
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"code": 1, "detail": [], "errors": {}, "retryAfterSeconds": "x", "retryable": "yes"},
+        {"code": "NO"},
+    ],
+)
+def test_a_problem_never_fails(document):
+    problem = GatewayProblem.read(500, document)
+    assert (problem.code, problem.errors, problem.retry_after_s) == ("unknown", (), None)
+    assert (problem.detail, problem.is_retryable) == ("The gateway responded with status 500.", False)
+
+
+# ---- All of them.
+
+
+def list_records() -> list[type]:
+    return [
+        kind
+        for kind in vars(records).values()
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind.__module__ == records.__name__
+    ]
+
+
+@pytest.mark.parametrize("kind", list_records())
+def test_a_record_is_frozen_and_holds_no_raw_json(kind):
+    assert kind.__dataclass_params__.frozen
+    for field in dataclasses.fields(kind):
+        described = str(field.type)
+        assert not any(raw in described for raw in ("dict", "Mapping", "list", "Any", "object")), field.name
