@@ -469,16 +469,18 @@ async def test_refuses_an_api_id_that_is_a_path(make, gateway, api_id):
 
 
 async def test_control_requests_are_signed_and_read(make, gateway):
-    gateway.answers = [lambda request: httpx.Response(201, json={"id": "api_9"})]
+    names = ("name", "provider", "pricePerRequest", "currency", "endpoint", "description")
+    written = {"id": "api_9", **dict.fromkeys(names, "x")}
+    gateway.answers = [lambda request: httpx.Response(201, json=written)]
     client = make()
-    assert (await do(client.publish({"name": "x"})))["id"] == "api_9"
+    assert (await do(client.publish({"name": "x"}))).id == "api_9"
     request = gateway.seen[0]
     assert request.url.path == "/api/v2/apis"
     assert 'keyid="erc8128:84532:' in request.headers["signature-input"]
     assert "content-digest" in request.headers
-    gateway.answers = [lambda request: httpx.Response(200, json={"apis": [], "total": 0})]
-    assert (await do(client.list(q="weather now", verified=True)))["total"] == 0
-    assert gateway.seen[1].url.raw_path == b"/api/v2/apis?q=weather%20now&verified=true"
+    gateway.answers = [lambda request: httpx.Response(200, json=PAGE)]
+    assert (await do(client.search("weather now", verified=True))).total == 0
+    assert gateway.seen[1].url.raw_path == b"/api/v2/apis?q=weather%20now&sort=relevance&verified=true"
     assert "signature" not in gateway.seen[1].headers
 
 

@@ -123,7 +123,7 @@ def test_a_question_to_the_control_plane_ends(drip: Drip, tmp_path) -> None:
         within(SHORT_S),
         pytest.raises(GatewayUnreachable),
     ):
-        client.list()
+        client.search()
 
 
 @each_drip
@@ -131,7 +131,7 @@ async def test_an_asynchronous_question_to_the_control_plane_ends(drip: Drip, tm
     with dripping(drip) as url:
         async with AsyncTollwayClient(url, store_path=tmp_path / "p") as client:
             with within(SHORT_S), pytest.raises(GatewayUnreachable):
-                await client.list()
+                await client.search()
 
 
 @each_drip

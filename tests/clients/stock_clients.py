@@ -106,7 +106,7 @@ async def pay(
 async def run_script(script: str, *arguments: str, env: dict[str, str] | None = None) -> dict[str, Any]:
     """The one line of JSON that a script prints."""
     process = await asyncio.create_subprocess_exec(
-        *_interpreter(script),
+        *find_interpreter(script),
         str(HERE / script),
         *arguments,
         env={**os.environ, "NO_PROXY": "*", "NODE_NO_WARNINGS": "1", **(env or {})},
@@ -124,7 +124,7 @@ async def run_script(script: str, *arguments: str, env: dict[str, str] | None = 
     return dict(json.loads(told))
 
 
-def _interpreter(script: str) -> tuple[str, ...]:
+def find_interpreter(script: str) -> tuple[str, ...]:
     """The system's Node where there is one, else the one in the Node wheel."""
     if script.endswith(".py"):
         return (sys.executable,)

@@ -131,7 +131,7 @@ def _blocking(flow: Callable[P, Flow[T]]) -> Callable[Concatenate["TollwayClient
     """The method of the synchronous client that performs a flow."""
     name = flow.__name__
 
-    def run(client: "TollwayClient", *args: P.args, **options: P.kwargs) -> T:
+    def run(client: "TollwayClient", /, *args: P.args, **options: P.kwargs) -> T:
         check_names(options, inspect.signature(flow).parameters, of=f"{name}()")
         return client._drive(flow(*args, **options), Exchange(None))
 
@@ -144,7 +144,7 @@ def _awaited(
     """The method of the asynchronous client that performs a flow."""
     name = flow.__name__
 
-    async def run(client: "AsyncTollwayClient", *args: P.args, **options: P.kwargs) -> T:
+    async def run(client: "AsyncTollwayClient", /, *args: P.args, **options: P.kwargs) -> T:
         check_names(options, inspect.signature(flow).parameters, of=f"{name}()")
         return await client._drive(flow(*args, **options), Exchange(None))
 
@@ -163,7 +163,7 @@ _DROP_KEY = "Drops the key of a call whose response was delivered: the same requ
 
 
 def _calling(plan: Planner[P]) -> Callable[Concatenate["TollwayClient", P], CallResponse]:
-    def call(client: "TollwayClient", *args: P.args, **options: P.kwargs) -> CallResponse:
+    def call(client: "TollwayClient", /, *args: P.args, **options: P.kwargs) -> CallResponse:
         _check_options(options, of="call()")
         return client._call(plan(client._driver, *args, **options))
 
@@ -173,7 +173,7 @@ def _calling(plan: Planner[P]) -> Callable[Concatenate["TollwayClient", P], Call
 def _calling_async(
     plan: Planner[P],
 ) -> Callable[Concatenate["AsyncTollwayClient", P], Coroutine[Any, Any, CallResponse]]:
-    async def call(client: "AsyncTollwayClient", *args: P.args, **options: P.kwargs) -> CallResponse:
+    async def call(client: "AsyncTollwayClient", /, *args: P.args, **options: P.kwargs) -> CallResponse:
         _check_options(options, of="call()")
         return await client._call(plan(client._driver, *args, **options))
 
@@ -184,7 +184,7 @@ def _streaming(
     plan: Planner[P],
 ) -> Callable[Concatenate["TollwayClient", P], AbstractContextManager[CallResponse]]:
     def stream(
-        client: "TollwayClient", *args: P.args, **options: P.kwargs
+        client: "TollwayClient", /, *args: P.args, **options: P.kwargs
     ) -> AbstractContextManager[CallResponse]:
         _check_options(options, of="stream()")
         return client._stream(plan(client._driver, *args, **options))
@@ -196,7 +196,7 @@ def _streaming_async(
     plan: Planner[P],
 ) -> Callable[Concatenate["AsyncTollwayClient", P], AbstractAsyncContextManager[CallResponse]]:
     def stream(
-        client: "AsyncTollwayClient", *args: P.args, **options: P.kwargs
+        client: "AsyncTollwayClient", /, *args: P.args, **options: P.kwargs
     ) -> AbstractAsyncContextManager[CallResponse]:
         _check_options(options, of="stream()")
         return client._stream(plan(client._driver, *args, **options))
@@ -205,7 +205,7 @@ def _streaming_async(
 
 
 def _keeping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", P], str | None]:
-    def keep_key(client: "PayingClient[Any]", *args: P.args, **options: P.kwargs) -> str | None:
+    def keep_key(client: "PayingClient[Any]", /, *args: P.args, **options: P.kwargs) -> str | None:
         _check_options(options, of="keep_key()")
         driver = client._driver
         planned = plan(driver, *args, **options)
@@ -215,7 +215,7 @@ def _keeping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", P], 
 
 
 def _dropping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", str, P], None]:
-    def drop_key(client: "PayingClient[Any]", key: str, *args: P.args, **options: P.kwargs) -> None:
+    def drop_key(client: "PayingClient[Any]", key: str, /, *args: P.args, **options: P.kwargs) -> None:
         _check_options(options, of="drop_key()")
         driver = client._driver
         planned = plan(driver, *args, **options)

@@ -53,7 +53,7 @@ class SearchPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationPrice:
+class ListedOperation:
     """The price of one operation of a listing. `path`: a template such as `/v1/cities/{city}`."""
 
     method: str
@@ -153,7 +153,7 @@ class ListingDetails:
     networks: tuple[str, ...] = ()
     methods: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
-    operations: tuple[OperationPrice, ...] = ()
+    operations: tuple[ListedOperation, ...] = ()
     other_paths: str = "serve"
     charge_on: str = "success"
     timeout_seconds: int | None = None
@@ -337,7 +337,7 @@ def read_record(kind: type[R], document: object, *, place: str = "") -> R:
     if not isinstance(document, Mapping):
         raise _malformed(place or "/", "is no object")
     values: dict[str, Any] = {}
-    for attribute, name, hint, is_required in _read_fields(kind):
+    for attribute, name, hint, is_required in _read_fields(kind):  # type: ignore[arg-type] # mypy: a class is hashable
         value = document.get(name)
         if value is None and (name not in document or not _takes_none(hint)):
             if is_required:
