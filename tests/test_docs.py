@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tollway.config.networks import ASSET_KEYS, NETWORK_KEYS
-from tollway.config.settings import KEYS, OPERATOR_LIMITS
+from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
+from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS
 from tollway.telemetry import REQUEST_SECONDS, Metrics
@@ -33,13 +33,13 @@ def table(page: str, heading: str) -> dict[str, list[str]]:
 
 
 def test_every_setting_has_its_row_and_no_row_is_left_over() -> None:
-    assert set(table("operators.md", "## Settings")) == set(KEYS)
+    assert set(table("operators.md", "## Settings")) == set(SETTING_NAMES)
 
 
 def test_every_key_of_a_network_has_its_row() -> None:
     rows = table("operators.md", "### Networks")
-    assert set(rows) == set(NETWORK_KEYS)
-    assert all(f"`{key}`" in rows["assets"][0] for key in ASSET_KEYS)
+    assert set(rows) == set(NETWORK_MEMBERS)
+    assert all(f"`{key}`" in rows["assets"][0] for key in ASSET_MEMBERS)
 
 
 def test_every_limit_has_its_row_with_its_default() -> None:

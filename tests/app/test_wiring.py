@@ -62,7 +62,7 @@ def treasury_of(
     )
 
 
-def sweeping(database: SqliteDatabase) -> Leadership:
+def recovery_leadership(database: SqliteDatabase) -> Leadership:
     return Leadership(database, duty=Duty.SWEEPER, limits=LIMITS, on_change=lambda duty, is_leading: None)
 
 
@@ -75,7 +75,7 @@ async def test_the_sweeper_looks_again_and_again(database: SqliteDatabase) -> No
         settlement_services = treasury_of(harness, database)
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
-            settlement_services.start(tasks, sweeping=sweeping(database))
+            settlement_services.start(tasks, recovery_leadership=recovery_leadership(database))
             looks = harness.chain.request_count
             while harness.chain.request_count < looks + 3:
                 await asyncio.sleep(0.001)
@@ -110,7 +110,7 @@ async def test_what_settles_is_counted(database: SqliteDatabase) -> None:
         settlement_services = treasury_of(harness, database, metrics=make_settlement_metrics(metrics))
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
-            settlement_services.start(tasks, sweeping=sweeping(database))
+            settlement_services.start(tasks, recovery_leadership=recovery_leadership(database))
             call = await harness.claim()
             assert isinstance(await settlement_services.settlement.settle(call.order()), Settled)
         await settlement_services.close()
@@ -132,7 +132,7 @@ async def test_it_offers_and_settles_once_it_runs(database: SqliteDatabase) -> N
         assert not settlement_services.settlement.is_offered(USDC, 10_000, LISTING)
         await settlement_services.open()
         async with BackgroundTaskGroup() as tasks:
-            settlement_services.start(tasks, sweeping=sweeping(database))
+            settlement_services.start(tasks, recovery_leadership=recovery_leadership(database))
             while not settlement_services.settlement.is_offered(USDC, 10_000, LISTING):
                 await asyncio.sleep(0.001)
             call = await harness.claim()

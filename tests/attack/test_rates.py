@@ -229,7 +229,7 @@ def of_address(amount: int) -> int:
 RATES = [
     ("a wallet's listings", "registrations", REGISTRATIONS, 3_600),
     ("an address's listings", "registrations-address", of_address(REGISTRATIONS), 3_600),
-    ("an address's looks", "endpoint-looks", REGISTRATIONS * PROBES_PER_LISTING, 3_600),
+    ("an address's looks", "endpoint-probes", REGISTRATIONS * PROBES_PER_LISTING, 3_600),
     ("a wallet's edits", "edits", EDITS, 3_600),
     ("a wallet's checks", "ownership-checks", CHECKS, 3_600),
     ("an address's checks", "ownership-checks-address", of_address(CHECKS), 3_600),

@@ -10,8 +10,8 @@ import pytest
 import tollway
 from tollway.chain.networks import FINALITY_DEPTH
 from tollway.config.settings import (
-    CLIENT_KEYS,
-    KEYS,
+    CLIENT_NAMES,
+    SETTING_NAMES,
     Listen,
     Secret,
     Settings,
@@ -280,8 +280,8 @@ def test_names_of_other_commands_are_no_error() -> None:
     package = Path(tollway.__file__).parent
     texts = [path.read_text() for name in ("cli", "client") for path in (package / name).glob("*.py")]
     read_elsewhere = set(re.findall(r"\"TOLLWAY_([A-Z_]+)\"", "".join(texts)))
-    assert read_elsewhere <= CLIENT_KEYS | {key.upper() for key in KEYS}
-    assert load({f"TOLLWAY_{name}": "x" for name in CLIENT_KEYS - {"CONFIG"}}).public_url
+    assert read_elsewhere <= CLIENT_NAMES | {key.upper() for key in SETTING_NAMES}
+    assert load({f"TOLLWAY_{name}": "x" for name in CLIENT_NAMES - {"CONFIG"}}).public_url
 
 
 @pytest.mark.parametrize(

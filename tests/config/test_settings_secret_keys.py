@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tollway.config.settings import KEY_BYTES, KEYS_MAX, make_key_file, parse_secret_keys, read_key_file
+from tollway.config.settings import (
+    SECRET_KEY_BYTES,
+    SECRET_KEYS_MAX,
+    make_key_file,
+    parse_secret_keys,
+    read_key_file,
+)
 from tollway.config.values import Secret
 from tollway.errors import SettingsInvalid
 
@@ -26,7 +32,7 @@ def test_keys_stand_apart_by_any_white_space_and_keep_their_order(text: str) -> 
 
 def test_one_key_is_enough_and_there_is_a_maximum() -> None:
     assert parse_secret_keys(ONE) == (Secret(bytes.fromhex(ONE)),)
-    assert len(parse_secret_keys(" ".join(numbered(KEYS_MAX)))) == KEYS_MAX
+    assert len(parse_secret_keys(" ".join(numbered(SECRET_KEYS_MAX)))) == SECRET_KEYS_MAX
 
 
 @pytest.mark.parametrize(
@@ -44,7 +50,7 @@ def test_one_key_is_enough_and_there_is_a_maximum() -> None:
         (f"{ONE} {'0' * 64}", "secret key 2 is no random number"),
         (f"{ONE} {ONE}", "stands twice"),
         (f"{ONE} {TWO} {ONE.upper()}", "stands twice"),
-        (" ".join(numbered(KEYS_MAX + 1)), f"{KEYS_MAX} secret keys at most"),
+        (" ".join(numbered(SECRET_KEYS_MAX + 1)), f"{SECRET_KEYS_MAX} secret keys at most"),
     ],
 )
 def test_refuses_what_is_no_list_of_keys_without_repeating_any(raw: object, says: str) -> None:
@@ -59,7 +65,7 @@ def test_a_made_file_holds_one_key_for_its_owner_alone_and_is_never_written_over
     make_key_file(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     (made,) = read_key_file(path)
-    assert len(made.get_secret_value()) == KEY_BYTES
+    assert len(made.get_secret_value()) == SECRET_KEY_BYTES
     with pytest.raises(SettingsInvalid) as refused:
         make_key_file(path)
     assert "cannot be made" in refused.value.problems[0]

@@ -111,7 +111,7 @@ async def test_a_running_creation_has_a_longest_wait(setup: Setup) -> None:
 
 
 async def test_one_that_failed_frees_its_key_for_any_body(setup: Setup) -> None:
-    await setup.creations.give_up(await setup.begin())
+    await setup.creations.release(await setup.begin())
     assert isinstance(await setup.begin(body=b"b"), CreationBegun)
 
 
@@ -123,7 +123,7 @@ async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -
     assert isinstance(quick, CreationBegun)
     assert not await setup.publish(slow, "api_slow")
     assert not await setup.has("api_slow")
-    await setup.creations.give_up(slow)
+    await setup.creations.release(slow)
     assert await setup.begin(body=b"b") == CreationInProgress(wait_s=60)
     assert await setup.publish(quick, "api_quick")
     assert not await setup.publish(slow, "api_slow")
@@ -150,7 +150,7 @@ async def test_a_creation_counts_once(setup: Setup) -> None:
     assert await setup.publish(begun, "api_1")
     assert not await setup.publish(begun, "api_2")
     assert not await setup.has("api_2")
-    await setup.creations.give_up(begun)
+    await setup.creations.release(begun)
     assert await setup.begin() == answer_for("api_1")
 
 
@@ -184,7 +184,7 @@ async def test_a_wallet_has_so_many_keys_and_no_more(setup: Setup) -> None:
     assert await setup.begin(key="3") == TooManyKeys()
     assert await setup.begin(key="1") == answer_for("api_1")
     assert isinstance(await setup.begin(wallet=BOB), CreationBegun)
-    await setup.creations.give_up(second)
+    await setup.creations.release(second)
     assert isinstance(await setup.begin(key="3"), CreationBegun)
     setup.clock.now_ms += DAY_MS
     assert isinstance(await setup.begin(key="4"), CreationBegun)

@@ -13,7 +13,7 @@ from tollway.discovery.openapi import build_openapi
 from tollway.ids import Address
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 URL = "https://gw.example.org/api/v2/gateway/api_1"
@@ -144,7 +144,7 @@ def test_is_valid_clean_and_names_nothing_of_the_upstream(openapi: Any) -> None:
     validate(built)
     json.dumps(built, allow_nan=False).encode()
     for text in strings(built):
-        assert find_unclean(text, is_multiline=True) is None
+        assert find_refused_character(text, is_multiline=True) is None
         assert not any(trick in text.lower() for trick in ("<script", "javascript:", "](")), text
         assert "upstream.example" not in text
         assert "evil.example" not in text

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tollway.discovery.safe_text import clean_line, clean_link, clean_prose, clean_tags
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,6 @@ hostile = st.text(alphabet=st.sampled_from(list("<>&;#![]()/:ab javscriptd\u202e
 @given(hostile)
 def test_nothing_that_hides_or_runs_comes_through(text: str) -> None:
     for left in (clean_line(text, 100), clean_prose(text, 100)):
-        assert find_unclean(left, is_multiline=True) is None
+        assert find_refused_character(left, is_multiline=True) is None
         assert "javascript:" not in left
         assert not any(left[at + 1 : at + 2].isalpha() for at, char in enumerate(left) if char == "<")

@@ -36,7 +36,7 @@ from tollway.registry.draft import Draft, DraftRules, find_document_fault, parse
 from tollway.registry.openapi import ProviderDocument, YamlRefused, parse_yaml_object
 from tollway.registry.paths import normal_path
 from tollway.registry.search_tokens import query_words
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 from tollway.web.json import parse_json_object
 from tollway.web.listing_routes import make_endpoint_check, parse_listing_query
 
@@ -139,7 +139,7 @@ def listings(raw: bytes) -> None:
         return
     draft = parse_draft(body, RULES, previous=None)
     if isinstance(draft, Draft):
-        check(find_unclean(draft.name, is_multiline=False) is None, "a name hides nothing")
+        check(find_refused_character(draft.name, is_multiline=False) is None, "a name hides nothing")
         check(bool(draft.name.strip()), "a name is not blank")
         check(isinstance(parse_endpoint(draft.endpoint, allow_private=False), Endpoint), "it may be dialled")
 
@@ -165,7 +165,7 @@ def documents(raw: bytes) -> None:
     for operation in document.operations:
         list(document.list_parameters(operation))
     for sold in list_operations(sample_listing(provider=PROVIDER, openapi=content)):
-        check(find_unclean(sold.summary, is_multiline=True) is None, "a summary hides nothing")
+        check(find_refused_character(sold.summary, is_multiline=True) is None, "a summary hides nothing")
         json.dumps(sold.input_schema).encode()
 
 
@@ -181,7 +181,7 @@ def words(raw: bytes) -> None:
     shown = clean_prose(raw.decode("utf-8", "replace"), 500)
     check(len(shown) <= 500, "prose is cut")
     check("](" not in shown and "javascript:" not in shown.lower(), "no link of theirs is left")
-    check(find_unclean(shown, is_multiline=True) is None, "prose hides nothing")
+    check(find_refused_character(shown, is_multiline=True) is None, "prose hides nothing")
 
 
 def answer_heads(raw: bytes) -> None:

@@ -144,7 +144,7 @@ TEXT_GUARDS = (
         "T2",
         "hidden characters of documents are taken out",
         "discovery.safe_text:_clean",
-        "    text = drop_unclean(text)\n",
+        "    text = drop_refused_characters(text)\n",
         "",
         test=ONE_LINE,
     ),

@@ -276,7 +276,7 @@ class VoucherPayment(CallPayment):
             asset,
             now_ms=self._rail.clock.now_ms(),
             limits=self._rail.limits,
-            first_block_s=None,
+            first_call_block_s=None,
         )
         if lowest is None:
             raise Refusal(OTHER_CURRENCY)

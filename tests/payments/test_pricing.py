@@ -73,7 +73,7 @@ def due(given: list[OperationPrice], *, block_s: int | None = None, asset: Asset
         asset,
         now_ms=NOW_S * 1000,
         limits=DEFAULT_LIMITS,
-        first_block_s=None if block_s is None else NOW_S - block_s,
+        first_call_block_s=None if block_s is None else NOW_S - block_s,
     )
     return None if found is None else found.price.text
 
@@ -146,7 +146,7 @@ def test_no_price_becomes_free_in_a_coarser_asset() -> None:
         COARSE,
         now_ms=NOW_S * 1000,
         limits=DEFAULT_LIMITS,
-        first_block_s=None,
+        first_call_block_s=None,
     )
     assert found is not None
     assert found.price.units_in(COARSE) == 1
@@ -156,7 +156,7 @@ def test_charge_on_is_that_of_the_charged_version() -> None:
     new = OperationPrice(terms=version(60, charge_on=ChargeOn.ANSWERED), price=Price.parse("0.02"))
     old = OperationPrice(terms=version(9_999, 60, charge_on=ChargeOn.SUCCESS), price=Price.parse("0.01"))
     found = find_lowest_price(
-        [new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_block_s=None
+        [new, old], USDC, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS, first_call_block_s=None
     )
     assert found is not None
     assert found.terms.charge_on is ChargeOn.SUCCESS

@@ -158,7 +158,7 @@ async def test_many_listings_are_summed_in_batches() -> None:
 
 
 async def test_outdated_sums_are_updated_and_old_days_deleted(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("tollway.registry.quality_recorder.RENEW_PAUSE_S", 0)
+    monkeypatch.setattr("tollway.registry.quality_recorder.REFRESH_PAUSE_S", 0)
     outdated = [ListingId(f"api_{number}") for number in range(25)]
     harness = Harness(records=Notebook(outdated=list(outdated), old_rows=2_500))
     await harness.recorder.refresh_sums()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.registry.text import drop_unclean, find_unclean
+from tollway.registry.text import drop_refused_characters, find_refused_character
 
 CLEAN = (
     "plain words",
@@ -34,18 +34,18 @@ UNCLEAN = {
 
 @pytest.mark.parametrize("text", CLEAN)
 def test_scripts_and_emoji_keep_what_they_need(text: str) -> None:
-    assert find_unclean(text, is_multiline=False) is None
-    assert drop_unclean(text) == text
+    assert find_refused_character(text, is_multiline=False) is None
+    assert drop_refused_characters(text) == text
 
 
 @pytest.mark.parametrize(("text", "named", "left"), UNCLEAN.values(), ids=UNCLEAN)
 def test_characters_that_hide_or_reorder_are_named_and_dropped(text: str, named: str, left: str) -> None:
-    assert find_unclean(text, is_multiline=True) == named
-    assert drop_unclean(text) == left
-    assert find_unclean(left, is_multiline=True) is None
+    assert find_refused_character(text, is_multiline=True) == named
+    assert drop_refused_characters(text) == left
+    assert find_refused_character(left, is_multiline=True) is None
 
 
 def test_line_breaks_are_allowed_in_multiline_texts_only() -> None:
-    assert find_unclean("a\r\n\tb", is_multiline=True) is None
-    assert find_unclean("a\nb", is_multiline=False) == "U+000A"
-    assert drop_unclean("a\r\n\tb") == "a\r\n\tb"
+    assert find_refused_character("a\r\n\tb", is_multiline=True) is None
+    assert find_refused_character("a\nb", is_multiline=False) == "U+000A"
+    assert drop_refused_characters("a\r\n\tb") == "a\r\n\tb"

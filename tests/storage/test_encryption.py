@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.encryption import SealAge, Sealer
+from tollway.storage.encryption import KeyAge, Sealer
 
 OLD, NEW = b"k" * 32, b"n" * 32
 
@@ -91,21 +91,21 @@ def test_a_lone_key_seals_as_the_release_before_can_read() -> None:
 @pytest.mark.parametrize(
     ("sealed_by", "looked_at_by", "age"),
     [
-        (make_sealer(OLD), make_sealer(OLD), SealAge.CURRENT),
-        (make_sealer(OLD), make_sealer(OLD, NEW), SealAge.CURRENT),
-        (make_sealer(OLD), make_sealer(NEW, OLD), SealAge.OLDER),
-        (make_sealer(OLD), make_sealer(NEW), SealAge.LOST),
-        (make_sealer(OLD, NEW), make_sealer(NEW, OLD), SealAge.OLDER),
-        (make_sealer(OLD, NEW), make_sealer(NEW), SealAge.LOST),
-        (make_sealer(NEW, OLD), make_sealer(NEW, OLD), SealAge.CURRENT),
-        (make_sealer(NEW, OLD), make_sealer(NEW), SealAge.CURRENT),
-        (make_sealer(NEW, OLD), make_sealer(OLD, NEW), SealAge.OLDER),
+        (make_sealer(OLD), make_sealer(OLD), KeyAge.CURRENT),
+        (make_sealer(OLD), make_sealer(OLD, NEW), KeyAge.CURRENT),
+        (make_sealer(OLD), make_sealer(NEW, OLD), KeyAge.OLDER),
+        (make_sealer(OLD), make_sealer(NEW), KeyAge.LOST),
+        (make_sealer(OLD, NEW), make_sealer(NEW, OLD), KeyAge.OLDER),
+        (make_sealer(OLD, NEW), make_sealer(NEW), KeyAge.LOST),
+        (make_sealer(NEW, OLD), make_sealer(NEW, OLD), KeyAge.CURRENT),
+        (make_sealer(NEW, OLD), make_sealer(NEW), KeyAge.CURRENT),
+        (make_sealer(NEW, OLD), make_sealer(OLD, NEW), KeyAge.OLDER),
     ],
 )
-def test_tells_under_which_key_a_seal_stands(sealed_by: Sealer, looked_at_by: Sealer, age: SealAge) -> None:
+def test_tells_under_which_key_a_seal_stands(sealed_by: Sealer, looked_at_by: Sealer, age: KeyAge) -> None:
     sealed = sealed_by.seal(b"secret", label=b"a")
-    assert looked_at_by.find_age(sealed, label=b"a") is age
-    assert looked_at_by.find_age(sealed, label=b"b") is SealAge.LOST
+    assert looked_at_by.find_key_age(sealed, label=b"a") is age
+    assert looked_at_by.find_key_age(sealed, label=b"b") is KeyAge.LOST
 
 
 @pytest.mark.parametrize("position", [0, 1, 8, 9, 20, 21, -1])
@@ -120,4 +120,4 @@ def test_refuses_a_named_seal_that_was_altered(position: int) -> None:
 def test_the_name_of_a_key_cannot_be_taken_off_a_seal() -> None:
     sealer = make_sealer(NEW, OLD)
     sealed = sealer.seal(b"secret", label=b"a")
-    assert sealer.find_age(b"\x01" + sealed[9:], label=b"a") is SealAge.LOST
+    assert sealer.find_key_age(b"\x01" + sealed[9:], label=b"a") is KeyAge.LOST

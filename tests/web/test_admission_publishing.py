@@ -80,7 +80,7 @@ async def test_probes_are_counted_per_address(limits_of_publishing: PublishingLi
     with pytest.raises(Refusal) as refused:
         await limits_of_publishing.charge_probe(HERE)
     rate = rate_of(refused.value.problem)
-    assert rate == {"policy": "endpoint-looks", "limit": most, "windowSeconds": 3600}
+    assert rate == {"policy": "endpoint-probes", "limit": most, "windowSeconds": 3600}
     await limits_of_publishing.charge_probe(ELSEWHERE)
 
 

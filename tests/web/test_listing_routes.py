@@ -432,7 +432,7 @@ async def test_checks_for_a_draft_count_also_when_the_draft_is_refused(harness: 
     for wallet in (ALICE, BOB):
         answer = await harness.send("POST", APIS + "?dryRun=true", BODY, wallet=wallet)
         assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
-        assert answer.headers["ratelimit-policy"] == '"endpoint-looks";q=30;w=3600'
+        assert answer.headers["ratelimit-policy"] == '"endpoint-probes";q=30;w=3600'
         assert 0 < int(answer.headers["retry-after"]) <= 3600
     assert len(harness.probed) == 30
 

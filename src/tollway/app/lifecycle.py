@@ -1,4 +1,4 @@
-"""The composition root: from settings to a running gateway, opened and closed in order.
+"""The composition root: builds a gateway from its settings, opens its parts in order, and closes them in reverse order.
 
 `App` owns the task group of the background tasks: renewal of this gateway's lease, recovery, the watcher of payments, settlement, pruning. It decides nothing
 about a call.
@@ -70,27 +70,30 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 PRUNE_INTERVAL_S = 300.0
-NONCE_KEPT_AFTER_END_MS = 2 * 3600 * 1000
-"""A used nonce is kept for as long as a clock that was set back, here or at another gateway, may accept its signature."""
+SIGN_IN_NONCE_KEPT_MS = 2 * 3600 * 1000
+"""How long a used sign-in nonce is kept after its end: a clock that was set back, here or at another gateway, must not accept its signature again."""
 SCHEMA_INTERVAL_S = 10.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just closed: a few commits
 GC_THRESHOLD = 20_000
-"""Objects between two collections of the youngest generation, in place of 700. A call leaves no reference cycles, so those collections free nothing; they took
-15 µs of a paid call's 700."""
+"""New objects between two collections of the youngest generation (Python's default is 700). A call leaves no reference cycles, so these collections free nothing;
+they took 15 of the 700 µs of a paid call."""
 
-_NO_TRANSACTION = TxHash(32)  # any read of the ledger shows whether the database answers
+_NO_TRANSACTION = TxHash(
+    32
+)  # no payment has this hash; the look-up only shows whether the database is readable
 
 
 class App:
-    """The composition root of one gateway. `async with App(settings) as app:` opens it; leaving closes it after every promised write."""
+    """The composition root of one gateway. `async with App(settings) as app:` opens it. On exit it completes the ledger's
+    writes, then closes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = ensure_secret_key(settings)
         self.database = self._connect_database()
         self.schema = SchemaCheck(self.database)
-        self._is_writing = True  # opening the ledger writes to it; from then on the renewals decide
+        self._can_write = True  # `ledger.open` writes; after it each renewal of the lease updates this
         self.rules: dict[ChainId, ChainRules] = {
             network.rules.chain_id: network.rules for network in settings.networks
         }
@@ -342,7 +345,7 @@ class App:
         tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
         tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, watch))
-        self.settlement_services.start(tasks, sweeping=self._leadership(Duty.SWEEPER))
+        self.settlement_services.start(tasks, recovery_leadership=self._leadership(Duty.SWEEPER))
         self.reputation_services.start(tasks, lead=self._leadership)
         writing = tasks.start(TaskName.BOOK_WRITER, self.ledger.run)
         self._stack.push_async_callback(self._stop_writing, writing)
@@ -359,7 +362,7 @@ class App:
         )
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
-        """Ends the calls that outlived the drain, records their state, and completes every promised write before the database closes."""
+        """Ends the calls that outlived the drain, records their state, and completes the ledger's writes before the database closes."""
         await self.http_client.close()
         await self.ledger.wait_closed(timeout_s=CLOSE_DEADLINE_S)
         self.background[TaskName.BOOK_WRITER].expect_end()
@@ -417,7 +420,7 @@ class App:
         checks = {**self.node_health.checks, "load": not self.shedder.is_full(), "background": is_running}
         try:
             await self.payments.find_payments(_NO_TRANSACTION)
-            checks["storage"] = self._is_writing and self.schema.is_served
+            checks["storage"] = self._can_write and self.schema.is_served
         except StorageUnavailable:
             checks["storage"] = False
         return checks
@@ -429,9 +432,9 @@ class App:
         try:
             await self.ledger.renew_ownership(now_ms=now_ms())
         except StorageUnavailable:
-            self._is_writing = False
+            self._can_write = False
             raise
-        self._is_writing = True
+        self._can_write = True
 
     def _read_background(self) -> Iterator[BackgroundTaskStatus]:
         for task in self.background:
@@ -449,7 +452,7 @@ class App:
             _log.info("calls_recovered", count=recovered)
 
     async def _prune(self) -> None:
-        await self.sessions.prune(now_ms=self.ledger.shared_ms() - NONCE_KEPT_AFTER_END_MS)
+        await self.sessions.prune(now_ms=self.ledger.shared_ms() - SIGN_IN_NONCE_KEPT_MS)
         await self.creations.prune()
 
     async def _record_readiness(self) -> None:

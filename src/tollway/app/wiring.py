@@ -58,7 +58,7 @@ from tollway.registry.draft import DraftRules
 from tollway.registry.ownership import Challenge, Method
 from tollway.registry.ownership_recheck import OwnershipRecheck
 from tollway.registry.quality import QualityTally
-from tollway.registry.quality_recorder import RENEW_INTERVAL_S, QualityRecorder
+from tollway.registry.quality_recorder import REFRESH_INTERVAL_S, QualityRecorder
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
@@ -189,7 +189,7 @@ class SettlementServices:
     async def close(self) -> None:
         await self._facilitator_http.close()
 
-    def start(self, tasks: BackgroundTaskGroup, *, sweeping: Leadership) -> None:
+    def start(self, tasks: BackgroundTaskGroup, *, recovery_leadership: Leadership) -> None:
         """Starts the background tasks. Each gateway marks its own orphaned settlements; one gateway recovers those of all."""
         sweep = partial(self._background[TaskName.SETTLEMENT_SWEEP].supervise, self._sweep)
         tasks.start(TaskName.GAS_CHECK, self.gas_budget.run)
@@ -197,7 +197,7 @@ class SettlementServices:
         tasks.start_periodic(
             TaskName.SETTLEMENT_HANDOVER, self._limits.sweep_interval_s, self._orphans.mark_due
         )
-        tasks.start(TaskName.SWEEPER_ELECTION, partial(sweeping.lead, sweep))
+        tasks.start(TaskName.SWEEPER_ELECTION, partial(recovery_leadership.lead, sweep))
         tasks.start_periodic(TaskName.ANSWER_PRUNING, PRUNE_INTERVAL_S, self._prune)
 
     async def _sweep(self) -> None:
@@ -302,7 +302,7 @@ class ReputationServices:
             self._background[name] for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK)
         )
         interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
-        renewing = partial(quality.repeat, RENEW_INTERVAL_S, self._quality_recorder.refresh_sums)
+        renewing = partial(quality.repeat, REFRESH_INTERVAL_S, self._quality_recorder.refresh_sums)
         checking = partial(ownership.repeat, interval_s, self._ownership_recheck.check_due)
         await run_all([partial(quality.supervise, renewing), partial(ownership.supervise, checking)])
 

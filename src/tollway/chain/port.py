@@ -147,7 +147,7 @@ class Fees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccountFacts:
-    """The account of a gas key on its chain: its balance, and the number of its mined transactions."""
+    """The account of a gas key on its chain. `mined_nonce`: the number of its mined transactions, and so its first nonce that is not mined."""
 
     balance_wei: int
     mined_nonce: int

@@ -25,7 +25,7 @@ from tollway.payments.settlement_rules import (
     settlement_defaults,
 )
 
-NETWORK_KEYS = (
+NETWORK_MEMBERS = (
     "preset",
     "chain_id",
     "kind",
@@ -46,8 +46,8 @@ NETWORK_KEYS = (
     "block_time_s",
     "facilitator",
 )
-ASSET_KEYS = ("symbol", "token", "decimals", "name", "version")
-FACILITATOR_KEYS = ("url", "verify_headers", "settle_headers")
+ASSET_MEMBERS = ("symbol", "token", "decimals", "name", "version")
+FACILITATOR_MEMBERS = ("url", "verify_headers", "settle_headers")
 GAS_KEYS_MAX = 32
 DOMAIN_TEXT_MAX = 64
 
@@ -71,8 +71,8 @@ class NetworkSettings:
 
 def parse_network(table: dict[str, Any]) -> NetworkSettings:
     for key in table:
-        if key not in NETWORK_KEYS:
-            raise ValueError(f"there is no such key: {key}{suggest(key, NETWORK_KEYS)}")
+        if key not in NETWORK_MEMBERS:
+            raise ValueError(f"there is no such setting of a network: {key}{suggest(key, NETWORK_MEMBERS)}")
     name: str | None = table.get("preset")
     if name is not None and name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}; known: " + ", ".join(PRESETS))
@@ -120,7 +120,7 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
 
 
 def _parse_finality_depth(table: dict[str, Any], preset: NetworkPreset | None) -> int:
-    """In blocks. Without preset and setting: so many that no known network would take more, and never fewer than any payment needs."""
+    """In blocks. Without preset and setting: more than any known network needs, and never fewer than the confirmations of any payment."""
     if "finality_depth" in table:
         depth: int = parse_number(table["finality_depth"], int)
         return depth
@@ -148,7 +148,7 @@ def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: fl
     defaults = settlement_defaults(rules.chain_id, rules.kind)
 
     def read(name: str, default: str) -> int:
-        """10^-9 of the unit that the name says."""
+        """The value of a setting in 10^-9 of its unit."""
         try:
             return Price.parse(str(table.get(name, default))).nano
         except ValueError as exc:
@@ -202,8 +202,8 @@ def _parse_gas_keys(raw: Any, *, is_main: bool) -> tuple[GasKey, ...]:
 
 
 def _parse_facilitator(raw: Any) -> FacilitatorRules:
-    if not isinstance(raw, dict) or not set(raw) <= set(FACILITATOR_KEYS):
-        raise ValueError("facilitator: has the keys " + ", ".join(FACILITATOR_KEYS))
+    if not isinstance(raw, dict) or not set(raw) <= set(FACILITATOR_MEMBERS):
+        raise ValueError("facilitator: must be a table with " + ", ".join(FACILITATOR_MEMBERS))
     url = raw.get("url")
     parts = urlsplit(url if isinstance(url, str) else "")
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
@@ -232,8 +232,8 @@ def _parse_headers(name: str, raw: Any) -> tuple[tuple[str, str], ...]:
 
 
 def _parse_asset(raw: Any, chain_id: ChainId, preset: NetworkPreset | None) -> Asset:
-    if not isinstance(raw, dict) or not set(raw) <= set(ASSET_KEYS):
-        raise ValueError("an asset has the keys " + ", ".join(ASSET_KEYS))
+    if not isinstance(raw, dict) or not set(raw) <= set(ASSET_MEMBERS):
+        raise ValueError("assets: each must be a table with " + ", ".join(ASSET_MEMBERS))
     symbol = raw.get("symbol")
     if not isinstance(symbol, str) or not _SYMBOL.fullmatch(symbol):
         raise ValueError("an asset's symbol has 1 to 16 letters and digits")
@@ -277,7 +277,7 @@ def _parse_rpc_urls(raw: Any) -> tuple[Secret[str], ...]:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"rpc_urls[{position}] is not an http(s) URL")  # the URL itself may hold a key
-        if url in urls[:position]:  # a node named twice agrees with itself
+        if url in urls[:position]:  # the same node twice would count as two nodes that agree
             raise ValueError(f"rpc_urls[{position}] stands twice")
     if not urls:
         raise ValueError("rpc_urls: name at least one node")

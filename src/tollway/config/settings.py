@@ -65,11 +65,11 @@ LIMIT_PREFIX = "LIMIT_"
 CONFIG_DEFAULT = Path("tollway.toml")
 NAMES_SHOWN_MAX = 3
 
-KEY_BYTES = 32
-KEYS_MAX = 8
-"""More than one old key is a rotation that was never finished. Each key costs one try where a value does not name its key."""
+SECRET_KEY_BYTES = 32
+SECRET_KEYS_MAX = 8
+"""One change of the key needs two keys: the new one and the old one. A value that does not name its key is tried with each of them."""
 
-CLIENT_KEYS = frozenset(
+CLIENT_NAMES = frozenset(
     {
         "CONFIG",
         "GATEWAY",
@@ -86,7 +86,7 @@ CLIENT_KEYS = frozenset(
         "SESSION_BUDGET",
     }
 )
-"""Names after the prefix that other commands read. Here they are neither used nor an error."""
+"""Names after the prefix that the commands of callers read. The gateway does not read them and does not refuse them."""
 
 SecretKeys = tuple[Secret[bytes], ...]
 
@@ -99,8 +99,10 @@ def parse_secret_keys(raw: Any) -> SecretKeys:
     words = raw.split() if isinstance(raw, str) else []
     if not words:
         raise ValueError("the secret key must be 64 hex digits (32 bytes)")
-    if len(words) > KEYS_MAX:
-        raise ValueError(f"there may be {KEYS_MAX} secret keys at most; remove those that encrypt nothing")
+    if len(words) > SECRET_KEYS_MAX:
+        raise ValueError(
+            f"there may be {SECRET_KEYS_MAX} secret keys at most; remove those that encrypt nothing"
+        )
     keys = tuple(_parse_key(word, position) for position, word in enumerate(words, 1))
     if len(set(keys)) < len(keys):
         raise ValueError("a secret key stands twice; write each once, the one in use first")
@@ -135,7 +137,7 @@ def make_key_file(path: Path) -> None:
     except OSError as exc:
         raise SettingsInvalid([f"secret_key_file: {path} cannot be made: {_reason(exc)}"]) from exc
     with os.fdopen(descriptor, "w") as file:
-        file.write(os.urandom(KEY_BYTES).hex() + "\n")
+        file.write(os.urandom(SECRET_KEY_BYTES).hex() + "\n")
 
 
 def _reason(exc: Exception) -> str:
@@ -295,7 +297,7 @@ def _name_of(field_name: str, field: FieldInfo) -> str:
     return str(field.validation_alias or field_name)
 
 
-KEYS = tuple(
+SETTING_NAMES = tuple(
     _name_of(name, field)
     for name, field in Settings.model_fields.items()
     if name not in ("networks", "limits")
@@ -318,7 +320,7 @@ class EnvironmentSource(PydanticBaseSettingsSource):
         self._unread = {
             name: value
             for name, value in environment.items()
-            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in CLIENT_KEYS
+            if value and name.startswith(PREFIX) and name.removeprefix(PREFIX) not in CLIENT_NAMES
         }
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
@@ -594,12 +596,14 @@ def _explain_unknown(location: Location) -> str:
     if len(location) > 1:
         return f"there is no such limit{suggest(name, LimitsTable.model_fields)}"
     if not name.startswith(PREFIX):
-        return f"there is no such setting{suggest(name, (*KEYS, 'networks', 'limits'))}"
+        return f"there is no such setting{suggest(name, (*SETTING_NAMES, 'networks', 'limits'))}"
     name = name.removeprefix(PREFIX)
     for preset in PRESETS:
         if name == gas_keys_name(preset):
             return f"the network {preset} is not configured; set {PREFIX}{rpc_name(preset)} too"
-    known = [key.upper() for key in KEYS] + [LIMIT_PREFIX + limit.name.upper() for limit in OPERATOR_LIMITS]
+    known = [key.upper() for key in SETTING_NAMES] + [
+        LIMIT_PREFIX + limit.name.upper() for limit in OPERATOR_LIMITS
+    ]
     known += [named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)]
     return f"there is no such setting{suggest(name, known)}"
 

@@ -1,9 +1,9 @@
-"""Validates the arguments of a tool against its input schema, with a bounded number of steps: the schema is untrusted, and so is the time that it
-takes.
+"""Validates the arguments of a tool against its input schema. The schema is untrusted, so the number of steps is bounded.
 
-Imported only where arguments are checked, because `jsonschema` is large. It never fetches a reference, never runs a pattern that can
-take long (that is left to the API), and stops after so many steps. A schema that cannot be followed is refused: nothing
-is spent on it.
+The check never fetches a reference, never runs a pattern that can take long (the API checks those), and stops after `STEPS_MAX` steps. When
+a schema cannot be checked, the call is refused and nothing is paid.
+
+Import this module only where arguments are checked, because `jsonschema` is large.
 """
 
 import json
@@ -20,20 +20,20 @@ from jsonschema.validators import extend
 from referencing import Registry
 
 from tollway.errors import FieldError
-from tollway.registry.text import drop_unclean
+from tollway.registry.text import drop_refused_characters
 
 ERRORS_MAX = 20
 STEPS_MAX = 20_000
-"""Keywords that one check evaluates; each takes some microseconds."""
+"""The most keywords that one check evaluates; each takes a few microseconds."""
 
 DEPTH_MAX = 64
-"""Nesting of keywords. The recursion limit of Python does not help: a library raises it, and a deep schema then ends the process."""
+"""The deepest nesting of keywords. Python's recursion limit does not help: a library raises it, and a deep schema then ends the process."""
 
 _SIZE_OF_A_STEP = 50
-"""Members or values of a keyword that take the time of one more step."""
+"""A value or an instance with this many members takes the time of one more step."""
 
 PATTERNED_LENGTH_MAX = 1_024
-"""Characters of a pattern, and of a string that is matched with it."""
+"""The most characters of a pattern, and of a string that is matched with it."""
 
 _SHOWN_LENGTH_MAX = 80
 
@@ -148,31 +148,33 @@ _BOUNDED_KEYWORDS: Mapping[str, Any] = {
 
 def _bound() -> Any:
     known = {**Draft202012Validator.VALIDATORS, **_BOUNDED_KEYWORDS}
-    make: Any = extend  # without types of its own
+    make: Any = extend  # the library declares no types for it
     return make(Draft202012Validator, {name: _counted(check) for name, check in known.items()})
 
 
 _BOUNDED = _bound()
 
 
-_GROUPS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")
-_BRACES = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}")
-_FIXED_MAX = 1_000
+_SINGLE_CHARACTERS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]")
+_REPETITIONS = re.compile(r"\{([0-9]*)(,?)([0-9]*)\}")
+_REPETITIONS_MAX = 1_000
 
 
 def is_cheap_pattern(pattern: str) -> bool:
-    """True for a pattern without groups and alternatives and with at most one unbounded repetition. It takes at most quadratic time; other patterns
-    can backtrack in exponential time."""
+    """True for a pattern without groups and alternatives and with at most one repetition of variable length. Its match takes at most quadratic
+    time; other patterns can backtrack in exponential time."""
     if len(pattern) > PATTERNED_LENGTH_MAX:
         return False
-    bare = _GROUPS.sub("x", pattern)
+    bare = _SINGLE_CHARACTERS.sub("x", pattern)
     if any(sign in bare for sign in "()|"):
         return False
-    repeats = list(_BRACES.finditer(bare))
-    if any(int(match[1] or 0) > _FIXED_MAX or int(match[3] or 0) > _FIXED_MAX for match in repeats):
+    repeats = list(_REPETITIONS.finditer(bare))
+    if any(
+        int(match[1] or 0) > _REPETITIONS_MAX or int(match[3] or 0) > _REPETITIONS_MAX for match in repeats
+    ):
         return False
     open_ended = [match for match in repeats if match[2] and match[1] != match[3]]
-    plain = _BRACES.sub("", bare)
+    plain = _REPETITIONS.sub("", bare)
     if plain.count("*") + plain.count("+") + plain.count("?") + len(open_ended) > 1:
         return False
     try:
@@ -215,9 +217,9 @@ def _explain(keyword: str, error: ValidationError) -> str:
 
 
 def _shorten(value: object) -> str:
-    text = drop_unclean(str(value))
+    text = drop_refused_characters(str(value))
     return text if len(text) <= _SHOWN_LENGTH_MAX else text[:_SHOWN_LENGTH_MAX] + "…"
 
 
 def _escape(part: object) -> str:
-    return drop_unclean(str(part)).replace("~", "~0").replace("/", "~1")
+    return drop_refused_characters(str(part)).replace("~", "~0").replace("/", "~1")

@@ -8,7 +8,7 @@ import html
 import re
 from collections.abc import Sequence
 
-from tollway.registry.text import drop_unclean
+from tollway.registry.text import drop_refused_characters
 
 LINK_LENGTH_MAX = 2_048
 TAG_LENGTH_MAX = 32
@@ -62,7 +62,7 @@ def _clean(text: str, most: int) -> str:
     text = text[: 8 * most + 256]  # longer input cannot change the result and takes time
     for _ in range(_ENTITY_ROUNDS):
         text = html.unescape(text)
-    text = drop_unclean(text)
+    text = drop_refused_characters(text)
     # Line ends become equal before the other removals: a line break removed later would join separate text.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     for _ in range(_CLEAN_ROUNDS):

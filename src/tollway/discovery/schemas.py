@@ -12,7 +12,7 @@ from typing import Any
 
 from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.registry.openapi import ProviderDocument, resolve_pointer
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 
 DEPTH_MAX, STEPS_MAX = 64, 256
 NAME_LENGTH_MAX, PROSE_MAX, TITLE_MAX = 128, 1_000, 120
@@ -352,14 +352,16 @@ def _is_plain(text: str) -> bool:
 
 def _is_name(value: object, most: int = NAME_LENGTH_MAX) -> bool:
     return (
-        isinstance(value, str) and 0 < len(value) <= most and find_unclean(value, is_multiline=False) is None
+        isinstance(value, str)
+        and 0 < len(value) <= most
+        and find_refused_character(value, is_multiline=False) is None
     )
 
 
 def _weigh(value: object, depth: int = 0) -> int | None:
     """About the length of a value as JSON; None for a value that is too long, too deep, or has hidden characters."""
     if isinstance(value, str):
-        is_fine = len(value) <= VALUE_WEIGHT_MAX and find_unclean(value, is_multiline=True) is None
+        is_fine = len(value) <= VALUE_WEIGHT_MAX and find_refused_character(value, is_multiline=True) is None
         return len(value) + 2 if is_fine else None
     if isinstance(value, bool) or value is None:
         return 5

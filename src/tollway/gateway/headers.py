@@ -15,7 +15,7 @@ from tollway.errors import Code, FieldError, Problem
 from tollway.limits import Limits
 from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint
-from tollway.registry.header_names import STANDARD_HEADERS
+from tollway.registry.header_names import ALWAYS_FORWARDED
 from tollway.registry.listing import UpstreamAuth
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
@@ -154,7 +154,7 @@ def is_forwardable(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _forward_table(forward_headers: tuple[str, ...]) -> dict[bytes, str]:
-    wanted = (*STANDARD_HEADERS, *(name for name in forward_headers if is_forwardable(name)))
+    wanted = (*ALWAYS_FORWARDED, *(name for name in forward_headers if is_forwardable(name)))
     return {name.lower().encode(): name for name in wanted}
 
 

@@ -293,9 +293,9 @@ class TransactionPayment(CallPayment):
         """
         candidates: list[_Candidate] = []
         for spendable in spendables:
-            now = self._find_price(spendable.asset, first_block_s=None)
+            now = self._find_price(spendable.asset, first_call_block_s=None)
             if spendable.is_first:
-                first = self._find_price(spendable.asset, first_block_s=spendable.payment.block_time)
+                first = self._find_price(spendable.asset, first_call_block_s=spendable.payment.block_time)
                 if first is not None and (now is None or not _is_same_price(first, now)):
                     candidates.append((spendable, first, True))
             if now is not None:
@@ -304,13 +304,13 @@ class TransactionPayment(CallPayment):
             candidates.sort(key=_is_below_price)
         return candidates
 
-    def _find_price(self, asset: Asset, *, first_block_s: int | None) -> OperationPrice | None:
+    def _find_price(self, asset: Asset, *, first_call_block_s: int | None) -> OperationPrice | None:
         return find_lowest_price(
             self.route.operation_prices,
             asset,
             now_ms=self._rail.clock.now_ms(),
             limits=self._rail.limits,
-            first_block_s=first_block_s,
+            first_call_block_s=first_call_block_s,
         )
 
     async def _check_exhausted(self) -> None:

@@ -1,8 +1,8 @@
-"""The nonces of one gas key in this process: predicts the next nonce, so that many transactions can be signed at once, and detects
-nonces that are not mined. Pure.
+"""The transaction nonces of one gas key in this process: predicts the next nonce, so that many transactions can be signed at once, and
+detects that the chain mines none of them. Pure.
 
-The ledger decides which transaction has a nonce; a sequence only predicts it, so that the ledger rarely refuses one. A caller must
-not await between issuing a nonce and passing its transaction to the ledger.
+The ledger decides which transaction has a nonce; a sequence only predicts the decision, so that the ledger rarely refuses a nonce. A
+caller must not await between `issue_nonce` and the write of its transaction to the ledger.
 """
 
 from typing import NamedTuple
@@ -19,11 +19,11 @@ class IssuedNonce(NamedTuple):
 
 
 CHECKS_UNTIL_STUCK = 3
-"""A sequence is stuck after this many checks in a row, and this many check intervals, at one nonce."""
+"""A sequence is stuck when `mined_nonce` stays the same for this many checks in a row and for this many check intervals."""
 
 
 class NonceProgress:
-    """Whether a sequence moves: its nonces are mined while transactions wait. Pure."""
+    """Detects a stuck sequence: transactions wait, and none of them is mined."""
 
     def __init__(self) -> None:
         self.is_stuck = False
@@ -32,8 +32,9 @@ class NonceProgress:
         self._checks = 0
 
     def record_check(self, *, mined_nonce: int, next_nonce: int, now_s: float, interval_s: float) -> None:
-        """Records one check of the chain. `next_nonce`: the ledger's next nonce. `interval_s`: the usual time between two checks, so
-        that checks in quick succession and checks after a pause of the gateway do not count."""
+        """Records one check of the chain. `mined_nonce`: the first nonce without a mined transaction. `next_nonce`: the first nonce without a
+        transaction in the ledger. `interval_s`: the usual time between two checks, so that checks in quick succession and checks after a
+        pause of the gateway do not count."""
         if next_nonce <= mined_nonce or mined_nonce != self._mined_nonce:
             self._mined_nonce, self._since_s, self._checks, self.is_stuck = mined_nonce, now_s, 0, False
             return
@@ -43,7 +44,7 @@ class NonceProgress:
 
 
 class NonceSequence:
-    """Issues the nonces of one key. Used from one event loop. `in_flight`: settlements between their nonce and their receipt."""
+    """Issues the nonces of one key. Used from one event loop. `in_flight`: settlements that have a nonce and no transaction receipt yet."""
 
     def __init__(self, chain_id: ChainId, key: GasKey) -> None:
         self.chain_id = chain_id
@@ -69,13 +70,15 @@ class NonceSequence:
         return taken
 
     def correct(self, refused: IssuedNonce, *, next_nonce: int) -> None:
-        """Corrects the sequence after the ledger refused a nonce. Only the first of several nonces refused together corrects it."""
+        """Continues at `next_nonce`, after the ledger refused a nonce. When the ledger refuses several nonces together, only the first call
+        has an effect."""
         if refused.generation == self._generation:
             self._generation += 1
             self._next = next_nonce
 
     def forget(self, lost: IssuedNonce) -> None:
-        """Forgets the next nonce, because the ledger may have stored this one: it is read from the ledger again."""
+        """Forgets the next nonce, because the write of `lost` failed with unknown outcome. The caller reads the next nonce from the ledger
+        and calls `start_at`."""
         if lost.generation == self._generation:
             self._generation += 1
             self._next = None

@@ -43,14 +43,14 @@ def find_lowest_price(
     *,
     now_ms: int,
     limits: Limits,
-    first_block_s: int | None,
+    first_call_block_s: int | None,
 ) -> OperationPrice | None:
     """The lowest paid price in `asset`'s currency that was in force within the last ten minutes, with its version.
 
-    `first_block_s`: the block time of a payment that has bought nothing yet; its first call costs the lowest price
-    since ten minutes before that block. None when no version in that time has a price in this currency.
+    `first_call_block_s`: for the first call of a payment, the time of the payment's block; this call costs the lowest price since
+    ten minutes before that block. None for a later call. Returns None when no version in that time has a price in this currency.
     """
-    moment_ms = now_ms if first_block_s is None else min(now_ms, first_block_s * 1000)
+    moment_ms = now_ms if first_call_block_s is None else min(now_ms, first_call_block_s * 1000)
     since_ms = moment_ms - limits.price_memory_s * 1000
     counting = [
         operation_price
@@ -65,8 +65,8 @@ def find_lowest_price(
 
 
 def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int, limits: Limits) -> float:
-    """When the result of `find_lowest_price` may change for the same versions: the first version leaves its window then. `inf`:
-    never."""
+    """The first moment at which `find_lowest_price` may return another price for the same versions, because an old version no longer
+    counts. `inf`: never."""
     memory_ms = limits.price_memory_s * 1000
     ends = (
         operation_price.terms.until_ms + memory_ms + 1

@@ -74,7 +74,7 @@ class Creations(Protocol):
         is free again when its lease ended without a listing, or when it is older than `CREATION_KEY_TTL_S`."""
         ...
 
-    async def give_up(self, begun: CreationBegun) -> None:
+    async def release(self, begun: CreationBegun) -> None:
         """Frees the key, unless a listing was created under it or another request has taken it since."""
         ...
 

@@ -30,7 +30,7 @@ from tollway.registry.listing import (
 )
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 from tollway.validation import (
     BodyModel,
     Location,
@@ -242,7 +242,7 @@ def _check_description(description: str) -> str:
 
 
 def _refuse_unclean(text: str, *, is_multiline: bool = False) -> None:
-    unclean = find_unclean(text, is_multiline=is_multiline)
+    unclean = find_refused_character(text, is_multiline=is_multiline)
     if unclean is not None:
         raise value_error("bad_character", f"must not hold control or invisible characters ({unclean})")
 

@@ -1,11 +1,11 @@
-"""Header names that are reserved for HTTP, the gateway and payments: no listing may use them. Pure."""
+"""Names of request headers: which of them reach every upstream, and which no listing may use, because HTTP, the gateway or payments use them. Pure."""
 
 import re
 
-TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]{1,128}")
+_TOKEN = re.compile(r"[!#$%&'*+.^`|~0-9A-Za-z-]{1,128}")
 """RFC 9110 §5.6.2, without `_`: a server that maps `-` and `_` to one name would get two values for it."""
 
-STANDARD_HEADERS = (
+ALWAYS_FORWARDED = (
     "Accept",
     "Accept-Language",
     "Content-Type",
@@ -21,7 +21,7 @@ STANDARD_HEADERS = (
     "traceparent",
     "tracestate",
 )
-"""The headers that every upstream receives; other headers of a request only where the listing names them."""
+"""The request headers that the gateway forwards to every upstream. It forwards another header only where the listing names it."""
 
 _RESERVED = frozenset(
     {
@@ -44,7 +44,7 @@ _RESERVED = frozenset(
         "cookie2",
         "set-cookie",
         "set-cookie2",
-        # the client and its proxies: only the gateway writes them
+        # names of the client and of proxies: only the gateway writes them
         "forwarded",
         "via",
         "cdn-loop",
@@ -61,7 +61,7 @@ _RESERVED = frozenset(
         "accept-signature",
         "content-digest",
         "settlement-overrides",
-        # method and target overrides: the price is that of another request
+        # overrides of method and target: the price was checked for the request without them
         "x-http-method",
         "x-http-method-override",
         "x-method-override",
@@ -82,8 +82,8 @@ _RESERVED_PREFIXES = (
 
 
 def is_header_name(name: str) -> bool:
-    """True for a name that every server reads in the same way."""
-    return TOKEN.fullmatch(name) is not None
+    """True for a valid name without `_`."""
+    return _TOKEN.fullmatch(name) is not None
 
 
 def is_reserved_header(name: str) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
-from tollway.registry.header_names import STANDARD_HEADERS, is_header_name, is_reserved_header
+from tollway.registry.header_names import ALWAYS_FORWARDED, is_header_name, is_reserved_header
 from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import priced_verb
 
@@ -299,7 +299,7 @@ def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequen
 
 def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
     """The first headers that the document has a caller send and that the gateway does not forward, at most `most`."""
-    passed = {name.lower() for name in (*STANDARD_HEADERS, *listing.forward_headers)}
+    passed = {name.lower() for name in (*ALWAYS_FORWARDED, *listing.forward_headers)}
     document = ProviderDocument(listing.openapi or {})
     found: dict[str, str] = {}
     for operation in document.operations:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import unquote
 
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 DOCUMENT_OPERATIONS_MAX = 2_000
@@ -81,7 +81,10 @@ class ProviderDocument:
                 continue
             if place == "path":
                 name = _plain_name(name)
-            if not 0 < len(name) <= NAME_LENGTH_MAX or find_unclean(name, is_multiline=False) is not None:
+            if (
+                not 0 < len(name) <= NAME_LENGTH_MAX
+                or find_refused_character(name, is_multiline=False) is not None
+            ):
                 continue
             if place == "path" and name not in variables:
                 continue

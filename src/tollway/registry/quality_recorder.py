@@ -1,4 +1,5 @@
-"""The task that writes the counts of calls to the store every few seconds, and updates the sums of listings without new calls every day. No call waits for it."""
+"""The recorder of quality: writes the counts of calls to the store every few seconds, and once a day updates the sums of listings without new calls. No call
+waits for it."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,18 +9,18 @@ from tollway.ids import ListingId
 from tollway.registry.quality import QualityRecords, QualityTally, day_of
 
 BATCH = 10
-"""Listings whose sums one transaction updates: on SQLite, calls wait for the same writer."""
+"""Listings whose sums one transaction updates. It is small, because on SQLite the claims of calls wait while this transaction writes."""
 ADDED_MAX = 200
-"""Counts that one transaction writes, for the same reason."""
+"""Counts that one transaction writes."""
 BATCHES_MAX = 20
-"""Batches of one run; the remaining listings are due at the next run."""
+"""Batches of sums in one run; the remaining listings are due at the next run."""
 BUSY_CALLS = 500
 BUSY_WAIT_MS = 60_000
-"""The least time between two updates of a listing with `BUSY_CALLS` or more: one more call hardly changes its sums."""
+"""The shortest time between two updates of the sums of a listing with at least `BUSY_CALLS` calls: a few more calls hardly change them."""
 WAITING_MAX = 10_000
 STOP_DEADLINE_S = 2.0
-RENEW_INTERVAL_S = 600.0
-RENEW_PAUSE_S = 0.2
+REFRESH_INTERVAL_S = 600.0
+REFRESH_PAUSE_S = 0.2
 DELETED_MAX = 1_000
 
 
@@ -71,13 +72,13 @@ class QualityRecorder:
                 self._not_before_ms[listing_id] = now_ms + BUSY_WAIT_MS
 
     async def refresh_sums(self) -> None:
-        """Updates the sums of earlier days and deletes counts that are too old, in small transactions. Raises
+        """Updates the sums that were computed on an earlier day, and deletes counts that are too old, in small transactions. Raises
         StorageUnavailable: the next run continues."""
         today = day_of(self._now_ms())
         while outdated := await self._records.find_outdated(today=today, count_max=BATCH):
             await self._records.update_sums(outdated, today=today)
-            await asyncio.sleep(RENEW_PAUSE_S)
-        forgotten = DELETED_MAX
-        while forgotten == DELETED_MAX:
-            forgotten = await self._records.forget(today=today, rows_max=DELETED_MAX)
-            await asyncio.sleep(RENEW_PAUSE_S)
+            await asyncio.sleep(REFRESH_PAUSE_S)
+        deleted = DELETED_MAX
+        while deleted == DELETED_MAX:
+            deleted = await self._records.forget(today=today, rows_max=DELETED_MAX)
+            await asyncio.sleep(REFRESH_PAUSE_S)

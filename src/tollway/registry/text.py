@@ -1,13 +1,13 @@
-"""The characters that a provider's text may contain. Pure.
+"""The characters that are refused in a provider's text, because they hide or reorder text. Pure.
 
-Characters that hide or reorder text are refused: controls, bidirectional overrides, invisible characters. Accepted text is not changed.
+They are control characters, bidirectional overrides and invisible characters. Accepted text is not changed.
 """
 
 import unicodedata
 
 _LINE_BREAKS = frozenset("\n\r\t")
 
-# Invisible or reordering characters outside the categories below.
+# Invisible or reordering characters that the categories and ranges below do not contain.
 _HIDING = frozenset(
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2060\u2061\u2062\u2063\u2064\u3164\ufeff\uffa0"
     "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
@@ -29,8 +29,8 @@ _SELECTORS = frozenset(
 _JOINERS = frozenset("\u200c\u200d")
 
 
-def find_unclean(text: str, *, is_multiline: bool) -> str | None:
-    """The first refused character of the text, as `U+202E`; None when there is none."""
+def find_refused_character(text: str, *, is_multiline: bool) -> str | None:
+    """The first refused character of the text, as `U+202E`; None when there is none. `is_multiline`: line breaks and tabs are accepted."""
     if text.isascii() and text.isprintable():
         return None
     before = ""
@@ -41,8 +41,8 @@ def find_unclean(text: str, *, is_multiline: bool) -> str | None:
     return None
 
 
-def drop_unclean(text: str) -> str:
-    """The text without the characters that `find_unclean` refuses; line breaks stay."""
+def drop_refused_characters(text: str) -> str:
+    """The text without its refused characters; line breaks and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
     kept: list[str] = []

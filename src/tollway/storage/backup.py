@@ -1,10 +1,11 @@
 """Backups of a SQLite database: taken while a gateway serves from it, and restored in its place.
 
-A backup is complete or missing: it is written to a draft and renamed. A backup never writes to its source database, and a restore keeps
+A backup is complete or missing: it is written to a temporary file (the draft) and renamed. A backup never writes to its source database, and a restore keeps
 the database that it replaces. The caller of a restore holds the gateway's lock (`ProcessLock`).
 
-A backup has the generation of a backup, and a restore records itself: in both cases all balances are held, because later payments of calls
-are missing (`restore_detection`).
+The calls that were paid after the backup are missing in it, so a gateway that serves from a restored database holds all balances until the
+operator frees them (`restore_detection`). `restore_backup` holds them itself. A backup file that was copied into place by hand is detected by its
+generation (`BACKUP_GENERATION`).
 """
 
 import asyncio
@@ -45,7 +46,8 @@ class BackupUnusable(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupCopy:
-    """A checked copy of a database. `generation`: that of the copied database. `report`: None when its tables are too old for the audit."""
+    """A checked copy of a database. `generation`: the number in the copied database by which a gateway detects a restore. `report`: the audit of the ledger;
+    None when the tables are too old for it."""
 
     generation: int
     size_bytes: int
@@ -77,8 +79,8 @@ async def back_up(database_path: Path, target: Path) -> BackupCopy:
 
 
 async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -> RestoredBackup:
-    """Puts a copy in the place of the database, migrated to this version and with every balance held. Raises `BackupUnusable`, and nothing has
-    changed, and OSError."""
+    """Puts a copy in the place of the database, migrated to this version and with every balance held. After `BackupUnusable` nothing has changed.
+    Also raises OSError."""
     mark = mark_path(database_path)
     with _draft(database_path) as draft:
         await asyncio.to_thread(_copy, copy_path, draft)
@@ -90,7 +92,7 @@ async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -
         finally:
             await database.close()
         await asyncio.to_thread(_close_journal, draft)
-        # Before the files change, so that a restore that a crash interrupts is detected as a restore.
+        # Before the files change: after a crash between the two steps the mark is newer than the database, and the gateway holds all balances.
         await asyncio.to_thread(write_mark, mark, generation)
         kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
         await asyncio.to_thread(_move_into_place, draft, database_path)
@@ -169,8 +171,8 @@ def _move_into_place(draft: Path, target: Path) -> None:
 
 
 def _set_aside(database_path: Path, draft: Path, *, now_ms: int) -> Path | None:
-    """Gives the database that will be replaced a second name, and gives its owner to the draft. Only that owner can read the files. The database
-    is not opened, because it may be damaged. Its log gets the new name too: it must never be read into another database."""
+    """Gives the current database a second name and returns it. Copies the owner of the database to the draft; only that owner can read the files.
+    The database is not opened, because it may be damaged. Its log is renamed too, so that SQLite never reads it into another database."""
     if not database_path.exists():
         return None
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%S.%fZ")

@@ -1,9 +1,10 @@
-"""Idempotency keys of created listings in SQL: the port of `registry/catalog.py` on both dialects.
+"""The store of the idempotency keys of `POST /apis` (port: `Creations` in `registry/catalog.py`), in both SQL dialects.
 
 Leases and ages are measured by the clock that all gateways share: PostgreSQL's clock, on SQLite that of the process.
 
-The begin of a creation frees space for its response. The total size is read from time to time; between these reads the process counts
-each response with the maximum size. With several gateways the sum can exceed its maximum for a moment.
+The stored response bodies have a maximum total size. `begin` clears the oldest bodies to make space for one more; a repeat of such a
+creation still gets the id of its listing. The total size is read from time to time; between these reads the process counts each body
+with the maximum size. With several gateways the total can exceed its maximum for a moment.
 """
 
 from collections.abc import Callable, Mapping
@@ -66,7 +67,7 @@ CREATION_LEASE_MS = 60_000
 
 CLEAR_BATCH_MAX = 500
 RECOUNT_PART = 16
-"""The total size is read again when this process has begun creations for this fraction of the maximum (1/16)."""
+"""The total size is read again when the creations that this process has begun may have added one sixteenth of its maximum."""
 
 
 class CreationStore:
@@ -84,20 +85,21 @@ class CreationStore:
         self._now_ms = now_ms
         self._limits = limits
         self._shared_clock = shared_clock
-        self._answer_bytes = min(limits.answer_bytes_max, limits.creation_answers_bytes_max)
-        self._free_bytes = 0
+        self._response_bytes_max = min(limits.answer_bytes_max, limits.creation_answers_bytes_max)
+        self._bytes_until_recount = 0
 
     async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
-        must_count = self._free_bytes < self._answer_bytes
-        known = await self._database.write(
+        must_count = self._bytes_until_recount < self._response_bytes_max
+        outcome = await self._database.write(
             lambda connection: self._begin(connection, request, claim, must_count)
         )
-        if isinstance(known, CreationBegun):
+        if isinstance(outcome, CreationBegun):
             part = self._limits.creation_answers_bytes_max // RECOUNT_PART
-            self._free_bytes = (part if must_count else self._free_bytes) - self._answer_bytes
-        return known
+            free_bytes = part if must_count else self._bytes_until_recount
+            self._bytes_until_recount = free_bytes - self._response_bytes_max
+        return outcome
 
-    async def give_up(self, begun: CreationBegun) -> None:
+    async def release(self, begun: CreationBegun) -> None:
         columns = creation_table.c
         unused = delete(creation_table).where(*_is_held_by(begun), columns.listing_id.is_(None))
         await self._database.write(lambda connection: connection.execute(unused))
@@ -108,12 +110,12 @@ class CreationStore:
     def _begin(
         self, connection: Connection, request: KeyedCreation, claim: bytes, must_count: bool
     ) -> CreationOutcome:
-        known = self._take_key(connection, request, claim)
-        if must_count and isinstance(known, CreationBegun):
-            # Frees space for all additions before the next count.
+        outcome = self._take_key(connection, request, claim)
+        if must_count and isinstance(outcome, CreationBegun):
+            # Makes space for all bodies until the next count.
             most = self._limits.creation_answers_bytes_max
-            _clear_oldest_bodies(connection, most - max(self._answer_bytes, most // RECOUNT_PART))
-        return known
+            _clear_oldest_bodies(connection, most - max(self._response_bytes_max, most // RECOUNT_PART))
+        return outcome
 
     def _take_key(self, connection: Connection, request: KeyedCreation, claim: bytes) -> CreationOutcome:
         now_ms = self._shared_clock(connection, self._now_ms())
@@ -121,7 +123,7 @@ class CreationStore:
         taken = {
             "fingerprint": request.fingerprint,
             "claim": claim,
-            "lease_until_ms": now_ms + self._lease_ms,
+            "lease_until_ms": now_ms + CREATION_LEASE_MS,
             "created_ms": now_ms,
         }
         if _insert_new(connection, begun, taken):
@@ -131,7 +133,7 @@ class CreationStore:
             return TooManyKeys()
         named = _is_named(begun)
         row = connection.execute(select(creation_table).where(*named).with_for_update()).one_or_none()
-        # None: given up after the insert found the row.
+        # Another request released the key after the insert found its row.
         if row is None:
             return CreationInProgress(wait_s=1)
         if (known := self._read_known(row, request, now_ms)) is not None:
@@ -143,8 +145,8 @@ class CreationStore:
     def _read_known(self, row: Row[Any], request: KeyedCreation, now_ms: int) -> CreationOutcome | None:
         """The outcome for a key that exists; None when the key is free again."""
         left_ms = row.lease_until_ms - now_ms
-        # A clock that was set back must not make a lease longer. A request that loses the key too early is fenced.
-        is_running = row.listing_id is None and 0 < left_ms <= self._lease_ms
+        # A clock that was set back must not make a lease longer. A request that loses its key too early creates nothing (`finish_creation`).
+        is_running = row.listing_id is None and 0 < left_ms <= CREATION_LEASE_MS
         if row.created_ms <= self._oldest_ms(now_ms) or not (is_running or row.listing_id is not None):
             return None
         if row.fingerprint != request.fingerprint:
@@ -155,12 +157,8 @@ class CreationStore:
             listing_id=ListingId(row.listing_id), location=row.location, etag=row.etag, body=row.body
         )
 
-    @property
-    def _lease_ms(self) -> int:
-        return CREATION_LEASE_MS
-
     def _has_too_many(self, connection: Connection, wallet: Address, now_ms: int) -> bool:
-        """True when the wallet has too many keys. Two requests at the same time may exceed the maximum by one."""
+        """True when the wallet has more keys than `creation_keys_max`. Two requests at the same time may exceed it by one."""
         columns = creation_table.c
         counted = select(func.count()).where(
             columns.wallet == bytes(wallet), columns.created_ms > self._oldest_ms(now_ms)
@@ -198,7 +196,7 @@ def _insert_new(connection: Connection, begun: CreationBegun, values: Mapping[st
 
 
 def _clear_oldest_bodies(connection: Connection, bytes_max: int) -> None:
-    """Clears the oldest bodies until the total size is at most `bytes_max`. Reads lengths only, no bodies."""
+    """Clears the oldest stored bodies until their total size is at most `bytes_max`. Reads lengths only, no bodies."""
     columns = creation_table.c
     length = func.octet_length if connection.dialect.name == "postgresql" else func.length
     total = select(cast(func.coalesce(func.sum(length(columns.body)), 0), BigInteger))

@@ -22,13 +22,13 @@ _NAME_BYTES = 8
 _BARE, _NAMED = b"\x01", b"\x02"
 
 
-class SealAge(Enum):
-    """The key that a value is sealed with: the first, an older one, or none that is known."""
+class KeyAge(Enum):
+    """Which of the configured keys opens a value: the first, an older one, or none (`LOST`)."""
 
     CURRENT = "current"
     OLDER = "older"
     LOST = "lost"
-    """Also a value that was altered or that belongs to another row."""
+    """Sealed with an unknown key, altered, or copied from another row."""
 
 
 class Sealer:
@@ -56,11 +56,11 @@ class Sealer:
             raise StorageUnavailable("A stored secret does not open with this gateway's key.")
         return opened[1]
 
-    def find_age(self, sealed: bytes, *, label: bytes) -> SealAge:
+    def find_key_age(self, sealed: bytes, *, label: bytes) -> KeyAge:
         opened = self._open(sealed, label)
         if opened is None:
-            return SealAge.LOST
-        return SealAge.CURRENT if opened[0] == self._current else SealAge.OLDER
+            return KeyAge.LOST
+        return KeyAge.CURRENT if opened[0] == self._current else KeyAge.OLDER
 
     def _open(self, sealed: bytes, label: bytes) -> tuple[bytes, bytes] | None:
         """The name of the key that opens it, and the plain value; None when no key does."""

@@ -1,4 +1,4 @@
-"""Group commit of the ledger: the entries that wait when a batch is committed are the next batch.
+"""Group commit of the ledger: the entries that wait when a batch is committed are the next batch. `ledger_batch` lists the kinds of entries.
 
 The writer is `GroupCommit.run`, a background task; each caller waits on a future. A single call waits for no timer. While many calls run
 at once, the writer waits a moment for the callers of the last batch before it takes the next one (`BATCH_WAIT_S`).
@@ -87,7 +87,7 @@ class _BatchPart:
 class GroupCommit:
     """The writer of one gateway's ledger entries. Use it from one event loop.
 
-    `in_doubt`: the runs of claims and reopens whose commit is unknown; nothing was sent upstream for them."""
+    `in_doubt`: the runs of calls (`OpenKey`) whose claim or reopen has an unknown commit; nothing was sent upstream for them."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class GroupCommit:
                 known_terms=self._known_terms,
             )
         self._failed: deque[tuple[Sequence[WaitingEntry], Exception]] = deque()
-        self._is_in_trouble = False
+        self._is_failing = False
         self._has_cut_waiting = False
         self._queue: deque[WaitingEntry] = deque()
         self._batch_wait = make_batch_wait(batch_max)
@@ -326,10 +326,7 @@ class GroupCommit:
     def are_statement_queues_closed(self) -> bool:
         """True while an entry is late, in doubt or cut, or while this writer stops. Later entries must find that entry written, or fail with it."""
         return (
-            bool(self._late or self._failed)
-            or self._is_in_trouble
-            or self._is_stopping
-            or self._has_cut_waiting
+            bool(self._late or self._failed) or self._is_failing or self._is_stopping or self._has_cut_waiting
         )
 
     def take_over(self, waiting: Sequence[WaitingEntry]) -> None:
@@ -339,7 +336,7 @@ class GroupCommit:
 
     def take_over_failed(self, waiting: Sequence[WaitingEntry], exc: Exception) -> None:
         """Queues entries that a statement queue may have written."""
-        self._is_in_trouble = True
+        self._is_failing = True
         self._failed.append((waiting, exc))
         self._wake.set()
 
@@ -414,7 +411,7 @@ class GroupCommit:
             _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
-            self._is_in_trouble = True
+            self._is_failing = True
             self._task.record_failure(exc)
         failure = await self._find_failure() if is_retry else None
         ends_ms = self._ticks_ms() + HALVING_MS_MAX
@@ -468,7 +465,7 @@ class GroupCommit:
             # A restored database may lack some of them.
             self._known_terms.forget()
             return exc
-        self._is_in_trouble = False
+        self._is_failing = False
         for waiting, outcome in zip(part, outcomes, strict=True):
             self.deliver(waiting, outcome)
         return None
@@ -482,7 +479,7 @@ class GroupCommit:
             await self._database.write(lambda connection: connection.execute(same))
         except StorageUnavailable as exc:
             return exc
-        self._is_in_trouble = False
+        self._is_failing = False
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:

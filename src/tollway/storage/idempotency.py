@@ -64,7 +64,7 @@ answer_table = Table(
 
 DELETE_BATCH_MAX = 500
 RECOUNT_PART = 16
-"""The total size is read again when this process has added this fraction of the maximum (1/16)."""
+"""The total size is read again when this process has added one sixteenth of its maximum."""
 
 
 class ResponseStore:
@@ -74,7 +74,7 @@ class ResponseStore:
         self._database = database
         self._sealer = sealer
         self._limits = limits
-        self._free_bytes: int | None = None
+        self._bytes_until_recount: int | None = None
 
     async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
         limits, plain = self._limits, encode_stored_response(answer)
@@ -88,11 +88,11 @@ class ResponseStore:
             "sealed": self._sealer.seal(plain, label=response_label(call_id)),
             "created_ms": now_ms,
         }
-        must_count = self._free_bytes is None or self._free_bytes < size
+        must_count = self._bytes_until_recount is None or self._bytes_until_recount < size
         await self._database.write(lambda connection: self._keep(connection, row, size, must_count))
         part = limits.answers_bytes_max // RECOUNT_PART
-        self._free_bytes = part if must_count else (self._free_bytes or 0)
-        self._free_bytes -= size
+        self._bytes_until_recount = part if must_count else (self._bytes_until_recount or 0)
+        self._bytes_until_recount -= size
         return True
 
     async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
@@ -115,7 +115,7 @@ class ResponseStore:
         own = columns.payer == row["payer"]
         _delete_oldest(connection, own, limits.answers_per_payer_bytes_max - size)
         if must_count:
-            # Frees space for all additions before the next count.
+            # Makes space for all responses until the next count.
             ahead = limits.answers_bytes_max // RECOUNT_PART
             _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
         connection.execute(insert_for(connection, answer_table).on_conflict_do_nothing(), row)

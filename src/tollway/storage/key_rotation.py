@@ -1,4 +1,4 @@
-"""Re-encryption: counts the keys that encrypted values are sealed with, and seals older ones again with the first key.
+"""Re-encryption: counts the stored values by the key that sealed them, and seals the values of older keys again with the first key.
 
 It runs while gateways serve: each step is a transaction of its own, waits for no row lock, and changes nothing but the encrypted column. A process
 that is killed leaves every value sealed with its old key or with the new one; a repeat takes what is left.
@@ -13,7 +13,7 @@ from sqlalchemy import Column, Connection, Select, select, update
 from tollway.storage.catalog_store import secret_label
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
-from tollway.storage.encryption import SealAge, Sealer
+from tollway.storage.encryption import KeyAge, Sealer
 from tollway.storage.idempotency import answer_table, response_label
 
 LOST_IDS_MAX = 20
@@ -21,33 +21,35 @@ LOST_IDS_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EncryptedColumn:
-    """A column of sealed values. `page_size`: rows of one read and of one transaction."""
+    """A column of sealed values. `row_id`: the primary key of its table. `label`: the associated data of a row's value, computed from `row_id` and
+    `label_columns`. `page_size`: rows of one read and of one transaction."""
 
-    key: Column[Any]
+    row_id: Column[Any]
     sealed: Column[Any]
-    more: Sequence[Column[Any]] = ()
+    label_columns: Sequence[Column[Any]] = ()
     label: Callable[[Any], bytes]
     page_size: int
 
 
 _SECRETS = _EncryptedColumn(
-    key=listing_table.c.id,
+    row_id=listing_table.c.id,
     sealed=listing_table.c.auth_sealed,
-    more=(listing_table.c.auth_location, listing_table.c.auth_name),
-    label=lambda row: secret_label(row.key, row.auth_location, row.auth_name),
+    label_columns=(listing_table.c.auth_location, listing_table.c.auth_name),
+    label=lambda row: secret_label(row.row_id, row.auth_location, row.auth_name),
     page_size=100,
 )
 _RESPONSES = _EncryptedColumn(
-    key=answer_table.c.call_id,
+    row_id=answer_table.c.call_id,
     sealed=answer_table.c.sealed,
-    label=lambda row: response_label(row.key),
+    label=lambda row: response_label(row.row_id),
     page_size=16,  # of up to 256 KiB each
 )
 
 
 @dataclass(slots=True, kw_only=True)
 class SealCount:
-    """Values sealed with the first key, with an older one, and with none of the known keys; at most `LOST_IDS_MAX` ids of the last."""
+    """The number of values that the first key opens, that an older key opens, and that no configured key opens (`lost`). `lost_ids`: the row ids of
+    lost values, at most `LOST_IDS_MAX`."""
 
     current: int = 0
     older: int = 0
@@ -58,22 +60,23 @@ class SealCount:
     def total(self) -> int:
         return self.current + self.older + self.lost
 
-    def add(self, ages: Mapping[str, SealAge]) -> None:
-        for key, age in ages.items():
+    def add(self, ages: Mapping[str, KeyAge]) -> None:
+        for row_id, age in ages.items():
             match age:
-                case SealAge.CURRENT:
+                case KeyAge.CURRENT:
                     self.current += 1
-                case SealAge.OLDER:
+                case KeyAge.OLDER:
                     self.older += 1
-                case SealAge.LOST:
+                case KeyAge.LOST:
                     self.lost += 1
                     if len(self.lost_ids) < LOST_IDS_MAX:
-                        self.lost_ids.append(key)
+                        self.lost_ids.append(row_id)
 
 
 @dataclass(slots=True, kw_only=True)
 class KeyCounts:
-    """`secrets`: of listings. `responses`: stored for repeats. `reencrypted`: values that this run sealed again."""
+    """The counts of one run. `secrets`: the upstream secrets of listings. `responses`: the responses stored for repeats. `reencrypted`: values that
+    this run sealed again."""
 
     secrets: SealCount = field(default_factory=SealCount)
     responses: SealCount = field(default_factory=SealCount)
@@ -108,24 +111,25 @@ class KeyRotation:
         counts = KeyCounts()
         for column, count in ((_SECRETS, counts.secrets), (_RESPONSES, counts.responses)):
             async for ages in self._read_ages(column):
-                older = [key for key, age in ages.items() if age is SealAge.OLDER]
+                older = [row_id for row_id, age in ages.items() if age is KeyAge.OLDER]
                 done = await self._database.write(_Reencrypt(column, older, self._sealer)) if older else []
                 counts.reencrypted += len(done)
-                count.add({**ages, **dict.fromkeys(done, SealAge.CURRENT)})
+                count.add({**ages, **dict.fromkeys(done, KeyAge.CURRENT)})
         return counts
 
-    async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, SealAge]]:
-        """All rows by their key, a page at a time, in the order of their keys."""
+    async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, KeyAge]]:
+        """The age of the key of every value, by row id: a page at a time, in the order of the row ids."""
         last = ""
         while True:
             rows = await self._database.read(_Page(column, after=last))
             if rows:
                 yield {
-                    row.key: self._sealer.find_age(bytes(row.sealed), label=column.label(row)) for row in rows
+                    row.row_id: self._sealer.find_key_age(bytes(row.sealed), label=column.label(row))
+                    for row in rows
                 }
             if len(rows) < column.page_size:
                 return
-            last = rows[-1].key
+            last = rows[-1].row_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,34 +139,34 @@ class _Page:
 
     def __call__(self, connection: Connection) -> Sequence[Any]:
         column = self.column
-        query = _select(column).where(column.sealed.is_not(None), column.key > self.after)
-        return connection.execute(query.order_by(column.key).limit(column.page_size)).all()
+        query = _select(column).where(column.sealed.is_not(None), column.row_id > self.after)
+        return connection.execute(query.order_by(column.row_id).limit(column.page_size)).all()
 
 
 @dataclass(frozen=True, slots=True)
 class _Reencrypt:
-    """The transaction of one page; returns the keys of the rows that it changed. It skips locked rows, so that no gateway waits for it for long,
+    """The transaction of one page; returns the ids of the rows that it changed. It skips locked rows, so that no gateway waits for it for long,
     and reads each row again: a provider may have set another secret since the page was read."""
 
     column: _EncryptedColumn
-    keys: Iterable[str]
+    row_ids: Iterable[str]
     sealer: Sealer
 
     def __call__(self, connection: Connection) -> list[str]:
         column, sealer = self.column, self.sealer
-        query = _select(column).where(column.sealed.is_not(None), column.key.in_(self.keys))
+        query = _select(column).where(column.sealed.is_not(None), column.row_id.in_(self.row_ids))
         done: list[str] = []
         for row in connection.execute(query.with_for_update(skip_locked=True)).all():
             sealed, label = bytes(row.sealed), column.label(row)
-            if sealer.find_age(sealed, label=label) is not SealAge.OLDER:
+            if sealer.find_key_age(sealed, label=label) is not KeyAge.OLDER:
                 continue
             fresh = sealer.seal(sealer.open(sealed, label=label), label=label)
             connection.execute(
-                update(column.key.table).where(column.key == row.key).values({column.sealed: fresh})
+                update(column.row_id.table).where(column.row_id == row.row_id).values({column.sealed: fresh})
             )
-            done.append(row.key)
+            done.append(row.row_id)
         return done
 
 
 def _select(column: _EncryptedColumn) -> Select[Any]:
-    return select(column.key.label("key"), column.sealed.label("sealed"), *column.more)
+    return select(column.row_id.label("row_id"), column.sealed.label("sealed"), *column.label_columns)

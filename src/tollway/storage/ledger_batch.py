@@ -1,4 +1,13 @@
-"""Writes one batch of ledger entries in one transaction: closes, settlements, reopens, finishes, then claims. Synchronous.
+"""Writes one batch of ledger entries in one transaction. Synchronous.
+
+An entry is one write about one call:
+
+- `Claim` takes the price and starts the first run of a call. `Reopen` starts a further run of a call that is still open, under its claim.
+- `Close` ends a run: it moves the call out of `forwarding`. `Settle` moves it to `settling`; `Conclude` moves it from there to its end.
+- `Drop` ends a run whose upstream response reached no caller, because the ledger could not be written in time.
+- `Finish` records how the delivery of the response body ended. It changes no state.
+
+The batch writes closes, settlements, reopens, finishes, then claims.
 
 `ledger/` decides which claim is granted; this module locks the rows, calls the decision and writes its result. After a failure of unknown
 outcome a batch runs again for the same entries (`is_retry`): an entry that is already written gets the outcome of the first time.

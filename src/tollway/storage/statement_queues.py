@@ -1,7 +1,7 @@
-"""Statement queues beside the writer of the ledger: one writes plain claims, one plain ends of calls, in batches of one statement.
+"""Statement queues beside the writer of the ledger: one writes plain claims, one writes plain closes and finishes. A batch is one statement.
 
 PostgreSQL only. A statement queue has its own session and waits neither for the other queue nor for the writer (`group_commit`), so a call on
-known credit takes two round trips. A queue writes what one statement may write (`plain_writes`) and hands all other entries to the
+known credit takes two round trips. A plain entry is one that a single statement may write (`plain_writes`). A queue hands all other entries to the
 writer, including entries whose commit is in doubt. While an entry is late or in doubt the queues are closed and the writer takes
 every entry: only the writer handles outages.
 
@@ -49,12 +49,12 @@ class WaitingEntry:
 
     @property
     def is_cut(self) -> bool:
-        """True for a finish of a cut response: the same request may run again."""
+        """True for a finish of a response that the upstream cut: the same request may run again."""
         return isinstance(self.entry, Finish) and self.entry.is_cut
 
     @property
-    def is_left(self) -> bool:
-        """True when its caller has left."""
+    def is_caller_gone(self) -> bool:
+        """True when the caller was cancelled and waits no more."""
         return self.future is not None and self.future.cancelled()
 
 
@@ -176,26 +176,27 @@ class StatementQueue:
         self._wake.set()
 
     def _take(self) -> list[WaitingEntry]:
-        """Takes the next batch. Entries of callers that have left go to the writer, and all entries while the queues are closed."""
+        """Takes the next batch. Entries whose caller is gone go to the writer; while the queues are closed, all entries do."""
         if self._owner.are_statement_queues_closed():
-            return self._hand_on([self._queue.popleft() for _ in range(len(self._queue))])
+            self._hand_on([self._queue.popleft() for _ in range(len(self._queue))])
+            return []
         batch: list[WaitingEntry] = []
-        left: list[WaitingEntry] = []
+        for_writer: list[WaitingEntry] = []
         while self._queue and len(batch) < self._batch_max:
             waiting = self._queue.popleft()
-            (left if waiting.is_left else batch).append(waiting)
+            (for_writer if waiting.is_caller_gone else batch).append(waiting)
         self._urgent = len(self._queue)
         self._batch_wait.note_taken(still_waiting=count_callers(self._queue))
-        self._hand_on(left)
+        self._hand_on(for_writer)
         return batch
 
-    def _hand_on(self, waiting: list[WaitingEntry]) -> list[WaitingEntry]:
+    def _hand_on(self, waiting: list[WaitingEntry]) -> None:
+        """Hands entries to the writer."""
         if not self._queue:
             self._urgent = 0
         if waiting:
             self._owner.take_over(waiting)
             self.release(waiting)
-        return []
 
     def release(self, written: Sequence[WaitingEntry]) -> None:
         """Removes entries from this queue and hands the entries that wait behind them to the writer."""

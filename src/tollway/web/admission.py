@@ -1,5 +1,6 @@
 """Limits on what the gateway admits: requests in flight, memory, bytes of buffered request bodies, concurrent reads of the catalog,
-and rates of sign-in and publishing. Both planes share one of each. None reads a request; each receives sizes and client addresses.
+and rates of sign-in and publishing. The gateway plane and the control plane share `LoadShedder` and `BodyBudget`. No limit reads a request:
+each receives sizes and client addresses.
 """
 
 import asyncio
@@ -23,14 +24,14 @@ LONG_BODY_INTERVAL_S = 0.2
 class BodyBudget:
     """A budget of memory for buffered request bodies, in all and per client address.
 
-    `reserved_bytes`: the bytes of all buffered bodies, without the first `buffer_bytes` of each: every connection may have those.
+    Every connection may buffer `uncounted_bytes` of a body; only the bytes after them count. `reserved_bytes`: the sum of the counted bytes.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._bytes_max = limits.held_bodies_bytes_max
         self._by_address: dict[str, int] = {}
         self._next_s = 0.0
-        self.free_bytes = limits.buffer_bytes
+        self.uncounted_bytes = limits.buffer_bytes
         self.reserved_bytes = 0
 
     def open(self, client_address: str) -> "BodyReservation":
@@ -38,7 +39,7 @@ class BodyBudget:
         return BodyReservation(self, client_address)
 
     def next_delay_s(self, now_s: float) -> float:
-        """The delay of a complete long body. It starts at zero and keeps `LONG_BODY_INTERVAL_S` between two bodies."""
+        """The time until the next long body may be parsed. Each call reserves one moment; the moments are `LONG_BODY_INTERVAL_S` apart."""
         begins_s = max(now_s, self._next_s)
         self._next_s = begins_s + LONG_BODY_INTERVAL_S
         return begins_s - now_s
@@ -61,7 +62,7 @@ class BodyBudget:
 
 
 class BodyReservation:
-    """The part of the budget that one body holds."""
+    """The part of a `BodyBudget` that one body takes."""
 
     __slots__ = ("_budget", "_client_address", "_reserved_bytes", "_size")
 
@@ -72,9 +73,9 @@ class BodyReservation:
         self._reserved_bytes = 0
 
     def reserve(self, size: int) -> Problem | None:
-        """Adds `size` buffered bytes. None: they fit into the budget."""
+        """Adds `size` buffered bytes. None: they fit into the budget. A problem: they do not, and nothing more may be buffered."""
         self._size += size
-        more = self._size - self._budget.free_bytes - self._reserved_bytes
+        more = self._size - self._budget.uncounted_bytes - self._reserved_bytes
         if more <= 0:
             return None
         if not self._budget.reserve(client_bucket(self._client_address), more):
@@ -83,8 +84,9 @@ class BodyReservation:
         return None
 
     async def wait_interval(self, now_s: float) -> None:
-        """Waits for the turn of a complete body; a short body has no wait. Parsing in a thread gains nothing: threads share one interpreter."""
-        if self._size > self._budget.free_bytes and (delay_s := self._budget.next_delay_s(now_s)):
+        """Call it when the whole body has arrived. A long body waits, because its parsing blocks the event loop (a thread would block it
+        too); a short body does not wait."""
+        if self._size > self._budget.uncounted_bytes and (delay_s := self._budget.next_delay_s(now_s)):
             await asyncio.sleep(delay_s)
 
     def close(self) -> None:
@@ -103,7 +105,7 @@ _BODIES_EXHAUSTED = Problem(
 
 
 SHED_AT_PERCENT = 95
-"""The rest stays for the requests in flight, so that they can complete."""
+"""From this part of `in_flight_max` and of `memory_bytes_max` on, new requests are refused. The rest stays for the requests in flight."""
 
 MEMORY_CHECK_INTERVAL_S = 0.25
 """The shortest interval between two reads of the resident memory."""
@@ -122,7 +124,8 @@ def read_resident_bytes() -> int:
 
 
 class LoadShedder:
-    """Counts the requests in flight, in all and per client address. Each successful `enter` has one `leave`."""
+    """Refuses requests when too many are in flight, in all or of one client address, or when memory is short. Each successful `enter` has one
+    `leave`."""
 
     def __init__(
         self, *, limits: Limits, clock: Callable[[], float], read_memory_bytes: Callable[[], int]
@@ -240,12 +243,12 @@ class SignInRateLimit:
         self._item = RateLimitItemPerMinute(self.per_minute, namespace="signin")
 
     async def charge(self, kind: str, *, client_address: str) -> int | None:
-        """Counts one of `kind`. None: allowed. Otherwise the seconds to wait."""
+        """Counts one request. `kind`: nonce, session or challenge; each has a quota of its own. None: allowed. Otherwise the seconds to wait."""
         return await self._rate_limiter.hit(self._item, kind, client_bucket(client_address))
 
 
 PROBES_PER_LISTING = 10
-"""A provider sends a draft a few times before it becomes a listing, and edits it after that."""
+"""The quota of probes is this many times the quota of listings, because a provider tries a draft several times and edits the listing later."""
 
 HOUR_S = 3600
 
@@ -270,7 +273,7 @@ class PublishingLimits:
         self._edits = Quota(
             "edits", "edits of listings", amount=limits.edits_per_hour, per="hour", rate_limiter=rate_limiter
         )
-        self._probes = RateLimitItemPerHour(per_hour * PROBES_PER_LISTING, namespace="registration-look")
+        self._probes = RateLimitItemPerHour(per_hour * PROBES_PER_LISTING, namespace="endpoint-probes")
 
     async def charge(self, wallet: Address, *, client_address: str) -> None:
         """Counts one created listing. Raises Refusal (429) when the quota of the wallet or of the client address is used up."""
@@ -289,6 +292,6 @@ class PublishingLimits:
                     code=Code.RATE_LIMITED,
                     detail=f"The gateway probes the endpoints of at most {self._probes.amount} drafts an hour for one address. Send the draft again after Retry-After.",
                     retry_after_s=wait_s,
-                    members=describe_rate("endpoint-looks", limit=self._probes.amount, window_s=HOUR_S),
+                    members=describe_rate("endpoint-probes", limit=self._probes.amount, window_s=HOUR_S),
                 )
             )

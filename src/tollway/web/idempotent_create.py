@@ -69,7 +69,7 @@ class IdempotentCreate:
         except BaseException:
             if begun is not None:
                 with contextlib.suppress(StorageUnavailable):
-                    await self._creations.give_up(begun)
+                    await self._creations.release(begun)
             raise
 
     def keep(self, answer: CreationResponse) -> CreationResponse:

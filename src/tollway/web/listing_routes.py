@@ -68,7 +68,7 @@ from tollway.registry.ownership import (
     Ownerships,
 )
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
-from tollway.registry.text import find_unclean
+from tollway.registry.text import find_refused_character
 from tollway.web.admission import PublishingLimits
 from tollway.web.auth_routes import client_address_of
 from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
@@ -167,7 +167,7 @@ def parse_listing_query(raw: bytes) -> ListingQuery:
 
 def _plain_text(query: QueryParameters, name: str, length_max: int) -> str | None:
     text = query.text(name, length_max=length_max)
-    if text is not None and (not text or find_unclean(text, is_multiline=False)):
+    if text is not None and (not text or find_refused_character(text, is_multiline=False)):
         query.refuse(name, "malformed", "must be plain text")
         return None
     return text

@@ -34,7 +34,7 @@ from tollway.web.query import format_time
 SALT_BYTES = 12
 TEMPLATES_CACHED_MAX, HEADERS_CACHED_MAX = 1_024, 1_024
 OFFERS_CACHE_S = 5
-"""How long all requests for one URL get the same signed offers. The validity of those is shorter by that time."""
+"""The time for which all requests for one URL get the same signed offers. The last of them gets offers that are valid for so much less."""
 
 _EXPIRES = TemplateSlot("expiresAt")
 
@@ -49,7 +49,7 @@ class RenderedQuote:
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class _QuoteTemplate:
-    """The encoded terms of one revision of a listing for one kind of call. `encoder` None: no authorization can pay."""
+    """The encoded terms of one revision of a listing, for one method, path and price. `encoder` None: no authorisation can pay."""
 
     members: JsonTemplate
     encoder: PaymentRequiredEncoder | None
@@ -57,7 +57,7 @@ class _QuoteTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SignedHeader:
-    """The value of `PAYMENT-REQUIRED`. `made_s`: the time of its offers."""
+    """A value of `PAYMENT-REQUIRED`. `made_s`: the time at which its offers were signed."""
 
     header: bytes = field(repr=False)
     made_s: int
@@ -92,7 +92,7 @@ class PaymentRequiredRenderer:
 
     def render(self, quote: Quote, call: ProxyRequest, problem: Problem) -> RenderedQuote:
         """The members `payment` and those of x402 v1; the headers `PAYMENT-REQUIRED`, `WWW-Authenticate: Payment`, and a `Link` to the agent
-        document for other clients."""
+        document for clients that know neither protocol."""
         requirements = quote.requirements
         template = self._find_template(quote, requirements, call)
         url = call.public_url(self._public_url)  # clients compare it byte for byte
@@ -149,8 +149,9 @@ class PaymentRequiredRenderer:
         members_v1 = {} if encoder is None else encoder.members
         return _QuoteTemplate(members=JsonTemplate({"payment": payment, **members_v1}), encoder=encoder)
 
-    def _payment_json(self, quote: Quote, settled: frozenset[Asset]) -> dict[str, Any]:
-        """The `payment` member: all numbers that a client needs to pay. `settled`: the assets that an authorization can pay with now."""
+    def _payment_json(self, quote: Quote, authorizable: frozenset[Asset]) -> dict[str, Any]:
+        """The `payment` member: all numbers that a client needs to pay. `authorizable`: the assets in
+        which an authorisation can pay now."""
         listing = quote.entry.listing
         options = [
             option_json(option)
@@ -162,7 +163,7 @@ class PaymentRequiredRenderer:
                 assets=self._rules[chain_id].assets,
                 confirmations_for=self._rules[chain_id].confirmations_for,
                 timeout_s=listing.timeout_s,
-                is_offered=lambda asset, units: asset in settled,
+                is_offered=lambda asset, units: asset in authorizable,
             )
         ]
         return {

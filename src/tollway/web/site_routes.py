@@ -37,7 +37,7 @@ from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, payable_assets
-from tollway.registry.text import drop_unclean
+from tollway.registry.text import drop_refused_characters
 from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
@@ -50,7 +50,7 @@ NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
 
 def write_home(page: ListingPage, query: ListingQuery) -> str:
     """The home page as an HTML document. `query`: the search of `page`."""
-    words = " ".join(drop_unclean(query.words or "").split())
+    words = " ".join(drop_refused_characters(query.words or "").split())
     found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
     heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
     return (
