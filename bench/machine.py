@@ -27,7 +27,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def pin(core: int) -> None:
-    """Keeps this process, and whatever it starts from now on, on one core, where the machine has so many."""
+    """Pins this process, and every process that it starts later, to one core, when the machine has so many cores."""
     if core < (os.cpu_count() or 1):
         os.sched_setaffinity(0, {core})
 

@@ -44,7 +44,7 @@ RESULTS = ROOT / "bench" / "results"
 SAMPLE_S = 0.25
 TENTHS = 10
 FLAT_KIB = 10 * 1024
-"""What may be added after the first tenth, whatever is done: an allocator's breath."""
+"""How much the memory may grow after the first tenth: the allocator's normal variation."""
 STREAM_BYTES = 1024**3
 SETTLED_S, SETTLED_S_MAX, SETTLED_KIB = 4.0, 120.0, 1_024
 READERS = 1_000

@@ -64,7 +64,7 @@ Submit = Callable[[Entry], Awaitable[bool]]
 
 
 class Gathered:
-    """Natural batching: whatever waits when the last batch is written is the next one. `write` answers each, in order."""
+    """Natural batching: the entries that wait when a batch is written are the next batch. `write` returns one result for each entry, in order."""
 
     def __init__(self, write: Callable[[Sequence[Entry]], Awaitable[Sequence[bool]]]) -> None:
         self._write = write

@@ -121,34 +121,37 @@ class Metrics:
         )
         self.claims_batch_size = Histogram(
             CLAIMS_BATCH_SIZE,
-            "How many claims one durable commit carried.",
+            "Claims in one durable commit.",
             buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096),
             registry=registry,
         )
         self.payments = Counter(
-            PAYMENTS, "Payments shown for the first time.", ("network", "outcome"), registry=registry
+            PAYMENTS, "Payments presented for the first time.", ("network", "outcome"), registry=registry
         )
         self.rpc_requests = Counter(RPC_REQUESTS, "Requests to chain nodes.", registry=registry)
         self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
         self.upstreams_down = Gauge(
             UPSTREAMS_DOWN,
-            "Upstreams that are called no more until a probe has reached them.",
+            "Upstreams that the gateway does not call until a probe reaches them.",
             registry=registry,
         )
         self.lease_lapses = Counter(
-            LEASE_LAPSES, "Times that this gateway was silent for longer than its lease.", registry=registry
+            LEASE_LAPSES, "Times that this gateway did not renew its lease in time.", registry=registry
         )
         self.database_setbacks = Counter(
             DATABASE_SETBACKS,
-            "Times that this gateway found its database to be an older one, and held every balance.",
+            "Times that this gateway detected a restored database and held every balance.",
             registry=registry,
         )
         self.leading = Gauge(
-            LEADING, "1 where this gateway does what one does for all.", ("duty",), registry=registry
+            LEADING,
+            "1 while this gateway leads: it does the work of this duty for all gateways.",
+            ("duty",),
+            registry=registry,
         )
         self.payment_look_age = Gauge(
             PAYMENT_LOOK_AGE,
-            "How long ago the oldest look at a payment was that is not final; 0 where another gateway looks.",
+            "Seconds since every payment that is not final was checked; 0 where another gateway leads.",
             ("network",),
             registry=registry,
         )
@@ -161,7 +164,7 @@ class Metrics:
         """Adds the series of a gateway with a rate server. Without a rate server a 0 would look like an outage."""
         gauge = Gauge(
             SHARED_RATES_UP,
-            "1 while rates are counted together with other gateways, 0 while each counts alone.",
+            "1 while all gateways share their rate counts, 0 while each gateway counts alone.",
             registry=self.registry,
         )
         return lambda is_up: gauge.set(int(is_up))
@@ -175,13 +178,13 @@ class Metrics:
         )
         self.settlement_seconds = Histogram(
             SETTLEMENT_SECONDS,
-            "From a settlement's signature until its receipt.",
+            "Time from the signature of a settlement to its transaction receipt.",
             ("network",),
             buckets=SETTLEMENT_BUCKETS_S,
             registry=registry,
         )
         key = ("network", "key")
-        self.gas_key_balance = Gauge(GAS_KEY_BALANCE, "What a gas key has left.", key, registry=registry)
+        self.gas_key_balance = Gauge(GAS_KEY_BALANCE, "Balance of a gas key.", key, registry=registry)
         self.gas_lane_length = Gauge(
             GAS_LANE_LENGTH,
             "Transactions of a gas key that are signed and not mined.",
@@ -190,7 +193,7 @@ class Metrics:
         )
         self.calls_adrift = Gauge(
             CALLS_ADRIFT,
-            "Settlements that nobody waits for, as the last sweep found them.",
+            "Settlements without a waiting request, as counted by the last recovery.",
             registry=registry,
         )
         self.rails_withdrawn = Gauge(
@@ -223,8 +226,8 @@ def configure_logging(
         if is_console
         else structlog.processors.JSONRenderer()
     )
-    shown: list[Processor] = [escape_entry] if is_console else []  # JSON escapes by itself
-    last: list[Processor] = [structlog.processors.format_exc_info, redact_entry, *shown, renderer]
+    escape: list[Processor] = [escape_entry] if is_console else []  # JSON escapes by itself
+    last: list[Processor] = [structlog.processors.format_exc_info, redact_entry, *escape, renderer]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
         processors=[*first, *last],

@@ -39,7 +39,7 @@ def test_it_has_the_quality_and_the_proof_of_ownership() -> None:
     known = write_listing_text(show_listing(reputation=Reputation(quality=quality, verified_ms=1)))
     assert "has proved" in known
     assert "40 paid calls in 30 days, success rate 0.9999, p95 20 ms" in known
-    assert "Nobody has proved" in write_listing_text(show_listing())
+    assert "is not proved" in write_listing_text(show_listing())
 
 
 @pytest.mark.parametrize("wide", ["a", "\U0001f310", "[", "\\"])

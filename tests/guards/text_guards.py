@@ -257,8 +257,8 @@ TEXT_GUARDS = (
         "K2",
         "tracebacks are masked too",
         "telemetry:configure_logging",
-        "structlog.processors.format_exc_info, redact_entry, *shown",
-        "redact_entry, structlog.processors.format_exc_info, *shown",
+        "structlog.processors.format_exc_info, redact_entry, *escape",
+        "redact_entry, structlog.processors.format_exc_info, *escape",
         test="test_telemetry.py::test_a_traceback_is_part_of_its_line_and_redacted",
     ),
     guard(

@@ -156,8 +156,8 @@ def test_only_payment_problems_have_a_quote() -> None:
 def test_x402_clients_get_a_402_as_the_challenge_to_sign_in() -> None:
     document = build()
     response = document["paths"]["/x402/history"]["get"]["responses"]["402"]
-    assert response == {"$ref": "#/components/responses/SignInAsked"}
-    assert "PAYMENT-REQUIRED" in document["components"]["responses"]["SignInAsked"]["headers"]
+    assert response == {"$ref": "#/components/responses/SignInRequired"}
+    assert "PAYMENT-REQUIRED" in document["components"]["responses"]["SignInRequired"]["headers"]
 
 
 @pytest.mark.parametrize("path", ["/history", "/history/{callId}"])

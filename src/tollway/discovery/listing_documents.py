@@ -1,4 +1,4 @@
-"""Two documents of a listing: the discovery document (everything in one JSON answer) and its `llms.txt` (at most 3,999 characters). Pure.
+"""Two documents of a listing: the discovery document (everything in one JSON response) and its `llms.txt` (at most 3,999 characters). Pure.
 
 The discovery document lists every operation; schemas beyond the limit are null there and stand in its `openapi` member. In `llms.txt` the provider's text is
 escaped: no heading, link, code or markup of the provider is kept.
@@ -147,7 +147,7 @@ def _head(view: ListingView, words_max: int) -> str:
         + f"1. Send the request to {view.gateway_url} and the path of an operation. Unpaid it gets 402 with the terms.\n"
         + "2. Pay: x402 and MPP clients do it alone; or transfer the tokens and show the transaction (X-Payment-Tx, X-Signature).\n"
         + "3. Send the request again with the payment. Pay on a 402 only; on 409, 503 or 504 show the same payment again.\n\n"
-        + f"The [agent document]({view.links['agent']}) tells every number and each step in one fetch.\n\n"
+        + f"The [agent document]({view.links['agent']}) has every number and each step in one document.\n\n"
         + "## Operations\n\n"
     )
 
@@ -155,9 +155,9 @@ def _head(view: ListingView, words_max: int) -> str:
 def _reputation(view: ListingView) -> str:
     quality: Mapping[str, Any] = view.details["quality"]
     owner = (
-        "The provider has proved that the endpoint is theirs."
+        "The provider has proved the ownership of the endpoint."
         if view.verified_at
-        else "Nobody has proved yet whose endpoint it is."
+        else "The ownership of the endpoint is not proved."
     )
     if quality["calls30d"] is None:
         return f"{owner} Too few paid calls to measure."

@@ -211,13 +211,13 @@ _NO_VALUE: Any = object()
 
 def example_arguments(operation: ApiOperation) -> dict[str, Any] | None:
     """Values of the required arguments, and of others that have a value in the document; None when a required argument has no short value."""
-    shown = {
+    values = {
         argument.name: value
         for argument in operation.arguments
         if (value := _argument_value(operation.input_schema, argument)) is not _NO_VALUE
     }
     needed = {one.name for one in operation.arguments if one.is_required}
-    return shown if needed <= shown.keys() else None
+    return values if needed <= values.keys() else None
 
 
 def example_json(operation: ApiOperation, gateway_url: str) -> dict[str, Any] | None:

@@ -337,8 +337,8 @@ def caller_headers(
 
     `keep_length`: only for a response to HEAD and for a body of more than one message; a wrong length beside a single message would
     desynchronise the connection. `target`: path and query as sent upstream; `gateway_path`: `/api/v2/gateway/{apiId}`; both rewrite
-    `Location`. `is_private`: the response is paid, so it is marked private for shared caches (RFC 9111 §5.2.2.7), whatever the
-    upstream sends. `secret`: the secret of the listing. Its query parameter is removed from every header with URIs; a header that
+    `Location`. `is_private`: the response is paid, so it is marked private for shared caches (RFC 9111 §5.2.2.7) for every
+    `Cache-Control` of the upstream. `secret`: the secret of the listing. Its query parameter is removed from every header with URIs; a header that
     still contains its value is dropped. Bodies are not searched.
     """
     parameter = secret.name if secret is not None and secret.location == "query" else ""

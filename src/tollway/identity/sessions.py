@@ -1,7 +1,7 @@
-"""Sign-in: issues nonces, opens a session for a signed message, closes sessions; and the port that stores nonces and sessions.
+"""Sign-in (`SignIn`) and the port of the store of nonces and sessions (`SessionStore`).
 
-Permissions of a wallet are checked elsewhere. The store holds the SHA-256 of a token, never the token. `storage` implements the port in SQL, the test
-kit in memory; both pass one contract suite.
+Sign-in issues nonces, opens a session for a signed EIP-4361 message, and closes sessions. It does not check what a wallet may do. The store has
+the SHA-256 of a token, never the token. `storage` implements the port in SQL, the test kit in memory; both pass one contract suite.
 """
 
 import base64
@@ -32,7 +32,8 @@ _TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignInNonce:
-    """A nonce that a gateway issued. `uri`: the URI in the request of the client; None: no URI, and the nonce counts for a session or a read."""
+    """A nonce that a gateway issued. `uri`: the only URI whose messages may use the nonce; None: a message that opens a session or signs a read
+    may use it."""
 
     nonce: str
     uri: str | None
@@ -59,17 +60,17 @@ class SessionStore(Protocol):
         ...
 
     async def take_nonce(self, nonce: str, *, now_ms: int) -> SignInNonce | None:
-        """Takes a nonce. One caller gets it, once, before it expires; every other gets None. Durable when it returns."""
+        """Removes a nonce and returns it. None for a nonce that is unknown, expired or already taken. Durable when it returns."""
         ...
 
     async def put_session(self, session: Session) -> None: ...
 
     async def find_session(self, token_hash: bytes, *, now_ms: int) -> Session | None:
-        """The session, if it is open and has not expired."""
+        """The session; None when it is unknown, closed or expired."""
         ...
 
     async def delete_session(self, token_hash: bytes) -> None:
-        """Closes a session. Does nothing where there is none."""
+        """Closes a session. Does nothing for an unknown session."""
         ...
 
     async def remember_signature_nonce(self, keyid: str, nonce: str, *, expires_ms: int) -> bool:
@@ -77,7 +78,7 @@ class SessionStore(Protocol):
         ...
 
     async def prune(self, *, now_ms: int) -> int:
-        """Deletes expired rows; returns how many."""
+        """Deletes expired rows; returns their number."""
         ...
 
 
@@ -131,7 +132,7 @@ class NewSession:
 
 
 class SignIn:
-    """One per process; safe to use from many tasks at once. `entropy(n)` returns n random bytes that are fit for secrets."""
+    """The sign-in of one gateway. Safe to use from many tasks at once. `entropy(n)` returns n random bytes that are fit for secrets."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class SignIn:
     async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewSession:
         """Opens a session for the wallet that signed. Raises Refusal; the nonce is then unspent, unless the nonce itself was refused.
 
-        Raises `ChainUnavailable` where only a chain can decide and its nodes do not answer.
+        Raises `ChainUnavailable` when only a chain can verify the signature and its nodes are unavailable.
         """
         try:
             message = parse_sign_in(text)
@@ -245,15 +246,16 @@ class SignIn:
     async def is_signed_by(
         self, address: Address, digest: bytes, signature: bytes, *, chain_id: ChainId, client_address: str
     ) -> bool:
-        """Verifies a signature of a key, of a contract, or of a contract that is not deployed yet (ERC-6492). Only chain look-ups are
-        counted; Refusal (`rate_limited`) where that client, or that wallet, has used up its quota. Raises `ChainUnavailable`."""
+        """Verifies a signature of a key, of a contract, or of a contract that is not deployed yet (ERC-6492). Only chain look-ups
+        count against the quotas. Raises Refusal (`rate_limited`) when the quota of the client address or of the wallet is used up, and
+        `ChainUnavailable`."""
         if self._verifier.is_chain_needed(address, digest, signature, [chain_id]):
             wait_s = await self._lookup_quota.charge(client_address=client_address, signer=str(address))
             if wait_s is not None:
                 raise Refusal(
                     Problem(
                         code=Code.RATE_LIMITED,
-                        detail="There were too many signatures that only a chain can verify. Wait, then sign in again.",
+                        detail="Too many signatures that only a chain can verify. Sign in again after Retry-After.",
                         retry_after_s=wait_s,
                         members=describe_rate(
                             "lookups", limit=self._lookup_quota.lookups_per_minute, window_s=60
@@ -265,8 +267,8 @@ class SignIn:
     async def spend_nonce(
         self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int
     ) -> None:
-        """Spends the nonce of a verified message. `uris`: the URIs for which the nonce may have been issued; None: any. In both cases
-        a nonce that was issued for a URI counts only in a message with that URI.
+        """Spends the nonce of a verified message. `uris`: the nonce must have been issued for one of these; None: for any URI. A nonce that
+        was issued for a URI counts only in a message with that URI.
 
         Raises Refusal (`nonce_reused`; `invalid_signature` where the nonce was issued for another URI).
         """

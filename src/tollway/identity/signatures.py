@@ -176,7 +176,7 @@ class SignatureVerifier:
     ) -> bool:
         """Verifies a payer's signature: ECDSA, or ERC-1271 on one of `chain_ids` (a chain that is not configured does not count).
 
-        Raises `ChainUnavailable` where no chain confirms it and at least one did not answer.
+        Raises `ChainUnavailable` where no chain confirms it and at least one chain was unavailable.
         """
         if recover(digest, signature) == address:
             return True

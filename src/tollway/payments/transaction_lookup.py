@@ -53,7 +53,7 @@ class LookupCharge:
             self._quota.give_back(client_address=self._client_address, signer=self._signer)
 
     def keep(self) -> None:
-        """Makes the charge count whatever the look-up finds."""
+        """Makes the charge count for every result of the look-up."""
         self._is_kept = True
 
     def count_unresolved(self) -> None:

@@ -90,7 +90,7 @@ def _allow(left: int) -> RateAllowance:
 def _to_allowance(item: RateLimitItem, state: "RedisWindowState") -> RateAllowance:
     if state.left > 0:
         return _allow(state.left)
-    # After a clock was set back, here or at another gateway, no caller is asked to wait for longer than a window.
+    # After a clock was set back, here or at another gateway, no caller gets a wait that is longer than a window.
     wait_s = min(math.ceil(state.reset_s - time.time()), item.get_expiry())
     return RateAllowance(left=0, wait_s=max(1, wait_s))
 

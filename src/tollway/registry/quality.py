@@ -65,7 +65,7 @@ def round_up_ppm(rate: float) -> int:
 DAYS = 30
 """The UTC days that count, today included."""
 CALLS_MIN = 20
-"""The least number of calls for which a quality is shown."""
+"""The least number of calls for which a listing has a quality."""
 TALLY_KEYS_MAX = 50_000
 """The maximum number of counters in memory, which is reached when the store is unavailable; further ones are not counted."""
 
@@ -171,7 +171,7 @@ class QualityRecords(Protocol):
         ...
 
     async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
-        """Sums the days up to today into the shown quality of these listings. Returns the number of calls of each; unknown
+        """Sums the days up to today into the published quality of these listings. Returns the number of calls of each; unknown
         listings are left out. Of concurrent updates the last one includes all counts added before it."""
         ...
 

@@ -126,12 +126,12 @@ def find_facets(query: ListingQuery, words: Sequence[str], *, is_sqlite: bool) -
     elif query.currency is not None and query.provider is None:
         facets.append(_shown("currency", currency=query.currency))
     # The facets below also contain listings that are not visible.
-    is_shown_only = bool(facets)
+    is_visible_only = bool(facets)
     if query.min_success_rate is not None:
         facets.append(_succeeding(query.min_success_rate))
     if query.verified:
         facets.append(_verified())
-    return facets if is_shown_only else [*facets, _shown("shown")]
+    return facets if is_visible_only else [*facets, _shown("shown")]
 
 
 def in_order(query: ListingQuery) -> tuple[Facet, tuple[ColumnElement[Any], ...]]:
@@ -185,7 +185,7 @@ def _priced(query: ListingQuery) -> Facet:
         columns = facet.source.c
         return replace(facet, where=(*facet.where, columns.price_nano <= most))
 
-    alias = listing_table.alias("asked")
+    alias = listing_table.alias("priced_listing")
     where = (alias.c.currency == query.currency, alias.c.is_shown == true())
     by_listing = cheap(Facet(source=alias, seq=alias.c.seq, where=where))
     return replace(

@@ -138,7 +138,7 @@ class HistoryStore:
     async def calls_of(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         """The calls of a payment, in every state, newest first: with it as the payment of their proof, or with units of it."""
         is_shown = call_table.c.payment_id == payment_id
-        work = partial(_newest, is_shown=is_shown, payment_id=payment_id, limit=limit)
+        work = partial(_newest, is_of_proof=is_shown, payment_id=payment_id, limit=limit)
         return await self._database.read(work)
 
     async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
@@ -308,7 +308,7 @@ def _count(connection: Connection, query: HistoryQuery, at_most: int) -> int:
 def spending_calls(connection: Connection, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
     """The calls that hold units of the payment, newest first."""
     is_spending = and_(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
-    return _newest(connection, is_shown=is_spending, payment_id=payment_id, limit=limit)
+    return _newest(connection, is_of_proof=is_spending, payment_id=payment_id, limit=limit)
 
 
 def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dict[int, int]:
@@ -317,19 +317,19 @@ def find_held_units(connection: Connection, payment_ids: Collection[int]) -> dic
         return {}
     calls, topups = call_table.c, topup_table.c
     is_open = calls.state.in_([CallState.FORWARDING.value, CallState.UNKNOWN.value])
-    shown = select(calls.payment_id, calls.taken_units.label("units")).where(
+    of_proof = select(calls.payment_id, calls.taken_units.label("units")).where(
         calls.payment_id.in_(payment_ids),
         is_open,
         # The literal predicate of the index.
         text(f"({REPEATABLE})"),
     )
-    helped = (
+    of_topups = (
         select(topups.payment_id, topups.units)
         .join(call_table, calls.id == topups.call_id)
         .where(topups.payment_id.in_(payment_ids), is_open)
     )
     held: dict[int, int] = {}
-    for payment_id, units in connection.execute(union_all(shown, helped)):
+    for payment_id, units in connection.execute(union_all(of_proof, of_topups)):
         held[payment_id] = held.get(payment_id, 0) + units
     return {payment_id: units for payment_id, units in held.items() if units > 0}
 
@@ -338,32 +338,34 @@ def _unknown_calls(connection: Connection, payment_id: int, *, limit: int) -> tu
     """The calls of unknown outcome that hold units of the payment. Sorted in memory: an ORDER BY would read all calls of the payment."""
     calls, topups = call_table.c, topup_table.c
     is_unknown = calls.state == CallState.UNKNOWN.value
-    shown = select(calls.created_ms, calls.id).where(
+    of_proof = select(calls.created_ms, calls.id).where(
         calls.payment_id == payment_id,
         calls.taken_units > 0,
         is_unknown,
         # The literal predicate of the index.
         text(f"({REPEATABLE})"),
     )
-    helped = (
+    of_topups = (
         select(calls.created_ms, calls.id)
         .join(topup_table, calls.id == topups.call_id)
         .where(topups.payment_id == payment_id, is_unknown)
     )
-    found = {tuple(row) for query in (shown, helped) for row in connection.execute(query.limit(limit))}
+    found = {tuple(row) for query in (of_proof, of_topups) for row in connection.execute(query.limit(limit))}
     return tuple(CallId(call_id) for _, call_id in sorted(found, reverse=True)[:limit])
 
 
 def _newest(
-    connection: Connection, *, is_shown: ColumnElement[bool], payment_id: int, limit: int
+    connection: Connection, *, is_of_proof: ColumnElement[bool], payment_id: int, limit: int
 ) -> tuple[CallId, ...]:
     columns = call_table.c
     newest = (columns.created_ms.desc(), columns.id.desc())
-    shown = select(columns.created_ms, columns.id).where(is_shown).order_by(*newest).limit(limit).subquery()
-    helped = select(columns.created_ms, columns.id).join(
+    of_proof = (
+        select(columns.created_ms, columns.id).where(is_of_proof).order_by(*newest).limit(limit).subquery()
+    )
+    of_topups = select(columns.created_ms, columns.id).join(
         topup_table, and_(topup_table.c.call_id == columns.id, topup_table.c.payment_id == payment_id)
     )
-    both = union(select(shown), helped).subquery()
+    both = union(select(of_proof), of_topups).subquery()
     query = select(both.c.id).order_by(both.c.created_ms.desc(), both.c.id.desc()).limit(limit)
     return tuple(CallId(call_id) for call_id in connection.execute(query).scalars())
 
@@ -384,15 +386,15 @@ def audit(connection: Connection) -> AuditReport:
 
 
 def _wrong_payments(connection: Connection) -> Iterator[str]:
-    shown = _sums(call_table.c.payment_id, call_table.c.taken_units).subquery("shown")
-    helped = _sums(topup_table.c.payment_id, topup_table.c.units).subquery("helped")
+    of_proof = _sums(call_table.c.payment_id, call_table.c.taken_units).subquery("of_proof")
+    of_topups = _sums(topup_table.c.payment_id, topup_table.c.units).subquery("of_topups")
     columns = payment_table.c
-    held = func.coalesce(shown.c.units, 0) + func.coalesce(helped.c.units, 0)
+    held = func.coalesce(of_proof.c.units, 0) + func.coalesce(of_topups.c.units, 0)
     query = (
         select(columns.id, columns.tx_hash, columns.taken_units, columns.value_units, held.label("held"))
         .select_from(
-            payment_table.outerjoin(shown, shown.c.key == columns.id).outerjoin(
-                helped, helped.c.key == columns.id
+            payment_table.outerjoin(of_proof, of_proof.c.key == columns.id).outerjoin(
+                of_topups, of_topups.c.key == columns.id
             )
         )
         .where(
@@ -414,9 +416,9 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
 
 def _wrong_calls(connection: Connection) -> Iterator[str]:
     """Describes the calls that hold more or fewer units than their state allows."""
-    helped = _sums(topup_table.c.call_id, topup_table.c.units).subquery("helped")
+    of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     columns = call_table.c
-    held = columns.taken_units + func.coalesce(helped.c.units, 0)
+    held = columns.taken_units + func.coalesce(of_topups.c.units, 0)
     is_taking = columns.state.in_([state.value for state in TAKING])
     is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
     is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
@@ -429,7 +431,7 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     )
     query = (
         select(columns.id, columns.state, columns.price_units, held.label("held"))
-        .select_from(call_table.outerjoin(helped, helped.c.key == columns.id))
+        .select_from(call_table.outerjoin(of_topups, of_topups.c.key == columns.id))
         .where(or_(columns.payment_id.is_not(None), is_authorized), is_right == literal(False))
         .order_by(columns.id)
         .limit(LINES_MAX)

@@ -263,8 +263,8 @@ class LedgerBatch:
         lock_keys(self._connection, claims)
         concludes = [one for one in moves if isinstance(one, Conclude)]
         settled = self._open_settlement().lock_authorizations(concludes) if concludes else set()
-        shown = {claim.payment_id for claim in claims if claim.payment_id is not None}
-        others = shown | settled | self._sibling_ids(claims)
+        presented = {claim.payment_id for claim in claims if claim.payment_id is not None}
+        others = presented | settled | self._sibling_ids(claims)
         calls = self._locked_rows.lock_with_payments([move.call_id for move in moves], others=others)
         short = find_short_accounts(claims, self._locked_rows.payments)
         if not short <= self._accounts:
@@ -411,8 +411,8 @@ class LedgerBatch:
         return self._reopened(call, reopen, before=call.state)
 
     def _is_repeatable(self, call: LockedCall, *, is_plain: bool) -> bool:
-        shown = self._locked_rows.payments.get(call.payment_id or 0)
-        if is_plain and shown is not None and shown.is_plain_ended:
+        presented = self._locked_rows.payments.get(call.payment_id or 0)
+        if is_plain and presented is not None and presented.is_plain_ended:
             return False
         is_open = call.state is CallState.UNKNOWN or (call.state is CallState.CONSUMED and call.cut == "cut")
         payments = (self._locked_rows.payments[key] for key in payment_ids_of(call))

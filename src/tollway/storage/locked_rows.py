@@ -127,10 +127,10 @@ class LockedRows:
 
     def set_payment(self, call: LockedCall, payment_id: int) -> LockedCall:
         """Makes another payment the payment of the call's proof. The units that the call holds do not change."""
-        shown = replace(call, payment_id=payment_id)
-        self._parts[call.id] = (shown, call.parts)
-        self.change(shown, payment_id=payment_id)
-        return shown
+        changed = replace(call, payment_id=payment_id)
+        self._parts[call.id] = (changed, call.parts)
+        self.change(changed, payment_id=payment_id)
+        return changed
 
     def change(self, call: LockedCall, **columns: object) -> None:
         """Writes columns of a call that is still in the state and epoch of its lock."""
@@ -222,9 +222,9 @@ _LOCK_PAYMENTS = Prepared(
 def _lock_call_payments() -> Select[Any]:
     """Locks the payments of calls. PostgreSQL only. The payments are looked up once, before the statement waits for its first lock."""
     given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
-    shown = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
-    helped = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
-    drawn = given.union(shown, helped).cte("drawn").prefix_with("MATERIALIZED")
+    of_proof = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
+    of_topups = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
+    drawn = given.union(of_proof, of_topups).cte("drawn").prefix_with("MATERIALIZED")
     return _PAYMENTS.where(payment_table.c.id.in_(select(drawn.c.id))).with_for_update(
         key_share=True, of=payment_table
     )

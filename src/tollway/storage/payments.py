@@ -192,9 +192,11 @@ _UNFINAL = Prepared(unfinal_query())
 
 
 def find_debited_calls(connection: Connection, payment_id: int) -> list[CallId]:
-    shown = select(call_table.c.id).where(call_table.c.payment_id == payment_id, call_table.c.taken_units > 0)
-    helped = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
-    return sorted(map(CallId, connection.execute(union(shown, helped)).scalars()))
+    of_proof = select(call_table.c.id).where(
+        call_table.c.payment_id == payment_id, call_table.c.taken_units > 0
+    )
+    of_topups = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
+    return sorted(map(CallId, connection.execute(union(of_proof, of_topups)).scalars()))
 
 
 def pay_debts(

@@ -60,7 +60,7 @@ _REPLAYED = f"""SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash
           AND c.nonce_chain_id = a.nonce_chain_id AND ({COUNTING_NONCE}) LIMIT 1"""  # noqa: S608 - predicates of ours
 """The two look-ups of a claim `a`: an open call of the same request, and a call that holds its nonce."""
 
-_ASKED = (
+_NEW_CALL = (
     ("id", "text"),
     ("terms_id", "bigint"),
     ("listing_key", "bigint"),
@@ -76,8 +76,8 @@ _ASKED = (
     ("nonce_chain_id", "bigint"),
     ("created_ms", "bigint"),
 )
-"""The columns of a claim for the row of its call, in the order of `_asked_row`."""
-_WANTED = (
+"""The columns of a claim for the row of its call, in the order of `_new_call_row`."""
+_DEBIT = (
     ("payment_id", "bigint"),
     ("payer", "bytea"),
     ("units", "bigint"),
@@ -86,9 +86,9 @@ _WANTED = (
     ("has_bound_proof", "boolean"),
     ("first_id", "text"),
 )
-"""The total demand of the claims of one payment, in the order of `_Wanted.row`. `first_id`: the id of the first call."""
+"""The total demand of the claims of one payment, in the order of `_PaymentDebit.row`. `first_id`: the id of the first call."""
 _OPENED = {
-    **{name: f"a.{name}" for name, _ in _ASKED},
+    **{name: f"a.{name}" for name, _ in _NEW_CALL},
     "state": "'forwarding'",
     "rail": (
         "CASE WHEN a.payment_id IS NULL THEN 'none' WHEN d.calls = 0 AND a.id = d.first_id THEN 'tx'"
@@ -106,7 +106,7 @@ _OPENED = {
 
 
 @dataclass(slots=True, kw_only=True)
-class _Wanted:
+class _PaymentDebit:
     """The total demand of one batch on one payment. `payer`: None when the claims name different payers."""
 
     payment_id: int
@@ -164,26 +164,28 @@ def grant_plain_claims(
     whole batch when a row of `terms` is missing, on PostgreSQL also when another transaction used a nonce."""
     if connection.dialect.name == "sqlite":
         return _grant_each(connection, claims, terms, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms)
-    asked = [_asked_row(claim, its, ahead_ms=ahead_ms) for claim, its in zip(claims, terms, strict=True)]
-    wanted: dict[int, _Wanted] = {}
+    new_calls = [
+        _new_call_row(claim, its, ahead_ms=ahead_ms) for claim, its in zip(claims, terms, strict=True)
+    ]
+    debits: dict[int, _PaymentDebit] = {}
     granted: dict[CallId, Claimed] = {}
     for claim in claims:
         if claim.payment_id is None:
             granted[claim.call_id] = Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
             continue
-        if claim.payment_id not in wanted:
-            wanted[claim.payment_id] = _Wanted(payment_id=claim.payment_id, payer=claim.payer)
-        wanted[claim.payment_id].add(claim)
-    if len(claims) == 1 and wanted:
-        (alone,) = wanted.values()
-        rows = fetch_text(connection, _CLAIM_ONE, (owner_id, now_ms, *asked[0], *alone.row))
+        if claim.payment_id not in debits:
+            debits[claim.payment_id] = _PaymentDebit(payment_id=claim.payment_id, payer=claim.payer)
+        debits[claim.payment_id].add(claim)
+    if len(claims) == 1 and debits:
+        (alone,) = debits.values()
+        rows = fetch_text(connection, _CLAIM_ONE, (owner_id, now_ms, *new_calls[0], *alone.row))
     else:
         # Ascending ids: every transaction locks payments in this order.
-        in_order = [wanted[payment_id].row for payment_id in sorted(wanted)]
-        columns = (*_transpose(asked, len(_ASKED)), *_transpose(in_order, len(_WANTED)))
+        in_order = [debits[payment_id].row for payment_id in sorted(debits)]
+        columns = (*_transpose(new_calls, len(_NEW_CALL)), *_transpose(in_order, len(_DEBIT)))
         rows = fetch_text(connection, _CLAIM_MANY, (owner_id, now_ms, *columns))
     for payment_id, rest_units, calls_before in rows:
-        granted |= wanted[payment_id].grant(rest_units=rest_units, calls_before=calls_before)
+        granted |= debits[payment_id].grant(rest_units=rest_units, calls_before=calls_before)
     return [granted.get(claim.call_id) for claim in claims]
 
 
@@ -212,7 +214,7 @@ def _grant_each(
             continue
         if nonce is not None:
             nonces.add(nonce)
-        opened.append((owner_id, now_ms, *_asked_row(claim, its, ahead_ms=ahead_ms), outcome.rail.value))
+        opened.append((owner_id, now_ms, *_new_call_row(claim, its, ahead_ms=ahead_ms), outcome.rail.value))
     if opened:
         run_text(connection, _OPEN_EACH, opened)
     return granted
@@ -223,7 +225,7 @@ def _debit(connection: Connection, claim: Claim) -> Claimed | None:
     if claim.payment_id is None:
         return Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
     nonce = claim.nonce
-    wanted = (
+    debits = (
         claim.payment_id,
         claim.payer,
         claim.price_units,
@@ -234,7 +236,7 @@ def _debit(connection: Connection, claim: Claim) -> Claimed | None:
         None if nonce is None else claim.tx_hash,
         None if nonce is None else claim.chain_id,
     )
-    for rest_units, calls_before in fetch_text(connection, _DEBIT_EACH, wanted):
+    for rest_units, calls_before in fetch_text(connection, _DEBIT_EACH, debits):
         rail = Rail.TX if calls_before == 0 else Rail.CREDIT
         return Claimed(epoch=1, remaining_units=rest_units, rail=rail)
     return None
@@ -278,7 +280,7 @@ def _transpose(rows: Sequence[tuple[Any, ...]], width: int) -> list[list[Any]]:
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
 
 
-def _asked_row(claim: Claim, terms: TermsReference, *, ahead_ms: int) -> tuple[Any, ...]:
+def _new_call_row(claim: Claim, terms: TermsReference, *, ahead_ms: int) -> tuple[Any, ...]:
     nonce = claim.nonce
     return (
         claim.call_id,
@@ -370,7 +372,7 @@ def _claim_text(*, is_alone: bool) -> str:
     locked = f"""
       locked AS MATERIALIZED (
         SELECT p.id, p.taken_units, p.calls AS calls_before, p.is_plain_ended, w.*
-        FROM wanted w JOIN payment p ON p.id = w.payment_id WHERE {guards}
+        FROM debits w JOIN payment p ON p.id = w.payment_id WHERE {guards}
         ORDER BY p.id FOR NO KEY UPDATE OF p),
       debited AS (
         UPDATE payment p SET taken_units = l.taken_units + l.units, calls = l.calls_before + l.calls,
@@ -381,19 +383,19 @@ def _claim_text(*, is_alone: bool) -> str:
       debited AS (
         UPDATE payment p SET taken_units = p.taken_units + w.units, calls = p.calls + 1,
           is_plain_ended = p.is_plain_ended OR w.has_bound_proof
-        FROM wanted w WHERE p.id = w.payment_id AND {guards}
+        FROM debits w WHERE p.id = w.payment_id AND {guards}
         RETURNING p.id, p.value_units - p.taken_units AS rest_units, p.calls - 1 AS calls, w.first_id)"""  # noqa: S608 - names of ours
     return f"""
-    WITH asked AS MATERIALIZED ({relation(_ASKED, _FIRST)}),
-      wanted AS MATERIALIZED ({relation(_WANTED, _FIRST + len(_ASKED))}),
+    WITH new_calls AS MATERIALIZED ({relation(_NEW_CALL, _FIRST)}),
+      debits AS MATERIALIZED ({relation(_DEBIT, _FIRST + len(_NEW_CALL))}),
       repeating AS MATERIALIZED (
-        SELECT a.payment_id FROM asked a WHERE ({_REPEATED}) = 1),
+        SELECT a.payment_id FROM new_calls a WHERE ({_REPEATED}) = 1),
       replaying AS MATERIALIZED (
-        SELECT a.payment_id FROM asked a WHERE ({_REPLAYED}) = 1),{alone if is_alone else locked},
+        SELECT a.payment_id FROM new_calls a WHERE ({_REPLAYED}) = 1),{alone if is_alone else locked},
       opened AS (
         INSERT INTO call ({", ".join(opened)})
         SELECT {", ".join(opened.values())}
-        FROM asked a LEFT JOIN debited d ON d.id = a.payment_id
+        FROM new_calls a LEFT JOIN debited d ON d.id = a.payment_id
         WHERE d.id IS NOT NULL OR a.payment_id IS NULL)
     SELECT id, rest_units, calls FROM debited"""  # noqa: S608 - names of ours
 
@@ -435,7 +437,7 @@ def _for_sqlite(sql: str, given: Sequence[str], *, first: int) -> str:
     return re.sub(r"\b[awe]\.(\w+)", lambda named: f"?{numbers[named[1]]}", sql)
 
 
-_WANTED_EACH = (
+_DEBIT_EACH_COLUMNS = (
     "payment_id",
     "payer",
     "units",
@@ -466,14 +468,14 @@ def _write_debit() -> str:
       is_plain_ended = p.is_plain_ended OR w.has_bound_proof
     WHERE p.id = w.payment_id AND {guards}
     RETURNING value_units - taken_units, calls - 1"""  # noqa: S608 - names of ours
-    return _for_sqlite(sql, _WANTED_EACH, first=1)
+    return _for_sqlite(sql, _DEBIT_EACH_COLUMNS, first=1)
 
 
 def _write_open() -> str:
     opened = {name: value.format(owner_id=_OWNER, now_ms=_NOW) for name, value in _OPENED.items()}
     values = {**opened, "rail": "a.rail"}
     sql = f"INSERT INTO call ({', '.join(values)}) VALUES ({', '.join(values.values())})"  # noqa: S608 - names of ours
-    return _for_sqlite(sql, [*(name for name, _ in _ASKED), "rail"], first=_FIRST)
+    return _for_sqlite(sql, [*(name for name, _ in _NEW_CALL), "rail"], first=_FIRST)
 
 
 def _write_close() -> str:

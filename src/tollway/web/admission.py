@@ -256,7 +256,7 @@ HOUR_S = 3600
 class PublishingLimits:
     """Limits registrations, edits and probes of endpoints, each in a sliding hour.
 
-    Only created listings and stored edits count. A probe always counts, whatever becomes of the draft.
+    Only created listings and stored edits count. A probe counts for every draft, also for one that is refused later.
     """
 
     def __init__(self, *, limits: Limits, rate_limiter: RateLimiter) -> None:

@@ -159,8 +159,8 @@ def bazaar_router(services: BazaarServices) -> Router:
             query.refuse("query", "required", "must be given")
         start = query.parsed("cursor", _parse_cursor) or 0
         query.finish()
-        asked = ListingQuery(limit=limit, skip=start, words=words, sort="relevance")
-        page = await _find_page(services, wanted, asked)
+        query = ListingQuery(limit=limit, skip=start, words=words, sort="relevance")
+        page = await _find_page(services, wanted, query)
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX
         cursor = str(start + limit) if has_more and not is_cut else None
@@ -175,7 +175,7 @@ def bazaar_router(services: BazaarServices) -> Router:
     )
 
 
-async def _find_page(services: BazaarServices, wanted: ResourceFilter, asked: ListingQuery) -> ListingPage:
+async def _find_page(services: BazaarServices, wanted: ResourceFilter, query: ListingQuery) -> ListingPage:
     """A page of listings on networks where authorizations can be settled now."""
     network_currencies = tuple(
         network_currency
@@ -187,10 +187,10 @@ async def _find_page(services: BazaarServices, wanted: ResourceFilter, asked: Li
     network = network_currencies[0].chain_id if wanted.network is not None else None
     return await services.catalog.search(
         ListingQuery(
-            limit=asked.limit,
-            skip=asked.skip,
-            words=asked.words,
-            sort=asked.sort,
+            limit=query.limit,
+            skip=query.skip,
+            words=query.words,
+            sort=query.sort,
             network=network,
             pay_to=wanted.pay_to,
             network_currencies=network_currencies,

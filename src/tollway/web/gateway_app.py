@@ -643,7 +643,7 @@ def _name_outcome(outcome: Outcome) -> str:
 
 _NO_ROUTE = Problem(
     code=Code.ROUTE_NOT_FOUND,
-    detail="No API has this path. A gateway call has the path /api/v2/gateway/{apiId}/….",
+    detail="No API has this path. The path of a gateway call begins with /api/v2/gateway/{apiId}.",
 )
 _TOO_SLOW = Problem(
     code=Code.INVALID_REQUEST,

@@ -38,7 +38,7 @@ FindAsset = Callable[[ChainId, str], Asset | None]
 
 
 LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | None]]
-"""Reads the status of a payer's transaction from the chains. None: a chain did not answer, and no other chain has it."""
+"""Reads the status of a payer's transaction from the chains. None: a chain is unavailable, and no other chain has it."""
 
 
 def history_router(
@@ -77,10 +77,10 @@ def history_router(
         offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
         query.finish()
         payments = await call_history.payments_of(caller.address, limit=limit, offset=offset)
-        shown = [
+        rows = [
             await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
         ]
-        return JSONResponse({"payments": shown, "limit": limit, "offset": offset})
+        return JSONResponse({"payments": rows, "limit": limit, "offset": offset})
 
     async def show_payment(request: Request) -> JSONResponse:
         caller = await wallet(request)
@@ -290,9 +290,9 @@ def _payment_reason(payment: Payment, *, is_restored: bool, is_held_by_call: boo
 def _list_calls(unknown: Sequence[CallId], *, among: Sequence[CallId]) -> list[CallId]:
     """All calls without an outcome, of any age, and the newest others up to `CALLS_SHOWN_MAX`."""
     left = CALLS_SHOWN_MAX - len(unknown)
-    shown = {*unknown, *[call_id for call_id in among if call_id not in unknown][:left]}
+    listed = {*unknown, *[call_id for call_id in among if call_id not in unknown][:left]}
     older = [call_id for call_id in unknown if call_id not in among]
-    return [*(call_id for call_id in among if call_id in shown), *older]
+    return [*(call_id for call_id in among if call_id in listed), *older]
 
 
 def _asset_reference(key: str) -> str:
@@ -311,7 +311,7 @@ def _transaction_status_json(
     if transaction_status is None:
         raise _refusal(
             Code.PAYMENT_NOT_FOUND,
-            "The ledger has no payment of this wallet in this transaction, and a chain did not answer. Send the request again later.",
+            "The ledger has no payment of this wallet in this transaction, and the nodes of a chain are unavailable. Send the request again later.",
         )
     return {
         "transaction": str(tx_hash),

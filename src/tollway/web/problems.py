@@ -225,7 +225,7 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             _SAME_PROOF + " The record of the call in your history gives the outcome.",
         ),
         Code.CHAIN_UNAVAILABLE: _problem_page(
-            "No node of the chain gave a valid answer, so the gateway could not verify the payment.",
+            "No node of the chain gave a valid response, so the gateway could not verify the payment.",
             _SAME_PROOF,
         ),
         Code.STORAGE_UNAVAILABLE: _problem_page(
@@ -565,7 +565,7 @@ def _framework_problem(status: int) -> Problem:
     """The problem for an error of Starlette. Any other 4xx is an unreadable request, anything else a defect."""
     if status == 404:
         return Problem(
-            code=Code.ROUTE_NOT_FOUND, detail="This path does not exist. Check it against the API document."
+            code=Code.ROUTE_NOT_FOUND, detail="No resource has this path. See /docs for all paths."
         )
     if status == 413:
         return Problem(

@@ -70,8 +70,8 @@ class QueryParameters:
         raw_name, _, raw_value = pair.partition(b"=")
         name, value = _decode(raw_name), _decode(raw_value)
         if name is None or name not in known:
-            shown = _decode(raw_name) or "?"
-            self.refuse(shown[:64], "unknown", "there is no such parameter")
+            readable = _decode(raw_name) or "?"
+            self.refuse(readable[:64], "unknown", "there is no such parameter")
         elif value is None:
             self.refuse(name, "encoding", "must be percent-encoded UTF-8")
         elif name in self._values:

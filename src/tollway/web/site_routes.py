@@ -62,8 +62,8 @@ def write_home(page: ListingPage, query: ListingQuery) -> str:
         '<link rel="service-desc" href="/openapi.json" type="application/json">'
         '<link rel="api-catalog" href="/.well-known/api-catalog"></head><body>'
         "<h1>Tollway gateway</h1>"
-        "<p>HTTP APIs that are paid per request on EVM chains. No account is needed: call one, and the answer says what "
-        "to pay and how. Programs that speak x402 or MPP pay by themselves.</p>"
+        "<p>HTTP APIs that are paid per request on EVM chains. No account is needed: send a request to one, and the response says "
+        "what to pay and how. Clients for x402 and MPP pay by themselves.</p>"
         '<nav><a href="/docs">API reference</a><a href="/openapi.json">OpenAPI</a><a href="/llms.txt">llms.txt</a>'
         '<a href="/.well-known/api-catalog">API catalog</a><a href="/problems">Problems</a></nav>'
         '<form action="/" method="get" role="search"><input type="search" name="q" maxlength="256" '
@@ -363,10 +363,12 @@ def _format_links() -> str:
     return ", ".join(f'<{path}>; rel="{rel}"; type="{media_type}"' for path, rel, media_type in links)
 
 
-_NO_FILE = Problem(code=Code.ROUTE_NOT_FOUND, detail="The site has no file at this path. See /docs.")
+_NO_FILE = Problem(
+    code=Code.ROUTE_NOT_FOUND, detail="No file of the site has this path. See /docs for all paths."
+)
 _NO_CONTACT = Problem(
     code=Code.ROUTE_NOT_FOUND,
-    detail="The gateway has no contact. The operator can configure one (setting contact).",
+    detail="The operator has not configured a contact (setting contact).",
 )
 
 
@@ -497,9 +499,9 @@ def _problem_name(code: Code) -> str:
 
 
 def _page(title: str, text: str) -> str:
-    shown = html.escape(title)
+    heading = html.escape(title)
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{shown} - Tollway</title>'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{heading} - Tollway</title>'
         '<meta name="viewport" content="width=device-width,initial-scale=1"></head>'
-        f"<body><h1>{shown}</h1>{text}</body></html>"
+        f"<body><h1>{heading}</h1>{text}</body></html>"
     )
