@@ -146,7 +146,7 @@ class EndpointNotAllowed(TollwayError):
 
 
 class UpstreamUnreachable(TollwayError):
-    """No connection to the provider's API was made, and nothing was sent."""
+    """The gateway could not connect to the provider's API and sent nothing. Send the same request again, or report it to the provider."""
 
     code = Code.UPSTREAM_UNREACHABLE
     sent: ClassVar[bool] = False  # no byte of the request left

@@ -205,3 +205,10 @@ def test_explains_a_call_without_an_answer(
 ) -> None:
     problem = explain_failure(exc)
     assert (problem.code, name_proxy_error(problem)) == (code, proxy_error)
+
+
+@pytest.mark.parametrize("exc", [UpstreamTimeout(), bad_response(None), bad_response(ConnectionResetError())])
+def test_a_call_whose_request_may_have_arrived_is_read_in_the_history_before_it_is_paid_again(
+    exc: TollwayError,
+) -> None:
+    assert "read the call in your history and do not pay again" in explain_failure(exc).detail

@@ -102,7 +102,7 @@ class TestParse:
             "v 35": "0x" + changed(good, v=35).hex(),
         }
         for name, text in wrong.items():
-            with pytest.raises(ValueError):
+            with pytest.raises(ValueError, match=r"^must "):
                 pytest.fail(f"{name} was taken: {parse_signature(text)}")
 
     def test_a_signature_is_not_shown(self, wallet) -> None:

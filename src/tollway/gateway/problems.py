@@ -7,7 +7,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError, UpstreamBadResponse
+from tollway.errors import (
+    Code,
+    FieldError,
+    Problem,
+    Refusal,
+    TollwayError,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+)
 from tollway.gateway.messages import CallRefused, ClientGone, ProblemResponse, ProxyRequest, Quote
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempotency_key, read_idempotency_key
 from tollway.ledger.ledger import Claim
@@ -273,7 +281,7 @@ _QUOTED_CODES = frozenset(
 )
 NOT_FOUND = Problem(
     code=Code.API_NOT_FOUND,
-    detail="No API has this id. Look up the id in the list of APIs.",
+    detail="No API has this id. GET /api/v2/apis lists all APIs.",
     payment_state="none",
 )
 UNREACHABLE = Problem(
@@ -352,11 +360,15 @@ def explain_failure(exc: TollwayError | ClientGone) -> Problem:
     if isinstance(exc, UpstreamBadResponse) and isinstance(exc.__cause__, OSError):
         return Problem(
             code=Code.UPSTREAM_TIMEOUT,
-            detail="The provider's API closed the connection before it responded. Where `paymentState` is `held`, read the call in your "
-            "history and do not pay again; else send the request again.",
+            detail=f"The provider's API closed the connection before it responded. {_AFTER_SENDING}",
             reason="connection_lost",
         )
+    if isinstance(exc, UpstreamBadResponse | UpstreamTimeout):
+        return replace(exc.problem, detail=f"{exc.problem.detail} {_AFTER_SENDING}")
     return exc.problem
+
+
+_AFTER_SENDING = "Where `paymentState` is `held`, read the call in your history and do not pay again; else send the request again."
 
 
 _PROXY_ERRORS = {

@@ -123,7 +123,7 @@ class RequestSchema:
             errors.append(FieldError(code="required", detail=detail, pointer=""))
         return Problem(
             code=Code.VALIDATION_FAILED,
-            detail=f"The request lacks {', '.join(missing)}. Nothing was paid or sent; add them, then send it again.",
+            detail=f"The request lacks: {', '.join(missing)}. Nothing was paid or sent. Add what is missing, then send the request again.",
             errors=tuple(errors),
             payment_state="none",
         )

@@ -278,10 +278,15 @@ def _check_times(params: SignatureParams, *, limits: Limits, now_ms: int) -> int
         raise _InvalidSignature("times_missing", "created and expires are unix seconds.")
     if not created < expires <= created + limits.signed_request_ttl_s:
         raise _InvalidSignature(
-            "validity_too_long", f"expires must be after created, by at most {limits.signed_request_ttl_s} s."
+            "validity_too_long",
+            f"expires must be after created, by at most {limits.signed_request_ttl_s} s. Sign the request again.",
         )
     if created * 1000 > now_ms + CLOCK_SLACK_S * 1000:
-        raise _InvalidSignature("created_in_future", "created is in the future.", Code.SIGNATURE_EXPIRED)
+        raise _InvalidSignature(
+            "created_in_future",
+            "created is in the future. Correct the clock of the signer, then sign the request again.",
+            Code.SIGNATURE_EXPIRED,
+        )
     if now_ms > expires * 1000:
         raise _InvalidSignature(
             "expired", "The signature has expired. Sign the request again.", Code.SIGNATURE_EXPIRED

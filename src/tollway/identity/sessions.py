@@ -161,7 +161,11 @@ class SignIn:
         if uri is not None and (len(uri) > URI_CHARACTERS_MAX or not self._origin.is_origin_of(uri)):
             wrong = FieldError(code="origin", detail=f"must be a URI under {self._origin}", pointer="/uri")
             raise Refusal(
-                Problem(code=Code.VALIDATION_FAILED, detail="The member /uri is not valid.", errors=(wrong,))
+                Problem(
+                    code=Code.VALIDATION_FAILED,
+                    detail="These fields are not valid: /uri. Correct them; `errors` says how.",
+                    errors=(wrong,),
+                )
             )
         now_ms = self._now_ms()
         challenge = SignInChallenge(

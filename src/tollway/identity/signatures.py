@@ -8,6 +8,7 @@ The key of `ReceiptSigner` is derived from the gateway's secret key: all gateway
 
 import hmac
 import json
+import string
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from importlib import resources
@@ -29,6 +30,7 @@ ERC6492_GAS = 3_000_000
 """The check deploys the wallet inside the call: a constructor beside the one question of ERC-1271."""
 
 _HALF_ORDER = 0x7FFFFFFFFFFFFFFFFFFFFFFFFFFFFFFF5D576E7357A4501DDFE92F46681B20A0
+_HEX = frozenset(string.hexdigits)
 _RECOVERY_IDS = {0: 0, 1: 1, 27: 0, 28: 1}
 _MAGIC = bytes.fromhex("1626ba7e")
 _MAGIC_WORD = _MAGIC.ljust(32, b"\0")
@@ -48,20 +50,18 @@ def parse_signature(text: str) -> bytes:
 
     Raises ValueError on other text, and on 65 bytes with a high s or another v.
     """
-    if text[:2] not in ("0x", "0X") or len(text) % 2:
-        raise ValueError("a signature is 0x followed by an even number of hex digits")
     digits = text[2:]
+    if text[:2] not in ("0x", "0X") or len(digits) % 2 or not _HEX.issuperset(digits):
+        raise ValueError("must be 0x followed by an even number of hex digits")
     if not digits or len(digits) > 2 * SIGNATURE_BYTES_MAX:
-        raise ValueError("a signature has 65 bytes, or up to 4096 for a contract wallet")
-    if not digits.isascii() or not digits.isalnum():
-        raise ValueError("a signature is 0x followed by an even number of hex digits")
+        raise ValueError("must have 65 bytes, or up to 4096 for a contract wallet")
     raw = bytes.fromhex(digits)
     if len(raw) != KEY_SIGNATURE_BYTES:
         return raw
     if raw[64] not in _RECOVERY_IDS:
-        raise ValueError("the last byte of a 65-byte signature is 0, 1, 27 or 28")
+        raise ValueError("must end with 0, 1, 27 or 28 when it has 65 bytes")
     if int.from_bytes(raw[32:64], "big") > _HALF_ORDER:
-        raise ValueError("the signature has a high s")
+        raise ValueError("must have a low s when it has 65 bytes")
     return raw
 
 

@@ -209,7 +209,10 @@ def check_sign_in(
             "domain_mismatch", f"The message is for another domain. Sign a message for {origin.authority}."
         )
     if not origin.is_origin_of(message.uri):
-        return _refused("uri_mismatch", f"The URI of the message is not under {origin}.")
+        return _refused(
+            "uri_mismatch",
+            f"The URI of the message is not under {origin}. Sign a message with a URI under it.",
+        )
     issued_ms = parse_moment(message.issued_at)
     if issued_ms > now_ms + CLOCK_SLACK_MS:
         return _expired(
@@ -222,7 +225,10 @@ def check_sign_in(
     if message.expiration_time is not None and parse_moment(message.expiration_time) <= now_ms:
         return _expired("expired", "The message has expired. Sign a new one.")
     if message.not_before is not None and parse_moment(message.not_before) > now_ms:
-        return _expired("not_yet_valid", "The message is not valid yet.")
+        return _expired(
+            "not_yet_valid",
+            "The message is not valid yet. Sign one without notBefore, or with an earlier one.",
+        )
     return None
 
 

@@ -99,7 +99,7 @@ def _parse_headers(headers: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
     try:
         signature = parse_signature(text[SIGNATURE_HEADER])
     except ValueError as exc:
-        return _malformed(SIGNATURE_HEADER, "malformed", f"is not valid: {exc}")
+        return _malformed(SIGNATURE_HEADER, "malformed", str(exc))
     binding: Binding | None = None
     if PARAMS_HEADER in text:
         try:

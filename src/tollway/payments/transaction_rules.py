@@ -384,7 +384,7 @@ def explain_result(
         case HeldByRestore():
             return Problem(
                 code=Code.PAYMENT_HELD,
-                detail="The payment was mined before this gateway's ledger was restored; the operator must admit it.",
+                detail="The payment was mined before this gateway's ledger was restored. Ask the operator to admit it.",
                 payment_state="held",
             )
         case Refused():
@@ -430,15 +430,15 @@ def _pending(detail: str, *, reason: str, retry_after_s: int = PENDING_RETRY_S) 
 
 
 _DETAILS = {
-    TransactionReason.TRANSACTION_FAILED: "The transaction failed on the chain and moved nothing.",
-    TransactionReason.WRONG_CHAIN: "This listing is not sold on that network.",
-    TransactionReason.WRONG_TOKEN: "The transaction moved another token than this listing accepts.",
-    TransactionReason.WRONG_RECIPIENT: "The transaction paid another wallet than this listing's payTo.",
+    TransactionReason.TRANSACTION_FAILED: "The transaction failed on the chain and moved nothing. Send a new one.",
+    TransactionReason.WRONG_CHAIN: "This listing is not sold on that network. Pay one of the options in the terms.",
+    TransactionReason.WRONG_TOKEN: "The transaction moved another token than this listing accepts. Pay one of the options in the terms.",
+    TransactionReason.WRONG_RECIPIENT: "The transaction paid another wallet than this listing's payTo. Pay the payTo of the terms.",
     TransactionReason.INTERNAL_TRANSFER: "Native currency counts only when the transaction itself pays payTo, "
     "not when a contract forwards it.",
     TransactionReason.AUTHORIZATION_TRANSFER: "The transfer was made by a signed authorisation (EIP-3009); it cannot "
     "be used as X-Payment-Tx.",
-    TransactionReason.NO_TRANSFER: "The transaction transferred nothing that this listing accepts.",
+    TransactionReason.NO_TRANSFER: "The transaction transferred nothing that this listing accepts. Pay one of the options in the terms.",
     TransactionReason.RETURNED: "The payee returned the value in the same transaction.",
     TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit of the ledger.",
     TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than one payment in the ledger can be.",

@@ -90,11 +90,17 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
         Code.INVALID_REQUEST,
         "The request carries more than one payment; send exactly one.",
     ),
-    AuthorizationReason.SCHEME: (_UNSUPPORTED, "Only the scheme `exact` is accepted."),
-    AuthorizationReason.NETWORK: (_UNSUPPORTED, "This listing is not sold on that network by authorisation."),
+    AuthorizationReason.SCHEME: (
+        _UNSUPPORTED,
+        "Only the scheme `exact` is accepted; pay one of the options in the terms.",
+    ),
+    AuthorizationReason.NETWORK: (
+        _UNSUPPORTED,
+        "This listing is not sold on that network by authorisation; pay one of the options in the terms.",
+    ),
     AuthorizationReason.TOKEN: (
         _UNSUPPORTED,
-        "This listing does not accept authorisations (EIP-3009) of that token.",
+        "This listing does not accept authorisations (EIP-3009) of that token; pay one of the options in the terms.",
     ),
     AuthorizationReason.TRANSFER_METHOD: (
         _UNSUPPORTED,
@@ -112,7 +118,10 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
         _FAILED,
         "The payer and payTo are the same wallet; pay from another wallet.",
     ),
-    AuthorizationReason.AMOUNT: (_FAILED, "The authorisation must be for exactly the price."),
+    AuthorizationReason.AMOUNT: (
+        _FAILED,
+        "The authorisation must be for exactly the price; sign the amount in the terms.",
+    ),
     AuthorizationReason.NOT_YET_VALID: (
         _FAILED,
         "The authorisation is not valid yet; sign with an earlier validAfter.",
@@ -144,11 +153,11 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     ),
     AuthorizationReason.SIMULATION_FAILED: (
         _FAILED,
-        "The token contract refuses the transfer in simulation.",
+        "The token contract refuses the transfer in simulation; check the paying wallet's balance and that the token does not block it.",
     ),
     AuthorizationReason.ALREADY_USED: (
         Code.PAYMENT_ALREADY_USED,
-        "The nonce of this authorisation is used or cancelled on the chain, so it cannot pay for this call.",
+        "The nonce of this authorisation is used or cancelled on the chain, so it cannot pay for this call; sign a new one.",
     ),
     AuthorizationReason.CHALLENGE: (
         _FAILED,

@@ -159,8 +159,8 @@ def bazaar_router(services: BazaarServices) -> Router:
             query.refuse("query", "required", "must be given")
         start = query.parsed("cursor", _parse_cursor) or 0
         query.finish()
-        query = ListingQuery(limit=limit, skip=start, words=words, sort="relevance")
-        page = await _find_page(services, wanted, query)
+        listing_query = ListingQuery(limit=limit, skip=start, words=words, sort="relevance")
+        page = await _find_page(services, wanted, listing_query)
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX
         cursor = str(start + limit) if has_more and not is_cut else None

@@ -370,7 +370,7 @@ def _read_outcome(raw: bytes) -> CallState:
         raise Refusal(
             Problem(
                 code=Code.VALIDATION_FAILED,
-                detail="The resolution is not valid. Correct the members in errors.",
+                detail="These fields are not valid: /outcome. Correct them; `errors` says how.",
                 errors=tuple(errors),
             )
         )

@@ -87,9 +87,7 @@ from tollway.web.listing_json import (
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryParameters, format_time
 
-_NOT_FOUND = Problem(
-    code=Code.API_NOT_FOUND, detail="There is no API with this id. GET /api/v2/apis lists all."
-)
+_NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="No API has this id. GET /api/v2/apis lists all APIs.")
 _RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
 _SUSPENDED = Problem(code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended")
 
@@ -603,7 +601,7 @@ class OwnershipRoutes:
     async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
         listing = await find_listing(self._services.catalog, _listing_id(request))
         if listing.provider != provider:
-            detail = "Only the wallet that published this API may request a check of its ownership."
+            detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
         if self._services.is_blocked(provider):
             raise Refusal(BLOCKED)
