@@ -187,7 +187,7 @@ async def test_an_authorisation_of_a_released_call_may_pay_another(ledger: Any) 
     await assert_balanced(ledger)
 
 
-async def test_a_settlement_that_surely_failed_frees_the_authorisation(ledger: Any) -> None:
+async def test_a_settlement_that_failed_finally_frees_the_authorisation(ledger: Any) -> None:
     claim = await bring(ledger, CallState.SETTLING)
     assert await conclude(ledger, claim, transfer=None) is CallState.RELEASED
     assert isinstance(await ledger.claim(authorized_claim(claim.authorization)), Claimed)
@@ -336,7 +336,7 @@ async def test_unfinal_value_is_limited_for_authorisations_too(ledgers: Any) -> 
 
 
 @pytest.mark.parametrize("after", [CallState.RELEASED, CallState.UNKNOWN])
-async def test_an_unsettled_call_ends_without_money(ledger: Any, after: CallState) -> None:
+async def test_an_unsettled_call_ends_without_payment(ledger: Any, after: CallState) -> None:
     claim = await bring(ledger, CallState.FORWARDING)
     assert await ledger.close(close_of(claim, after)) == Closed(remaining_units=None)
     assert (await ledger.find_authorized_call(claim.authorization.key)).state is after

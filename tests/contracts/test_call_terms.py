@@ -211,7 +211,7 @@ def test_an_id_depends_on_every_part_and_on_nothing_else() -> None:
     assert len(others | {reference_of(TERMS).terms_id}) == len(changes) + 1
 
 
-def test_no_more_is_remembered_than_there_is_space_for() -> None:
+def test_known_terms_have_a_maximum() -> None:
     known = KnownTerms(at_most=3)
     terms = [TERMS._replace(price=str(price)) for price in range(5)]
     for one in terms:

@@ -142,7 +142,7 @@ async def test_finds_exactly_what_was_published(catalog: Catalog) -> None:
 @pytest.mark.parametrize(
     "odd", ["", "api_none", "\x00", "a" * 65, "äpi", "\udc80", "'; DROP TABLE listing; --"]
 )
-async def test_an_unknown_id_is_nobodys(catalog: Catalog, odd: str) -> None:
+async def test_an_unknown_id_finds_nothing(catalog: Catalog, odd: str) -> None:
     assert await catalog.find(ListingId(odd)) is None
     assert await catalog.terms_since(ListingId(odd), 0) == ()
 
@@ -265,7 +265,7 @@ async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(c
     assert (await catalog.terms_since(listing.id, 0))[0].described == ()
 
 
-async def test_a_version_of_older_tables_does_not_say_what_it_sold(database: Database) -> None:
+async def test_a_version_of_older_tables_has_no_operations(database: Database) -> None:
     """One that had ended when the tables learnt what a version sells sets no price."""
     catalog = make_store(database, Clock())
     listing = make_listing(methods=("GET",), other_paths="refuse")
@@ -313,7 +313,7 @@ async def test_terms_since_a_moment(catalog: Catalog) -> None:
     assert await prices_since(21) == ["2"]
 
 
-async def test_a_shelf_carries_the_terms_of_two_days(setup: Setup) -> None:
+async def test_a_catalog_entry_has_the_terms_of_two_days(setup: Setup) -> None:
     listing = make_listing()
     await setup.catalog.publish(listing)
     edited = replace(listing, pay_to=BOB, updated_ms=listing.created_ms + MINUTE)
@@ -359,7 +359,7 @@ async def test_a_paused_listing_stays_in_lists(catalog: Catalog) -> None:
     assert (await catalog.search(ListingQuery())).total == 1
 
 
-async def test_an_own_change_shows_at_once(catalog: Catalog) -> None:
+async def test_a_change_by_this_gateway_is_visible_at_once(catalog: Catalog) -> None:
     listing = make_listing()
     assert await catalog.find(listing.id) is None
     await catalog.publish(listing)
@@ -370,7 +370,7 @@ async def test_an_own_change_shows_at_once(catalog: Catalog) -> None:
         await catalog.revise(replace(listing, name=f"edit {revision}"), expected_revision=revision)
 
 
-async def test_a_change_elsewhere_shows_within_a_second(setup: Setup) -> None:
+async def test_a_change_by_another_gateway_is_visible_within_a_second(setup: Setup) -> None:
     listing = make_listing()
     await setup.catalog.publish(listing)
     await setup.catalog.find(listing.id)
@@ -626,7 +626,7 @@ WORDS: list[tuple[str, list[int]]] = [
 ]
 
 
-async def test_words_find_the_same_everywhere_and_odd_input_never_fails(catalog: Catalog) -> None:
+async def test_a_search_finds_the_same_on_both_databases_and_never_fails(catalog: Catalog) -> None:
     await publish_all(catalog, TEXTS)
     for words, numbers in WORDS:
         page = await catalog.search(ListingQuery(words=words))

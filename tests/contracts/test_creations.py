@@ -177,7 +177,7 @@ async def test_a_key_is_remembered_for_a_day(setup: Setup) -> None:
     assert isinstance(await setup.begin(), CreationBegun)
 
 
-async def test_a_wallet_has_so_many_keys_and_no_more(setup: Setup) -> None:
+async def test_a_wallet_has_a_maximum_number_of_keys(setup: Setup) -> None:
     setup.creations, setup.catalog = setup.make(replace(DEFAULT_LIMITS, creation_keys_max=2))
     first, second = await setup.begin(key="1"), await setup.begin(key="2")
     assert await setup.publish(first, "api_1")
@@ -215,7 +215,7 @@ async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
     assert 55 <= len(kept) <= 64
 
 
-async def test_tables_that_know_no_keys_refuse_keyed_creations_and_take_others(database: Database) -> None:
+async def test_tables_without_keys_refuse_keyed_creations_and_accept_others(database: Database) -> None:
     """New code on the tables of a release that had no such table."""
     clock = Clock()
     await database.write(creation_table.drop)

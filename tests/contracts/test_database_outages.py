@@ -115,7 +115,7 @@ async def refused(database: PostgresDatabase, *statements: str) -> StorageUnavai
     return caught.value
 
 
-async def test_a_connection_to_a_read_only_server_is_thrown_away(database: PostgresDatabase) -> None:
+async def test_a_connection_to_a_read_only_server_is_discarded(database: PostgresDatabase) -> None:
     await database.write(run("SET SESSION default_transaction_read_only = on"))
     await refused(database, "INSERT INTO t VALUES (1)")
     await database.write(run("INSERT INTO t VALUES (2)"))
@@ -162,7 +162,7 @@ async def test_an_operators_default_does_not_choose_our_isolation(postgres_url: 
         await database.close()
 
 
-async def test_a_read_that_would_write_is_our_mistake_and_no_outage(database: PostgresDatabase) -> None:
+async def test_a_read_that_would_write_is_a_defect_and_not_an_outage(database: PostgresDatabase) -> None:
     with pytest.raises(StorageUnavailable):
         await database.read(run("INSERT INTO t VALUES (1)"))
     assert await numbers(database) == []
@@ -224,7 +224,7 @@ async def cancel_wait(operator: Any) -> None:
     await operator.execute("SELECT pg_cancel_backend($1)", process)
 
 
-async def test_a_commit_that_did_not_wait_for_the_standby_is_not_believed(
+async def test_a_commit_that_did_not_wait_for_the_standby_counts_as_unknown(
     database: PostgresDatabase, operator: Any, lonely: None
 ) -> None:
     async with asyncio.TaskGroup() as group:
@@ -234,7 +234,7 @@ async def test_a_commit_that_did_not_wait_for_the_standby_is_not_believed(
     assert await numbers(database) == [1]  # it is there, but it may go
 
 
-async def test_what_is_found_after_doubt_is_waited_for_before_it_is_believed(
+async def test_a_row_found_after_an_unknown_commit_counts_only_when_it_is_durable(
     database: PostgresDatabase, operator: Any, lonely: None
 ) -> None:
     """As when a batch whose commit was cut off is written again, and finds its claims there: they would be lost with the
@@ -268,7 +268,7 @@ async def test_reads_the_server_settings_that_can_lose_commits(database: Postgre
     assert (found.standbys, found.is_read_only, found.hosts) == ("", False, 1)
 
 
-async def test_what_waits_for_a_gateway_that_stands_still_in_a_transaction_goes_on_and_does_not_fail(
+async def test_writes_that_wait_for_a_paused_gateways_transaction_continue(
     database: PostgresDatabase,
 ) -> None:
     """Its session ends before others give up on its lock."""

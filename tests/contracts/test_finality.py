@@ -90,7 +90,7 @@ async def test_unchecked_payments_are_listed_and_stay_unfinal(ledger: Any) -> No
     assert block.is_agreed
 
 
-async def test_what_is_raised_or_comes_back_is_to_be_read_again(ledger: Any) -> None:
+async def test_a_payment_that_is_raised_or_returns_is_read_again(ledger: Any) -> None:
     """The claim of one node may have been enough."""
     raised, back = await pay(ledger, "raised"), await pay(ledger, "back", 6)
     await ledger.mark_checked([raised.id], block_number=5, block_hash=b"\x05" * 32, now_ms=NOW_MS)
@@ -236,7 +236,7 @@ async def test_what_is_held_by_dispute_is_not_final_before_it_is_freed(ledgers: 
     assert isinstance(await ledger.claim(claim_on(held)), Claimed)
 
 
-async def test_what_left_its_chain_while_held_by_dispute_comes_back_spendable(ledger: Any) -> None:
+async def test_a_payment_that_left_its_chain_while_disputed_returns_spendable(ledger: Any) -> None:
     payment = await pay(ledger, "a")
     await ledger.hold_disputed([payment.id])
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)

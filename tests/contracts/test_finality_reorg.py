@@ -62,7 +62,7 @@ async def assert_balanced(ledger: Any) -> None:
 
 
 @pytest.mark.parametrize("is_final", [False, True])
-async def test_a_call_stays_paid_where_its_money_is_now(ledger: Any, is_final: bool) -> None:
+async def test_a_call_stays_paid_when_its_units_move_to_another_payment(ledger: Any, is_final: bool) -> None:
     claim = await settled(ledger)
     assert await move_transfer(ledger, claim, is_final=is_final) is True
     there = await payment(ledger, "elsewhere")
@@ -80,7 +80,7 @@ async def test_a_call_stays_paid_where_its_money_is_now(ledger: Any, is_final: b
     await assert_balanced(ledger)
 
 
-async def test_a_debt_ends_when_the_money_is_found_elsewhere(ledger: Any) -> None:
+async def test_a_debt_ends_when_another_payment_covers_it(ledger: Any) -> None:
     claim = await settled(ledger)
     await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS)
     assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
@@ -117,7 +117,7 @@ async def test_an_older_debt_of_the_account_is_paid_first(ledger: Any) -> None:
     await assert_balanced(ledger)
 
 
-async def test_credit_goes_along_with_what_was_bought_for_it(ledger: Any) -> None:
+async def test_credit_moves_with_the_authorisation_that_it_came_from(ledger: Any) -> None:
     claim = await settled(ledger, method="POST")
     spent = claim_on(await payment(ledger, "settled"), 3)
     await ledger.claim(spent)
@@ -146,7 +146,7 @@ async def test_credit_that_was_gone_pays_for_what_it_had_bought(ledger: Any) -> 
     await assert_balanced(ledger)
 
 
-async def test_only_its_own_part_of_a_transaction_goes_along(ledger: Any) -> None:
+async def test_only_the_own_part_of_a_transaction_moves(ledger: Any) -> None:
     """Any sender may put several authorisations into one transaction, and only some of them into the next one."""
     first, second, credit = (
         await settled(ledger, 4),

@@ -121,7 +121,7 @@ async def test_a_repeat_that_was_served_is_in_doubt_no_more(ledger: FaultyLedger
     assert await states(ledger) == ["unknown"]
 
 
-async def test_a_repeat_that_fails_throws_no_doubt_on_the_one_that_runs(ledger: FaultyLedger) -> None:
+async def test_a_repeat_that_fails_does_not_put_the_running_one_in_doubt(ledger: FaultyLedger) -> None:
     claim = await make_unknown(ledger)
     assert isinstance(await reopen(ledger, claim), Claimed)
     ledger.database.fail_before = lambda: True
@@ -138,7 +138,7 @@ async def test_a_repeat_that_fails_throws_no_doubt_on_the_one_that_runs(ledger: 
 # Writes that hang while reads go on
 
 
-async def test_where_reads_work_and_writes_do_not_the_second_failure_is_everybodys(
+async def test_when_only_writes_fail_the_second_failure_fails_every_entry(
     ledger: FaultyLedger,
 ) -> None:
     payment = await ledger.pay(100)
@@ -231,7 +231,7 @@ async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_eac
 # A grant that came late
 
 
-async def test_a_claim_that_comes_after_half_a_lease_is_given_back(ledger: FaultyLedger) -> None:
+async def test_a_claim_granted_after_half_a_lease_is_undone(ledger: FaultyLedger) -> None:
     payment = await ledger.pay(10)
     ledger.database.after.clear()
     claim = start(ledger.ledger.claim(claim_on(payment)))
@@ -259,7 +259,7 @@ async def test_a_claim_whose_caller_slept_after_its_commit_is_given_back(ledger:
     assert sorted(await states(ledger)) == ["forwarding", "released"]
 
 
-async def test_a_repeat_that_comes_after_half_a_lease_goes_back_to_unknown(ledger: FaultyLedger) -> None:
+async def test_a_repeat_granted_after_half_a_lease_returns_to_unknown(ledger: FaultyLedger) -> None:
     claim = await make_unknown(ledger)
     ledger.database.after.clear()
     committed = ledger.database.committed

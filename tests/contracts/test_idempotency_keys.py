@@ -79,7 +79,7 @@ async def test_a_key_is_claimed_once_and_costs_nothing_more(ledger: Any) -> None
     assert isinstance(await ledger.claim(keyed(payment, None)), Claimed)
 
 
-async def test_a_key_stands_for_its_wallet_whatever_it_pays_with(ledger: Any) -> None:
+async def test_a_key_belongs_to_its_wallet_on_every_rail(ledger: Any) -> None:
     claim = keyed(await paid(ledger))
     await ledger.claim(claim)
     other = keyed(await paid(ledger, name="second"))
@@ -139,7 +139,7 @@ async def test_a_key_is_taken_until_its_call_is_released(ledger: Any, to: CallSt
     assert isinstance(await ledger.claim(keyed(payment)), KeyTaken) is is_taken
 
 
-async def test_a_key_is_forgotten_with_its_answer(ledgers: Any, ledger: Any) -> None:
+async def test_a_key_is_deleted_with_its_response(ledgers: Any, ledger: Any) -> None:
     payment = await paid(ledger)
     await ledger.claim(keyed(payment, created_ms=NOW_MS))
     ledgers.clock.ms += TTL_MS

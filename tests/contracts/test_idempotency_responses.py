@@ -71,7 +71,7 @@ async def test_an_answer_that_is_too_large_alone_is_not_kept(ledgers: Any) -> No
     assert await tight.keep(name(3), PAYER, answer(51), now_ms=NOW_MS) is False
 
 
-async def test_the_oldest_of_a_payer_goes_first(ledgers: Any) -> None:
+async def test_the_oldest_response_of_a_payer_is_deleted_first(ledgers: Any) -> None:
     answers = ledgers.answers(answers_per_payer_bytes_max=100)
     await answers.keep(name(9), OTHER, answer(100), now_ms=NOW_MS)
     for n, size in enumerate((40, 30, 30)):

@@ -199,7 +199,7 @@ async def test_reencryption_changes_the_encrypted_columns_alone(database: Databa
     assert await read() == before
 
 
-async def test_providers_who_change_their_secret_meanwhile_have_the_last_word(database: Database) -> None:
+async def test_a_secret_that_its_provider_changes_during_reencryption_is_kept(database: Database) -> None:
     """Revisions and re-encryptions of the same rows at once: no deadlock, and no revision is undone."""
     count = 60
     await Gateway(database, OLD).publish(*range(count))

@@ -309,7 +309,7 @@ def test_the_gateway_with_the_smallest_handicap_leads(
 
 
 @pytest.mark.parametrize("before", list(itertools.product(range(3), repeat=3)))
-def test_whatever_networks_are_lost_a_duty_is_never_left_and_the_best_ends_up_alone(
+def test_for_every_set_of_lost_networks_one_gateway_with_the_most_networks_leads(
     before: tuple[int, ...],
 ) -> None:
     """Three gateways check one after another, from every combination of states to every other."""

@@ -138,14 +138,14 @@ async def test_callers_that_waited_after_the_last_batch_count(patient: FaultyLed
     assert patient.sizes == [1, 10]
 
 
-async def test_a_caller_long_after_a_large_batch_waits_for_no_other(patient: FaultyLedger) -> None:
+async def test_a_caller_long_after_a_large_batch_does_not_wait_for_others(patient: FaultyLedger) -> None:
     await asyncio.gather(*(patient.ledger.claim(claim_on(None)) for _ in range(10)))
     patient.ticks_ms += BATCH_WAIT_RECENT_MS
     await patient.ledger.claim(claim_on(None))
     assert patient.sizes == [10, 1]
 
 
-async def test_callers_that_do_not_come_back_are_waited_for_no_longer_than_that(database: Database) -> None:
+async def test_the_wait_for_the_callers_of_the_last_batch_has_a_maximum(database: Database) -> None:
     ledger = FaultyLedger(database, batch_wait_s=0.0)
     await ledger.ledger.open()
     *closes, _ = await run_full_batches(ledger, 10)

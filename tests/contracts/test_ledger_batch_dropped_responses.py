@@ -382,7 +382,7 @@ async def test_a_close_is_tried_again_before_its_answer_is_dropped(
             assert (harness.gateway.earned, harness.gateway.transfers) == (PRICE, 1)
 
 
-async def test_patience_with_a_close_has_an_end(database: Database) -> None:
+async def test_the_retries_of_a_close_end(database: Database) -> None:
     row = Row(name="", rail="tx", method="GET", fault=CLOSE_LOST, soon="")
     async with open_faulty_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
         harness = Harness(gateways=gateways, row=row)

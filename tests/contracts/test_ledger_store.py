@@ -585,7 +585,7 @@ async def test_the_provider_decides_unknown_calls_only(
 # Recovery
 
 
-async def test_calls_of_a_dead_gateway_become_unknown_and_are_fenced(ledgers: Any) -> None:
+async def test_calls_of_a_killed_gateway_become_unknown_and_are_fenced(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await bring(one, await paid(one, 10), CallState.FORWARDING)
     await ledgers.bury("one")

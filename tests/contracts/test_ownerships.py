@@ -119,7 +119,7 @@ async def test_the_count_of_failures_is_kept_and_the_seventh_ends_a_proof(harnes
         ("dns", {"suspended_ms": 5}, True),
     ],
 )
-async def test_an_edit_ends_what_it_takes_away_the_ground_of(
+async def test_an_edit_of_the_origin_ends_its_proof(
     harness: Harness, method: Method, changes: dict[str, object], is_kept: bool
 ) -> None:
     listing = await harness.publish()

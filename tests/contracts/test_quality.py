@@ -69,7 +69,7 @@ async def publish(catalog: Catalog) -> None:
         await catalog.publish(sample_listing(id=listing_id, provider=Address(b"\xaa" * 20)))
 
 
-async def test_calls_add_up_over_days_and_show_once_they_are_enough(setup: Setup) -> None:
+async def test_calls_add_up_over_days_and_quality_appears_at_the_minimum(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 10), (FAILED, 4), day=TODAY - 29)
     await setup.count(ONE, (FAST, 3))
     assert await setup.book.update_sums([ONE], today=TODAY) == {ONE: 17}
@@ -91,7 +91,7 @@ async def test_a_day_that_is_over_thirty_days_ago_counts_no_more(setup: Setup) -
     assert await setup.quality() == Quality(calls=20, success_ppm=0, p50_ms=None, p95_ms=None)
 
 
-async def test_sums_age_without_new_calls_until_they_say_nothing(setup: Setup) -> None:
+async def test_sums_without_new_calls_expire(setup: Setup) -> None:
     await setup.count(ONE, (FAST, 20))
     await setup.count(TWO, (FAST, 30))
     await setup.count(ONE, (FAILED, 20), day=TODAY - 10)
@@ -110,7 +110,7 @@ async def test_sums_age_without_new_calls_until_they_say_nothing(setup: Setup) -
     assert await setup.book.find_outdated(today=TODAY + 99, count_max=10) == ()
 
 
-async def test_what_counts_no_more_is_forgotten_in_pieces(setup: Setup) -> None:
+async def test_expired_counts_are_deleted_in_batches(setup: Setup) -> None:
     for day in (TODAY - 32, TODAY - 31, TODAY - 30, TODAY - 29):
         await setup.count(ONE, (FAST, 30), (FAILED, 30), day=day)
     assert await setup.book.forget(today=TODAY, rows_max=4) == 4

@@ -238,7 +238,7 @@ def test_the_lease_outlives_every_timeout_of_the_database() -> None:
     assert DEFAULT_LIMITS.owner_lease_s + 2 * DEFAULT_LIMITS.recovery_interval_s < 60
 
 
-async def test_gateways_long_dead_are_forgotten_unless_they_left_calls_open(database: Database) -> None:
+async def test_rows_of_stopped_gateways_are_deleted_unless_they_have_open_calls(database: Database) -> None:
     clock = SharedClock()
     async with Gateway(database, "busy", shared_clock=clock) as busy:
         await busy.claim(claim_on(await paid(busy)))

@@ -188,7 +188,9 @@ async def test_a_jump_of_the_database_s_clock_ends_no_hold_early(
 
 
 @pytest.mark.postgres
-async def test_a_gateway_that_died_before_the_database_clock_was_set_back_is_dead(postgres_url: str) -> None:
+async def test_a_gateway_that_stopped_before_the_database_clock_was_set_back_counts_as_stopped(
+    postgres_url: str,
+) -> None:
     async with open_postgres(postgres_url) as database, open_stage(database) as harness:
         clocks = harness.clocks
         dead, one, two = [await harness.enter(name) for name in ("dead", "one", "two")]

@@ -156,7 +156,7 @@ async def test_a_session_ends_at_its_expiry(store: SessionStore, late_ms: int, i
     assert (found is not None) is is_good
 
 
-async def test_pruning_forgets_what_has_expired_and_nothing_else(store: SessionStore) -> None:
+async def test_pruning_deletes_expired_rows_only(store: SessionStore) -> None:
     await store.issue_nonce(NONCE)
     await store.put_session(SESSION)
     await store.remember_signature_nonce("erc8128:1:0xab", "n", expires_ms=NOW_MS + 1_000)

@@ -83,7 +83,7 @@ async def assert_balanced(ledger: Any) -> None:
 # To settling
 
 
-async def test_an_answer_that_costs_goes_to_settling_with_its_transaction(ledger: Any) -> None:
+async def test_a_charged_response_goes_to_settling_with_its_transaction(ledger: Any) -> None:
     claim = await opened(ledger)
     attempt = attempt_of(claim, fee_max_wei=2**80)
     close = close_of(claim, CallState.SETTLING, upstream_status=201, upstream_latency_ms=7)
@@ -254,7 +254,7 @@ async def test_filling_takes_no_nonce_that_another_call_has_or_that_comes_next(l
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("is_final", [False, True])
-async def test_money_that_moved_is_a_payment_that_this_call_took(
+async def test_a_settled_transfer_is_a_payment_taken_by_its_call(
     ledger: Any, method: str, is_final: bool
 ) -> None:
     claim = await settling(ledger, method=method)
@@ -284,7 +284,7 @@ async def test_a_settled_transfer_buys_nothing_else(ledger: Any) -> None:
     assert (again.id, again.remaining_units, again.is_authorized) == (payment.id, 0, True)
 
 
-async def test_a_settlement_that_surely_failed_releases_the_call(ledger: Any) -> None:
+async def test_a_settlement_that_failed_finally_releases_the_call(ledger: Any) -> None:
     claim = await settling(ledger)
     assert await conclude(ledger, claim, transfer=None) is CallState.RELEASED
     record = await ledger.find_call(claim.call_id)
@@ -539,7 +539,7 @@ async def test_credit_pays_the_debt_of_its_account_first(ledger: Any) -> None:
     await assert_balanced(ledger)
 
 
-async def test_one_of_many_sweepers_concludes(ledgers: Any) -> None:
+async def test_one_of_many_recoveries_concludes(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await orphaned(one, method="POST")
     outcomes = await asyncio.gather(
@@ -670,7 +670,7 @@ async def test_an_unknown_call_is_concluded_only_as_it_was_seen(ledger: Any) -> 
 # Recovery
 
 
-async def test_the_settling_calls_of_a_dead_gateway_are_orphaned(ledgers: Any) -> None:
+async def test_the_settling_calls_of_a_stopped_gateway_are_orphaned(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
     claim = await settling(one)
     await ledgers.bury("one")

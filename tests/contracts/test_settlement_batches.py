@@ -272,7 +272,7 @@ async def test_settlements_are_written_while_the_ledger_stops(ledger: FaultyLedg
     await plug
 
 
-async def test_the_settlements_of_another_dead_gateway_are_orphaned(database: Database) -> None:
+async def test_the_settlements_of_another_stopped_gateway_are_orphaned(database: Database) -> None:
     dead, living = FaultyLedger(database, "dead"), FaultyLedger(database, "living")
     for one in (dead, living):
         await one.ledger.renew_ownership(now_ms=NOW_MS)

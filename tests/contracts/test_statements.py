@@ -151,7 +151,7 @@ async def test_a_caller_that_leaves_during_a_statement_does_not_affect_the_next(
         assert await found(database, "left", "stayed") == ["stayed"]
 
 
-async def test_a_column_that_others_have_changed_is_stumbled_over_once(
+async def test_a_column_type_changed_by_another_process_fails_one_statement_only(
     postgres_url: str, open_database: Any
 ) -> None:
     """Migrations only add; but after a manual change of a type no gateway may keep a plan that fails."""

@@ -273,7 +273,7 @@ LIMIT_GUARDS = (
         "rate_limits.redis_windows:RedisWindows.undo_hit",
         "        self._enqueue(lambda: self._client.lpop(window))\n",
         "        _ = window\n",
-        test="rate_limits/test_redis_windows.py::test_what_is_given_back_counts_no_more_at_any_gateway",
+        test="rate_limits/test_redis_windows.py::test_a_returned_hit_counts_at_no_gateway",
     ),
     guard(
         "X5",
@@ -353,7 +353,7 @@ LIMIT_GUARDS = (
         "rate_limits.limiter:Quota.charge",
         "        wait_s = await self._rate_limiter.hit(self._by_wallet, wallet.hex())\n",
         "        wait_s = None\n",
-        test="rate_limits/test_limiter_quota.py::test_a_wallet_has_its_share_from_wherever_it_asks",
+        test="rate_limits/test_limiter_quota.py::test_a_wallet_has_one_quota_for_all_addresses",
     ),
     guard(
         "X5",

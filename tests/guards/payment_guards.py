@@ -351,7 +351,7 @@ PAYMENT_GUARDS = (
         "storage.catalog_tables:read_terms",
         'status=row.status or "unrecorded"',
         'status=row.status or "active"',
-        test="contracts/test_catalog.py::test_a_version_of_older_tables_does_not_say_what_it_sold",
+        test="contracts/test_catalog.py::test_a_version_of_older_tables_has_no_operations",
     ),
     guard(
         "P15",
@@ -729,7 +729,7 @@ PAYMENT_GUARDS = (
         "storage.payments:raise_payment",
         "            is_authorized=is_authorized,\n            checked_ms=NEVER_MS,\n",
         "            is_authorized=is_authorized,\n",
-        test="contracts/test_finality.py::test_what_is_raised_or_comes_back_is_to_be_read_again[sqlite]",
+        test="contracts/test_finality.py::test_a_payment_that_is_raised_or_returns_is_read_again[sqlite]",
     ),
     guard(
         "P6",
@@ -780,7 +780,7 @@ PAYMENT_GUARDS = (
         "    is_held = payment.is_held and bool(",
         "    is_held = payment.is_held or bool(",
         test="contracts/test_finality.py::"
-        "test_what_left_its_chain_while_held_by_dispute_comes_back_spendable[sqlite]",
+        "test_a_payment_that_left_its_chain_while_disputed_returns_spendable[sqlite]",
     ),
     guard(
         "P16",

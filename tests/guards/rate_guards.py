@@ -59,7 +59,7 @@ RATE_GUARDS = (
         "rate_limits.windows:_Window.add",
         "        if self.slices and ",
         "        if False and ",
-        test="rate_limits/test_windows.py::test_however_much_a_window_allows_it_takes_little_memory",
+        test="rate_limits/test_windows.py::test_a_window_of_a_high_limit_takes_little_memory",
     ),
     guard(
         "K4",

@@ -126,7 +126,7 @@ async def test_its_form_of_a_transaction_pays_for_several_calls(harness: Harness
     assert await harness.earned() - before == 2 * PRICE_UNITS
 
 
-async def test_its_words_on_mcp_call_the_same_operations(harness: Harness) -> None:
+async def test_its_mcp_section_calls_the_same_operations(harness: Harness) -> None:
     agent, payer = await harness.fetch_agent(), await harness.cluster.wallet()
     listed = await _ask_mcp(harness, agent, "tools/list")
     assert [tool["name"] for tool in listed["tools"]] == [one["tool"] for one in agent["operations"]]
@@ -166,7 +166,7 @@ async def _ask_mcp(harness: Harness, agent: dict[str, Any], method: str, **param
     return result
 
 
-async def test_its_words_on_signing_in_show_the_bill(harness: Harness) -> None:
+async def test_its_sign_in_section_reads_the_history(harness: Harness) -> None:
     agent, payer = await fetch_with_x402(harness), await harness.cluster.wallet()
     answer = await harness.send(find_example(agent, "GET"), reader.pay_by_x402(agent, payer.private_key))
     told = agent["history"]
@@ -210,6 +210,6 @@ async def test_every_link_of_it_is_there(harness: Harness) -> None:
         assert reply.status == 200, name
 
 
-async def test_the_books_are_right(harness: Harness) -> None:
+async def test_the_ledger_is_balanced(harness: Harness) -> None:
     report = await harness.cluster.audit(harness.gateway)
     assert (report.wrong, report.held_calls) == ((), ())

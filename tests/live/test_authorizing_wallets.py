@@ -117,7 +117,7 @@ async def test_a_wallet_pays_by_its_owners_signature(harness: Harness, dialect: 
     assert harness.cluster.provider.count(path) == 1
 
 
-async def test_a_wallet_pays_by_nobody_elses_signature(harness: Harness) -> None:
+async def test_a_wallet_does_not_pay_by_another_keys_signature(harness: Harness) -> None:
     payer, path = await harness.customer("OwnedWallet"), fresh_path()
     stranger = await harness.cluster.wallet()
     sent = await harness.count_sent()
@@ -129,7 +129,7 @@ async def test_a_wallet_pays_by_nobody_elses_signature(harness: Harness) -> None
 @pytest.mark.parametrize(
     "signature", [b"\x00", RUBBISH, bytes(65), b"\xff" * 4_096], ids=["1", "8", "65", "4096"]
 )
-async def test_a_wallet_that_says_yes_to_everything_spends_its_own_money_once(
+async def test_a_wallet_that_accepts_everything_spends_its_own_balance_once(
     harness: Harness, signature: bytes
 ) -> None:
     payer, path = await harness.customer("YesWallet"), fresh_path()
@@ -188,7 +188,7 @@ async def test_a_wallet_that_needs_more_gas_than_its_answer_may_take_is_refused(
     assert (await payer.balance(), await harness.count_sent(), await harness.gas_left_wei()) == before
 
 
-async def test_hostile_wallets_hold_nobody_up(harness: Harness) -> None:
+async def test_hostile_wallets_delay_no_other_payer(harness: Harness) -> None:
     burner, bomber = await harness.customer("GasBurnerWallet"), await harness.customer("ReturnBombWallet")
     honest, path = await harness.customer(), fresh_path()
 
@@ -205,7 +205,7 @@ async def test_hostile_wallets_hold_nobody_up(harness: Harness) -> None:
     assert harness.gateway.is_running
 
 
-async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(harness: Harness) -> None:
+async def test_an_undeployed_wallet_is_refused_and_not_deployed(harness: Harness) -> None:
     """ERC-6492 brings a transaction along that would build it: the gateway sends nothing that a payer composed."""
     owner, path = await harness.customer(), fresh_path()
     factory = await harness.standing("OwnedWalletFactory")
@@ -237,7 +237,7 @@ async def test_a_wallet_that_does_not_stand_yet_is_refused_and_not_built(harness
 # ---- Those that change their mind.
 
 
-async def test_a_wallet_that_says_no_at_the_head_gets_no_answer_and_pays_nothing(harness: Harness) -> None:
+async def test_a_wallet_that_refuses_at_the_head_gets_no_response_and_pays_nothing(harness: Harness) -> None:
     """It said yes before the call, so the provider was asked; what it answered is dropped."""
     payer = await harness.customer("FickleWallet")
     wallet = Contract(artifact=load_artifact(CONTRACTS / "FickleWallet.json"), address=payer.address)
@@ -374,7 +374,7 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
             assert (await honest.pay("/echo")).status == 200
 
 
-async def test_a_wallet_that_never_pays_after_all_uses_up_its_patience(
+async def test_a_wallet_that_never_pays_uses_up_its_failure_budget(
     own_chain_cluster: GatewayCluster,
 ) -> None:
     """What ends undecided is a failed call: of the wallet, and of the address that it comes from."""

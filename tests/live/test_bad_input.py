@@ -193,7 +193,7 @@ async def test_both_texts_of_the_plain_form_count(harness: Harness) -> None:
 # ---- What the transaction is.
 
 
-async def test_a_pending_transaction_is_neither_refused_nor_asked_for_again(harness: Harness) -> None:
+async def test_a_pending_transaction_is_neither_refused_nor_answered_with_402(harness: Harness) -> None:
     driver = harness.cluster.driver
     await driver.rpc("evm_setAutomine", False)
     try:
@@ -225,7 +225,7 @@ async def test_a_failed_transaction_buys_nothing(harness: Harness) -> None:
     assert reply.json["reason"] == "transaction_failed"
 
 
-async def test_a_transaction_to_somebody_else_buys_nothing(harness: Harness) -> None:
+async def test_a_transaction_to_another_wallet_buys_nothing(harness: Harness) -> None:
     tx_hash = await harness.cluster.send_tokens(harness.caller, harness.stranger.address, PRICE_UNITS)
     reply = await harness.call(plain(harness.caller, tx_hash))
     assert (reply.status, reply.code) == (402, "payment_verification_failed")
@@ -251,7 +251,7 @@ async def test_an_underpayment_is_repaired_by_sending_the_difference(harness: Ha
 # ---- What is called.
 
 
-async def test_unknown_paused_and_retired_listings_ask_for_no_money(harness: Harness) -> None:
+async def test_unknown_paused_and_retired_listings_return_no_402(harness: Harness) -> None:
     cluster = harness.cluster
     paused = await cluster.publish(harness.gateway, harness.provider, status="paused")
     retired = await cluster.publish(harness.gateway, harness.provider)
@@ -369,7 +369,7 @@ async def test_refuses_a_path_that_climbs(harness: Harness, rest: str) -> None:
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":', b'{"openapi":{"paths":['])
-async def test_a_json_bomb_is_refused_and_kills_nobody(harness: Harness, opening: bytes) -> None:
+async def test_a_json_bomb_is_refused_and_the_gateway_serves_on(harness: Harness, opening: bytes) -> None:
     bomb = opening * (1_900_000 // len(opening))
     reply = await harness.cluster.control(harness.gateway, harness.provider, "POST", "/apis", bomb)
     assert (reply.status, reply.code) == (400, "invalid_request")

@@ -507,9 +507,7 @@ USES = [
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.name)
-async def test_a_used_nonce_buys_nothing_and_asks_for_nothing(
-    harness: Harness, dialect: str, use: Use
-) -> None:
+async def test_a_used_nonce_buys_nothing_and_gets_no_402(harness: Harness, dialect: str, use: Use) -> None:
     """The transfer was made, so no response requests another payment: neither for the same signature nor for another."""
     payer, path = await harness.customer(), fresh_path()
     quote = await payer.quote(path)
@@ -655,7 +653,7 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 
 @pytest.mark.parametrize("dialect", CLAIMS)
-async def test_what_stands_beside_the_signed_fields_decides_nothing(harness: Harness, dialect: str) -> None:
+async def test_unsigned_fields_decide_nothing(harness: Harness, dialect: str) -> None:
     """Later clients use the open members, and callers can claim anything there: only the signed values are paid, once."""
     payer, path = await harness.customer(), fresh_path()
     before = await payer.balance(), await harness.balance(harness.provider.address)

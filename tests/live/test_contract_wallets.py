@@ -83,14 +83,14 @@ async def test_a_contract_wallet_is_its_owner(scenarios, verifier, chain_id, cal
         ("ReturnBombWallet", False),
     ],
 )
-async def test_only_a_wallet_that_says_yes_in_so_many_words_signs(
+async def test_only_a_wallet_that_returns_the_exact_magic_value_signs(
     scenarios, verifier, chain_id, name: str, is_signed: bool
 ) -> None:
     wallet = await scenarios.deploy(name)
     assert await verifier.is_signed_by(wallet.address, DIGEST, b"anything", [chain_id]) is is_signed
 
 
-async def test_a_wallet_that_does_not_stand_yet_signs_for_visitors_only(
+async def test_an_undeployed_wallet_signs_for_sign_in_only(
     verifier, chain_id, caller, stranger, future
 ) -> None:
     address, wrap, _build = future
@@ -111,7 +111,7 @@ async def test_a_wrapped_signature_counts_after_the_wallet_was_made(
     assert await verifier.is_signed_for_authentication(address, DIGEST, sign(caller), [chain_id])
 
 
-async def test_rubbish_in_a_wrapping_is_no(verifier, chain_id, caller) -> None:
+async def test_an_invalid_wrapper_does_not_verify(verifier, chain_id, caller) -> None:
     for inner in (WRAPPED, b"\xff" * 96 + WRAPPED, b"\x00" * 4_000 + WRAPPED):
         assert not await verifier.is_signed_for_authentication(caller.address, DIGEST, inner, [chain_id])
 
@@ -126,7 +126,7 @@ async def test_a_delegated_account_signs_by_its_contract_and_by_its_key(
     assert await verifier.is_signed_by(caller.address, DIGEST, sign(caller), [chain_id])
 
 
-async def test_a_node_that_is_gone_is_not_a_no(chain_id) -> None:
+async def test_a_node_that_is_down_is_not_a_refused_signature(chain_id) -> None:
     async with RpcReader(
         {chain_id: ChainEndpoints(urls=("http://127.0.0.1:9/",))}, limits=DEFAULT_LIMITS
     ) as gone:

@@ -148,7 +148,7 @@ async def test_an_agent_finds_pays_calls_and_sees_its_bill(harness: Harness, mod
         (("--budget", "0.009 USDC"), "tx", "budget_exhausted", "the budget: 0 of 0.009 USDC"),
     ],
 )
-async def test_above_a_limit_nothing_moves_and_the_agent_is_told_why(
+async def test_above_a_limit_nothing_is_paid_and_the_result_has_the_reason(
     harness: Harness, words: tuple[str, ...], rail: str, code: str, said: str
 ) -> None:
     payer, target = await harness.cluster.wallet(), f"/quote/{code[:3]}{rail}"
@@ -163,7 +163,7 @@ async def test_above_a_limit_nothing_moves_and_the_agent_is_told_why(
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
-async def test_a_program_that_gives_up_and_asks_again_pays_once(harness: Harness, rail: str) -> None:
+async def test_a_program_that_cancels_and_repeats_pays_once(harness: Harness, rail: str) -> None:
     payer, target = await harness.cluster.wallet(), f"/slow?seconds=1.5&rail={rail}"
     before = await harness.balance(payer)
     async with harness.agent("--rail", rail, payer=payer) as agent:
@@ -230,7 +230,7 @@ async def test_a_repeat_under_a_kept_key_gets_the_stored_answer_and_moves_nothin
     assert (await harness.balance(payer), harness.served(target)) == (before - PRICE_UNITS, 1)
 
 
-async def test_ctrl_c_ends_it_though_nobody_closes_its_stdin(harness: Harness) -> None:
+async def test_ctrl_c_ends_it_while_its_stdin_is_open(harness: Harness) -> None:
     async with harness.agent() as agent:
         await agent.use("wallet_status")
         pid = int(agent.pid_file.read_text())

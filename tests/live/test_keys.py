@@ -103,7 +103,7 @@ async def test_fifty_callers_with_one_key_at_two_gateways_make_one_call(
     assert report.wrong == ()
 
 
-async def test_authorisations_signed_anew_under_one_key_at_two_gateways_move_money_once(
+async def test_authorisations_signed_anew_under_one_key_at_two_gateways_pay_once(
     stall: PaidListing,
 ) -> None:
     number = next(_NUMBERS)
@@ -118,7 +118,7 @@ async def test_authorisations_signed_anew_under_one_key_at_two_gateways_move_mon
     assert report.wrong == ()
 
 
-async def test_one_key_stands_for_one_request_at_both_gateways(stall: PaidListing) -> None:
+async def test_one_key_names_one_request_at_both_gateways(stall: PaidListing) -> None:
     cluster, number = stall.cluster, next(_NUMBERS)
     key = ("Idempotency-Key", f"order-{number}")
     caller = await cluster.wallet()

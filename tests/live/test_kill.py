@@ -183,7 +183,7 @@ CASES = [("sqlite", *case) for case in FATES] + [
 
 
 @pytest.mark.parametrize(("database", "method", "point"), CASES)
-async def test_kill_9_leaves_every_payment_spent_spendable_or_explained(
+async def test_kill_9_leaves_every_payment_spent_spendable_or_held(
     cluster: Any, wallets: list[Any], lines: Any, database: str, method: str, point: str
 ) -> None:
     line, caller, fate = await lines(database), wallets[1], FATES[method, point]
@@ -220,7 +220,7 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_explained(
 
 
 @pytest.mark.postgres
-async def test_a_living_gateway_settles_what_a_dead_one_left(
+async def test_a_running_gateway_ends_the_calls_of_a_killed_one(
     cluster: Any, wallets: list[Any], lines: Any
 ) -> None:
     line, caller, point = await lines("postgresql"), wallets[1], "sent-no-head"

@@ -49,7 +49,7 @@ async def pair(cluster: Any) -> AsyncIterator[Pair]:
 # ---- What was begun at one goes on at another.
 
 
-async def test_a_payment_shown_at_one_is_credit_at_the_other(pair: Pair) -> None:
+async def test_a_payment_presented_at_one_gateway_is_credit_at_the_other(pair: Pair) -> None:
     cluster, path = pair.cluster, "/echo/credit-there"
     caller = await cluster.wallet()
     api_id = await cluster.publish(pair.one, pair.provider)
@@ -76,7 +76,7 @@ async def test_a_bound_signature_counts_once_whichever_gateway_sees_it(pair: Pai
     assert cluster.provider.count(path) == 1
 
 
-async def test_what_got_no_answer_at_one_runs_under_its_claim_at_the_other(pair: Pair) -> None:
+async def test_a_call_without_a_response_at_one_gateway_runs_under_its_claim_at_the_other(pair: Pair) -> None:
     """Without an idempotency key, and although the other has known the payment for long."""
     cluster, path = pair.cluster, "/slow?seconds=5"
     caller = await cluster.wallet()
@@ -96,7 +96,7 @@ async def test_what_got_no_answer_at_one_runs_under_its_claim_at_the_other(pair:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_what_one_asks_for_the_other_takes(pair: Pair, dialect: str) -> None:
+async def test_a_challenge_of_one_gateway_is_accepted_by_the_other(pair: Pair, dialect: str) -> None:
     cluster, path = pair.cluster, f"/echo/asked-there-{DIALECTS.index(dialect)}"
     api_id = await cluster.publish(pair.one, pair.provider)
     payer = AuthorizationPayer(
@@ -111,7 +111,7 @@ async def test_what_one_asks_for_the_other_takes(pair: Pair, dialect: str) -> No
     assert cluster.provider.count(path) == 1
 
 
-async def test_who_signs_in_at_one_is_known_at_the_other(pair: Pair) -> None:
+async def test_a_session_of_one_gateway_is_valid_at_the_other(pair: Pair) -> None:
     cluster, caller = pair.cluster, await pair.cluster.wallet()
 
     async def ask(gateway: Any, method: str, path: str, **options: Any) -> Any:

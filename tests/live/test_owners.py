@@ -122,7 +122,7 @@ async def run_origin(pages: dict[str, str]) -> AsyncIterator[LoopbackUpstream]:
         yield upstream
 
 
-async def test_nothing_is_shown_or_sold_before_its_origin_is_proved_nor_after_the_proof_is_gone(
+async def test_a_listing_is_neither_listed_nor_callable_without_a_proof_of_its_origin(
     square: Square,
 ) -> None:
     alice, bob, caller = await square.cluster.wallets(3)
@@ -185,7 +185,7 @@ async def test_a_name_and_a_signature_of_the_payee_prove_it_too(square: Square) 
         await square.wait_answered(api_id, 403)
 
 
-async def test_an_upstream_that_falls_sells_nothing_until_it_is_back(cluster: Any) -> None:
+async def test_calls_stop_while_the_upstream_is_down(cluster: Any) -> None:
     """And nobody pays for finding out."""
     settings = {"TEST_LIMIT_DIAL_PAUSE_S": "0.3"}
     provider, caller = await cluster.wallets(2)

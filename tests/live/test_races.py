@@ -74,7 +74,7 @@ async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
 
 @pytest.mark.parametrize("known", [False, True], ids=["unseen", "known"])
 @pytest.mark.parametrize("worth", [1, 10])
-async def test_fifty_callers_get_what_was_paid_for_and_no_more(
+async def test_fifty_callers_get_as_many_calls_as_were_paid(
     harness: Harness, worth: int, known: bool
 ) -> None:
     cluster, path = harness.cluster, next(_PATHS)
@@ -100,9 +100,7 @@ async def test_fifty_callers_get_what_was_paid_for_and_no_more(
 
 
 @pytest.mark.parametrize("worth", [1, 10])
-async def test_one_bound_signature_buys_one_call_however_often_it_is_shown(
-    harness: Harness, worth: int
-) -> None:
+async def test_one_bound_signature_presented_many_times_buys_one_call(harness: Harness, worth: int) -> None:
     cluster, path = harness.cluster, next(_PATHS)
     caller = await cluster.wallet()
     tx_hash = await cluster.send_tokens(caller, harness.provider.address, worth * PRICE_UNITS)

@@ -23,9 +23,7 @@ async def people(cluster: Any) -> list[Any]:
     return await cluster.wallets(2)
 
 
-async def test_looking_into_the_books_of_a_serving_gateway_leaves_them_whole(
-    cluster: Any, people: list[Any]
-) -> None:
+async def test_an_audit_during_service_leaves_the_ledger_unchanged(cluster: Any, people: list[Any]) -> None:
     provider, caller = people
     async with cluster.gateway() as gateway:
         api_id = await cluster.publish(gateway, provider)

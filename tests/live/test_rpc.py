@@ -139,7 +139,7 @@ async def test_a_spoofed_transfer_is_no_transfer_of_the_token(
     assert tokens.parse_transfers(facts.logs, token=playground.token.address) == ()
 
 
-async def test_unknown_pending_and_mined_are_three_things(reader, chain, caller, provider_account) -> None:
+async def test_unknown_pending_and_mined_are_three_results(reader, chain, caller, provider_account) -> None:
     unknown = TxHash(b"\x5a" * 32)
     assert await reader.fetch_facts(chain.chain_id, unknown) == NotMined(
         chain_id=chain.chain_id, is_pending=False
@@ -233,7 +233,7 @@ async def test_deployment_code_can_only_answer_or_revert(reader, chain, code: st
     assert answer.reverted == reverted
 
 
-async def test_code_size_tells_a_contract_from_a_plain_wallet(
+async def test_the_code_size_distinguishes_a_contract_from_a_plain_wallet(
     reader, referee, chain, playground, caller
 ) -> None:
     token = playground.token.address
@@ -251,7 +251,9 @@ async def test_the_chain_id_is_checked(anvil, reader) -> None:
             await stray.fetch_facts(wrong, TxHash(b"\x5a" * 32))
 
 
-async def test_many_ask_at_once(reader, scenarios, chain, caller, provider_account) -> None:
+async def test_many_requests_at_once_get_their_own_results(
+    reader, scenarios, chain, caller, provider_account
+) -> None:
     receipts = [await scenarios.pay_token(caller, provider_account.address, n) for n in range(1, 6)]
     async with asyncio.TaskGroup() as group:
         asks = [

@@ -103,7 +103,7 @@ async def test_what_the_token_refuses_is_never_sent(bench: Bench) -> None:
     assert await bench.received() == 0
 
 
-async def test_front_run_before_we_look_is_paid(bench: Bench) -> None:
+async def test_a_front_run_before_the_first_check_is_paid(bench: Bench) -> None:
     async with bench.desk() as desk:
         call = await bench.claim(desk)
         await bench.land(call)

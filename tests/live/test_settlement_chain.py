@@ -238,7 +238,7 @@ async def test_what_the_token_refuses_is_known_before_it_is_sent_and_fails_when_
     assert not (await harness.look(fields)).is_used
 
 
-async def test_one_nonce_moves_money_once(harness, caller) -> None:
+async def test_one_nonce_settles_once(harness, caller) -> None:
     fields = harness.sign(caller)
     await harness.settle(fields)
     again = await harness.settle(fields)
@@ -270,7 +270,7 @@ async def test_a_well_behaved_wallet_settles_by_its_owners_signature(
     assert (await harness.look(harness.sign(stranger, wallet.address))).simulation.reverted
 
 
-async def test_a_wallet_that_says_yes_to_everything_pays_by_rubbish(harness, scenarios, caller) -> None:
+async def test_a_wallet_that_accepts_everything_pays_by_any_signature(harness, scenarios, caller) -> None:
     wallet = await scenarios.standing("YesWallet")
     await fund(harness, wallet.address, caller)
     fields = {**harness.sign(caller, wallet.address), "signature": b"whatever"}
@@ -279,7 +279,7 @@ async def test_a_wallet_that_says_yes_to_everything_pays_by_rubbish(harness, sce
 
 
 @pytest.mark.parametrize("name", ["GasBurnerWallet", "RevertingWallet", "MisalignedWallet", "ShortWallet"])
-async def test_a_wallet_that_does_not_say_yes_is_refused_within_the_gas_given(
+async def test_a_wallet_that_does_not_accept_is_refused_within_the_gas_limit(
     harness, scenarios, caller, name: str
 ) -> None:
     wallet = await scenarios.standing(name)
@@ -289,7 +289,7 @@ async def test_a_wallet_that_does_not_say_yes_is_refused_within_the_gas_given(
     assert len(facts.simulation.payload) <= LIMITS.erc1271_bytes_max
 
 
-async def test_a_yes_in_a_megabyte_costs_more_gas_than_is_given(harness, scenarios, caller) -> None:
+async def test_a_valid_result_in_a_megabyte_exceeds_the_gas_limit(harness, scenarios, caller) -> None:
     wallet = await scenarios.standing("ReturnBombWallet")
     await fund(harness, wallet.address, caller)
     facts = await harness.look({**harness.sign(caller, wallet.address), "signature": b"whatever"})
@@ -300,7 +300,7 @@ async def test_a_yes_in_a_megabyte_costs_more_gas_than_is_given(harness, scenari
 # ---- Who was faster.
 
 
-async def test_whoever_lands_an_authorisation_first_is_found(
+async def test_the_transaction_that_used_an_authorisation_first_is_found(
     harness, caller, stranger, chain, playground
 ) -> None:
     await chain.mine(3)
@@ -379,7 +379,9 @@ async def test_a_reorganisation_gives_an_authorisation_back(harness, caller, cha
 # ---- Sends, fees, accounts, receipts.
 
 
-async def test_a_transaction_that_is_known_is_taken_wherever_it_is(harness, caller, patient_chain) -> None:
+async def test_a_known_transaction_is_accepted_in_the_pool_and_in_a_block(
+    harness, caller, patient_chain
+) -> None:
     signed = await harness.carry(harness.sign(caller))
     assert await harness.send(signed) is None
     assert await harness.send(signed) is None  # in the pool
@@ -423,7 +425,7 @@ async def test_a_bumped_fee_replaces_what_waits(harness, caller, patient_chain) 
     ],
     ids=["below the base fee", "more than the key has", "too little gas"],
 )
-async def test_a_refusal_is_told_with_its_kind(
+async def test_a_refusal_of_the_node_has_its_kind(
     harness, caller, changes: dict[str, int], fault: SendFault
 ) -> None:
     refused = await harness.send(await harness.carry(harness.sign(caller), **changes))
@@ -457,7 +459,7 @@ async def test_fees_are_what_the_next_transaction_pays(harness, caller, chain) -
     assert fees.tip_wei == int(await chain.rpc("eth_maxPriorityFeePerGas"), 16)
 
 
-async def test_the_token_is_asked_for_its_domain(harness, scenarios, playground) -> None:
+async def test_the_domain_is_read_from_the_token(harness, scenarios, playground) -> None:
     usdc: Asset = playground.usdc
     assert usdc.domain == TokenDomain(name="USDC", version="2")
 

@@ -48,7 +48,7 @@ async def test_a_gas_key_that_runs_dry_settles_once_it_is_filled(trouble: Proxie
         await trouble.check_settled(call)
 
 
-async def test_a_nonce_that_somebody_else_used_with_the_same_key_is_given_up(trouble: ProxiedListing) -> None:
+async def test_a_nonce_used_elsewhere_with_the_same_key_is_given_up(trouble: ProxiedListing) -> None:
     driver, gas = trouble.cluster.driver, trouble.gas
     for _ in range(3):
         await driver.wait_receipt(await driver.send_native(key=gas.key, to=gas.address, value=1))

@@ -239,7 +239,7 @@ async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answ
 
 
 @pytest.mark.postgres
-async def test_a_living_gateway_finishes_the_settlements_of_a_dead_one(cluster: Any) -> None:
+async def test_a_running_gateway_finishes_the_settlements_of_a_killed_one(cluster: Any) -> None:
     """Both settle with one gas key, so the living one cannot even go on before it has filled what the dead one left."""
     async with set_scene(cluster, await cluster.make_postgres()) as harness, harness.restart() as living:
         await harness.run_to_the_halt()

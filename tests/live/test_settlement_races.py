@@ -101,7 +101,7 @@ async def leave_with(cluster: Any, wallet: Any, worth: int) -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_one_authorisation_shown_fifty_times_at_once_is_one_call_and_one_transfer(
+async def test_one_authorisation_presented_fifty_times_at_once_is_one_call_and_one_transfer(
     harness: Harness, method: str
 ) -> None:
     body = b"{}" if method == "POST" else None
@@ -218,7 +218,7 @@ async def test_a_transfer_by_authorisation_is_no_payment_by_transaction(harness:
 # ---- Providers and callers who do not wait.
 
 
-async def test_whoever_was_quoted_pays_that_price_to_that_wallet(harness: Harness) -> None:
+async def test_a_caller_pays_the_quoted_price_to_the_quoted_wallet(harness: Harness) -> None:
     cluster, gateways = harness.cluster, harness.stall.gateways
     stall = await PaidListing.open(cluster, gateways)
     call = stall.sign(await cluster.wallet(), fresh("quoted"))
@@ -261,7 +261,7 @@ async def wait_state(call: SignedCall, gateway: Any) -> Any:
     return await poll(find, deadline_s=DEADLINE_S, what="the call's end")
 
 
-async def test_whoever_leaves_before_the_head_pays_by_it(harness: Harness) -> None:
+async def test_a_caller_that_leaves_before_the_head_pays_by_it(harness: Harness) -> None:
     gateway = harness.stall.gateways[-1]
     call = harness.stall.sign(await harness.cluster.wallet(), f"/slow?seconds=0.5&n={next(_NUMBERS)}")
     before = call.seen
@@ -279,7 +279,7 @@ async def test_whoever_leaves_before_the_head_pays_by_it(harness: Harness) -> No
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(
+async def test_a_caller_that_leaves_during_the_settlement_gets_the_stored_response(
     harness: Harness, method: str
 ) -> None:
     cluster, gateway = harness.cluster, harness.stall.gateways[-1]
@@ -304,7 +304,7 @@ async def test_whoever_leaves_while_the_money_moves_finds_what_it_bought(
     await harness.stall.check_ledger()
 
 
-async def test_whoever_leaves_after_the_head_has_paid_once(harness: Harness) -> None:
+async def test_a_caller_that_leaves_after_the_head_pays_once(harness: Harness) -> None:
     cluster, gateway = harness.cluster, harness.stall.gateways[-1]
     path = f"/stream?count=1000&interval=0.05&n={next(_NUMBERS)}"
     call = harness.stall.sign(await cluster.wallet(), path)

@@ -56,7 +56,7 @@ async def test_a_node_that_dies_with_the_transaction_leaves_an_answer_to_be_fetc
     await trouble.check_settled(call)
 
 
-async def test_a_node_that_is_gone_at_the_head_is_no_reason_to_ask_again(trouble: ProxiedListing) -> None:
+async def test_a_node_that_is_down_at_the_head_causes_no_second_402(trouble: ProxiedListing) -> None:
     call = await trouble.sign("/slow?seconds=0.5&n=")
     before = call.seen
     async with asyncio.TaskGroup() as group:

@@ -148,7 +148,7 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(clus
         assert await count_sent(cluster, pair.gas) == 2
 
 
-async def test_a_gateway_that_stands_still_with_a_nonce_that_it_never_sent_keeps_no_other_waiting(
+async def test_a_paused_gateway_with_an_unsent_nonce_delays_no_other_gateway(
     cluster: Any,
 ) -> None:
     """Its transaction is signed and stored, and it is paused before its node has it. It leads the sweepers, and goes on

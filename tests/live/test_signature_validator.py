@@ -66,7 +66,7 @@ async def test_plain_wallet_is_its_key(ask, caller, stranger):
     assert await ask(Address(20), with_v(bytes(64), 27)) == b"\x00"
 
 
-async def test_contract_wallet_is_asked(ask, scenarios, caller, stranger):
+async def test_a_contract_wallet_verifies_its_own_signature(ask, scenarios, caller, stranger):
     wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
     assert await ask(wallet.address, sign(caller)) == b"\x01"
     assert await ask(wallet.address, sign(stranger)) == b"\x00"
@@ -92,12 +92,12 @@ async def test_odd_contracts(ask, scenarios, stranger, name, answer):
 
 
 @pytest.mark.parametrize("name", ["GasBurnerWallet", "ReturnBombWallet"])
-async def test_burners_within_the_allowance_of_gas_are_a_no(ask, scenarios, stranger, name):
+async def test_wallets_that_burn_gas_do_not_verify(ask, scenarios, stranger, name):
     wallet = await scenarios.deploy(name)
     assert await ask(wallet.address, sign(stranger), gas=200_000) == b"\x00"
 
 
-async def test_the_allowance_of_gas_is_enough_for_an_honest_wallet(ask, scenarios, caller):
+async def test_the_gas_limit_is_enough_for_a_normal_wallet(ask, scenarios, caller):
     wallet = await scenarios.deploy("OwnedWallet", str(caller.address))
     assert await ask(wallet.address, sign(caller), gas=200_000) == b"\x01"
 
@@ -108,7 +108,7 @@ async def counterfactual(chain, factory, owner, salt=b"\x01" * 32):
     return address, factory.artifact.function("create").encode((str(owner.address), salt))
 
 
-async def test_wallet_that_does_not_stand_yet_signs_in_a_wrapper(ask, chain, scenarios, caller, stranger):
+async def test_an_undeployed_wallet_signs_in_a_wrapper(ask, chain, scenarios, caller, stranger):
     factory = await scenarios.deploy("OwnedWalletFactory")
     address, payload = await counterfactual(chain, factory, caller)
     assert await ask(address, wrap(factory.address, payload, sign(caller))) == b"\x01"
@@ -117,7 +117,7 @@ async def test_wallet_that_does_not_stand_yet_signs_in_a_wrapper(ask, chain, sce
     assert await chain.rpc("eth_getCode", str(address), "latest") == "0x"
 
 
-async def test_wrapper_still_counts_once_the_wallet_stands(ask, chain, scenarios, caller, stranger):
+async def test_the_wrapper_counts_after_the_wallet_is_deployed(ask, chain, scenarios, caller, stranger):
     factory = await scenarios.deploy("OwnedWalletFactory")
     address, payload = await counterfactual(chain, factory, caller)
     await scenarios.mined(
@@ -127,7 +127,7 @@ async def test_wrapper_still_counts_once_the_wallet_stands(ask, chain, scenarios
     assert await ask(address, wrap(factory.address, payload, sign(stranger))) == b"\x00"
 
 
-async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenarios, caller, stranger):
+async def test_a_wrapper_that_deploys_no_wallet_does_not_verify(ask, chain, scenarios, caller, stranger):
     factory = await scenarios.deploy("OwnedWalletFactory")
     address, payload = await counterfactual(chain, factory, caller)
     elsewhere, other_payload = await counterfactual(chain, factory, stranger)
@@ -140,7 +140,7 @@ async def test_wrapper_that_makes_no_wallet_there_is_a_no(ask, chain, scenarios,
     assert await ask(caller.address, wrap(factory.address, payload, sign(caller))) == b"\x00"
 
 
-async def test_wrapped_call_is_not_run_for_a_wallet_that_stands(ask, chain, scenarios, caller, stranger):
+async def test_the_wrapped_call_is_not_run_for_a_deployed_wallet(ask, chain, scenarios, caller, stranger):
     """Otherwise whoever sends the signature could change the wallet for the length of the question."""
     switch = await scenarios.deploy("SwitchWallet")
     assert await ask(switch.address, sign(stranger)) == b"\x00"

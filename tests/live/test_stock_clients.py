@@ -214,7 +214,7 @@ async def test_an_upstream_failure_costs_nothing(harness: Harness, client: Any) 
 
 
 @each_client
-async def test_a_wallet_without_money_reaches_no_provider(harness: Harness, client: Any) -> None:
+async def test_a_wallet_without_balance_reaches_no_provider(harness: Harness, client: Any) -> None:
     payer, path = await harness.cluster.wallet(), fresh("poor")
     everything = await harness.balance(payer.address)
     await harness.cluster.send_tokens(payer, harness.provider.address, everything - PRICE_UNITS + 1)
@@ -229,7 +229,7 @@ async def test_a_wallet_without_money_reaches_no_provider(harness: Harness, clie
 
 
 @each_client
-async def test_a_payment_shown_again_buys_nothing_and_asks_for_nothing(harness: Harness, client: Any) -> None:
+async def test_a_payment_presented_again_buys_nothing_and_gets_no_402(harness: Harness, client: Any) -> None:
     payer, path = await harness.cluster.wallet(), fresh("again")
     told, exchanges = await harness.pay(client, payer, path)
     after = await harness.balance(payer.address)
@@ -328,7 +328,7 @@ async def test_an_idempotency_key_brings_the_same_answer_for_one_payment(harness
     assert harness.cluster.provider.count(path) == 1
 
 
-async def test_a_client_signs_in_where_the_402_asks_for_an_identity(harness: Harness) -> None:
+async def test_a_client_signs_in_when_the_402_has_a_sign_in_challenge(harness: Harness) -> None:
     payer = await harness.cluster.wallet()
     paid, _ = await harness.pay(stock.FETCH, payer, fresh("history"))
     target = f"/x402/history?limit=5&apiId={harness.api_id}"

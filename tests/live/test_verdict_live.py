@@ -235,7 +235,7 @@ async def test_two_payers_in_one_bundle(counter, scenarios, caller, stranger, pr
     assert await counter.pay(receipt, caller) == [10_000]
 
 
-async def test_what_comes_back_is_subtracted(counter, scenarios, caller, stranger, provider_account) -> None:
+async def test_returned_value_is_subtracted(counter, scenarios, caller, stranger, provider_account) -> None:
     to = provider_account.address
     part = await scenarios.bundle(stranger, [(caller, to, 10), (provider_account, caller.address, 3)])
     assert await counter.pay(part, caller) == [7]
@@ -325,13 +325,13 @@ async def test_a_contract_wallet_pays_and_its_owner_signs(
 
 
 @pytest.mark.parametrize("name", ["GasBurnerWallet", "MisalignedWallet", "ShortWallet", "RevertingWallet"])
-async def test_a_hostile_wallet_says_no(counter, scenarios, caller, provider_account, name) -> None:
+async def test_a_hostile_wallet_does_not_verify(counter, scenarios, caller, provider_account, name) -> None:
     wallet = await scenarios.deploy(name)
     receipt = await scenarios.pay_token_as_wallet(wallet, caller, provider_account.address, 10_000)
     assert await counter.pay(receipt, caller) == (Code.PAYER_MISMATCH, None)
 
 
-async def test_a_dead_node_refuses_nobody(
+async def test_a_node_that_is_down_refuses_no_payment(
     counter, scenarios, caller, provider_account, unused_tcp_port
 ) -> None:
     receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)

@@ -65,7 +65,7 @@ async def watch(anvil, playground) -> AsyncIterator[Watch]:
         yield Watch(reader, playground)
 
 
-async def test_a_payment_is_final_when_the_node_says_so(
+async def test_a_payment_is_final_when_the_node_reports_its_block_final(
     watch, scenarios, chain, caller, provider_account
 ) -> None:
     receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)

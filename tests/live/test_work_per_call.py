@@ -104,7 +104,7 @@ async def test_a_free_call(served: CountedGateway) -> None:
     [(False, FIRST_PLAIN, CREDIT_PLAIN), (True, FIRST_BOUND, CREDIT_BOUND)],
     ids=("plain", "bound"),
 )
-async def test_a_transaction_shown_first_and_then_as_credit(
+async def test_a_transaction_presented_first_and_then_as_credit(
     served: CountedGateway, is_bound: bool, first_cost: Cost, credit_cost: Cost
 ) -> None:
     async def ask() -> None:
@@ -211,7 +211,7 @@ def count_waiting(batches: Any) -> int:
     return len(batches._in_flight) + len(batches._queue) + sum(map(len, queues))
 
 
-async def test_a_crowd_on_one_payment_is_one_commit(served: CountedGateway) -> None:
+async def test_many_claims_of_one_payment_are_one_commit(served: CountedGateway) -> None:
     """Of 32 calls at once, the first is being written while the others gather: two durable commits in all. On PostgreSQL each is one
     statement; on SQLite a claim is one UPDATE of the payment and one row, and nothing is read."""
     crowd = 32

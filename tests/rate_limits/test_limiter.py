@@ -20,7 +20,7 @@ from tollway.web.admission import LoadShedder
 TWICE = RateLimitItemPerMinute(2)
 
 
-async def test_one_too_many_waits_and_does_not_count() -> None:
+async def test_a_request_over_the_limit_is_refused_and_does_not_count() -> None:
     rate_limiter = RateLimiter()
     assert [await rate_limiter.hit(TWICE, "a") for _ in range(2)] == [None, None]
     waits = [await rate_limiter.hit(TWICE, "a") for _ in range(3)]
@@ -28,7 +28,7 @@ async def test_one_too_many_waits_and_does_not_count() -> None:
     assert await rate_limiter.hit(TWICE, "b") is None
 
 
-async def test_looking_counts_nothing() -> None:
+async def test_a_peek_counts_nothing() -> None:
     rate_limiter = RateLimiter()
     assert [await rate_limiter.peek(TWICE, "a") for _ in range(5)] == [RateAllowance(left=2, wait_s=None)] * 5
     await rate_limiter.hit(TWICE, "a")
@@ -39,7 +39,7 @@ async def test_looking_counts_nothing() -> None:
     assert (await rate_limiter.peek(TWICE, "b")).left == 2
 
 
-async def test_what_is_noted_counts() -> None:
+async def test_a_recorded_hit_counts() -> None:
     rate_limiter = RateLimiter()
     for _ in range(3):
         rate_limiter.count_hit(TWICE, "a")
@@ -113,7 +113,7 @@ def beside(others: OtherGateways) -> RateLimiter:
     return RateLimiter(cast(RedisWindows, others))
 
 
-async def test_what_the_others_refuse_is_refused_and_counts_nowhere() -> None:
+async def test_a_hit_that_the_server_refuses_counts_nowhere() -> None:
     others = OtherGateways(allowed=False)
     rate_limiter = beside(others)
     for _ in range(5):
@@ -124,12 +124,12 @@ async def test_what_the_others_refuse_is_refused_and_counts_nowhere() -> None:
     assert [await rate_limiter.hit(TWICE, "a") for _ in range(2)] == [None, None]
 
 
-async def test_while_nobody_answers_this_process_counts_alone() -> None:
+async def test_without_the_server_this_process_counts_alone() -> None:
     rate_limiter = beside(OtherGateways(allowed=None))
     assert [await rate_limiter.hit(TWICE, "a") is None for _ in range(3)] == [True, True, False]
 
 
-async def test_what_passed_in_an_outage_still_counts_after_it() -> None:
+async def test_hits_during_an_outage_count_after_it() -> None:
     others = OtherGateways(allowed=None)
     rate_limiter = beside(others)
     for _ in range(2):
@@ -141,7 +141,7 @@ async def test_what_passed_in_an_outage_still_counts_after_it() -> None:
     assert (await rate_limiter.peek(TWICE, "a")).left == 0
 
 
-async def test_what_passed_together_counts_here_too_for_when_the_server_is_gone() -> None:
+async def test_shared_hits_count_in_this_process_after_the_server_is_gone() -> None:
     others = OtherGateways(allowed=True)
     rate_limiter = beside(others)
     for _ in range(2):
@@ -153,7 +153,7 @@ async def test_what_passed_together_counts_here_too_for_when_the_server_is_gone(
 @pytest.mark.parametrize(
     ("elsewhere", "here", "left"), [(0, 0, 0), (1, 0, 1), (2, 1, 1), (1, 2, 0), (2, 0, 2)]
 )
-async def test_less_is_left_where_less_is_left(elsewhere: int, here: int, left: int) -> None:
+async def test_the_smaller_rest_counts(elsewhere: int, here: int, left: int) -> None:
     rate_limiter = beside(OtherGateways(allowed=True, left=elsewhere))
     for _ in range(here):
         rate_limiter.count_hit(TWICE, "a")
@@ -161,12 +161,12 @@ async def test_less_is_left_where_less_is_left(elsewhere: int, here: int, left: 
     assert (allowance.left, allowance.wait_s is None) == (left, left > 0)
 
 
-async def test_a_clock_set_back_elsewhere_makes_nobody_wait_for_longer_than_the_window() -> None:
+async def test_a_clock_set_back_elsewhere_gives_no_wait_longer_than_the_window() -> None:
     rate_limiter = beside(OtherGateways(allowed=False, reset_s=time.time() + 3_600))
     assert await rate_limiter.hit(TWICE, "a") == 60
 
 
-async def test_a_crowd_that_waited_in_vain_gets_no_more_than_one_process_allows() -> None:
+async def test_requests_that_waited_for_a_lost_server_get_the_limit_of_one_process() -> None:
     class Slow(OtherGateways):
         async def hit(self, item: RateLimitItem, *key: str) -> bool | None:
             await asyncio.sleep(0)
@@ -177,13 +177,13 @@ async def test_a_crowd_that_waited_in_vain_gets_no_more_than_one_process_allows(
     assert [wait_s is None for wait_s in waits].count(True) == 2
 
 
-async def test_a_note_is_told_to_the_others() -> None:
+async def test_a_recorded_hit_is_sent_to_the_server() -> None:
     others = OtherGateways(allowed=True)
     beside(others).count_hit(TWICE, "a")
     assert others.asked == ["note"]
 
 
-async def test_what_is_given_back_is_given_back_here_and_told_to_the_others() -> None:
+async def test_a_returned_hit_is_returned_here_and_at_the_server() -> None:
     others = OtherGateways(allowed=True, left=2)
     rate_limiter = beside(others)
     for _ in range(5):
@@ -195,7 +195,9 @@ async def test_what_is_given_back_is_given_back_here_and_told_to_the_others() ->
 # ---- At a whole gateway: what asks the others, and what does not.
 
 
-async def test_a_paid_call_on_credit_asks_no_server_and_one_with_a_listings_rate_asks_once() -> None:
+async def test_a_call_on_credit_sends_nothing_to_the_server_and_one_with_a_listings_rate_one_request() -> (
+    None
+):
     others = OtherGateways(allowed=True, left=9)
     async with open_gateway(rate_limiter=beside(others)) as gateway:
         await gateway.publish()
@@ -208,7 +210,7 @@ async def test_a_paid_call_on_credit_asks_no_server_and_one_with_a_listings_rate
         assert others.asked == ["hit"]
 
 
-async def test_only_who_failed_lately_is_asked_about() -> None:
+async def test_the_server_is_read_only_for_callers_with_recent_failures() -> None:
     others = OtherGateways(allowed=True, left=9)
     async with open_gateway(rate_limiter=beside(others)) as gateway:
         await gateway.publish()
@@ -228,7 +230,7 @@ async def test_only_who_failed_lately_is_asked_about() -> None:
         assert others.asked == []
 
 
-async def test_who_failed_elsewhere_is_refused_here_after_his_first_failure_here() -> None:
+async def test_a_caller_with_failures_elsewhere_is_refused_after_its_first_failure_here() -> None:
     others = OtherGateways(allowed=True, left=0)
     async with open_gateway(rate_limiter=beside(others)) as gateway:
         await gateway.publish()

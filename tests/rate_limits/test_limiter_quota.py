@@ -26,7 +26,7 @@ async def refusal_of(share: Quota, number: int, address: str) -> Problem:
     return refused.value.problem
 
 
-async def test_a_wallet_has_its_share_from_wherever_it_asks() -> None:
+async def test_a_wallet_has_one_quota_for_all_addresses() -> None:
     share = make()
     for address in (HERE, ELSEWHERE):
         await share.charge(wallet(1), client_address=address)
@@ -39,7 +39,7 @@ async def test_a_wallet_has_its_share_from_wherever_it_asks() -> None:
     await share.charge(wallet(2), client_address=HERE)
 
 
-async def test_an_address_has_its_share_with_however_many_wallets() -> None:
+async def test_an_address_has_one_quota_for_all_wallets() -> None:
     share, most = make(), AMOUNT * WALLETS_PER_ADDRESS
     for number in range(most):
         await share.charge(wallet(number), client_address=f"2001:db8::{number + 1:x}")
@@ -50,7 +50,7 @@ async def test_an_address_has_its_share_with_however_many_wallets() -> None:
         await share.charge(wallet(1_000), client_address=ELSEWHERE)
 
 
-async def test_what_a_wallet_was_refused_does_not_cost_its_address() -> None:
+async def test_a_hit_refused_for_the_wallet_does_not_count_for_the_address() -> None:
     share = make()
     for _ in range(AMOUNT):
         await share.charge(wallet(1), client_address=HERE)
@@ -59,7 +59,7 @@ async def test_what_a_wallet_was_refused_does_not_cost_its_address() -> None:
     await share.charge(wallet(2), client_address=HERE)
 
 
-async def test_things_do_not_mix() -> None:
+async def test_quotas_of_different_subjects_do_not_mix() -> None:
     rate_limiter = RateLimiter()
     one, other = make(rate_limiter), make(rate_limiter, "others")
     for _ in range(AMOUNT):
@@ -67,7 +67,7 @@ async def test_things_do_not_mix() -> None:
     await other.charge(wallet(1), client_address=HERE)
 
 
-async def test_a_look_counts_nothing_and_what_is_noted_counts_for_both() -> None:
+async def test_a_peek_counts_nothing_and_a_recorded_hit_counts_for_both() -> None:
     share = make()
     for _ in range(20):
         await share.check(wallet(1), client_address=HERE)

@@ -16,7 +16,7 @@ from tollway.rate_limits.redis_url import parse_redis_url
         "unix:///run/valkey.sock?db=1",
     ],
 )
-def test_a_url_that_can_be_used_is_taken_as_it_is(url: str) -> None:
+def test_a_usable_url_is_accepted_unchanged(url: str) -> None:
     assert parse_redis_url(url) == url
 
 
@@ -35,7 +35,7 @@ def test_a_url_that_can_be_used_is_taken_as_it_is(url: str) -> None:
         "redis+cluster://me:pa55@cache.example",
     ],
 )
-def test_a_url_that_cannot_be_used_is_refused_and_not_shown(url: str) -> None:
+def test_an_unusable_url_is_refused_without_its_text(url: str) -> None:
     with pytest.raises(ValueError, match="must be redis://") as refused:
         parse_redis_url(url)
     assert "pa55" not in str(refused.value)

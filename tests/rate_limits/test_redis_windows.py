@@ -67,7 +67,7 @@ async def test_gateways_of_one_name_count_together(standing: Any, namespace: str
             assert await other.hit(TWICE, "a") is True
 
 
-async def test_looking_counts_nothing(standing: Any, namespace: str) -> None:
+async def test_a_peek_counts_nothing(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
         for _ in range(3):
             assert (await shared.peek(TWICE, "a")).left == 2  # type: ignore[union-attr]
@@ -82,7 +82,7 @@ async def test_a_crowd_gets_no_more_than_the_limit(standing: Any, namespace: str
         assert [task.result() for task in tasks].count(True) == 2
 
 
-async def test_what_is_written_there_names_nobody_and_expires(standing: Any, namespace: str) -> None:
+async def test_keys_at_the_server_contain_no_identity_and_expire(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
         await shared.hit(TWICE, "192.0.2.7", WALLET)
     keys = [key for key in standing.client.scan_iter() if namespace.encode() in key and b"probe" not in key]
@@ -93,7 +93,7 @@ async def test_what_is_written_there_names_nobody_and_expires(standing: Any, nam
     assert 0 < standing.client.ttl(key) <= 60
 
 
-async def test_without_the_secret_nobody_can_tell_whose_a_key_is(standing: Any, namespace: str) -> None:
+async def test_without_the_secret_a_key_cannot_be_computed(standing: Any, namespace: str) -> None:
     async with (
         windows(standing.url, namespace) as one,
         windows(standing.url, namespace, secret=b"t" * 32) as two,
@@ -102,7 +102,7 @@ async def test_without_the_secret_nobody_can_tell_whose_a_key_is(standing: Any, 
         assert (await two.peek(TWICE, "a")).left == 2  # type: ignore[union-attr]
 
 
-async def test_what_is_noted_is_counted_soon(standing: Any, namespace: str) -> None:
+async def test_a_recorded_hit_is_counted_soon(standing: Any, namespace: str) -> None:
     async with (
         windows(standing.url, namespace) as one,
         windows(standing.url, namespace) as two,
@@ -117,7 +117,7 @@ async def test_what_is_noted_is_counted_soon(standing: Any, namespace: str) -> N
         chore.cancel()
 
 
-async def test_what_is_given_back_counts_no_more_at_any_gateway(standing: Any, namespace: str) -> None:
+async def test_a_returned_hit_counts_at_no_gateway(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as one, windows(standing.url, namespace) as two:
         for _ in range(2):
             await one.hit(TWICE, "a")
@@ -128,7 +128,7 @@ async def test_what_is_given_back_counts_no_more_at_any_gateway(standing: Any, n
         assert (await two.peek(TWICE, "b")).left == 1  # type: ignore[union-attr]
 
 
-async def test_no_more_is_given_back_than_was_counted(standing: Any, namespace: str) -> None:
+async def test_at_most_the_counted_hits_are_returned(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
         shared.undo_hit(TWICE, "a")
         await shared.send_pending()
@@ -138,9 +138,7 @@ async def test_no_more_is_given_back_than_was_counted(standing: Any, namespace: 
 # ---- Outages.
 
 
-async def test_a_server_that_is_gone_is_told_of_once_and_so_is_its_return(
-    server: Any, namespace: str
-) -> None:
+async def test_an_outage_of_the_server_and_its_end_are_reported_once(server: Any, namespace: str) -> None:
     told: list[bool] = []
     with capture_logs() as lines:
         async with windows(server.url, namespace, on_change=told.append) as shared:
@@ -172,7 +170,7 @@ async def test_a_gateway_may_start_before_its_server(server: Any, namespace: str
     assert told == [False, True]
 
 
-async def test_a_server_that_hangs_is_waited_for_once(server: Any, namespace: str) -> None:
+async def test_a_server_that_hangs_causes_one_wait(server: Any, namespace: str) -> None:
     async with windows(server.url, namespace, deadline_s=0.2) as shared:
         await until_up(shared)
         server.halt()
@@ -193,7 +191,7 @@ async def until_up(shared: RedisWindows) -> None:
             await shared.check_server()
 
 
-async def test_a_server_that_takes_no_writes_is_away(server: Any, namespace: str) -> None:
+async def test_a_read_only_server_is_an_outage(server: Any, namespace: str) -> None:
     async with windows(server.url, namespace) as shared:
         server.client.replicaof("127.0.0.1", server.port + 1)
         await shared.check_server()
@@ -203,7 +201,7 @@ async def test_a_server_that_takes_no_writes_is_away(server: Any, namespace: str
         assert shared.is_up is True
 
 
-async def test_a_server_that_is_full_is_away(server: Any, namespace: str) -> None:
+async def test_a_full_server_is_an_outage(server: Any, namespace: str) -> None:
     async with windows(server.url, namespace) as shared:
         server.client.config_set("maxmemory", "1")
         assert await shared.hit(TWICE, "a") is None
@@ -214,7 +212,7 @@ async def test_a_server_that_is_full_is_away(server: Any, namespace: str) -> Non
         assert await shared.hit(TWICE, "a") is True
 
 
-async def test_a_wrong_password_is_an_outage_and_is_not_shown(server: Any, namespace: str) -> None:
+async def test_a_wrong_password_is_an_outage_and_is_not_logged(server: Any, namespace: str) -> None:
     server.kill()
     server.start("--requirepass", "right")
     url = server.url.replace("//", "//:hush-hush@")
@@ -228,7 +226,7 @@ async def test_a_wrong_password_is_an_outage_and_is_not_shown(server: Any, names
     assert lines[0]["cause"] == "AuthenticationError"
 
 
-async def test_a_user_with_few_rights_is_enough(server: Any, namespace: str) -> None:
+async def test_a_user_with_the_documented_rights_is_enough(server: Any, namespace: str) -> None:
     commands = ["+evalsha", "+script|load", "+lindex", "+lpush", "+ltrim", "+expire"]
     server.client.acl_setuser("gate", enabled=True, passwords="+pw", keys=["tollway:*"], commands=commands)
     async with windows(server.url.replace("//", "//gate:pw@"), namespace) as shared:
@@ -237,7 +235,7 @@ async def test_a_user_with_few_rights_is_enough(server: Any, namespace: str) -> 
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3, 5, 8, 13, 30])
-async def test_whoever_leaves_in_the_middle_leaves_no_answer_to_others(
+async def test_a_cancelled_request_leaves_no_response_for_the_next(
     standing: Any, namespace: str, turns: int
 ) -> None:
     async with windows(standing.url, namespace) as shared:
@@ -254,9 +252,7 @@ async def test_whoever_leaves_in_the_middle_leaves_no_answer_to_others(
         assert [await shared.hit(TWICE, "b") for _ in range(3)] == [True, True, False]
 
 
-async def test_a_cancellation_that_the_client_loses_is_heeded_all_the_same(
-    standing: Any, namespace: str
-) -> None:
+async def test_a_cancellation_that_redis_py_loses_still_takes_effect(standing: Any, namespace: str) -> None:
     """redis-py can lose one while it looks whether an idle connection is still good (Python 3.11)."""
     has_begun = asyncio.Event()
 
@@ -273,14 +269,14 @@ async def test_a_cancellation_that_the_client_loses_is_heeded_all_the_same(
     assert asking.cancelled()
 
 
-async def test_no_more_notes_are_kept_than_may_wait(standing: Any, namespace: str) -> None:
+async def test_waiting_records_have_a_maximum(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
         for _ in range(PENDING_MAX + 100):
             shared.count_hit(MANY, "a")  # nobody has a turn to count them
         assert shared._pending.qsize() == PENDING_MAX
 
 
-async def test_what_a_caller_must_not_wait_for_is_not_kept_in_an_outage(server: Any, namespace: str) -> None:
+async def test_records_are_not_kept_during_an_outage(server: Any, namespace: str) -> None:
     server.kill()
     async with windows(server.url, namespace) as shared:
         shared.count_hit(MANY, "a")
@@ -301,11 +297,11 @@ async def test_what_a_caller_must_not_wait_for_is_not_kept_in_an_outage(server: 
         "unix:///run/valkey.sock?db=1",
     ],
 )
-async def test_a_client_is_made_for_every_url_that_is_taken(url: str, namespace: str) -> None:
+async def test_every_accepted_url_makes_a_client(url: str, namespace: str) -> None:
     RedisWindows(url, namespace=namespace, secret=b"", deadline_s=1.0, retry_s=1.0)
 
 
-async def test_a_house_looks_again_whether_its_server_is_there(server: Any, tmp_path: Path) -> None:
+async def test_a_gateway_checks_periodically_whether_its_server_is_back(server: Any, tmp_path: Path) -> None:
     told = {
         "RPC_LOCAL": "http://127.0.0.1:1",
         "DATABASE_URL": f"sqlite:///{tmp_path}/books.sqlite3",

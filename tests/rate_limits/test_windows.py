@@ -31,7 +31,7 @@ def test_a_window_slides() -> None:
     assert play.hit(times=2) == [True, False]
 
 
-def test_what_is_given_back_was_never_counted() -> None:
+def test_a_returned_hit_does_not_count() -> None:
     play = Play()
     play.hit()
     play.now_s += 30
@@ -42,7 +42,7 @@ def test_what_is_given_back_was_never_counted() -> None:
     assert play.windows.peek(TWICE, "a") == (2, 0.0)
 
 
-def test_no_more_is_given_back_than_was_counted() -> None:
+def test_at_most_the_counted_hits_are_returned() -> None:
     play = Play()
     play.windows.undo_hit(TWICE, "a")
     play.hit()
@@ -58,13 +58,13 @@ def test_keys_and_limits_do_not_mix() -> None:
     assert play.windows.hit(RateLimitItemPerMinute(2, namespace="other"), "a")
 
 
-def test_looking_counts_nothing_and_keeps_nothing() -> None:
+def test_a_peek_counts_nothing_and_keeps_nothing() -> None:
     play = Play()
     assert play.windows.peek(TWICE, "a") == (2, 0.0)
     assert len(play.windows) == 0
 
 
-def test_windows_that_have_emptied_are_forgotten() -> None:
+def test_empty_windows_are_deleted() -> None:
     play = Play()
     for number in range(SWEEP_AFTER - 1):
         play.hit(str(number))
@@ -74,7 +74,7 @@ def test_windows_that_have_emptied_are_forgotten() -> None:
     assert play.hit("0", times=3) == [True, True, False]
 
 
-def test_however_much_a_window_allows_it_takes_little_memory() -> None:
+def test_a_window_of_a_high_limit_takes_little_memory() -> None:
     """A provider may allow a million calls a day, and be the one who makes them."""
     play, item = Play(), RateLimitItemPerDay(1_000_000)
     tracemalloc.start()
@@ -89,7 +89,7 @@ def test_however_much_a_window_allows_it_takes_little_memory() -> None:
     assert play.windows.peek(item, "a")[0] == 1_000_000 - 100_000
 
 
-def test_what_is_counted_together_leaves_together_and_hardly_too_early() -> None:
+def test_hits_of_one_slot_expire_together_and_at_most_a_slot_early() -> None:
     play, item = Play(), RateLimitItemPerMinute(1_000)
     for _ in range(1_000):
         assert play.windows.hit(item, "a")

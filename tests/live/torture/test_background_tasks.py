@@ -142,7 +142,7 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
         )
 
 
-async def test_x402_is_back_after_postgresql_was_away_for_13_s(site: Site, torture: Any) -> None:
+async def test_x402_returns_after_postgresql_was_down_for_13_s(site: Site, torture: Any) -> None:
     """The short form waits until the look at gas has failed twice; it is what stopped for good."""
     away_s = torture.pick(short=0.0, long=AWAY_S)
     rounds = torture.pick(short=1, long=2)

@@ -217,7 +217,7 @@ def note(harness: Harness, kind: str, reply: Any) -> None:
     harness.heard[kind, reply.status, reply.code] += 1
 
 
-async def test_a_clock_that_jumps_under_load_costs_nobody_a_call_and_loses_none(
+async def test_a_clock_that_jumps_under_load_loses_no_call_and_fails_none(
     harness: Harness, torture: Any
 ) -> None:
     cluster, jumps = harness.cluster, torture.pick(short=2, long=8)
@@ -294,7 +294,7 @@ async def test_a_session_outlives_an_hour_either_way(harness: Harness) -> None:
             assert (await open_history(harness, token, at=one.gateway)).status == 200
 
 
-async def test_a_payment_that_lies_ahead_of_the_clock_is_pending_and_asked_for_once(harness: Harness) -> None:
+async def test_a_payment_with_a_block_time_in_the_future_is_pending_and_gets_no_402(harness: Harness) -> None:
     first, credit = harness.skewed[0], await harness.pay(2)
     path = f"/echo/ahead-{next(_NUMBERS)}"
     first.clock.set(-HOUR_S)
@@ -379,7 +379,7 @@ async def open_history(harness: Harness, token: str, *, at: Any) -> Any:
 
 
 @pytest.mark.postgres
-async def test_gateways_an_hour_apart_neither_bury_each_other_nor_free_each_other_s_holds(
+async def test_gateways_an_hour_apart_do_not_recover_each_other_s_calls_or_end_each_other_s_holds(
     open_apart: Any, torture: Any
 ) -> None:
     for lease_s in LEASES_S:

@@ -18,7 +18,7 @@ BACK_S = 60.0
 
 @pytest.mark.parametrize("patience_s", [BACK_S, 0.0], ids=["waits", "drops"])
 @pytest.mark.parametrize("how", ["restart", "failover"])
-async def test_a_server_that_is_replaced_between_head_and_close_costs_nobody_an_answer(
+async def test_a_server_replaced_between_head_and_close_loses_no_response(
     torture: Any, how: str, patience_s: float
 ) -> None:
     async with run_pair(find_low_port) as pair:

@@ -45,7 +45,7 @@ QUICK = {
     ],
     ids=["three-on-postgresql", "one-on-sqlite"],
 )
-async def test_kill_9_under_load_doubles_no_call_loses_no_record_and_leaves_every_payment_explained(
+async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_payment_without_a_state(
     cluster: Any,
     torture: Any,
     kind: str,

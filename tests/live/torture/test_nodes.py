@@ -167,7 +167,7 @@ async def suffer(harness: Harness, name: str, *, stall: PaidListing, units: int)
     assert len(await signed.transfers()) == 1
 
 
-async def test_a_lone_node_that_is_no_use_harms_nobody(cluster: Any, torture: Any) -> None:
+async def test_a_single_faulty_node_causes_no_wrong_charge(cluster: Any, torture: Any) -> None:
     async with open_shop(cluster, 1) as harness:
         for name in torture.pick(short=["hangs", "answers null", "lags"], long=list(SILENT) * 2):
             await suffer(harness, name, stall=harness.small, units=PRICE_UNITS)
@@ -177,9 +177,7 @@ async def test_a_lone_node_that_is_no_use_harms_nobody(cluster: Any, torture: An
         )
 
 
-async def test_what_two_nodes_must_agree_on_is_believed_from_neither_alone(
-    cluster: Any, torture: Any
-) -> None:
+async def test_a_fact_that_needs_two_nodes_is_not_accepted_from_one(cluster: Any, torture: Any) -> None:
     """Above a value; below it one node is enough, and the other may lie in its bed."""
     async with open_shop(cluster, 2, agreement_min=2, above=ABOVE) as harness:
         lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)

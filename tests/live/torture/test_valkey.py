@@ -165,7 +165,7 @@ class Load:
         self.heard[kind, reply.status, reply.code] += 1
 
 
-async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
+async def test_a_server_killed_under_load_loosens_rates_and_changes_no_charge(
     pair: Pair, torture: Any
 ) -> None:
     cluster, rounds = pair.cluster, torture.pick(short=3, long=8)
@@ -212,7 +212,7 @@ async def test_a_server_that_dies_under_load_loosens_rates_and_touches_no_money(
     )
 
 
-async def test_a_server_that_hangs_delays_nobody_who_pays_on_credit(pair: Pair, torture: Any) -> None:
+async def test_a_server_that_hangs_delays_no_call_on_credit(pair: Pair, torture: Any) -> None:
     """Its connections stay open. Whoever has no rate of his own to be counted in does not notice."""
     cluster, calls = pair.cluster, torture.pick(short=20, long=400)
     payer = await cluster.wallet()
