@@ -99,7 +99,7 @@ async def test_known_terms_that_the_database_has_lost_are_written_again(
 ) -> None:
     """As after a restore of the database while this gateway runs."""
     payment = await ledger.pay(100)
-    for _ in range(2):  # its sessions are open, so they do not ask whether the database has gone back
+    for _ in range(2):  # its sessions are open, so they do not check for a restore
         first = claim_on(payment)
         await ledger.ledger.claim(first)
         await ledger.ledger.close(close_of(first))
@@ -157,7 +157,10 @@ async def test_terms_of_a_transaction_that_was_rolled_back_are_not_known(databas
     payment = await ledger.pay(100)
     with capture_logs() as logs:
         assert isinstance(await ledger.ledger.claim(claim_on(payment)), Claimed)
-    assert (behind.rolled_back, logs) == (1, [])  # a call without its terms would be refused, and tried again
+    assert (behind.rolled_back, logs) == (
+        1,
+        [],
+    )  # a call without its terms would be rolled back and tried again
     assert await count_terms(database) == 1
     await ledger.close()
 

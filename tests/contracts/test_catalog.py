@@ -168,7 +168,7 @@ async def test_revise_replaces_every_field_and_counts(catalog: Catalog) -> None:
     assert isinstance(await catalog.revise(plain, expected_revision=2), Revised)
     entry = await catalog.find(first.id)
     assert entry is not None
-    assert entry.listing == replace(plain, revision=3)  # secret and document are gone
+    assert entry.listing == replace(plain, revision=3)  # secret and document are removed
 
 
 async def test_a_stale_revision_changes_nothing(catalog: Catalog) -> None:
@@ -308,7 +308,7 @@ async def test_terms_since_a_moment(catalog: Catalog) -> None:
         return [terms.price.text for terms in await catalog.terms_since(listing.id, start + minutes * MINUTE)]
 
     assert await prices_since(0) == ["2", "1", "0.01"]
-    assert await prices_since(10) == ["2", "1", "0.01"]  # in force at that very moment
+    assert await prices_since(10) == ["2", "1", "0.01"]  # in force at exactly this moment
     assert await prices_since(11) == ["2", "1"]
     assert await prices_since(21) == ["2"]
 
@@ -600,7 +600,7 @@ WORDS: list[tuple[str, list[int]]] = [
     ("strasse", [1]),
     ("naive co op", [1]),
     ("co-op", [1]),
-    ("2.5", []),  # the text says v2.5
+    ("2.5", []),  # the text has v2.5
     ("v2", [1]),
     ("a b", [1]),
     ("天気", [2]),
@@ -677,7 +677,7 @@ async def test_relevance_puts_names_first_and_pages_without_gap(catalog: Catalog
 async def test_reports_a_shared_payee(catalog: Catalog) -> None:
     listing = make_listing(provider=ALICE, pay_to=BOB)
     await catalog.publish(listing)
-    assert not await catalog.is_payee_shared(BOB, ALICE)  # one's own other listings do not count
+    assert not await catalog.is_payee_shared(BOB, ALICE)  # other listings of the same provider do not count
     assert await catalog.is_payee_shared(BOB, Address(b"\xcc" * 20))
     assert not await catalog.is_payee_shared(ALICE, BOB)
     await catalog.revise(replace(listing, retired_ms=1), expected_revision=1)

@@ -363,7 +363,7 @@ async def test_a_large_measured_set_is_walked_by_age(
     wanted = {
         "sqlite": "SCAN measured",
         "postgresql": "pk_listing_quality",
-    }  # SQLite: by its row's own number
+    }  # SQLite: by rowid
     assert wanted[of_listings.dialect] in page or "ix_listing_shown" in page, page
     assert not is_sorted(page), page
 

@@ -90,7 +90,7 @@ async def test_sessions_that_ended_while_idle_cause_no_failure(
 ) -> None:
     await asyncio.gather(*(database.write(run(f"INSERT INTO t VALUES ({n})")) for n in range(5)))
     await end_sessions(operator)
-    while not all(one.is_closed() for one in opened):  # their ends may not be read yet
+    while not all(one.is_closed() for one in opened):  # the event loop may not have read their ends
         await asyncio.sleep(0.01)
     assert await numbers(database) == list(range(5))
     await database.write(run("INSERT INTO t VALUES (5)"))
@@ -231,7 +231,7 @@ async def test_a_commit_that_did_not_wait_for_the_standby_counts_as_unknown(
         group.create_task(cancel_wait(operator))
         failure = await refused(database, "INSERT INTO t VALUES (1)")
     assert "without its standby" in str(failure.__cause__)
-    assert await numbers(database) == [1]  # it is there, but it may go
+    assert await numbers(database) == [1]  # the row is visible, but it may be lost
 
 
 async def test_a_row_found_after_an_unknown_commit_counts_only_when_it_is_durable(
@@ -264,7 +264,7 @@ async def test_without_doubt_nothing_more_is_written(database: PostgresDatabase)
 
 async def test_reads_the_server_settings_that_can_lose_commits(database: PostgresDatabase) -> None:
     found = await read_server_settings(database)
-    assert (found.fsync, found.full_page_writes) == (False, True)  # the tests' own server
+    assert (found.fsync, found.full_page_writes) == (False, True)  # the server of the tests
     assert (found.standbys, found.is_read_only, found.hosts) == ("", False, 1)
 
 

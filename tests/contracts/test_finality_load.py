@@ -147,13 +147,13 @@ async def test_at_200_payments_a_second_every_block_is_checked_in_time(database:
     assert states.keys() == {"final", "unfinal"}
     assert states["unfinal"] <= (FINALITY_BLOCKS * BLOCK_S + INTERVAL_S + BLOCK_S) * PAYMENTS_PER_S
     assert hour.oldest_look_s <= INTERVAL_S
-    # Requests grow with the blocks and the looks, and not with the payments.
+    # Requests grow with the blocks and the checks, not with the payments.
     assert looks <= SECONDS // INTERVAL_S + 1
     assert hour.chain.requests["fetch_block_hashes", CHAIN] <= 2 * looks
     blocks = SECONDS // BLOCK_S
     rechecks = blocks * FINALITY_BLOCKS * BLOCK_S // 300
     assert hour.chain.heights_read <= 2 * blocks + looks + rechecks + FINALITY_BLOCKS
-    # Receipts are read of what stood in the blocks that were replaced.
+    # Receipts are read for the payments in replaced blocks only.
     assert hour.reorgs == 1
     moved = PAYMENTS_PER_S * BLOCK_S * REORG_BLOCKS
     assert hour.chain.requests["review_receipts", CHAIN] <= moved // 40 + REORG_BLOCKS

@@ -88,7 +88,7 @@ async def test_a_debt_ends_when_another_payment_covers_it(ledger: Any) -> None:
     assert (await state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
     assert await balance(ledger, "elsewhere") == (4, 4)
     (back,) = await ledger.record_payments([new_payment(4, "settled")], now_ms=NOW_MS)
-    assert (back.value_units, back.remaining_units) == (0, 0)  # what moved away is not there twice
+    assert (back.value_units, back.remaining_units) == (0, 0)  # units that moved away do not count twice
     await assert_balanced(ledger)
 
 
@@ -274,7 +274,9 @@ async def test_names_the_authorisations_that_made_a_payment(ledger: Any) -> None
     first, second = await settled(ledger, 4), await settled(ledger, 3, method="POST")
     place = await payment(ledger, "settled")
     await ledger.claim(claim_on(place, 1))
-    other = authorized_claim(authorization_of(4, payer=Address(b"\x03" * 20)))  # another payment in it
+    other = authorized_claim(
+        authorization_of(4, payer=Address(b"\x03" * 20))
+    )  # another payment in the same block
     await ledger.claim(other)
     await ledger.settle(close_of(other, CallState.SETTLING), attempt=None, digest=None)
     await ledger.conclude(other.call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=NOW_MS)

@@ -88,7 +88,9 @@ async def test_a_passed_nonce_without_a_transaction_can_be_filled_once(ledger: A
     filler = bump_of(replace(above, nonce=1), "filler")
     assert await ledger.add_attempt(filler) == NonceUnavailable(next_nonce=4)
     assert await ledger.add_attempt(filler, is_filling=True) is True
-    assert await ledger.add_attempt(filler, is_filling=True) is True  # the same again, whose answer was lost
+    assert (
+        await ledger.add_attempt(filler, is_filling=True) is True
+    )  # the same entry again, after its response was lost
     rival = bump_of(replace(other, nonce=1), "rival")
     assert await ledger.add_attempt(rival, is_filling=True) is False
     assert await gas.next_nonce(CHAIN, GAS_KEY) == 4

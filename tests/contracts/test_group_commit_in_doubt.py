@@ -159,7 +159,7 @@ async def test_entries_that_fail_one_by_one_have_so_much_time_together(ledger: F
     def fails() -> bool:
         number = ledger.database.begun - begun
         ledger.ticks_ms += 4_000
-        return number % 2 == 1  # the batch, and each entry; not what is written to find out
+        return number % 2 == 1  # the batch and each entry fail; the probe write succeeds
 
     ledger.database.fail_before = fails
     claims = (ledger.ledger.claim(claim_on(payment)) for _ in range(50))
@@ -250,7 +250,9 @@ async def test_a_claim_whose_caller_slept_after_its_commit_is_given_back(ledger:
 
     async def claim_and_stall() -> None:
         await ledger.ledger.claim(claim_on(payment))
-        ledger.ticks_ms += HALF_LEASE_MS + 1  # the other's answer is set already, and it has not run since
+        ledger.ticks_ms += (
+            HALF_LEASE_MS + 1
+        )  # the result of the other call is set, and its task has not run since
 
     both = asyncio.gather(claim_and_stall(), ledger.ledger.claim(claim_on(payment)), return_exceptions=True)
     _, late = await both

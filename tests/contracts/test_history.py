@@ -113,7 +113,7 @@ async def test_a_page_after_the_last_call_is_empty_for_every_query(
 
 async def test_a_provider_sees_the_calls_to_its_listings(ledger: Any, calls: dict[str, str]) -> None:
     provided = await ledger.history(HistoryQuery(wallet=PROVIDER, role="provider"))
-    assert provided.total == 7  # all but the stranger's, which went to PAYER's own listing
+    assert provided.total == 7  # all but the call of the other payer, which went to PAYER's own listing
     assert await ids(ledger, HistoryQuery(wallet=PROVIDER)) == []
     assert len(await ids(ledger, HistoryQuery(wallet=PAYER, role="provider"))) == 1
     assert len(await ids(ledger, HistoryQuery(wallet=STRANGER))) == 1

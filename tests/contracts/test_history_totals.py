@@ -87,7 +87,7 @@ async def test_moving_a_call_changes_no_total(ledgers: Any) -> None:
     claim = claim_on(payment)
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
-    await ledger.claim(claim_on(payment, 100))  # refused: more than there is
+    await ledger.claim(claim_on(payment, 100))  # refused: more than the balance
     assert (await ledger.history(HistoryQuery(wallet=PAYER))).total == 1
 
 
@@ -96,13 +96,13 @@ async def test_sessions_that_count_for_one_wallet_do_not_wait_for_each_other(
     postgres_url: str, open_database: Any
 ) -> None:
     async with open_database(postgres_url) as database:
-        await add(database, call_record_row(0))  # its terms are those of the others
+        await add(database, call_record_row(0))  # its terms equal those of the other calls
         both = asyncio.Barrier(2)
 
         def work(number: int) -> Any:
             def write(connection: Connection) -> None:
                 insert_calls(connection, [call_record_row(number)])
-                # Neither has committed when both have counted.
+                # Both have counted before either commits.
                 await_only(both.wait())
 
             return write

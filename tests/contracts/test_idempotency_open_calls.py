@@ -120,7 +120,7 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
 async def test_a_claim_immediately_after_a_cut_response_finds_it(ledger: Any) -> None:
     """On PostgreSQL plain claims and ends have their own sessions; a cut is still written before later claims."""
     payment = await paid(ledger, 1_000)
-    for _ in range(30):  # the terms of the first are not known yet
+    for _ in range(30):  # the terms of the first call are not known yet
         claim = same(payment)
         assert isinstance(await ledger.claim(claim), Claimed)
         await ledger.close(close_of(claim))
@@ -185,7 +185,7 @@ async def test_a_batch_searches_open_calls_once_and_only_for_claims_that_may_rep
     engine = getattr(ledgers.database, "_write_engine", None) or ledgers.database._engine
     engine = getattr(engine, "sync_engine", engine)
     event.listen(engine, "before_cursor_execute", count)
-    # The terms of each are not known yet, so no statement for plain claims grants it.
+    # The terms of these calls are not known yet, so the statement of plain claims grants none.
     for fields in ({"method": "POST"}, {"idempotency_key": "one"}, {"is_separate_call": True}):
         await ledger.claim(claim_on(payment, 1, listing_name=str(fields), **fields))
     await ledger.claim(claim_on(None, listing_name="free"))

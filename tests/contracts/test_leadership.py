@@ -171,7 +171,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
     stalled = Leadership(
         databases[0],
         duty=duty,
-        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=2.0),  # never makes sure that it leads
+        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=2.0),  # it never renews its lead
         on_change=lambda duty, is_leading: None,
     )
     forever = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
         two = Candidate(databases[1])
         async with two.standing():
             await until(lambda: two.is_working)
-            assert stalled.is_leading  # it does not know yet: two for a moment
+            assert stalled.is_leading  # it has not checked yet: two leaders for a moment
         running.cancel()
 
 
@@ -288,16 +288,16 @@ def test_each_duty_has_a_lock_of_its_own_within_64_bits() -> None:
 CHOICES = (
     # held, wish, others -> the lock to hold; None: give way
     (0, 0, (), 0),
-    (0, 1, (), 1),  # alone it leads on, whatever it can read
+    (0, 1, (), 1),  # the only gateway leads, with any networks lost
     (2, 2, (), 2),
     (1, 0, (), 0),
     (1, 1, (0,), None),
-    (2, 2, (1,), None),  # it reads nothing, the other one of two networks
-    (2, 0, (1,), None),  # back too late: the other one has begun
-    (1, 1, (2,), 1),  # the other one will give way
+    (2, 2, (1,), None),  # it reads no network, the other gateway reads one of two
+    (2, 0, (1,), None),  # it is back too late: the other gateway has begun
+    (1, 1, (2,), 1),  # the other gateway will give way
     (1, 0, (2,), 0),
-    (0, 1, (1,), 0),  # the other one holds what this one would have to take: it will give way
-    (0, 2, (1,), 2),  # gives way at its next look
+    (0, 1, (1,), 0),  # the other gateway holds the lock that this one needs, and will give way
+    (0, 2, (1,), 2),  # gives way at its next check
 )
 
 
@@ -339,7 +339,7 @@ async def test_a_leader_without_a_network_gives_way_to_a_gateway_with_it(
         async with two.standing():
             one.networks_away = 1
             await until(lambda: two.is_working and one.heard == [True, False])
-            one.networks_away = 0  # and does not ask for it back
+            one.networks_away = 0  # and does not take the lead back
             await looks(one, two)
             assert two.is_working
             assert not one.is_working
@@ -360,7 +360,7 @@ async def test_no_leader_gives_way_to_an_equal_gateway(databases: list[PostgresD
             assert (one.heard, two.heard) == ([True], [])
             one.networks_away = 0
             await until_handicap(databases[2], 0)
-            assert one.terms == 1  # its work went on all the time
+            assert one.terms == 1  # its work was not interrupted
 
 
 @pytest.mark.postgres

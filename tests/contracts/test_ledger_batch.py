@@ -160,7 +160,7 @@ async def test_a_statement_queue_waits_for_the_callers_of_its_own_last_batch(pos
     async with open_database(postgres_url) as database:
         ledger = FaultyLedger(database, batch_wait_s=NEVER_S)
         await ledger.ledger.open()
-        await ledger.ledger.claim(claim_on(None))  # from now on the terms of such calls are known
+        await ledger.ledger.claim(claim_on(None))  # afterwards the terms of such calls are known
         claims = [claim_on(None) for _ in range(10)]
         await asyncio.gather(*(ledger.ledger.claim(one) for one in claims))
         more = [start(ledger.ledger.claim(claim_on(None))) for _ in range(9)]
@@ -244,7 +244,7 @@ async def test_a_finish_that_is_due_during_a_commit_is_written_after_it(database
     plug = start(ledger.ledger.claim(claim_on(None)))
     await until(lambda: ledger.sizes == [1, 1, 1])
     ledger.ledger.finish(finish_of(first))
-    await asyncio.sleep(0.01)  # its time is up: the commit before it still runs
+    await asyncio.sleep(0.01)  # its deadline has passed, while the commit before it still runs
     ledger.database.before.set()
     await plug
     await until(lambda: ledger.sizes == [1, 1, 1, 1])
@@ -291,7 +291,7 @@ async def test_a_claim_left_between_its_commit_and_its_answer_is_released(ledger
 
     async def claim_and_stop_the_other() -> None:
         await ledger.ledger.claim(claim_on(payment))
-        tasks[1].cancel()  # its answer is set already, and it has not run since
+        tasks[1].cancel()  # its result is set, and its task has not run since
 
     tasks += [start(claim_and_stop_the_other()), start(ledger.ledger.claim(claim_on(payment)))]
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -364,7 +364,7 @@ async def test_claims_cancelled_at_any_moment_never_stay_open(ledger: FaultyLedg
 # Batches that fail
 
 
-BEYOND_COLUMN = 2**70  # no integer column of either database holds it
+BEYOND_COLUMN = 2**70  # larger than an integer column of either database
 
 
 async def test_one_bad_entry_does_not_fail_the_others(ledger: FaultyLedger) -> None:
@@ -402,7 +402,7 @@ async def test_one_bad_entry_of_a_batch_costs_a_few_more_writes(ledger: FaultyLe
     outcomes = await asyncio.gather(*claims[:40], bad, *claims[40:], return_exceptions=True)
     assert [type(one) for one in outcomes].index(StorageUnavailable) == 40
     assert [type(one) for one in outcomes].count(Claimed) == 63
-    assert ledger.database.begun - begun <= 1 + 2 * 6 + 1  # and what its call is instead
+    assert ledger.database.begun - begun <= 1 + 2 * 6 + 1  # and the read of its call
 
 
 async def test_one_bad_recording_does_not_fail_those_that_are_written_with_it(ledger: FaultyLedger) -> None:
@@ -439,7 +439,7 @@ async def test_a_finish_is_written_after_its_close_where_the_batch_is_halved(led
     assert [type(one) for one in outcomes] == [Closed, StorageUnavailable, Claimed, Claimed]
     await ledger.ledger.claim(claim_on(None))  # behind the finish
     repeat = await ledger.ledger.find_open_call(payment.id, cut.digest)
-    assert repeat is not None  # cut by its upstream, so the same request may run once more
+    assert repeat is not None  # the upstream cut the response, so the same request may run once more
 
 
 async def test_a_commit_with_a_lost_answer_is_read_and_not_repeated(ledger: FaultyLedger) -> None:
@@ -518,7 +518,7 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
     assert await states(ledger) == ["forwarding"]
     assert await ledger.ledger.recover(now_ms=NOW_MS) == 1
     assert await states(ledger) == [before.value]
-    assert (await ledger.ledger.find_call(claim.call_id)).error == "told"  # nothing came of the repeat
+    assert (await ledger.ledger.find_call(claim.call_id)).error == "told"  # the repeat has no result
     await ledger.ledger.recover(now_ms=NOW_MS + DEFAULT_LIMITS.unknown_hold_s * 1000)
     assert await states(ledger) == [ends]
 
@@ -526,7 +526,7 @@ async def test_a_repeat_of_unknown_outcome_goes_back_to_where_it_was(
 @pytest.mark.parametrize(
     ("after", "ends"),
     [
-        (CallState.CONSUMED, "unknown"),  # its answer was dropped
+        (CallState.CONSUMED, "unknown"),  # its response was dropped
         (CallState.RELEASED, "released"),
         (CallState.UNKNOWN, "unknown"),
     ],
@@ -708,7 +708,7 @@ async def test_waits_until_every_call_is_closed_or_the_timeout(ledger: FaultyLed
     payment = await ledger.pay(100)
     first, second = claim_on(payment), claim_on(payment)
     await asyncio.gather(ledger.ledger.claim(first), ledger.ledger.claim(second))
-    await ledger.ledger.wait_closed(timeout_s=0)  # comes back although two are open
+    await ledger.ledger.wait_closed(timeout_s=0)  # returns while two calls are open
     waiting = start(ledger.ledger.wait_closed(timeout_s=60))
     await ledger.ledger.close(close_of(first))
     assert not waiting.done()

@@ -82,7 +82,7 @@ ROWS = (
         soon="payment_already_used",
         held=True,
     ),
-    # An authorisation: first it goes to `settling`, then the money moves, then it is concluded.
+    # An authorisation: the call goes to `settling`, the transfer is made, the call is concluded.
     Row(name="x402 GET settle lost", rail="x402", method="GET", fault=SETTLE_LOST, soon=SERVED),
     Row(
         name="x402 GET settle landed",
@@ -242,7 +242,7 @@ class Harness:
     async def sweep(self) -> None:
         """What a gateway does every few seconds."""
         await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
-        for _ in range(2):  # it is sent, and then looked for
+        for _ in range(2):  # the first sends it, the second finds it
             await self.gateway.settlement.sweep()
 
     async def wait_hold(self) -> None:

@@ -248,7 +248,7 @@ SIBLINGS = [
     ((6, 3), 10, 0, 9),
     ((6, 10), 10, 0, 6),  # the other payment could pay a call alone
     ((2, 3, 4, 9), 10, 3, (1, 3, 4, 0)),  # oldest first
-    ((10, 3), 10, 0, (0, 3)),  # nothing short, nothing touched
+    ((10, 3), 10, 0, (0, 3)),  # nothing is missing, so the other payment stays unchanged
 ]
 
 
@@ -501,7 +501,7 @@ async def test_a_repeat_that_is_not_sent_goes_back_to_consumed_with_what_the_fir
     assert (record.state, record.upstream_status, record.error) == (CallState.CONSUMED, 200, None)
     assert record.completed_ms is not None
     again = await ledger.reopen(claim.call_id, epoch=2, now_ms=NOW_MS)
-    assert (again.epoch, again.before) == (3, CallState.CONSUMED)  # its answer is still to come
+    assert (again.epoch, again.before) == (3, CallState.CONSUMED)  # its response has not arrived yet
     assert await ledger.close(close_of(claim, epoch=3)) == Closed(remaining_units=6)
     assert await ledger.reopen(claim.call_id, epoch=3, now_ms=NOW_MS) == Fenced()
     await assert_balanced(ledger)
@@ -712,7 +712,7 @@ async def test_the_next_transfer_pays_the_debt_first_and_in_parts(ledger: Any) -
     await assert_balanced(ledger)
     assert (
         await paid(ledger, 10, is_final=False)
-    ).remaining_units == 10  # mined again: all of it is credit now
+    ).remaining_units == 10  # mined again: its whole value is credit now
     await assert_balanced(ledger)
 
 
@@ -781,7 +781,7 @@ async def test_lists_the_calls_of_unknown_outcome_that_hold_units_of_a_payment(l
     for to in (CallState.CONSUMED, CallState.RELEASED, CallState.FORWARDING):
         await bring(ledger, payment, to, 1)
     older = await bring(ledger, payment, CallState.UNKNOWN, 4)
-    newer = await bring(ledger, payment, CallState.UNKNOWN, 8)  # helped out by the other payment
+    newer = await bring(ledger, payment, CallState.UNKNOWN, 8)  # the other payment completes the price
     assert await ledger.unknown_calls(payment.id, limit=9) == (newer.call_id, older.call_id)
     assert len(await ledger.unknown_calls(payment.id, limit=1)) == 1
     assert await ledger.unknown_calls(helper.id, limit=9) == (newer.call_id,)

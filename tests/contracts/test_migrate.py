@@ -26,7 +26,7 @@ from tollway.storage.migrate import (
 )
 
 for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
-    importlib.import_module(module.name)  # every room's tables
+    importlib.import_module(module.name)  # the tables of every module
 
 BEFORE_THE_BASELINE = (
     *("0001_books", "0002_catalog", "0003_identity", "0004_moderation", "0005_authorizations"),

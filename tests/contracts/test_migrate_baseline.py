@@ -97,7 +97,7 @@ def operate(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     }
 
     def run(*arguments: str) -> tuple[int, Any]:
-        with capture_logs():  # of the node that does not answer
+        with capture_logs():  # logs of the node that does not respond
             result = CliRunner(env=env).invoke(make_operator_app(), [*arguments, "--json"])
         return result.exit_code, json.loads(result.stdout or result.stderr)
 

@@ -46,7 +46,7 @@ class Harness:
     async def edit(self, listing: Listing, **changes: object) -> Listing:
         entry = await self.catalog.find(listing.id)
         assert entry is not None
-        changed = replace(entry.listing, **changes)  # type: ignore[arg-type] # whatever a test says
+        changed = replace(entry.listing, **changes)  # type: ignore[arg-type] # the fields that a test names
         outcome = await self.catalog.revise(changed, expected_revision=entry.listing.revision)
         assert isinstance(outcome, Revised)
         return outcome.listing
@@ -87,7 +87,7 @@ async def test_finds_the_result_of_a_check_again(harness: Harness) -> None:
     assert await harness.ownerships.find(listing.id) is None
     assert await harness.ownerships.find(ListingId("api_nothing")) is None
     for proved in ((), ("signature",), ("dns", "wellKnown"), ()):
-        noted = await harness.check(listing, *proved, now_ms=7)  # type: ignore[arg-type] # of the rows above
+        noted = await harness.check(listing, *proved, now_ms=7)  # type: ignore[arg-type] # a row of the table above
         assert noted is not None
         assert await harness.ownerships.find(listing.id) == noted
     assert noted == Ownership(
@@ -192,6 +192,6 @@ async def test_a_proof_is_seen_at_once_here_and_within_a_second_elsewhere(harnes
     assert not await harness.ownerships.is_verified(listing.id)
     await harness.check(listing, "dns")
     assert await harness.ownerships.is_verified(listing.id)
-    await harness.edit(listing, endpoint="https://other.example.com/v1")  # as another gateway would
+    await harness.edit(listing, endpoint="https://other.example.com/v1")  # as by another gateway
     harness.now_ms += FRESH_MS
     assert not await harness.ownerships.is_verified(listing.id)

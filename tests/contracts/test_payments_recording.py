@@ -27,7 +27,7 @@ async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger
     await ledger.mark_restored(now_ms=NOW_MS + 1)
     with pytest.raises(StorageUnavailable):
         await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
-    await ledger.release_held()  # nothing is held any more, whatever was known
+    await ledger.release_held()  # afterwards no payment is held
     assert await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
 
 

@@ -429,7 +429,7 @@ def find_plain(connection: Connection, claims: Sequence[Claim]) -> set[str]:
             left.add(claim.payment_id)
             continue
         plain.add(str(claim.call_id))
-        if one_by_one and payment is not None:  # for the claims behind it, it is written
+        if one_by_one and payment is not None:  # for later claims it counts as written
             payments[payment.id] = replace(
                 payment,
                 taken_units=payment.taken_units + claim.price_units,
@@ -462,7 +462,7 @@ def compare(connection: Connection, claims: Sequence[Claim]) -> int:
                     now_ms=NOW_MS,
                     ahead_ms=0,
                 )
-        except IntegrityError:  # one nonce twice: everything is decided
+        except IntegrityError:  # one nonce twice: the decision takes the whole batch
             found = [None] * len(alone)
         else:
             granted_ids = {str(one.call_id) for one, got in zip(alone, found, strict=True) if got is not None}
@@ -523,7 +523,7 @@ async def test_random_batches_are_granted_as_they_would_be_decided(url: str, see
 
     async with open_database(url) as database:
         await database.write(work, is_long=True)
-    assert granted > examples  # a filter that lets nothing through would prove nothing
+    assert granted > examples  # the filter must grant claims, or the test proves nothing
 
 
 # ---- Concurrent transactions.

@@ -85,8 +85,8 @@ async def outlive(clock: SharedClock, *living: Any) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "ends"),
     [
-        (LIFE_ONE, LIFE_ONE, CallState.RELEASED),  # a process died: its closes are all there
-        (LIFE_ONE, LIFE_TWO, CallState.UNKNOWN),  # the machine died: the last closes may be lost
+        (LIFE_ONE, LIFE_ONE, CallState.RELEASED),  # the process was killed: all its closes are stored
+        (LIFE_ONE, LIFE_TWO, CallState.UNKNOWN),  # the machine lost power: the last closes may be lost
         (NO_MARK, NO_MARK, CallState.UNKNOWN),  # unknown
     ],
 )
@@ -121,7 +121,7 @@ async def test_a_doubt_that_a_power_loss_left_outlives_a_repeat(database: Databa
         assert isinstance(await two.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
     async with Gateway(database, "three", boot_mark=LIFE_TWO, shared_clock=clock) as three:
         await outlive(clock, three)
-        await three.recover(now_ms=NOW_MS)  # the second run was left open too
+        await three.recover(now_ms=NOW_MS)  # the second run stayed open too
         await three.recover(now_ms=NOW_MS + HOLD_MS)
         assert (await three.find_call(claim.call_id)).state is CallState.UNKNOWN
         assert isinstance(await three.reopen(claim.call_id, epoch=2, now_ms=NOW_MS), Claimed)
@@ -234,7 +234,7 @@ async def test_a_renewal_that_hangs_is_given_up(database: Database, monkeypatch:
 def test_the_lease_outlives_every_timeout_of_the_database() -> None:
     assert DEFAULT_LIMITS.owner_lease_s >= 2 * COMMAND_TIMEOUT_S
     assert DEFAULT_LIMITS.owner_lease_s / 2 > ledger_store.RENEW_TIMEOUT_S + DEFAULT_LIMITS.owner_renew_s
-    # A gateway judges after its own first lease: all is settled within a minute of the last restart.
+    # A gateway recovers after its own first lease: all calls have ended within a minute of the last restart.
     assert DEFAULT_LIMITS.owner_lease_s + 2 * DEFAULT_LIMITS.recovery_interval_s < 60
 
 
@@ -277,7 +277,7 @@ async def test_the_audit_finds_an_imbalance(database: Database) -> None:
             database, "UPDATE payment SET taken_units = taken_units + 1 WHERE id = :id", id=payment.id
         )
         await execute(database, "DELETE FROM call_topup")
-        assert len((await one.audit()).wrong) == 2  # the payment that helped, and the call that it helped
+        assert len((await one.audit()).wrong) == 2  # the payment that completed a price, and its call
 
 
 async def test_a_payment_that_was_debited_outside_the_ledger_is_not_overspent(database: Database) -> None:

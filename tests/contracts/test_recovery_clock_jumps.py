@@ -164,7 +164,7 @@ async def test_a_call_is_written_in_the_time_of_the_database(database: Database,
         for one in (paid, settled):
             record = await gateway.ledger.find_call(one.call_id)
             assert (record.created_ms, record.completed_ms) == (NOW_MS, NOW_MS + 40)
-        assert record.latency_ms == 12 + 40  # of the head, and of the wait for the money
+        assert record.latency_ms == 12 + 40  # of the head, and of the settlement
 
 
 @pytest.mark.parametrize("jumps_ms", [(HOUR,), (-HOUR, HOUR), (HOUR, -HOUR, HOUR)])

@@ -198,7 +198,7 @@ async def test_a_fee_bump_takes_the_same_nonce_and_a_second_try_the_next(ledger:
     second = attempt_of(claim, 1, "second", created_ms=NOW_MS + 2)
     assert await ledger.add_attempt(bump) is True
     assert await ledger.add_attempt(second) is True
-    assert await ledger.add_attempt(second) is True  # the same again, whose answer was lost
+    assert await ledger.add_attempt(second) is True  # the same entry again, after its response was lost
     assert await ledger.add_attempt(attempt_of(claim, 3)) == NonceUnavailable(next_nonce=2)
     other = await settling(ledger, nonce=2)
     assert await ledger.add_attempt(attempt_of(other, 0, "foreign")) == NonceUnavailable(next_nonce=3)
@@ -228,7 +228,9 @@ async def test_an_open_nonce_is_replaced_in_every_state_of_its_call(ledger: Any,
     await conclude(ledger, claim, transfer=transfer_in() if after is CallState.CONSUMED else None)
     assert await ledger.add_attempt(filler) is False
     assert await ledger.add_attempt(filler, is_filling=True) is True
-    assert await ledger.add_attempt(filler, is_filling=True) is True  # the same again, whose answer was lost
+    assert (
+        await ledger.add_attempt(filler, is_filling=True) is True
+    )  # the same entry again, after its response was lost
     assert len(await ledger.attempts_of(claim.call_id)) == 2
     assert await state(ledger, claim) is after
     assert (await ledger.audit()).is_balanced
@@ -409,7 +411,7 @@ async def test_a_postponed_call_is_taken_later_and_delays_no_other_call(ledgers:
     ledger = await ledgers.gateway("one")
     idle, busy = [await orphaned(ledger) for _ in range(2)]
     waiting = await settling(ledger, nonce=None)
-    for claim in (idle, waiting):  # of one that is not orphaned there is nothing to postpone
+    for claim in (idle, waiting):  # a call that is not orphaned cannot be postponed
         await ledger.postpone(claim.call_id, until_ms=NOW_MS + 100)
     for _ in range(3):
         ledgers.clock.ms += 1
@@ -490,7 +492,7 @@ async def test_a_lost_call_runs_again_once_and_stays_charged(ledger: Any) -> Non
     await conclude(ledger, claim, is_orphaned=True)
     reopened = await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     assert reopened == Claimed(epoch=2, remaining_units=0, rail=Rail.X402, before=CallState.CONSUMED)
-    assert await settle(ledger, claim, epoch=2) == Fenced()  # its money has moved
+    assert await settle(ledger, claim, epoch=2) == Fenced()  # its transfer is made
     assert await ledger.close(close_of(claim, epoch=2)) == Closed(remaining_units=0)
     ledger.finish(finish_of(claim, epoch=2, is_cut=True))
     assert await ledger.reopen(claim.call_id, epoch=2, now_ms=NOW_MS) == Fenced()
@@ -563,7 +565,7 @@ async def unknown(ledger: Any, **fields: Any) -> Any:
 async def test_an_unknown_call_is_taken_after_its_hold(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     claim, fresh = await unknown(ledger), await unknown(ledger)
-    paid = await orphaned(ledger)  # its money has moved: nothing waits for a look there
+    paid = await orphaned(ledger)  # its transfer is made: no check is due
     await conclude(ledger, paid, is_orphaned=True)
     await ledger.reopen(paid.call_id, epoch=1, now_ms=NOW_MS)
     await ledger.close(close_of(paid, CallState.UNKNOWN, epoch=2))
@@ -573,7 +575,7 @@ async def test_an_unknown_call_is_taken_after_its_hold(ledgers: Any) -> None:
     assert await ledger.unsettled(limit=9) == ()
     ledgers.clock.ms += 1
     (found,) = await ledger.unsettled(limit=9)
-    assert await ledger.recover(now_ms=ledgers.clock.ms) == 1  # the one that is paid
+    assert await ledger.recover(now_ms=ledgers.clock.ms) == 1  # the call with a transfer
     assert (found.call_id, found.state, found.is_orphaned, found.transfer) == (
         claim.call_id,
         CallState.UNKNOWN,

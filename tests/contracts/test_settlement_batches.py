@@ -148,7 +148,7 @@ async def test_a_claim_with_a_lost_answer_is_read_and_not_repeated(ledger: Fault
 async def test_one_bad_settlement_does_not_fail_the_others(ledger: FaultyLedger) -> None:
     first, second, third = [await opened(ledger) for _ in range(3)]
     await settle(ledger, first)
-    twin = attempt_of(second, 1, f"{first.call_id} 0")  # the hash of another's transaction
+    twin = attempt_of(second, 1, f"{first.call_id} 0")  # the hash of the transaction of another call
     close = close_of(second, CallState.SETTLING)
     outcomes = await asyncio.gather(
         ledger.ledger.settle(close, attempt=twin, digest=None),
@@ -216,7 +216,7 @@ async def test_a_settlement_that_was_not_written_has_no_other_end_than_unknown(l
     with pytest.raises(StorageUnavailable):
         await settle(ledger, claim)
     ledger.reconnect()
-    with pytest.raises(StorageUnavailable):  # it stands behind the late end, which is written first
+    with pytest.raises(StorageUnavailable):  # it waits behind the late end, which is written first
         await ledger.ledger.close(close_of(claim, CallState.RELEASED))
     assert await ledger.ledger.close(close_of(claim, CallState.RELEASED)) == Fenced()
     assert await states(ledger) == ["unknown"]
@@ -231,7 +231,7 @@ async def test_a_settlement_that_was_not_written_and_is_given_up_becomes_unknown
         await settle(ledger, claim)
     ledger.reconnect()
     assert await ledger.ledger.mark_orphaned(claim.call_id, epoch=1) is False
-    assert await ledger.ledger.recover(now_ms=NOW_MS) == 0  # it was written before recovery looked
+    assert await ledger.ledger.recover(now_ms=NOW_MS) == 0  # it was written before recovery ran
     assert await states(ledger) == ["unknown"]
 
 
@@ -278,9 +278,7 @@ async def test_the_settlements_of_another_stopped_gateway_are_orphaned(database:
         await one.ledger.renew_ownership(now_ms=NOW_MS)
     claim = await settling(dead)
     await dead.close()
-    if (
-        database.dialect == "postgresql"
-    ):  # there a lease must run out first, which the contract of recovery shows
+    if database.dialect == "postgresql":  # there a lease must end first; the contract of recovery tests that
         await database.write(
             lambda c: c.execute(text("UPDATE gateway_owner SET seen_ms = 0 WHERE id = 'dead'"))
         )

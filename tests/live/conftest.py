@@ -137,10 +137,10 @@ async def cluster(
         open_session() as session,
         run_provider() as provider,
     ):
-        session._retry_connection = False  # aiohttp would send a GET again by itself when a gateway dies
+        session._retry_connection = False  # aiohttp would repeat a GET by itself when a gateway is killed
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        # Each snapshot that a test went back to has set the chain's clock back as well. None is taken here: the wallets
-        # of a cluster are its own.
+        # A revert to a snapshot sets the chain's clock back too. No snapshot is made here: a cluster has wallets of its
+        # own.
         await driver.rpc("evm_setTime", int(time.time()))
         async with resend_stranded(driver):
             yield GatewayCluster(

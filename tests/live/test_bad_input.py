@@ -149,7 +149,7 @@ BAD_PROOFS: dict[str, tuple[Callable[[Harness], Headers], int, str]] = {
         412,
         "price_above_max",
     ),
-    # The books know this payment, so it is the header that is wrong; a 402 would ask for money that was paid.
+    # The ledger has this payment, so the header is wrong; a 402 would request a second payment.
     "network of another chain": (
         lambda s: [*s.good, ("X-Payment-Network", "eip155:1")],
         400,
@@ -175,7 +175,7 @@ async def test_a_hash_counts_in_any_case(harness: Harness, spell: Any) -> None:
     tx_hash = await harness.cluster.send_tokens(harness.caller, harness.provider.address, PRICE_UNITS)
     headers = plain(harness.caller, tx_hash)
     assert (await harness.call(_with_tx(headers, spell(str(tx_hash))))).status == 200
-    again = await harness.call(headers)  # one payment, however it is spelt
+    again = await harness.call(headers)  # upper and lower case are one payment
     assert (again.status, again.code) == (409, "payment_already_used")
 
 
@@ -343,7 +343,9 @@ async def test_refuses_a_body_over_the_limit(harness: Harness, is_chunked: bool)
             yield bytes(64 * 1024)
 
     content: Any = pieces() if is_chunked else bytes(MIB + 1)
-    with contextlib.suppress(OSError, ValueError):  # the connection may close while the rest is on its way
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # the gateway may close the connection before it reads the rest
         reply = await harness.call(harness.good, "/echo/large", method="POST", content=content)
         assert (reply.status, reply.code) == (413, "payload_too_large")
         assert not reply.asks_for_money
@@ -441,7 +443,7 @@ async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await reader.read()  # until the gateway leaves
+    await reader.read()  # until the gateway closes the connection
 
 
 async def _talk_garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -461,7 +463,7 @@ async def _trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     await writer.drain()
     writer.write(b"a")
     await writer.drain()
-    await reader.read()  # until the gateway leaves
+    await reader.read()  # until the gateway closes the connection
 
 
 async def _send_a_long_head(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -486,7 +488,7 @@ async def _buy_at(harness: Harness, upstream: BadUpstream) -> tuple[str, Any, An
     cluster = harness.cluster
     provider, caller = await cluster.wallets(2)
     api_id = await cluster.publish(harness.gateway, provider, endpoint=upstream.url, timeoutSeconds=1)
-    upstream.count = 0  # publishing has looked whether it is protected
+    upstream.count = 0  # publishing has probed the endpoint
     tx_hash = await cluster.send_tokens(caller, provider.address, PRICE_UNITS)
     return api_id, provider, caller, tx_hash
 
@@ -513,14 +515,16 @@ async def test_a_bad_upstream_has_its_code_and_its_state(harness: Harness, kind:
         released = await cluster.control(
             harness.gateway, provider, "POST", resolution, {"outcome": "released"}
         )
-        assert released.status == 200, released.body  # the provider decides, and the payment is credit again
+        assert released.status == 200, (
+            released.body
+        )  # the provider releases the call, and the payment is credit again
         shown = await cluster.payment(harness.gateway, caller, tx_hash)
         assert int(shown["credit"]) == PRICE_UNITS
 
 
 async def test_an_upstream_that_refuses_takes_nothing(harness: Harness) -> None:
     async with BadUpstream(_reset) as upstream:
-        pass  # nobody listens there any more
+        pass  # the port has no listener any more
     api_id, _, caller, tx_hash = await _buy_at(harness, upstream)
     reply = await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
     assert (reply.status, reply.code) == (502, "upstream_unreachable")
@@ -534,7 +538,7 @@ async def test_an_upstream_that_refuses_takes_nothing(harness: Harness) -> None:
 async def test_a_cut_answer_is_visibly_broken_and_may_be_repeated_once(harness: Harness, answer: Any) -> None:
     async with BadUpstream(answer) as upstream:
         api_id, _, caller, tx_hash = await _buy_at(harness, upstream)
-        for _ in range(2):  # the second is the one repeat, under the same claim
+        for _ in range(2):  # the second request is the only repeat, under the same claim
             with pytest.raises(Exception, match=r"."):
                 await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)
         last = await harness.call(plain(caller, tx_hash), "/x", api_id=api_id)

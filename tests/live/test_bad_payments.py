@@ -555,7 +555,7 @@ async def test_a_listing_in_a_currency_without_authorisations_takes_none(
     )
     before = await harness.what_may_not_move(payer)
     reply = await replace(payer, api_id=native).call("/echo", [payer.show(quote, dialect)])
-    if dialect == MPP:  # its challenge is of another listing, and nothing else of it is looked at
+    if dialect == MPP:  # its challenge is of another listing, so nothing else is checked
         assert ((reply.status, reply.code), reply.json["reason"]) == (FAILED, BAD_CHALLENGE)
     else:
         assert ((reply.status, reply.code), reply.json["reason"]) == (UNSUPPORTED, "invalid_network")

@@ -33,7 +33,7 @@ class Harness:
     async def open(self) -> None:
         self.provider, self.shopper = await self.cluster.wallets(2)
         self.api_id = await self.cluster.publish(self.gateways[0], self.provider)
-        # Each verifier has its keys from another gateway, and hears of calls through both.
+        # Each verifier reads its keys from another gateway and receives calls through both.
         self.verifiers = [
             ForwardedVerifier(
                 gateway.base_url, endpoint=self.cluster.provider.base_url, api_ids=[self.api_id]

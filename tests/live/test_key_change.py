@@ -192,7 +192,7 @@ async def test_the_key_changes_while_two_gateways_serve(cluster: Any) -> None:
         )
         await harness.open(OLD)
         await harness.change(0, OLD, NEW)
-        await harness.change(1, NEW, OLD)  # beside one that still seals and signs with the old key
+        await harness.change(1, NEW, OLD)  # beside a gateway that still encrypts and signs with the old key
         await harness.change(0, NEW, OLD)
 
         code, told = await cluster.operate(harness.gateways[0], "secrets")
@@ -203,7 +203,7 @@ async def test_the_key_changes_while_two_gateways_serve(cluster: Any) -> None:
         assert told["storedAnswers"]["older"] == told["storedAnswers"]["lost"] == 0
         await harness.check()
 
-        harness.receipts.clear()  # who takes the old key out has no word any more for what it has signed
+        harness.receipts.clear()  # without the old key its receipts cannot be verified
         await harness.change(1, NEW)
         code, told = await cluster.operate(harness.gateways[1], "doctor")
         (seals,) = [finding for finding in told["findings"] if finding["check"] == "seals"]

@@ -190,7 +190,7 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_held(
     first, tx_hash, group_of_callers = await line.start_callers(wallets)
     path, headers = f"/echo/{group_of_callers.run}/kill/{point}", plain(caller, tx_hash)
     async with group_of_callers.calling():
-        # It dies with the answer in its hands, or after it has let go of it.
+        # It is killed while it holds the response, or after it has sent it.
         with contextlib.suppress(aiohttp.ClientError, OSError):
             await cluster.call(first, line.api_id, path, method=method, headers=headers)
         assert await first.wait_ended() == -signal.SIGKILL
@@ -208,9 +208,7 @@ async def test_kill_9_leaves_every_payment_spent_spendable_or_held(
     reply = await cluster.call(gateway, line.api_id, path, method=method, headers=headers)
     assert (reply.status, reply.code) == fate.again, reply.body
     assert cluster.provider.count(path) == fate.seen_after
-    (after,) = await calls_on(
-        cluster, gateway, caller, tx_hash
-    )  # a repeat runs under the claim that was there
+    (after,) = await calls_on(cluster, gateway, caller, tx_hash)  # a repeat runs under the existing claim
     assert not calls or after["id"] == calls[0]["id"]
     assert after["payment"]["state"] == (fate.state if fate.again == USED else "charged")
     if fate.again == USED:
@@ -284,5 +282,5 @@ async def test_sigterm_under_load_loses_nothing(cluster: Any, wallets: list[Any]
     ):
         records = await calls_on(cluster, after, payer, paid)
         assert {call["status"] for call in records} == {"succeeded"}
-        # A call that was cut off was never begun: whoever did not get an answer did not pay.
+        # A call without a response was not started, so it was not paid.
         assert not {call["path"] for call in records} & set(group_of_callers.cut)

@@ -169,7 +169,7 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
         reply = await ask()
         return reply.status == 402 and reply.json["payment"]["amount"] == amount
 
-    assert await asks_price("0.01")  # created: there at once
+    assert await asks_price("0.01")  # a created listing is visible at once
     await edit(pricePerRequest="0.03")
     await hears("the new price", lambda: asks_price("0.03"))
     await edit(pricePerRequest="0.03", status="paused")

@@ -87,7 +87,7 @@ async def count_least(
         with OBJECTS.counting() as created:
             await served.count(ask, finishes=finishes)
         creations.append(created)
-    # Of both sums together: a call that looks early for its receipt may be the only one that compiles no statement.
+    # The two sums together: a call that polls early for its receipt may be the only one that compiles no statement.
     least = min(creations, key=lambda created: (sum(created.sums), len(created.functions)))
     print(least.table)
     return least

@@ -154,7 +154,7 @@ async def test_a_listing_is_neither_listed_nor_callable_without_a_proof_of_its_o
         again = await square.create(bob, endpoint)
         assert (again.status, again.code) == (409, "already_exists")
 
-        pages.clear()  # looked for again by one of the gateways, twice
+        pages.clear()  # one of the gateways checks again, twice
         await square.wait_answered(api_id, 403)
         known = await square.read(f"/apis/{api_id}/ownership")
         assert (known["state"], known["verifiedAt"], known["failures"]) == ("unverified", None, 2)

@@ -102,7 +102,7 @@ async def test_quality_is_measured_from_other_peoples_paid_calls_and_ranks_searc
     for unmeasured in (own, free):
         assert (await harness.read(f"/apis/{unmeasured}"))["quality"] == NOTHING
 
-    # What is not measured stands where a rate of 0.82 would.
+    # A listing without quality is ranked as one with a rate of 0.82.
     assert await harness.find("q=zeppelin&sort=relevance") == [free, own, measured, poor]
     assert await harness.find("q=zeppelin&minSuccessRate=0.5") == [measured]
     assert await harness.find("q=zeppelin&minSuccessRate=0") == [poor, measured]

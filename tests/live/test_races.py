@@ -85,7 +85,7 @@ async def test_fifty_callers_get_as_many_calls_as_were_paid(
         refused = await cluster.call(
             harness.gateways[0], harness.api_id, path, headers=[*headers, ("Tollway-Max-Price", "0.001")]
         )
-        assert refused.code == "price_above_max"  # looked up and recorded, nothing spent
+        assert refused.code == "price_above_max"  # the payment is recorded, and nothing is spent
 
     replies = await harness.race(lambda: headers, path)
 

@@ -36,13 +36,15 @@ async def test_an_audit_during_service_leaves_the_ledger_unchanged(cluster: Any,
 
         assert (await cluster.operate(gateway, "audit"))[1]["calls"] == 1
 
-        assert file_number(log) == inode  # the reader did not take itself for the last one
+        assert file_number(log) == inode  # the reader did not delete the log as the last connection would
         second = await cluster.call(gateway, api_id, "/quote/ETH", headers=plain(caller, tx_hash))
         assert second.status == 200
         gateway.kill()
         assert await gateway.wait_ended() == -signal.SIGKILL
 
-    exit_code, report = await cluster.operate(gateway, "audit")  # stopped: the file alone
+    exit_code, report = await cluster.operate(
+        gateway, "audit"
+    )  # the gateway is stopped, so the audit reads the file only
     assert (exit_code, report["balanced"], report["payments"], report["calls"]) == (0, True, 1, 2)
 
 

@@ -168,7 +168,9 @@ async def test_old_and_new_code_serve_while_the_tables_change_under_them(cluster
         async def call_on(gateway: Any) -> None:
             while not is_done.is_set():
                 await harness.call(gateway)
-                await cluster.send(f"{cluster.provider.base_url}/slow?seconds=0.1")  # the pace of the crowd
+                await cluster.send(
+                    f"{cluster.provider.base_url}/slow?seconds=0.1"
+                )  # it limits the rate of the callers
 
         async with contextlib.AsyncExitStack() as gateways:
             async with asyncio.TaskGroup() as group:

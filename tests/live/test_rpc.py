@@ -13,7 +13,7 @@ from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, TxHash
 from tollway.limits import DEFAULT_LIMITS, Limits
 
-LIMITS = Limits(rpc_deadline_s=20.0)  # the machine may be busy; nothing here is about time
+LIMITS = Limits(rpc_deadline_s=20.0)  # long, because the machine may be busy; no test here measures time
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ async def test_a_reorganisation_takes_a_settlement_back_and_the_sender_lands_it_
         assert isinstance(outcome, Settled)
         await bench.chain.reorg(1)
         assert await bench.received() == 0
-        desk.skew_s = 60  # the lane's filler gives a transaction time to arrive
+        desk.skew_s = 60  # the replacer waits this long for a transaction to arrive
         await desk.settlement_recovery.run_once()
         await bench.chain.wait_receipt(outcome.transfer.tx_hash)
         (payment,) = await desk.ledger.find_payments(outcome.transfer.tx_hash)
@@ -207,7 +207,7 @@ async def test_an_unused_authorisation_is_released_once_it_is_over(bench: Bench,
     valid_before = int(head["timestamp"], 16) + 300
     async with bench.desk(limits=HASTY, gas_keys=()) as desk:
         call = await bench.claim(desk, valid_before=valid_before)
-        assert await desk.settle(call) == Undecided()  # no key is there to sign it
+        assert await desk.settle(call) == Undecided()  # there is no key to sign it
         assert await desk.ledger.mark_orphaned(call.claim.call_id, epoch=1)
         for _ in range(2):
             await desk.settlement_recovery.run_once()

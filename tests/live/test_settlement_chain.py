@@ -20,7 +20,7 @@ from tollway.limits import Limits
 from tollway.money import Asset, TokenDomain
 from tollway.sandbox.chain import FundedAccount
 
-LIMITS = Limits(rpc_deadline_s=20.0)  # the machine may be busy; nothing here is about time
+LIMITS = Limits(rpc_deadline_s=20.0)  # long, because the machine may be busy; no test here measures time
 GAS_MAX = 400_000
 ALWAYS = 2**48
 PAID = 10_000

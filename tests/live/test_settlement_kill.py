@@ -53,7 +53,7 @@ FATES = {
     ("POST", "sent"): CREDIT,
     ("GET", "mined"): RUN_AGAIN,
     ("POST", "mined"): CREDIT,
-    # As with a payment on credit that was closed: its caller finds the call in the history, and is not served twice.
+    # As for a closed call on credit: the caller finds the call in the history and gets no second response.
     ("GET", "concluded"): Fate(state="charged", again=USED, seen=(1, 1)),
     ("POST", "concluded"): Fate(state="charged", again=USED, seen=(1, 1)),
     ("GET", "answer-kept"): KEPT,
@@ -192,7 +192,7 @@ async def check_fate(harness: Harness, gateway: Any, key: tuple[str, str]) -> No
     assert (key, reply.status, reply.code) == (key, *fate.again), reply.body
     assert reply.headers.get("Idempotency-Replayed") == ("true" if fate.is_replayed else None)
     assert (key, call.seen) == (key, fate.seen[1])
-    after = await call.record(gateway)  # the same call: a repeat runs under the claim that it has
+    after = await call.record(gateway)  # the same call: a repeat runs under its claim
     assert after["id"] == before["id"]
     moved = await call.transfers()
     assert (key, len(moved)) == (key, fate.moved)

@@ -79,7 +79,7 @@ async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
         "settings": {
             **QUICK,
             "TOLLWAY_GAS_KEYS_LOCAL": ",".join(key.private_key for key in gas),
-            "TOLLWAY_LIMIT_RPC_DEADLINE_S": "15",  # fifty callers and their node may share one busy core
+            "TOLLWAY_LIMIT_RPC_DEADLINE_S": "15",  # long, because fifty callers and their node may share one core
         },
     }
     async with contextlib.AsyncExitStack() as stack:
@@ -132,7 +132,7 @@ async def test_fifty_authorisations_on_a_balance_for_seven_are_seven_calls(harne
 
     told = Counter((reply.status, reply.code) for reply in replies)
     assert told == {(200, None): WORTH, (402, "payment_verification_failed"): CALLERS - WORTH}
-    # The balance and the trial of a transfer are read one after the other: a block may come between them.
+    # The balance is read before the simulation of the transfer: a block may come between them.
     reasons = {reply.json["reason"] for reply in replies if reply.status == 402}
     assert reasons <= {"insufficient_balance", "invalid_exact_evm_transaction_simulation_failed"}
     assert calls[0].seen == WORTH, "no upstream works for what is not covered"
@@ -239,7 +239,7 @@ async def test_a_caller_pays_the_quoted_price_to_the_quoted_wallet(harness: Harn
     assert (reply.status, reply.headers["Tollway-Price"]) == (200, "0.01 USDC"), reply.body
     assert await stall.earned() == PRICE_UNITS
     mixed = AuthorizationPayer(cluster=cluster, gateway=gateways[-1], api_id=stall.api_id, signer=call.wallet)
-    shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price to the new wallet was never offered
+    shown = mixed.show(quote, V2, value=PRICE_UNITS)  # the old price was never quoted for the new wallet
     assert (await call.send(headers=[shown])).status == 402
     assert (await balance_of(cluster, other.address), call.seen) == (START_USDC_UNITS, 1)
     await harness.stall.check_ledger()

@@ -160,7 +160,7 @@ async def test_a_settlement_that_only_changes_its_block_stays_paid(trouble: Prox
     raw = await driver.rpc("eth_getRawTransactionByHash", str(moved))
     before = await driver.wait_receipt(moved)
 
-    # One block later: alone, at the same height and in the same second, it would be mined into the very same block.
+    # One block later: alone, at the same height and in the same second, its block would have the same hash.
     await driver.mine(1)
     await driver.reorg(2, [(bytes.fromhex(raw[2:]), 1)])
 

@@ -77,12 +77,12 @@ async def test_a_contract_wallet_verifies_its_own_signature(ask, scenarios, call
     ("name", "answer"),
     [
         ("YesWallet", b"\x01"),
-        ("ReturnBombWallet", b"\x01"),  # it does say yes; all but its first word is left where it is
+        ("ReturnBombWallet", b"\x01"),  # the first word is the magic value; the rest is not read
         ("GasBurnerWallet", b"\x00"),
         ("MisalignedWallet", b"\x00"),
         ("ShortWallet", b"\x00"),
         ("RevertingWallet", b"\x00"),
-        ("NativeForwarder", b"\x00"),  # a contract that is no wallet
+        ("NativeForwarder", b"\x00"),  # a contract without ERC-1271
         ("TransferSpoofer", b"\x00"),
     ],
 )
@@ -134,9 +134,9 @@ async def test_a_wrapper_that_deploys_no_wallet_does_not_verify(ask, chain, scen
     assert elsewhere != address
     assert await ask(address, wrap(factory.address, other_payload, sign(stranger))) == b"\x00"
     assert await ask(address, wrap(factory.address, b"", sign(caller))) == b"\x00"
-    # A call that succeeds and makes nothing.
+    # A call that succeeds and deploys nothing.
     assert await ask(address, wrap(stranger.address, payload, sign(caller))) == b"\x00"
-    # A plain wallet's key does not count inside a wrapper.
+    # The signature of a plain wallet does not count inside a wrapper.
     assert await ask(caller.address, wrap(factory.address, payload, sign(caller))) == b"\x00"
 
 

@@ -259,50 +259,50 @@ async def test_mppx_validates_the_gateway(harness: Harness, tmp_path: Path) -> N
 RULES = """
 headers = {{ Authorization = "Bearer {token}" }}
 
-# Else it would send made-up proofs of a wallet beside the token, and never get past the door.
+# Without this it would send invalid wallet proofs beside the token, and every request would be refused.
 [generation]
 with-security-parameters = false
 
 [parameters]
 apiId = "{api_id}"
 
-# What the contract allows may be refused all the same: an endpoint that nobody can reach, a word that is no currency here.
+# The gateway may refuse what the contract allows: an endpoint that is not reachable, an unknown currency.
 [checks.positive_data_acceptance]
 enabled = false
 
 [checks.negative_data_rejection]
-# Ours besides the usual ones: a listing that is retired or changed, terms instead of a look at the request, an owner's
-# pause. Of a call without a payment nothing but its path is looked at, and what is wrong with the rest comes later.
+# Statuses of the gateway besides the usual ones: a retired or changed listing, a 402 before the request is validated, a paused
+# listing. Without a payment only the path of a call is validated.
 expected-statuses = [400, 401, 402, 403, 404, 405, 409, 410, 412, 413, 415, 422, 429, 503]
 
 [phases.coverage]
 unexpected-methods = ["GET", "PUT", "POST", "DELETE", "OPTIONS", "PATCH", "TRACE"]
 
-# A gateway call may have any method; some stand for all in the contract.
+# A gateway call may have any method; the contract lists some of them.
 [[operations]]
 include-path-regex = "^/api/v2/gateway/"
 [operations.phases.coverage]
 unexpected-methods = []
 
-# The refusal to sign in comes as a 402, for clients that look nowhere else.
+# A missing sign-in is a 402, because x402 clients read nothing else.
 [[operations]]
 include-path-regex = "^/x402/history"
 [operations.checks]
 ignored_auth.enabled = false
 
-# What is inside of JSON-RPC is for the conformance tests of MCP.
+# The conformance tests of MCP check the JSON-RPC messages.
 [[operations]]
 include-path-regex = "^/mcp"
 [operations.checks]
 negative_data_rejection.enabled = false
 
-# A session that nobody else needs is ended.
+# Ends a session that no other test uses.
 [[operations]]
 include-name = "DELETE /api/v2/auth/session"
 [operations.headers]
 Authorization = "Bearer {other_token}"
 
-# Another one is retired, so that the rest has something to look at.
+# Retires another listing, so that the remaining tests keep theirs.
 [[operations]]
 include-name = "DELETE /api/v2/apis/{{apiId}}"
 [operations.parameters]

@@ -25,7 +25,7 @@ from tollway.sandbox.chain import FundedAccount, MinedReceipt
 
 LIMITS = Limits(
     rpc_deadline_s=20.0, erc1271_deadline_s=20.0
-)  # the machine may be busy; nothing here is about time
+)  # long, because the machine may be busy; no test here measures time
 ORIGIN = "https://gw.example.com"
 DAY = 86_400
 FAILED = Code.PAYMENT_VERIFICATION_FAILED

@@ -87,7 +87,7 @@ async def test_a_reorg_moves_it_takes_it_away_and_brings_it_back(
     first = await chain.wait_receipt(tx_hash)
     await watch.record(tx_hash, caller.address, to, 10_000)
 
-    # Alone and in the same second, it would be mined into the very same block.
+    # Alone and in the same second, its block would have the same hash.
     other, _ = await chain.sign(key=stranger.key, to=to, value=1)
     await chain.reorg(1, [(other, 0), (raw, 0)])
     await watch.watcher.check_once()

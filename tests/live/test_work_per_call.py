@@ -90,7 +90,7 @@ async def test_an_unpaid_call_is_refused_from_memory(served: CountedGateway) -> 
     async def ask() -> None:
         assert (await served.call()).status == 402
 
-    await ask()  # the first call of all reads the listing
+    await ask()  # the first call reads the listing
     UNPAID.check(await served.count_alone(ask, finishes=0), "unpaid")
 
 
@@ -116,18 +116,18 @@ async def test_a_transaction_presented_first_and_then_as_credit(
         await ask()
 
     tx_hash = None
-    await ask_first()  # what calls of this listing share is written with the first of them
+    await ask_first()  # the first call of the listing writes its terms row
     first = await served.count_alone(ask_first)
     first_cost.check(first, "first presentation")
     assert first.rpc_requests <= 3
 
     work, all_works = await count_repeated(served, ask)
     credit_cost.check(work, "credit")
-    for each in all_works:  # no connection and no memory explains these
+    for each in all_works:  # no new connection and no cold cache explains these
         assert each.rpc_requests == 0
         assert each.recoveries <= credit_cost.recoveries
         assert each.commits == credit_cost.flushed + credit_cost.written
-    for each in all_works[1:]:  # listing, terms and payment: from memory
+    for each in all_works[1:]:  # listing, terms and payment come from memory
         assert each.read == 0, each.told
 
 
@@ -141,7 +141,7 @@ async def test_a_signed_authorisation(served: CountedGateway, dialect: str) -> N
 
     async def ask() -> None:
         nonlocal shown
-        shown = payer.show(quotes.pop(), dialect)  # each is for one call; of MPP so is its challenge
+        shown = payer.show(quotes.pop(), dialect)  # each quote is for one call; the challenge of MPP too
         await ask_ok(served, [shown])
 
     work = await served.count_alone(ask)
@@ -168,7 +168,7 @@ async def test_a_call_that_is_over_leaves_no_object_behind(served: CountedGatewa
         gc.collect()
         return Counter(name for one in gc.get_objects() if (name := name_kind(one)) is not None)
 
-    await count_alive()  # whatever fills once is full
+    await count_alive()  # caches are full
     before = await count_alive()
     left = await count_alive() - before
     assert max(left.values(), default=0) < MANY / 2, left
@@ -247,7 +247,7 @@ async def test_many_claims_of_one_payment_are_one_commit(served: CountedGateway)
     assert len(written) == 2
     assert sum(written) == (
         2 if batches._statement_queues else crowd
-    )  # on PostgreSQL one statement holds a whole batch
+    )  # on PostgreSQL one statement writes the batch
     assert work.flushed == 2
     assert work.count("UPDATE payment") == sum(written)
     looks = work.count(LISTING_QUERY)

@@ -1,4 +1,4 @@
-"""Sliding windows, and whom a client address is counted as."""
+"""The rate limiter: its windows, its buckets of client addresses, and the windows that gateways share."""
 
 import asyncio
 import time
@@ -81,11 +81,11 @@ def test_neighbours_in_one_ipv6_network_share_their_requests_at_once() -> None:
     assert gauge.enter("2001:db8::9") is None
 
 
-# ---- Shared with other gateways.
+# ---- Windows that gateways share.
 
 
 class OtherGateways:
-    """What a shared server would say. `allowed` None: it is away."""
+    """A shared server. `allowed` None: it is unavailable."""
 
     def __init__(self, allowed: bool | None, *, left: int = 0, reset_s: float | None = None) -> None:
         self.allowed = allowed
@@ -137,7 +137,7 @@ async def test_hits_during_an_outage_count_after_it() -> None:
     others.allowed, others.left = True, 2
     others.asked.clear()
     assert await rate_limiter.hit(TWICE, "a") is not None
-    assert others.asked == []  # whoever is refused here is no work for the server
+    assert others.asked == []  # a hit that is refused here sends nothing to the server
     assert (await rate_limiter.peek(TWICE, "a")).left == 0
 
 
@@ -192,7 +192,7 @@ async def test_a_returned_hit_is_returned_here_and_at_the_server() -> None:
     assert others.asked == ["hit", "give back"] * 5
 
 
-# ---- At a whole gateway: what asks the others, and what does not.
+# ---- At a gateway: which calls send requests to the server.
 
 
 async def test_a_call_on_credit_sends_nothing_to_the_server_and_one_with_a_listings_rate_one_request() -> (
@@ -219,7 +219,7 @@ async def test_the_server_is_read_only_for_callers_with_recent_failures() -> Non
         await gateway.ask("POST", "/quote?x=1", proof)
         assert (
             others.asked == ["note"] * 4
-        )  # for the wallet and for the address, at this listing and over all
+        )  # for the wallet and for the address, at this listing and at all listings
         gateway.upstream.answer = plain()
         others.asked.clear()
         assert (await gateway.ask("POST", "/quote?x=1", proof)).status == 200

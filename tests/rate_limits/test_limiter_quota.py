@@ -1,4 +1,4 @@
-"""So much for a wallet, from wherever it asks; so much for an address, with however many wallets; and each is told which."""
+"""Quotas per wallet over all addresses, and per address over all wallets; a refusal names the quota."""
 
 import pytest
 
@@ -46,7 +46,7 @@ async def test_an_address_has_one_quota_for_all_wallets() -> None:
     problem = await refusal_of(share, 1_000, "2001:db8::ffff")
     assert problem.detail == f"One address may have {most} looks at it a minute."
     assert problem.members["rateLimit"] == {"policy": "looks-address", "limit": most, "windowSeconds": 60}
-    for _ in range(AMOUNT):  # what the address was refused did not cost the wallet
+    for _ in range(AMOUNT):  # a hit refused for the address does not count for the wallet
         await share.charge(wallet(1_000), client_address=ELSEWHERE)
 
 

@@ -1,4 +1,4 @@
-"""Which URLs name a server for shared windows, and that a refused one is not shown."""
+"""The URLs of a server for shared windows; an error does not contain the URL."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Windows that gateways share, on a real server: what is counted together, what is written there, and every outage."""
+"""Windows that gateways share, on a real server: the counts, the stored keys, and every outage."""
 
 import asyncio
 import contextlib
@@ -33,20 +33,20 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Any]:
-    """One that the test may break."""
+    """A server that the test may stop."""
     with run_valkey(tmp_path) as server:
         yield server
 
 
 @pytest.fixture
 def namespace() -> str:
-    """A gateway's public URL that no other test has."""
+    """A public URL of this test only."""
     return f"https://gw-{next(_NAMES)}.example.com"
 
 
 @asynccontextmanager
 async def windows(url: str, namespace: str, **more: Any) -> AsyncIterator[RedisWindows]:
-    """The deadline is long: only a test of the deadline wants it to pass."""
+    """Windows with a long deadline: only the test of the deadline lets it pass."""
     told = {"secret": b"s" * 32, "deadline_s": 10.0, "retry_s": 1.0, **more}
     shared = RedisWindows(url, namespace=namespace, **told)
     await shared.open()
@@ -176,7 +176,7 @@ async def test_a_server_that_hangs_causes_one_wait(server: Any, namespace: str) 
         server.halt()
         assert await shared.hit(MANY, "a") is None
         with pytest.raises(StopIteration) as answered:
-            shared.hit(MANY, "a").send(None)  # it does not wait for anything
+            shared.hit(MANY, "a").send(None)  # it does not wait
         assert answered.value.value is None
         await shared.check_server()
         assert shared.is_up is False
@@ -253,7 +253,7 @@ async def test_a_cancelled_request_leaves_no_response_for_the_next(
 
 
 async def test_a_cancellation_that_redis_py_loses_still_takes_effect(standing: Any, namespace: str) -> None:
-    """redis-py can lose one while it looks whether an idle connection is still good (Python 3.11)."""
+    """redis-py can lose a cancellation while it checks an idle connection (Python 3.11)."""
     has_begun = asyncio.Event()
 
     async def lose_it() -> bool:
@@ -272,7 +272,7 @@ async def test_a_cancellation_that_redis_py_loses_still_takes_effect(standing: A
 async def test_waiting_records_have_a_maximum(standing: Any, namespace: str) -> None:
     async with windows(standing.url, namespace) as shared:
         for _ in range(PENDING_MAX + 100):
-            shared.count_hit(MANY, "a")  # nobody has a turn to count them
+            shared.count_hit(MANY, "a")  # the event loop does not run the sender
         assert shared._pending.qsize() == PENDING_MAX
 
 
@@ -283,7 +283,7 @@ async def test_records_are_not_kept_during_an_outage(server: Any, namespace: str
         assert shared._pending.empty()
 
 
-# ---- Settings, and a whole gateway.
+# ---- Settings, and a gateway.
 
 
 @pytest.mark.parametrize(

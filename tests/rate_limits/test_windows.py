@@ -1,4 +1,4 @@
-"""Windows of this process, on a clock moved by hand."""
+"""Windows of this process, on a clock that the test sets."""
 
 import sys
 import tracemalloc
@@ -37,7 +37,7 @@ def test_a_returned_hit_does_not_count() -> None:
     play.now_s += 30
     play.hit()
     play.windows.undo_hit(TWICE, "a")
-    assert play.windows.peek(TWICE, "a") == (1, 30.0)  # the newest is gone
+    assert play.windows.peek(TWICE, "a") == (1, 30.0)  # the newest hit was returned
     play.windows.undo_hit(TWICE, "a")
     assert play.windows.peek(TWICE, "a") == (2, 0.0)
 
@@ -75,7 +75,7 @@ def test_empty_windows_are_deleted() -> None:
 
 
 def test_a_window_of_a_high_limit_takes_little_memory() -> None:
-    """A provider may allow a million calls a day, and be the one who makes them."""
+    """A provider may allow a million calls a day and make them itself."""
     play, item = Play(), RateLimitItemPerDay(1_000_000)
     tracemalloc.start()
     try:
@@ -99,6 +99,6 @@ def test_hits_of_one_slot_expire_together_and_at_most_a_slot_early() -> None:
     while left < 1_000:
         play.now_s += 0.01
         now_left = play.windows.peek(item, "a")[0]
-        due = (play.now_s - began_s - 60.0) / 0.01  # how many of them have had their minute
+        due = (play.now_s - began_s - 60.0) / 0.01  # the number of hits that are older than a minute
         assert due - 1 <= now_left <= max(0.0, due + early), play.now_s
         left = now_left

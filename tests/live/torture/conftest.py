@@ -43,7 +43,7 @@ class Torture:
 
 @pytest.fixture
 def torture(request: pytest.FixtureRequest) -> Torture:
-    print(f"TORTURE_SEED={SEED}")  # shown when the scenario fails
+    print(f"TORTURE_SEED={SEED}")  # pytest prints it when the scenario fails
     scenario = random.Random(f"{SEED} {request.node.name}")
     return Torture(node=request.node, seed=SEED, random=scenario)
 

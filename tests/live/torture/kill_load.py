@@ -142,7 +142,7 @@ class KillLoad:
         first = processes[0]
         api_id = await cluster.publish(first, provider, endpoint=upstream.base_url)
         quote = Quote.read(await cluster.call(first, api_id, "/echo/quote"))
-        upstream.heads.clear()  # the gateway has looked whether somebody is there
+        upstream.heads.clear()  # the gateway has probed the upstream
         return cls(
             cluster=cluster,
             processes=processes,
@@ -175,9 +175,9 @@ class KillLoad:
             except aiohttp.ClientConnectorError:
                 await asyncio.sleep(
                     REFUSED_PAUSE_S
-                )  # nobody listens: the next one is starting, and it was no try
+                )  # no listener: the next gateway is starting, and this try does not count
             except (aiohttp.ClientError, OSError):
-                tries -= 1  # it died, or the upstream cut its answer off
+                tries -= 1  # the gateway was killed, or the upstream cut the response
             else:
                 tries -= 1
 
@@ -313,7 +313,7 @@ class KillLoad:
 
     def _check_errand(self, persistent: PersistentRequest, claims: list[Claimed], seen: int) -> None:
         story = (persistent, claims, seen)
-        # Released is either never sent, or told by an answer that costs nothing; or what was signed for became credit.
+        # A released call was not sent, or its response costs nothing, or its authorisation became credit.
         sent = [claim for claim in claims if claim.is_sent or persistent.kind == "x402"]
         assert seen <= sum(claim.attempts for claim in sent), story
         is_repeatable = persistent.method == "GET" or persistent.kind == "keyed"

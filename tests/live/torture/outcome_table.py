@@ -153,7 +153,7 @@ LEFT = [
         delivery="partial",
         get=NOT_AGAIN,
         post=NOT_AGAIN,
-        # Read on; whether its caller had left before its end is for the network to say.
+        # The body is read to its end; the network decides whether the caller left before it.
         keyed={"seen": (1, 1), "again": SERVED, "is_replayed": True, "delivery": None},
     ),
     *_each(
@@ -187,7 +187,7 @@ LEFT_HALTED = [
         again=USED,
     ),
     *_each(
-        # From here on nobody looks: the first byte is one commit away.
+        # From here on the caller is not checked: the first byte is one commit away.
         "caller gone in the commit of the claim: settled by the head",
         halt="claimed",
         state="charged",

@@ -75,7 +75,7 @@ class Site:
                     headers = [payer.show(Quote.read(reply))]
                     continue
                 self.refused[str(reply.code)] += 1
-                await asyncio.sleep(0.05)  # a real caller waits for what Retry-After says
+                await asyncio.sleep(0.05)  # a real caller waits for Retry-After
             self.served[number] += 1
             served[path] += 1
 
@@ -167,7 +167,7 @@ async def test_x402_returns_after_postgresql_was_down_for_13_s(site: Site, tortu
     assert set(site.refused) <= AWAY
     for payer, served in site.callers:
         spent_units = START_USDC_UNITS - await payer.balance()
-        # The last one was left in the middle. A call whose answer was lost is repeated, and paid for once.
+        # The last call was interrupted. A call with a lost response is repeated and paid once.
         assert served.total() * PRICE_UNITS <= spent_units <= (served.total() + 1) * PRICE_UNITS
     assert (await site.cluster.audit(site.gateways[0])).wrong == ()
     for gateway in site.gateways:

@@ -74,7 +74,7 @@ class Story:
         told = await self.cluster.payment(gateway, self.caller, self.half)
         assert told["reason"] == "held_after_restore"
         assert self.seen == seen
-        # Blocks tell their moment in seconds, and the chain's clock may be one behind.
+        # Block times are in seconds, and the chain's clock may be one second behind.
         later_s = time.time() + 2
         await poll(lambda: time.time() > later_s, deadline_s=20, what="a block of after the restore")
         fresh = await self.cluster.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
@@ -183,7 +183,7 @@ async def test_what_was_spent_after_the_target_of_a_recovery_is_not_spent_again(
             if name == "stopped":
                 assert await gateway.stop() == 0
             await server.ask("SELECT pg_switch_wal()")
-            await server.stop()  # which waits until all is archived
+            await server.stop()  # it waits until the log is archived
             restored = await restore_to(server, base, name)
             if name == "lives":
                 await check_found(story, gateway)

@@ -36,7 +36,7 @@ LEASES_S = (LEASE_S, 20)
 SETTINGS = {
     **QUICK,
     "TEST_LIMIT_OWNER_RENEW_S": "0.1",
-    "TEST_LIMIT_UNKNOWN_HOLD_S": str(HOUR_S // 2),  # by a clock that jumps, it would be over at once
+    "TEST_LIMIT_UNKNOWN_HOLD_S": str(HOUR_S // 2),  # a clock that jumps would end it at once
     "TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120",
 }
 DEADLINE_S = 30.0
@@ -193,7 +193,7 @@ async def run_load(
     harness: Harness, credit: FundedCredit, wallet: Any, quote: Quote, ending: asyncio.Event
 ) -> None:
     """Calls on credit, under a key with a repeat, and signed; each path is one call."""
-    # Four calls a turn, and not a multiple of four gateways: each kind comes to each gateway.
+    # A turn has four calls and the cycle has three entries, so each kind of call reaches each gateway.
     gateways = itertools.cycle([one.gateway for one in (*harness.skewed, harness.skewed[0])])
     while not ending.is_set():
         number = next(_NUMBERS)
@@ -387,7 +387,9 @@ async def test_gateways_an_hour_apart_do_not_recover_each_other_s_calls_or_end_e
             try:
                 await stand_apart(apart, lease_s)
                 break
-            except AssertionError:  # by the database's clock a lease lapses, so not for an hour's difference
+            except (
+                AssertionError
+            ):  # the lease follows the database's clock, so the jump of an hour does not end it
                 if lease_s == LEASES_S[-1] or not has_lapsed(apart):
                     raise
     torture.tell(gateways=len(apart.skewed), apart_s=2 * HOUR_S, lease_s=lease_s)
@@ -401,7 +403,10 @@ async def stand_apart(apart: Harness, lease_s: int) -> None:
     """Longer than a lease, so that each could judge the others."""
     purses = [await apart.pay(2) for _ in apart.skewed]
     slow = [await apart.pay(2) for _ in apart.skewed]
-    for credit in (*purses, *slow):  # at the right one first: to one that is behind they lie in the future
+    for credit in (
+        *purses,
+        *slow,
+    ):  # first at the gateway with the right clock: for one that is behind the blocks are in the future
         assert (await apart.ask("/echo/known", headers=credit.proof)).status == 200
     calls = [
         await lose_answer(apart, credit, at=one.gateway)
@@ -473,6 +478,6 @@ async def test_a_chain_an_hour_ahead_takes_nothing_new_and_keeps_what_it_gave(
         good = await harness.ask("/echo/good", headers=[harness.authorize(wallet, quote)])
         on_credit = await harness.ask("/echo/credit", headers=before.proof)
         assert (good.status, on_credit.status) == (200, 200)
-        harness.skewed[0].clock.set(HOUR_S)  # time has passed
+        harness.skewed[0].clock.set(HOUR_S)  # an hour has passed
         assert (await harness.ask("/echo/after", headers=after.proof)).status == 200
         await harness.check_ledger()

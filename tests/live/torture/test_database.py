@@ -189,7 +189,7 @@ async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(cluster: Any, tort
         for _ in range(torture.pick(short=1, long=5)):
             callers = await place.gather()
             async with callers.calling():
-                # Below the size at which the log is written from its beginning again: there it would never be full.
+                # Smaller than the size at which SQLite reuses the log from its start: a larger disk would never be full.
                 full = min(os.path.getsize(f"{path}-wal"), LOG_FULL_BYTES)
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (full, hard))
                 await callers.wait_trouble()

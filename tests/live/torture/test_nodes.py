@@ -254,7 +254,7 @@ async def lose_one(harness: Harness, line: NodeProxy, name: str) -> None:
     paid, costly = await asyncio.gather(harness.show(large_wallet, large, harness.large, path), dear.send())
     assert_patient(paid, "chain_unavailable", "payment_pending")
     assert_patient(costly, "chain_unavailable", "payment_outcome_unknown")
-    if name != "lags":  # it is a usable node, and the first one's word is taken for what is small
+    if name != "lags":  # a node that lags is usable, and one node is enough for small values
         await harness.recover(lambda: harness.show(small_wallet, small, harness.small, harness.path("small")))
         await harness.recover(signed.send)
     await harness.spend_credit()

@@ -76,7 +76,7 @@ MORE_PLACES = ("x402 on postgresql", "mpp on sqlite", "mpp on postgresql")
 def rows_at(place: str, rows: list[Row]) -> list[Row]:
     """All of them in the long form. In the short one the first place has all, and each of the others one of a point's
     three: what differs there is the rail or the database, and not the method."""
-    if place.startswith("mpp"):  # its challenges are for one listing each, and here two are asked
+    if place.startswith("mpp"):  # a challenge is for one listing, and here two listings are called
         rows = [row for row in rows if row.act]
     if IS_LONG or place == PLACES[0]:
         return rows
@@ -104,7 +104,7 @@ class CallCase:
     shown: list[tuple[str, str]]
     path: str
     told: RawResponse | None = None
-    is_answered: bool = False  # as far as the head
+    is_answered: bool = False  # at least the head arrived
 
     @property
     def is_answered_wrongly(self) -> bool:
@@ -128,7 +128,7 @@ class Place:
     stall: PaidListing
     closed_id: str
     rail: str
-    dump: str = ""  # of the first failure
+    dump: str = ""  # the state at the first failure
 
     async def case(self, rows: list[Row]) -> list[CallCase]:
         """Each with a wallet of its own and a payment worth one call."""
@@ -146,7 +146,7 @@ class Place:
     async def _sign(self, case: CallCase) -> Header:
         if self.rail == "x402":
             return self.stall.sign(case.payer, "/").header
-        quote = Quote.read(await self.call(case))  # good for this route and no other
+        quote = Quote.read(await self.call(case))  # valid for this route only
         payer = AuthorizationPayer(
             cluster=self.cluster, gateway=self.gateway, api_id=self.stall.api_id, signer=case.payer
         )
@@ -219,11 +219,11 @@ class Place:
         async with asyncio.TaskGroup() as group:
             for case in cases:
                 group.create_task(self._halt(case))
-            async with self.dumped_on_failure():  # before the group ends its callers
+            async with self.dumped_on_failure():  # before the group cancels its callers
                 await self._wait_there(cases)
             self.restart(is_heir=True)
         await self.gateway.wait_ready()
-        for case in cases:  # one after the other: to be asked for all at once would keep it from its renewals
+        for case in cases:  # one after the other: all at once would delay the renewal of its lease
             if case.row.state is not None:
                 await self._wait_decided(case)
         self.restart()
@@ -250,7 +250,7 @@ class Place:
             yield
         except Exception as exc:
             if not self.dump:
-                self.dump = f"---- {time.ctime()} {exc!r}\n"  # from here on a failure is not the first
+                self.dump = f"---- {time.ctime()} {exc!r}\n"  # a later failure does not replace it
                 self.dump += await self._dump()
             raise
 
@@ -335,7 +335,7 @@ class Place:
         if row.is_keyed:
             upstream.let(case.path + (REST if row.act == "late" else ""))
         else:
-            deadline_s = CANCELLED_S if row.act == "hold" else DEADLINE_S  # the latter settles first
+            deadline_s = CANCELLED_S if row.act == "hold" else DEADLINE_S  # the other acts settle first
             await poll(lambda: case.path in upstream.left, deadline_s=deadline_s, what="the upstream left")
 
     async def fail(self, case: CallCase) -> None:
@@ -373,7 +373,7 @@ class Place:
         if row.again != SERVED:
             assert not reply.asks_for_money
             assert reply.json["callId"] == before["id"]
-        elif not row.is_free:  # under the claim that it has
+        elif not row.is_free:  # under its claim
             assert reply.headers["Tollway-Call-Id"] == before["id"]
         if row.is_free:
             await self._check_different(case)
@@ -437,7 +437,7 @@ async def open_shop(cluster: Any, upstream: ScriptedUpstream) -> AsyncIterator[A
     async with contextlib.AsyncExitStack() as stack:
         shops: dict[str, tuple[GatewayProcess, PaidListing, str]] = {}
         nobody = stack.enter_context(socket.socket())
-        nobody.bind(("127.0.0.1", 0))  # and nobody listens there
+        nobody.bind(("127.0.0.1", 0))  # a port without a listener
 
         async def open_it(database: str) -> tuple[GatewayProcess, PaidListing, str]:
             if database in shops:

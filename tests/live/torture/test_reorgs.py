@@ -218,7 +218,7 @@ async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
         rest = await harness.pay(customer, 2)
         await assert_spent(
             harness, customer, rest, "payment_pending"
-        )  # what paid the debt is not final either
+        )  # the payment of the debt is not final either
         harness.line.is_final = True
         await harness.driver.mine(5)
         await poll(lambda: is_served(harness, customer, rest), deadline_s=DEADLINE_S, what="finality")
@@ -277,7 +277,7 @@ async def mine_together(harness: Harness, customers: list[Customer]) -> None:
         assert customer.signed is not None
         customer.paid += await customer.signed.transfers()
         customer.raw = await fetch_raw(harness, customer.paid[0])
-    # One nonce after the other: what is dropped must not hold up those that are mined again.
+    # One nonce after the other: a dropped transaction must not delay those that are mined again.
     for customer, kind in zip(
         await sort_by_nonce(harness, signed), ("moved", "spoiled", "dropped"), strict=True
     ):
@@ -301,7 +301,10 @@ async def spend_some(harness: Harness, customers: list[Customer]) -> None:
             reply = await harness.cluster.call(
                 harness.gateway, harness.stall.api_id, "/status/500", headers=headers
             )
-            assert (reply.status, reply.state) == (500, "released")  # so the books know what is unspent too
+            assert (reply.status, reply.state) == (
+                500,
+                "released",
+            )  # so the ledger also has the unspent payment
             await spend(harness, customer, customer.paid[0], customer.spent)
         assert harness.served(customer) == customer.spent
 
@@ -328,7 +331,7 @@ async def replace_blocks(harness: Harness, customers: list[Customer], depth: int
     spoiled = in_lane_order(customers, "spoiled")
     count = await harness.driver.rpc("eth_getTransactionCount", str(harness.thief.address), "latest")
     thefts = [await harness.sign_theft(one, int(count, 16) + place) for place, one in enumerate(spoiled)]
-    # In the second of the new blocks where there is one; alone in a block nothing stands, so each gets another hash.
+    # In the second new block where there is one: with another block before it, each gets another hash.
     place = min(1, depth - 1)
     again = [*moved, *thefts, *(one.raw for one in spoiled)]
     await harness.driver.reorg(depth, [(raw, place) for raw in again])
