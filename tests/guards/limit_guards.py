@@ -85,7 +85,7 @@ LIMIT_GUARDS = (
         "X1",
         "a body of a call keeps a rate",
         "web.gateway_app:IncomingBody._next_message",
-        "async with asyncio.timeout(max(patience_s, 0.001)):",
+        "async with asyncio.timeout(max(timeout_s, 0.001)):",
         "async with asyncio.timeout(None):",
         test="web/test_gateway_app.py::test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
     ),

@@ -99,7 +99,7 @@ def _check_steps(steps: ConfirmationSteps) -> None:
     if not values or values[0] != 0 or values != sorted(set(values)):
         raise ValueError("confirmation steps start at value 0 and ascend")
     if depths[0] < 1 or depths != sorted(depths):
-        raise ValueError("confirmation depths start at 1 or more and never get shallower with value")
+        raise ValueError("confirmations start at 1 or more and never decrease with the value")
 
 
 # Circle names its contract differently on main and on test networks.

@@ -185,7 +185,7 @@ class SchemaCopier:
             copied.refs.add(name)
             copied.applied[name] += 1
             _set_member(copied, "$ref", self._prefix + name)
-            if self._document.is_older:  # before OpenAPI 3.1, members beside a reference are ignored
+            if self._document.is_version_3_0:  # before OpenAPI 3.1, members beside a reference are ignored
                 return copied
         self._read_words(raw, copied)
         self._read_values(raw, copied)
@@ -208,7 +208,7 @@ class SchemaCopier:
     def _read_values(self, raw: Mapping[str, Any], copied: SchemaCopy) -> None:
         kinds = raw.get("type")
         listed = list(dict.fromkeys(one for one in _list(kinds) or [kinds] if _is_type(one)))
-        is_nullable = self._document.is_older and raw.get("nullable") is True and bool(listed)
+        is_nullable = self._document.is_version_3_0 and raw.get("nullable") is True and bool(listed)
         if is_nullable and "null" not in listed:
             listed.append("null")
         _set_member(copied, "type", listed[0] if len(listed) == 1 else listed or None)

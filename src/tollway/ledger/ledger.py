@@ -216,7 +216,7 @@ class Claim:
     body is not known.
     `nonce`: of a bound signature; counts once per transaction, unless its call ends `released`.
     `is_first_price`: the price is valid only while nothing was taken from the payment.
-    `ends_plain`: the proof has a bound signature, so plain signatures of the payment end with this claim.
+    `is_plain`: the proof has a plain signature. `ends_plain`: it has a bound one, so plain signatures of the payment end with this claim.
     `decimals`: of the asset, as its contract counts.
     `authorization`: pays this call instead of a payment, with its `cover`. Its amount is exactly `price_units`.
     `client_network`: a keyed hash of the network of the request.

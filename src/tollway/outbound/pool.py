@@ -68,14 +68,14 @@ class AddressGuard:
 
     def check(self, ip: str, port: int) -> None:
         """Raises OSError unless this address and port may be dialled."""
-        verdict = check_address(ip, allow_private=self._allow_private, own_addresses=self._own_addresses)
-        if isinstance(verdict, Denied):
-            raise PermissionError(f"the outbound policy denies this address ({verdict.reason})")
+        decision = check_address(ip, allow_private=self._allow_private, own_addresses=self._own_addresses)
+        if isinstance(decision, Denied):
+            raise PermissionError(f"the outbound policy denies this address ({decision.reason})")
         if not is_dialable_port(port):
             raise PermissionError("the outbound policy denies this port")
         for own_ip, own_port in self._own_listeners:
-            is_local = own_ip in _UNSPECIFIED and not verdict.address.is_global
-            if port == own_port and (is_local or str(verdict.address) == own_ip):
+            is_local = own_ip in _UNSPECIFIED and not decision.address.is_global
+            if port == own_port and (is_local or str(decision.address) == own_ip):
                 raise PermissionError("the outbound policy denies this gateway itself")
 
     def check_origin(self, endpoint: Endpoint) -> None:

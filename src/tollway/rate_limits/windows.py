@@ -10,7 +10,7 @@ from collections.abc import Callable
 from limits import RateLimitItem
 
 SWEEP_AFTER = 10_000
-"""Windows added since the last sweep before the next one removes empty windows."""
+"""Added windows after which the empty windows are removed."""
 
 SLICES_MAX = 500
 """Hits within this part of a window form one slice and leave together with its first hit: too early by a slice at most."""

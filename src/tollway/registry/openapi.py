@@ -25,9 +25,9 @@ _PLACES = ("path", "query", "header")
 
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 _SEGMENT = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,=:@-]|%[0-9A-Fa-f]{2}|\{[^{}/]*\})+")
-_TOO_CLOSE = re.compile(r"\}\{")
+_ADJACENT_VARIABLES = re.compile(r"\}\{")
 _DOTS = re.compile(r"(?:\.|%2[eE]){1,2}")
-_UNPLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]+")
 _VARIABLES_MAX = 16
 
 
@@ -61,7 +61,7 @@ class ProviderDocument:
         self.operations = tuple(walk_operations(content))
 
     @property
-    def is_older(self) -> bool:
+    def is_version_3_0(self) -> bool:
         """True for OpenAPI 3.0, whose schemas are not JSON Schema 2020-12."""
         return str(self.content.get("openapi", "")).startswith("3.0")
 
@@ -162,7 +162,7 @@ def _read_path(path: object) -> str | None:
     if path != "/" and segments[-1] == "":
         segments.pop()
     for segment in segments if path != "/" else ():
-        if not _SEGMENT.fullmatch(segment) or _DOTS.fullmatch(segment) or _TOO_CLOSE.search(segment):
+        if not _SEGMENT.fullmatch(segment) or _DOTS.fullmatch(segment) or _ADJACENT_VARIABLES.search(segment):
             return None
     names = [_plain_name(name) for name in _VARIABLE.findall(path)]
     if len(set(names)) != len(names) or len(names) > _VARIABLES_MAX or not all(names):
@@ -171,7 +171,7 @@ def _read_path(path: object) -> str | None:
 
 
 def _plain_name(name: str) -> str:
-    return _UNPLAIN.sub("_", name)[:64].strip("_") or ""
+    return _NOT_PLAIN.sub("_", name)[:64].strip("_") or ""
 
 
 DEPTH_MAX = 64
@@ -193,7 +193,7 @@ class YamlRefused(ValueError):
 
 
 def parse_yaml_object(raw: bytes) -> dict[str, Any]:
-    """The members of the one document in UTF-8 text. A long text takes most of a second: do not run it in the event loop.
+    """The members of the one document in UTF-8 text. A long text takes up to a second: do not call this in the event loop.
 
     Raises YamlRefused for text that is not YAML, aliases, tags beyond those of JSON, a key that is not a scalar or is
     repeated, more than one document, and nesting deeper than `DEPTH_MAX`.

@@ -87,8 +87,13 @@ class Facet:
         """A condition: a listing of another facet is in this facet too. A scalar subquery for each listing, because PostgreSQL may turn an EXISTS
         into a read of the whole set."""
         by_listing = self.by_listing or self
-        look: Select[Any] = select(literal_column("1")).select_from(by_listing.source)
-        return look.where(*by_listing.where, by_listing.seq == seq).limit(1).scalar_subquery().is_not(None)
+        exists_query: Select[Any] = select(literal_column("1")).select_from(by_listing.source)
+        return (
+            exists_query.where(*by_listing.where, by_listing.seq == seq)
+            .limit(1)
+            .scalar_subquery()
+            .is_not(None)
+        )
 
     @property
     def is_of_all(self) -> bool:
@@ -165,9 +170,9 @@ def sold_in(network_currencies: Sequence[NetworkCurrency], seq: ColumnElement[in
         )
     )
     costs = or_(sold.c.price_nano > 0, sold.c.operations != NO_OPERATIONS)
-    look: Select[Any] = select(literal_column("1")).select_from(sold)
-    look = look.where(sold.c.seq == seq, sold.c.status == "active", costs, is_there)
-    return look.limit(1).scalar_subquery().is_not(None)
+    exists_query: Select[Any] = select(literal_column("1")).select_from(sold)
+    exists_query = exists_query.where(sold.c.seq == seq, sold.c.status == "active", costs, is_there)
+    return exists_query.limit(1).scalar_subquery().is_not(None)
 
 
 def is_unverified(seq: ColumnElement[int]) -> ColumnElement[bool]:

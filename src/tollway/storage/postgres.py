@@ -485,7 +485,7 @@ async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
     """Reads the settings of the writable server. Raises `StorageUnavailable`."""
     hosts = len(database.connector.address.hosts)
 
-    def look(connection: Connection) -> ServerSettings:
+    def read_settings(connection: Connection) -> ServerSettings:
         row = connection.execute(_SETTINGS_QUERY).one()
         return ServerSettings(
             fsync=row.fsync == "on",
@@ -495,7 +495,7 @@ async def read_server_settings(database: PostgresDatabase) -> ServerSettings:
             hosts=hosts,
         )
 
-    return await database.read(look)
+    return await database.read(read_settings)
 
 
 def find_risks(settings: ServerSettings) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Detects that the database was restored to an older moment, and holds every balance in it.
 
-A restore, or a failover to a standby that lacked commits, removes calls that were paid: their payments look unspent.
+A restore, or a failover to a standby that lacked commits, removes calls that were paid: their payments have too much credit.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ BACKUP_GENERATION = -1
 # The table has one row.
 _GENERATION_ROW = 1
 _CHECKED = "tollway_is_checked"
-_HINT = "every balance is held; look with `tollway audit`, free with `tollway audit --release`"
+_HINT = "every balance is held; list them with `tollway audit`, free them with `tollway audit --release`"
 
 _log = structlog.get_logger(__name__)
 

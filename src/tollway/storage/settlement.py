@@ -117,8 +117,8 @@ class BatchSettlement:
             return set()
         by_call = {one.call_id: one for one in concludes}
         columns = authorization_table.c
-        in_turn = select(columns.call_id).where(columns.call_id.in_(list(by_call))).order_by(columns.call_id)
-        self._connection.execute(in_turn.with_for_update()).all()
+        in_order = select(columns.call_id).where(columns.call_id.in_(list(by_call))).order_by(columns.call_id)
+        self._connection.execute(in_order.with_for_update()).all()
         seen = self._locked_rows.read_calls(list(by_call))
         self._authorizations = self._read_authorizations(list(by_call))
         moved = {
@@ -161,10 +161,10 @@ class BatchSettlement:
         authorization = self._authorizations.get(conclude.call_id)
         if call is None or authorization is None:
             return None
-        is_seen = conclude.transfer is None or authorization.payment_id is not None
-        if not is_seen or not self._is_due(conclude, call):
+        has_payment = conclude.transfer is None or authorization.payment_id is not None
+        if not has_payment or not self._is_due(conclude, call):
             return call.state if is_retry and _is_concluded(conclude, call, authorization) else None
-        ending = decide_settlement_end(
+        end = decide_settlement_end(
             is_moved=conclude.transfer is not None,
             is_orphaned=conclude.is_orphaned,
             has_stored_response=authorization.has_stored_response,
@@ -186,7 +186,7 @@ class BatchSettlement:
             values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or authorization.payment_id is None:
             return self._locked_rows.move(call, CallState.RELEASED, **values)
-        return self._record_transfer(replace(call, payment_id=authorization.payment_id), ending, values)
+        return self._record_transfer(replace(call, payment_id=authorization.payment_id), end, values)
 
     def write(self, *, now_ms: int) -> None:
         """Writes the settlements. Call it after every move of the batch is decided."""
@@ -199,18 +199,18 @@ class BatchSettlement:
             self._connection.execute(_END, self._ended)
 
     def _record_transfer(
-        self, call: LockedCall, ending: SettlementEnd, values: dict[str, object]
+        self, call: LockedCall, end: SettlementEnd, values: dict[str, object]
     ) -> CallState:
         """Records the transfer in a payment. The call takes its units, or they stay credit."""
         payment_id = call.payment_id
         assert payment_id is not None
-        is_bought = ending is not SettlementEnd.CREDIT
+        is_bought = end is not SettlementEnd.CREDIT
         raise_payment(self._connection, self._locked_rows, payment_id, call.price_units, calls=int(is_bought))
         values["payment_id"] = payment_id
         if not is_bought:
             self._credited_payments.append(payment_id)
             return self._locked_rows.move(call, CallState.RELEASED, **values)
-        if ending is SettlementEnd.LOST:
+        if end is SettlementEnd.LOST:
             values["cut"] = "cut"
         parts = {payment_id: call.price_units}
         self._locked_rows.set_parts(call, parts)
@@ -282,7 +282,7 @@ _END = (
 
 
 def _is_concluded(conclude: Conclude, call: LockedCall, authorization: _LockedAuthorization) -> bool:
-    """True when this conclude was committed before and its answer was lost."""
+    """True when this conclude was committed before, and the gateway did not learn its outcome."""
     is_ended = call.state in (CallState.CONSUMED, CallState.RELEASED, CallState.REORGED)
     expected = None if conclude.transfer is None else conclude.transfer.tx_hash
     return is_ended and call.epoch == conclude.epoch and authorization.transfer == expected

@@ -44,7 +44,7 @@ from tollway.web.payment_required import PaymentRequiredRenderer, RenderedQuote
 from tollway.web.problems import instance_of, render_problem, status_of
 
 _FD_FOLDER = "/proc/self/fd"
-_SocketEnds = tuple[str, int, int]
+_SocketAddresses = tuple[str, int, int]
 _ACKED = struct.Struct("=120xQ")
 """tcpi_bytes_acked in Linux's tcp_info."""
 _POLL_PAUSES_S = (0, 0, 0, 0, 0.001, 0.002, 0.004, *[0.01] * 50)
@@ -58,11 +58,11 @@ ALL_AHEAD_BYTES_MAX = 8 * 1024 * 1024
 class ClientSocket:
     """The socket of one client for the duration of its call."""
 
-    __slots__ = ("_ahead", "_base", "_ends", "_fd", "_sent", "_sockets", "_waiting")
+    __slots__ = ("_addresses", "_ahead", "_base", "_fd", "_sent", "_sockets", "_waiting")
 
-    def __init__(self, sockets: "ClientSockets", ends: _SocketEnds, fd: int) -> None:
+    def __init__(self, sockets: "ClientSockets", addresses: _SocketAddresses, fd: int) -> None:
         self._sockets = sockets
-        self._ends = ends
+        self._addresses = addresses
         self._fd = fd
         self._base = _count_accepted(fd)
         self._sent = self._ahead = 0
@@ -89,7 +89,7 @@ class ClientSocket:
             if ahead + count <= self._sockets.limit_ahead(ahead):
                 return
             if not _is_writable(self._fd):
-                if _read_ends(self._fd) != self._ends or not await self._wait_event():
+                if _read_addresses(self._fd) != self._addresses or not await self._wait_event():
                     return
             elif not ahead or (pause_s := next(pauses_s, None)) is None:
                 return
@@ -128,20 +128,20 @@ class ClientSockets:
 
     def __init__(self) -> None:
         self.ahead = 0
-        self._fds: dict[_SocketEnds, int] = {}
+        self._fds: dict[_SocketAddresses, int] = {}
         self._waiting: dict[int, asyncio.Future[bool]] = {}
         self._poll: select.epoll | None = None
 
     def find_socket(self, scope: MutableMapping[str, Any]) -> ClientSocket | None:
         """The socket of this request; None if it cannot be identified."""
-        ends = _read_scope(scope)
-        if ends is None:
+        addresses = _read_scope(scope)
+        if addresses is None:
             return None
-        fd = self._fds.get(ends)
-        if fd is None or _read_ends(fd) != ends:
+        fd = self._fds.get(addresses)
+        if fd is None or _read_addresses(fd) != addresses:
             self._scan_sockets()
-            fd = self._fds.get(ends)
-        return None if fd is None else ClientSocket(self, ends, fd)
+            fd = self._fds.get(addresses)
+        return None if fd is None else ClientSocket(self, addresses, fd)
 
     def limit_ahead(self, ahead: int) -> int:
         """The most bytes in the server's queue for a client that has `ahead` bytes there."""
@@ -176,14 +176,14 @@ class ClientSockets:
                     waiting.set_result(True)
 
     def _scan_sockets(self) -> None:
-        """Finds every socket of this process by its ends. Scans are rare, because a connection lasts for many calls."""
+        """Finds every socket of this process by its addresses. Scans are rare, because a connection lasts for many calls."""
         self._fds.clear()
         with contextlib.suppress(OSError):
             for entry in os.listdir(_FD_FOLDER):
                 fd = int(entry)
-                ends = _read_ends(fd)
-                if ends is not None:
-                    self._fds[ends] = fd
+                addresses = _read_addresses(fd)
+                if addresses is not None:
+                    self._fds[addresses] = fd
 
 
 def _is_writable(fd: int) -> bool:
@@ -211,8 +211,8 @@ def _count_accepted(fd: int) -> int:
     return int(acked) + int.from_bytes(waiting, "little")
 
 
-def _read_ends(fd: int) -> _SocketEnds | None:
-    """The peer of a TCP socket and the local port; None for another descriptor. The descriptor stays open."""
+def _read_addresses(fd: int) -> _SocketAddresses | None:
+    """The address and port of the peer of a TCP socket, and the local port; None for another descriptor. The descriptor stays open."""
     try:
         if not os.readlink(f"{_FD_FOLDER}/{fd}").startswith("socket:"):
             return None
@@ -230,7 +230,7 @@ def _read_ends(fd: int) -> _SocketEnds | None:
         borrowed.detach()
 
 
-def _read_scope(scope: MutableMapping[str, Any]) -> _SocketEnds | None:
+def _read_scope(scope: MutableMapping[str, Any]) -> _SocketAddresses | None:
     client, server = scope.get("client"), scope.get("server")
     try:
         return _plain_host(client[0]), int(client[1]), int(server[1])  # type: ignore[index]  # None raises TypeError, which is handled
@@ -440,21 +440,25 @@ class GatewayApp:
     # ---- Responses.
 
     async def _send_response(
-        self, scope: Scope, answer: ProxyResponse, body: "IncomingBody", send: Send
+        self, scope: Scope, response: ProxyResponse, body: "IncomingBody", send: Send
     ) -> None:
-        head: Message = {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
-        if answer.rest is None:
+        head: Message = {
+            "type": "http.response.start",
+            "status": response.status,
+            "headers": response.headers,
+        }
+        if response.rest is None:
             await send(head)
-            await send({"type": "http.response.body", "body": answer.first})
+            await send({"type": "http.response.body", "body": response.first})
             return
         stream = ResponseStream(
-            answer.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
+            response.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
         )
         try:
             await send(head)
-            await stream.pump(answer.first, body.wait_disconnect if body.is_finished else None)
+            await stream.pump(response.first, body.wait_disconnect if body.is_finished else None)
         finally:
-            await answer.rest.end(stream.delivery, stream.sent)
+            await response.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
         # Otherwise no final message: the server closes the connection, so that the client detects the incomplete body.
@@ -586,8 +590,8 @@ class IncomingBody:
         if self.is_finished:
             return True
         most = self.bytes_read + self._limits.refused_body_bytes_max
-        is_unasked = self._awaits_continue and self.bytes_read == 0
-        if self.is_broken or self._is_reading or is_unasked or (self.length or 0) > most:
+        awaits_continue = self._awaits_continue and self.bytes_read == 0
+        if self.is_broken or self._is_reading or awaits_continue or (self.length or 0) > most:
             return False
         try:
             while await self.read_chunk():
@@ -617,11 +621,11 @@ class IncomingBody:
 
     async def _next_message(self) -> Message:
         limits = self._limits
-        patience_s = limits.body_rate_grace_s + self.bytes_read / limits.body_rate_bytes_min - self._waited_s
+        timeout_s = limits.body_rate_grace_s + self.bytes_read / limits.body_rate_bytes_min - self._waited_s
         started = time.monotonic()
         self._is_reading = True
         try:
-            async with asyncio.timeout(max(patience_s, 0.001)):
+            async with asyncio.timeout(max(timeout_s, 0.001)):
                 message = await self._receive()
         except TimeoutError as exc:
             self.is_broken = True

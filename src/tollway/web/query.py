@@ -1,6 +1,4 @@
-"""Times on the wire, and a reader of query strings: texts, numbers, closed sets, all errors at once. Pure.
-
-An unknown parameter is an error.
+"""Formats and parses times, and reads query strings (`QueryParameters`): it collects all errors, an unknown parameter included. Pure.
 """
 
 import re
@@ -38,14 +36,14 @@ def parse_time(text: str) -> int:
     """RFC 3339 with an offset, in milliseconds; finer fractions are cut off. Raises ValueError for any other text."""
     match = _TIME.fullmatch(text)
     if match is None:
-        raise ValueError("a time is written like 2026-11-21T09:15:00.000Z")
+        raise ValueError("must be a time such as 2026-11-21T09:15:00.000Z")
     year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
     if not 1970 <= year <= 9998:  # so that an offset cannot leave the range of datetime
-        raise ValueError("a time lies between 1970 and 9998")
+        raise ValueError("must be a time between 1970 and 9998")
     moment = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
     if match[8]:
         if int(match[9]) > 23 or int(match[10]) > 59:
-            raise ValueError("an offset lies between -23:59 and +23:59")
+            raise ValueError("must have an offset between -23:59 and +23:59")
         offset = timedelta(hours=int(match[9]), minutes=int(match[10]))
         moment = moment - offset if match[8] == "+" else moment + offset
     fraction_ms = int((match[7] or "").ljust(3, "0")[:3])
