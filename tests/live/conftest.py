@@ -1,6 +1,8 @@
-"""One test chain for a whole test process; each test gets it as new (snapshot and revert). Ports are whatever is free.
+"""The fixtures of live tests: one test chain for a test process. Each test starts from the same state of it (snapshot
+and revert). Ports are free ones.
 
-`scenarios` builds the chain situations that verdicts are about. Test-only contracts stand in `contracts/`.
+`scenarios` makes the chain situations that the verification of payments decides about. Contracts of tests are in
+`contracts/`.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ _DATABASES = itertools.count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder needs the chain."""
+    """Marks every test of this folder: it needs the chain."""
     for item in items:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.live)
@@ -72,7 +74,7 @@ def furnished(anvil: Anvil) -> Playground:
 
 @pytest.fixture
 async def chain(anvil: Anvil, furnished: Playground) -> AsyncIterator[ChainDriver]:
-    """The chain, put back after the test to where it stood before."""
+    """The chain. After the test it returns to its state before the test."""
     async with aiohttp.ClientSession() as session:
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
         before = await driver.snapshot()
@@ -84,7 +86,7 @@ async def chain(anvil: Anvil, furnished: Playground) -> AsyncIterator[ChainDrive
 
 @pytest.fixture
 def playground(chain: ChainDriver, furnished: Playground) -> Playground:
-    """Token, assets and funded accounts; depends on `chain`, so that the test cannot spoil it for others."""
+    """Token, assets and funded accounts. It depends on `chain`, so its state is reverted too."""
     return furnished
 
 
@@ -105,7 +107,7 @@ def stranger(playground: Playground) -> FundedAccount:
 
 @pytest.fixture(scope="session")
 def forkserver() -> Iterator[Forkserver]:
-    """Forks gateways; one for a whole test process."""
+    """A server that forks gateways; one for a test process."""
     running = Forkserver()
     try:
         yield running
@@ -114,7 +116,8 @@ def forkserver() -> Iterator[Forkserver]:
 
 
 def open_session() -> aiohttp.ClientSession:
-    """Lets go of an idle connection long before a gateway closes it (10 s): a request must not meet its end."""
+    """An HTTP session that closes an idle connection long before a gateway does (10 s), so that no request meets the
+    close."""
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
 
 
@@ -158,7 +161,7 @@ async def cluster(
 async def own_chain_cluster(
     forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[object]:
-    """A cluster on a chain of its own, whose clock is for the tests of one file to set."""
+    """A cluster on its own chain, whose clock the tests of one file set."""
 
     async def make_postgres() -> str:
         raise NotImplementedError
@@ -188,7 +191,7 @@ def scenarios(chain: ChainDriver, playground: Playground) -> "ChainScenarios":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainScenarios:
-    """Transactions worth a verdict. Each is mined when its method returns; amounts are base units."""
+    """Makes transactions for the verification. Each is mined when its method returns; amounts are base units."""
 
     chain: ChainDriver
     playground: Playground
@@ -216,14 +219,14 @@ class ChainScenarios:
         return await self.mined(await self.chain.send_native(key=payer.key, to=to, value=value))
 
     async def pay_native_inside(self, payer: FundedAccount, to: Address, value: int) -> MinedReceipt:
-        """By an internal transfer: `tx.to` is a contract."""
+        """Pays by an internal transfer: `tx.to` is a contract."""
         forwarder = await self.standing("NativeForwarder")
         return await self.mined(
             await self.chain.transact(forwarder, "forward", str(to), key=payer.key, value=value)
         )
 
     async def fail(self, payer: FundedAccount, value: int = 0) -> MinedReceipt:
-        """Mined with status 0, whatever value was sent."""
+        """Makes a transaction with status 0, for any value."""
         forwarder = await self.standing("NativeForwarder")
         return await self.mined(await self.chain.transact(forwarder, "refuse", key=payer.key, value=value))
 
@@ -232,7 +235,7 @@ class ChainScenarios:
         return await self.pay_token(payer, to, 2**128)
 
     async def pay_other_token(self, payer: FundedAccount, to: Address, amount: int) -> MinedReceipt:
-        """The same code at another address: a token that nobody accepts."""
+        """Pays in a token with the same code at another address, which no listing accepts."""
         artifact = self.playground.token.artifact
         other = self._deployed.get("other") or await self.chain.deploy(artifact, key=payer.key)
         self._deployed["other"] = other
@@ -240,7 +243,7 @@ class ChainScenarios:
         return await self.mined(await self.chain.send_token(key=payer.key, token=other, to=to, amount=amount))
 
     async def spoof(self, sender: FundedAccount, *, payer: Address, to: Address, amount: int) -> MinedReceipt:
-        """A `Transfer` log of the right shape from a contract that is no token."""
+        """Makes a `Transfer` log of the right shape from a contract that is no token."""
         spoofer = await self.standing("TransferSpoofer")
         arguments = (str(payer), str(to), amount, 1)
         return await self.mined(
@@ -250,8 +253,8 @@ class ChainScenarios:
     async def bundle(
         self, sender: FundedAccount, transfers: list[tuple[FundedAccount, Address, int]]
     ) -> MinedReceipt:
-        """Several transfers (payer, to, amount) in one transaction that `sender` sends: two payers in one bundle, four
-        transfers of one payer, there and back again."""
+        """Makes several transfers (payer, to, amount) in one transaction of `sender`: of two payers, or several of
+        one payer, or there and back."""
         bundler = await self.standing("TransferBundler")
         for payer in {payer.address: payer for payer, _, _ in transfers}.values():
             await self.approve(payer, bundler.address)
@@ -264,8 +267,8 @@ class ChainScenarios:
     async def relay(
         self, relayer: FundedAccount, payer: FundedAccount, to: Address, amount: int, *, extra: int = 0
     ) -> MinedReceipt:
-        """An authorised (EIP-3009) transfer of `payer`, sent by another; with `extra`, an ordinary transfer of the same
-        payer in the same receipt."""
+        """Makes an authorised (EIP-3009) transfer of `payer`, sent by another account; with `extra` also an ordinary
+        transfer of the same payer in the same receipt."""
         bundler = await self.standing("TransferBundler")
         await self.approve(payer, bundler.address)
         message = self.authorization(payer.address, to, amount, nonce=b"\x07" * 32)
@@ -286,7 +289,7 @@ class ChainScenarios:
     async def pay_token_as_wallet(
         self, wallet: Contract, owner: FundedAccount, to: Address, amount: int
     ) -> MinedReceipt:
-        """The contract wallet is the payer; `owner` sends the transaction. The wallet gets its dollars first."""
+        """Pays from the contract wallet; `owner` sends the transaction. The wallet is funded first."""
         token = self.playground.token
         await self.mined(await self.chain.transact(token, "mint", str(wallet.address), amount, key=owner.key))
         payload = token.artifact.function("transfer").encode((str(to), amount))

@@ -1,4 +1,5 @@
-"""A listing whose gateway reads its node through a proxy that can be cut: for settlements that a node's failure interrupts."""
+"""A listing whose gateway reads its node through a proxy that a test can cut: for settlements that a node failure
+interrupts."""
 
 import itertools
 from collections.abc import AsyncIterator
@@ -22,7 +23,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxiedListing:
-    """`listing`, of one gateway, whose node is behind `line`."""
+    """`listing` of one gateway; its node is behind `line`."""
 
     stall: PaidListing
     gas: Any
@@ -33,13 +34,13 @@ class ProxiedListing:
         return self.stall.cluster
 
     async def sign(self, name: str, *, method: str = "GET") -> SignedCall:
-        """`name`: of a path of the provider's; each call has a number of its own."""
+        """`name`: of a path of the provider. Each call has its own number."""
         body = b"{}" if method == "POST" else None
         wallet = await self.cluster.wallet()
         return self.stall.sign(wallet, f"{name}{next(_NUMBERS)}", method=method, body=body)
 
     async def wait_served(self, call: SignedCall) -> Any:
-        """The answer, as soon as a repeat gets it; until then it hears that nobody knows."""
+        """The response, as soon as a repeat gets it; until then each repeat gets an unknown outcome."""
         replies: list[Any] = []
 
         async def is_served() -> bool:
@@ -52,7 +53,7 @@ class ProxiedListing:
         return replies[-1]
 
     async def wait_offered(self) -> None:
-        """The gateway has looked at its node since it was away, and sells again."""
+        """Returns when the gateway has read its node again and offers the rail again."""
 
         async def is_offered() -> bool:
             reply = await self.cluster.call(self.stall.gateways[0], self.stall.api_id, "/echo/offer")
@@ -61,7 +62,7 @@ class ProxiedListing:
         await poll(is_offered, deadline_s=DEADLINE_S, what="a 402 that takes signed payments")
 
     async def check_settled(self, call: SignedCall) -> None:
-        """One transfer, one record, and the next one can be settled as well."""
+        """Checks one transfer, one record, and that the next call can be settled too."""
         (moved,) = await call.transfers()
         record = await call.record()
         assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")

@@ -1,6 +1,5 @@
-"""One fetch is enough: a caller that knows the agent document of a listing, and nothing else of this gateway, pays on a chain
-and calls, by either rail, and reads its bill.
-"""
+"""The agent document is enough: a client that knows the agent document of a listing, and nothing else of the gateway,
+pays on a chain by either rail, calls, and reads its history."""
 
 import base64
 import importlib.util
@@ -42,7 +41,7 @@ reader = _load_reader()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway that can settle, one listing of it, and where its agent document stands."""
+    """A gateway that can settle, one listing of it, and the URL of its agent document."""
 
     cluster: Any
     gateway: Any
@@ -86,7 +85,7 @@ def find_example(agent: dict[str, Any], method: str) -> dict[str, Any]:
 
 
 async def fetch_with_x402(harness: Harness) -> dict[str, Any]:
-    """The document once the gateway's first look at gas has opened that rail."""
+    """The document after the first check of gas prices has enabled x402."""
 
     async def look() -> dict[str, Any] | None:
         agent = await harness.fetch_agent()

@@ -1,6 +1,5 @@
-"""Contract wallets that pay by authorisation (ERC-1271) at a real gateway: the honest one is served; a hostile one is
-refused or pays for itself, costs the operator a bounded amount of gas, and holds nobody else up.
-"""
+"""Contract wallets that pay by authorisation (ERC-1271) at a real gateway. A normal wallet is served. A hostile one
+is refused or pays, costs the operator a bounded amount of gas, and delays no other payer."""
 
 import asyncio
 import itertools
@@ -62,7 +61,7 @@ class Harness:
         assert (await driver.wait_receipt(minted)).succeeded
 
     async def customer(self, name: str | None = None) -> AuthorizationPayer:
-        """A plain wallet, or one of those contracts; what it signs is signed by a key that is its owner's."""
+        """A plain wallet, or one of those contracts; its signatures are made by its owner's key."""
         owner = await self.cluster.wallet()
         payer = None
         if name is not None:
@@ -74,12 +73,12 @@ class Harness:
         )
 
     async def sold(self) -> Any:
-        """The call that was sold last, as its provider sees it."""
+        """The last call in the history of its provider."""
         calls = await self.cluster.history(self.gateway, self.provider, "&role=provider")
         return calls[0]
 
     async def count_sent(self) -> int:
-        """Transactions of the gas key, those that wait counted in."""
+        """The number of transactions of the gas key, pending ones included."""
         count = await self.cluster.driver.rpc("eth_getTransactionCount", str(self.gas.address), "pending")
         return int(count, 16)
 
@@ -146,7 +145,7 @@ async def test_a_wallet_that_accepts_everything_spends_its_own_balance_once(
 
 @pytest.mark.parametrize("is_owner", [True, False])
 async def test_of_an_account_that_delegates_its_contract_decides(harness: Harness, is_owner: bool) -> None:
-    """EIP-7702: its own key is worth what the contract says, as with the real token."""
+    """EIP-7702: the contract decides about the signature of the own key, as with the real token."""
     payer, path = await harness.customer(), fresh_path()
     owner = payer.signer if is_owner else await harness.cluster.wallet()
     contract = await harness.standing("OwnedWallet", str(owner.address))
@@ -178,7 +177,8 @@ async def test_a_hostile_wallet_is_refused_and_costs_no_gas(harness: Harness, na
 
 
 async def test_a_wallet_that_needs_more_gas_than_its_answer_may_take_is_refused(harness: Harness) -> None:
-    """It would pay: the token asks with all the gas of a transfer. But the operator pays for that."""
+    """The transfer would succeed, because the token forwards all gas of the transaction; but the operator pays for
+    that gas."""
     payer, path = await harness.customer("ThirstyWallet"), fresh_path()
     before = await payer.balance(), await harness.count_sent(), await harness.gas_left_wei()
     reply = await payer.pay(path, signature=RUBBISH)
@@ -206,7 +206,8 @@ async def test_hostile_wallets_delay_no_other_payer(harness: Harness) -> None:
 
 
 async def test_an_undeployed_wallet_is_refused_and_not_deployed(harness: Harness) -> None:
-    """ERC-6492 brings a transaction along that would build it: the gateway sends nothing that a payer composed."""
+    """An ERC-6492 signature contains a transaction that deploys the wallet: the gateway sends no transaction that a
+    payer composed."""
     owner, path = await harness.customer(), fresh_path()
     factory = await harness.standing("OwnedWalletFactory")
     arguments = (str(owner.address), secrets.token_bytes(32))
@@ -238,7 +239,7 @@ async def test_an_undeployed_wallet_is_refused_and_not_deployed(harness: Harness
 
 
 async def test_a_wallet_that_refuses_at_the_head_gets_no_response_and_pays_nothing(harness: Harness) -> None:
-    """It said yes before the call, so the provider was asked; what it answered is dropped."""
+    """The wallet accepts before the call, so the provider is called; its response is dropped."""
     payer = await harness.customer("FickleWallet")
     wallet = Contract(artifact=load_artifact(CONTRACTS / "FickleWallet.json"), address=payer.address)
     before, sent = await payer.balance(), await harness.count_sent()
@@ -261,8 +262,8 @@ async def test_a_wallet_that_refuses_at_the_head_gets_no_response_and_pays_nothi
 async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_burns_little(
     harness: Harness,
 ) -> None:
-    """Simulated it says yes, in its block it burns all that it is given. Whether it pays after all is open until the
-    authorisation has expired on the chain; so long its answer is held back, and no more gas is spent on it."""
+    """The wallet accepts in the simulation and burns all gas in its block. The outcome is open until the
+    authorisation has expired on the chain: until then the response is withheld and no more gas is spent."""
     payer, path = await harness.customer("TwoFacedWallet"), fresh_path()
     before, sent, gas_left_wei = (
         await payer.balance(),
@@ -290,7 +291,7 @@ async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_
 
 
 async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_cluster: GatewayCluster) -> None:
-    """By the chain's clock, and a while later: only then does the call end, and nobody ever sees its answer."""
+    """The call ends a while after the expiry by the clock of the chain. Its response is never delivered."""
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
@@ -328,7 +329,7 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
 
 
 async def set_clock(harness: Harness, moment_s: int) -> None:
-    """Of the chain: its head, and whatever block comes next."""
+    """Sets the clock of the chain: of its head and of the next block."""
     await harness.cluster.driver.rpc("evm_setTime", moment_s)
     await harness.cluster.driver.mine(1)
 
@@ -336,8 +337,8 @@ async def set_clock(harness: Harness, moment_s: int) -> None:
 async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_and_others_go_on(
     own_chain_cluster: GatewayCluster, tmp_path: Path
 ) -> None:
-    """A provider who sells to hostile wallets of his own burns the operator's gas: at most a part of what a listing may cost,
-    and plain wallets go on paying by authorisation there."""
+    """Calls of hostile wallets on a listing of the same provider use gas of the operator: at most a part of the
+    listing's gas budget, and plain wallets still pay by authorisation there."""
     gas, provider, buyer = await own_chain_cluster.wallets(3)
     config = tmp_path / "tollway.toml"
     config.write_text(f'[[networks]]\npreset = "local"\nlisting_gas_budget = "{BUDGET_ETH}"\n')
@@ -377,7 +378,7 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
 async def test_a_wallet_that_never_pays_uses_up_its_failure_budget(
     own_chain_cluster: GatewayCluster,
 ) -> None:
-    """What ends undecided is a failed call: of the wallet, and of the address that it comes from."""
+    """A call that ends undecided counts as a failed call of the wallet and of the client address."""
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
         "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,

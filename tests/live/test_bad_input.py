@@ -1,6 +1,5 @@
-"""Bad input through the real server: each item with its own code and status, and nothing burnt: the payment that was
-shown with it still buys a call afterwards.
-"""
+"""Bad input at a real server: each kind has its code and status, and takes nothing: the payment that was sent with it
+still buys a call."""
 
 import asyncio
 import contextlib
@@ -50,7 +49,7 @@ class Harness:
         return int(shown["credit"])
 
     async def check_unburnt(self, before: int) -> None:
-        """Nothing was taken, and a good call is served by the same payment."""
+        """Checks that nothing was taken and that the same payment buys a call."""
         assert await self.credit() == before
         reply = await self.call(self.good)
         assert (reply.status, reply.state) == (200, "charged"), reply.body
@@ -86,7 +85,8 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
 
 @pytest_asyncio.fixture(loop_scope="module", autouse=True)
 async def nothing_burnt(harness: Harness) -> AsyncIterator[None]:
-    """Around every test: what its calls took, it says itself by `taken`; the rest is whole and still buys."""
+    """Runs around every test: checks that exactly the calls which the test declares by `taken` were taken, and that
+    the rest still buys calls."""
     before = await harness.credit()
     yield
     assert harness.gateway.is_running, harness.gateway.read_log()[-4000:]
@@ -409,7 +409,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class BadUpstream:
-    """A server that answers each request with the same bytes, in pieces, and then closes as it likes."""
+    """A server that sends the same bytes for each request, in pieces, and then closes the connection."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer

@@ -1,6 +1,5 @@
-"""Payments by authorisation that are no good, against a real gateway and a real chain: each has its code and its reason,
-none reaches the provider, none is settled, and none stands in the way of a good one.
-"""
+"""Invalid payments by authorisation at a real gateway and a real chain: each has its code and its reason, none
+reaches the provider, none is settled, and none prevents a valid one."""
 
 import asyncio
 import itertools
@@ -77,7 +76,7 @@ class Harness:
         return int(await self.cluster.driver.call(self.cluster.playground.token, "balanceOf", str(address)))
 
     async def gas_nonces(self) -> tuple[int, int]:
-        """Of what is mined, and of what waits as well."""
+        """The number of mined and of pending transactions."""
         count = "eth_getTransactionCount"
         rpc, address = self.cluster.driver.rpc, str(self.gas.address)
         return int(await rpc(count, address, "latest"), 16), int(await rpc(count, address, "pending"), 16)
@@ -92,7 +91,7 @@ class Harness:
         )
 
     async def finished_history(self, payer: AuthorizationPayer) -> list[dict[str, Any]]:
-        """Once it is written how the answers ended, which is a moment after they have."""
+        """The history after the ends of the responses are written, a moment after the responses."""
 
         async def find() -> tuple[list[dict[str, Any]]] | None:
             calls = await self.cluster.history(self.gateway, payer.signer)
@@ -134,7 +133,7 @@ def raw(dialect: str, value: bytes) -> Show:
 
 
 def signed(dialect: str, **changes: Any) -> Show:
-    """Correctly signed for other values. A callable is called at signing."""
+    """A payment correctly signed for other values. A callable is called at signing."""
 
     def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         made = {name: change() if callable(change) else change for name, change in changes.items()}
@@ -144,8 +143,8 @@ def signed(dialect: str, **changes: Any) -> Show:
 
 
 def edited(dialect: str, *path: str, to: Any) -> Show:
-    """A good payment in which one member was changed after it was signed. A callable gets what stood there; None takes
-    the member away."""
+    """A valid payment with one member changed after it was signed. A callable gets the old value; None removes the
+    member."""
 
     def show(payer: AuthorizationPayer, quote: Quote) -> list[Header]:
         content = json.loads(json.dumps(payer.write(quote, dialect)))
@@ -188,14 +187,14 @@ def under_other_domain(dialect: str, **changes: Any) -> Show:
 
 
 def high_s(signature: bytes) -> bytes:
-    """The same signature in its other form, which no wallet writes."""
+    """The same signature with the high s, which no wallet makes."""
     order = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
     s = order - int.from_bytes(signature[32:64], "big")
     return signature[:32] + s.to_bytes(32, "big") + bytes([55 - signature[64]])
 
 
 def bend_request(**changes: Any) -> Callable[[str], str]:
-    """Another `request` inside of an MPP challenge."""
+    """Replaces `request` inside an MPP challenge."""
 
     def bend(value: str) -> str:
         request = decode_header(value.encode())
@@ -371,7 +370,7 @@ def mpp_rows() -> list[Row]:
 
 
 def show_tampered(payer: AuthorizationPayer, quote: Quote, **changes: Any) -> list[Header]:
-    """Everything else fits the tampered challenge: its nonce, and what the payer signs."""
+    """Sends a payment whose nonce and signature match the tampered challenge."""
     made = {
         name: change(quote.challenge.get(name, "")) if callable(change) else change
         for name, change in changes.items()
@@ -486,7 +485,7 @@ def quote_path(quote: Quote) -> str:
 
 
 async def by_somebody_else(harness: Harness, payer: AuthorizationPayer, quote: Quote, header: Header) -> None:
-    """Any account with the authorisation may send it to the chain."""
+    """Another account sends the authorisation to the chain."""
     payload = undress(header)["payload"]
     fields = payload.get("authorization", payload)
     types = "(address,address,uint256,uint256,uint256,bytes32,bytes)"
@@ -617,7 +616,7 @@ async def test_a_credential_that_is_garbage_is_a_402_with_terms(harness: Harness
     ],
 )
 async def test_a_payment_that_is_no_text_is_unreadable(harness: Harness, line: bytes, status: int) -> None:
-    """By hand: clients have libraries that would encode it."""
+    """Written by hand, because client libraries would encode it."""
     payer, path = await harness.customer(), fresh_path()
     before = await harness.what_may_not_move(payer)
     base = URL(harness.gateway.base_url)
@@ -654,7 +653,8 @@ CLAIMS: dict[str, Callable[[dict[str, Any]], object]] = {
 
 @pytest.mark.parametrize("dialect", CLAIMS)
 async def test_unsigned_fields_decide_nothing(harness: Harness, dialect: str) -> None:
-    """Later clients use the open members, and callers can claim anything there: only the signed values are paid, once."""
+    """Later clients use the open members, and callers can write anything there: only the signed values are paid,
+    once."""
     payer, path = await harness.customer(), fresh_path()
     before = await payer.balance(), await harness.balance(harness.provider.address)
     reply = await payer.pay(path, dialect, edit=CLAIMS[dialect])
@@ -666,7 +666,7 @@ async def test_unsigned_fields_decide_nothing(harness: Harness, dialect: str) ->
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_one_wallet_buys_the_same_call_many_times_at_once(harness: Harness, dialect: str) -> None:
-    """Each asks for its own terms and signs its own authorisation, all within one second."""
+    """Each request gets its own terms and signs its own authorisation, all within one second."""
     payer, path = await harness.customer(), fresh_path()
     before = await payer.balance()
     replies = await asyncio.gather(*(payer.pay(path, dialect) for _ in range(AT_ONCE)))

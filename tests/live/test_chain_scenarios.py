@@ -1,4 +1,4 @@
-"""The payments that `ChainScenarios` makes on a chain are what their names say, seen in their receipts."""
+"""The payments that `ChainScenarios` makes, read from their receipts."""
 
 import pytest
 
@@ -37,7 +37,8 @@ async def test_token_payment_logs_one_transfer(scenarios, playground, caller, pr
 async def test_each_test_finds_the_chain_as_it_was_before_the_others(
     scenarios, chain, playground, caller, provider_account, visit
 ):
-    """What this visit pays, the next one does not see. Wallets that a whole file shares may have paid before both."""
+    """A payment of one test is not on the chain in the next one. Wallets that a file shares may have paid before
+    both."""
     balances = {
         account.address: await chain.call(playground.token, "balanceOf", str(account.address))
         for account in playground.accounts

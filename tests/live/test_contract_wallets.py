@@ -1,4 +1,5 @@
-"""Contract wallets at the door, on a real EVM: ERC-1271 wallets good and bad, ERC-6492 before the wallet stands."""
+"""Sign-in of contract wallets on a real EVM: ERC-1271 wallets, normal and hostile, and ERC-6492 before the wallet is
+deployed."""
 
 from collections.abc import AsyncIterator
 from itertools import count
@@ -45,7 +46,7 @@ def chain_id(chain) -> ChainId:
 
 @pytest.fixture
 async def future(scenarios, caller, chain):
-    """A wallet of `caller` that does not stand yet: its address, and how to wrap its owner's signature."""
+    """An undeployed wallet of `caller`: its address, and the wrapper for its owner's signature."""
     factory = await scenarios.deploy("OwnedWalletFactory")
     arguments = (str(caller.address), SALT)
     asked = {

@@ -1,6 +1,5 @@
-"""`tollway mcp` as a desktop agent's program runs it: a process of its own, spoken to over stdin and stdout by the official
-MCP client in both revisions of the protocol, at a running gateway and a real chain.
-"""
+"""`tollway mcp` as a desktop program runs it: a process that the official MCP client uses over stdin and stdout in
+both revisions of the protocol, at a running gateway and a real chain."""
 
 import asyncio
 import contextlib
@@ -31,7 +30,7 @@ TOOLS = {"search_apis", "describe_api", "call_api", "my_calls", "wallet_status"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway that settles, with one listing; and a wallet with a folder of its own for each agent."""
+    """A gateway that settles, with one listing, and a wallet with its own folder for each agent."""
 
     cluster: Any
     gateway: Any
@@ -84,7 +83,7 @@ class Agent:
     told: list[str] = field(default_factory=list)
 
     async def use(self, name: str, **arguments: Any) -> tuple[bool, Any]:
-        """Whether it worked, and what the tool told."""
+        """Whether the tool succeeded, and its result."""
         result = await self.client.call_tool(name, arguments)
         text = result.content[0].text
         self.told.append(text)
@@ -210,7 +209,7 @@ async def _until_it_breaks(agent: Agent, wish: dict[str, str]) -> bool:
 async def test_a_repeat_under_a_kept_key_gets_the_stored_answer_and_moves_nothing(
     harness: Harness, rail: Any
 ) -> None:
-    """The price is spent, by the wallet's own books too, and the answer was never handed over."""
+    """The price is spent, also in the wallet's store, and the response was not delivered."""
     payer, target = await harness.cluster.wallet(), f"/quote/KEPT{rail}"
     before, driver = await harness.balance(payer), harness.cluster.driver
     options: dict[str, Any] = {"rail": rail, "store_path": harness.folder / f"{rail}.sqlite3"}

@@ -1,6 +1,5 @@
-"""What a provider gets from two gateways that are one: paid calls of every kind, each under the gateway's signature, checked
-with the keys that either gateway publishes.
-"""
+"""The requests that a provider gets from two gateways on one database: paid calls of every kind, each signed by the
+gateway, and verified with the keys that either gateway publishes."""
 
 import asyncio
 import contextlib
@@ -21,7 +20,7 @@ _PATHS = (f"/echo/forwarded-{number}" for number in itertools.count(1))
 
 
 class Harness:
-    """A provider with a listing, a caller with money, two gateways on one database."""
+    """A provider with a listing, a funded caller, two gateways on one database."""
 
     def __init__(self, cluster: Any, gateways: list[Any]) -> None:
         self.cluster = cluster

@@ -1,7 +1,7 @@
-"""A chain on which nothing has happened for a while: its head is old, and its next block is not.
+"""An idle chain: its head is old, and its next block is not.
 
-Stock clients sign `validAfter` ten minutes back, which is later than such a head. They are served; but nothing is settled
-that its block would refuse because of the time.
+Stock clients sign a `validAfter` ten minutes back, which is later than such a head. They are served; but nothing is
+settled that the next block would refuse because of its time.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ async def payer(own_chain_cluster: GatewayCluster) -> AsyncIterator[Authorizatio
 
 
 async def fall_asleep(driver: ChainDriver, *, wakes_at: float) -> None:
-    """The head becomes an hour old; the next block would be of `wakes_at`."""
+    """Makes the head an hour old; the next block has the time `wakes_at`."""
     await driver.rpc("evm_setTime", int(time.time()) - IDLE_S)
     await driver.mine(1)
     await driver.rpc("evm_setTime", int(wakes_at))
@@ -65,7 +65,7 @@ async def test_an_idle_chain_settles_many_at_once(payer: AuthorizationPayer) -> 
 
 
 async def test_nothing_is_settled_that_the_next_block_would_refuse(payer: AuthorizationPayer) -> None:
-    """After an outage some chains make the missing blocks with the times of then."""
+    """After an outage some chains make the missing blocks with their old times."""
     driver = payer.cluster.driver
     await fall_asleep(driver, wakes_at=time.time() - IDLE_S + 10)
     before = await payer.balance()

@@ -1,6 +1,5 @@
-"""The secret key changes while two gateways on one PostgreSQL serve: nobody is asked to pay twice, no secret is lost, and
-what was signed can be checked, whichever of the two is asked and whichever keys it has at that moment.
-"""
+"""The secret key changes while two gateways on one PostgreSQL serve: no caller gets a second 402, no secret is lost,
+and every signature can be verified at either gateway with any of its keys."""
 
 import contextlib
 import itertools
@@ -35,7 +34,7 @@ _PATHS = (f"/echo/changed-{number}" for number in itertools.count(1))
 
 @dataclass
 class Harness:
-    """Two gateways that are one, a listing with a secret, and what callers hold from before."""
+    """Two gateways on one database, a listing with a secret, and signatures from before the change."""
 
     cluster: Any
     stack: contextlib.AsyncExitStack
@@ -64,7 +63,7 @@ class Harness:
         )
 
     async def change(self, position: int, *keys: str) -> None:
-        """A rolling restart, one gateway of it."""
+        """A rolling restart of one gateway."""
         assert await self.gateways[position].stop() == 0
         self.gateways[position] = await self.start(*keys)
         await self.check()
@@ -82,7 +81,7 @@ class Harness:
         await self.check()
 
     async def _set_secret(self, key: str) -> None:
-        """By hand: the sample provider has no https, which a listing with a secret needs."""
+        """Writes the secret to the database: the sample provider has no https, which a listing with a secret needs."""
         database = connect_database(self.database_url)
         await database.open()
         sealer = Sealer(bytes.fromhex(key), entropy=os.urandom)
@@ -94,7 +93,7 @@ class Harness:
         await database.close()
 
     async def check(self) -> None:
-        """Everything that callers may expect of either gateway, now and with what they got before."""
+        """Checks everything that callers may expect of either gateway, with signatures from now and from before."""
         self.directories = [await self._read_directory(gateway) for gateway in self.gateways]
         for payer, path, header in self.challenged:
             assert (await payer.call(path, [header])).status == 200, "a challenge of before is good"
@@ -113,7 +112,7 @@ class Harness:
             assert all(signer in signers for signers in published)
 
     async def _trade(self, asked: Any, paid: Any, published: list[set[Address]]) -> None:
-        """A 402 of the one, paid at the other, in both dialects."""
+        """Pays the 402 of one gateway at the other, in both dialects."""
         payer = AuthorizationPayer(
             cluster=self.cluster, gateway=asked, api_id=self.api_id, signer=self.shopper
         )
@@ -131,7 +130,7 @@ class Harness:
                 self.receipts.append(told["extensions"]["offer-receipt"]["info"]["receipt"])
 
     async def _take_challenge(self, gateway: Any) -> tuple[AuthorizationPayer, str, Header]:
-        """From this gateway, to be shown to the other one after the next change."""
+        """A challenge of this gateway, which is paid at the other one after the next change."""
         (other,) = (each for each in self.gateways if each is not gateway)
         payer = AuthorizationPayer(
             cluster=self.cluster, gateway=gateway, api_id=self.api_id, signer=self.shopper
@@ -141,7 +140,7 @@ class Harness:
         return replace(payer, gateway=_Current(self, self.gateways.index(other))), path, header
 
     def _check_forwarded(self, path: str) -> None:
-        """It has the listing's secret, and the provider knows by either gateway's keys that it was forwarded."""
+        """The call has the listing's secret, and the provider verifies it with the keys of either gateway."""
         (seen,) = (seen for seen in self.cluster.provider.seen if seen.path == path)
         assert (AUTH.name, AUTH.value) in seen.headers
         for directory in self.directories:
@@ -167,7 +166,7 @@ class Harness:
 
 @dataclass(frozen=True)
 class _Current:
-    """Whichever process has that place now."""
+    """The process that runs at this place now."""
 
     harness: Harness
     position: int

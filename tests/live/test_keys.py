@@ -1,6 +1,5 @@
-"""One idempotency key at two gateways on one database: the upstream's own log counts one call, every caller gets its
-answer or hears that it is on its way, and nobody is asked to pay.
-"""
+"""One idempotency key at two gateways on one database: the upstream's log has one call, every caller gets its
+response or learns that it is running, and no caller gets a 402."""
 
 import asyncio
 import contextlib
@@ -48,7 +47,8 @@ async def race(stall: PaidListing, path: str, shown: list[Any]) -> list[Any]:
 
 
 async def check_one_call(stall: PaidListing, path: str, shown: list[Any], *, running: set[Any]) -> str:
-    """The same at once, and once more when all is said; returns the call's id. `running`: what losers may hear."""
+    """Sends the calls at once, and again after all have ended; returns the call's id. `running`: the codes that the
+    losers may get."""
     replies = await race(stall, path, shown)
     assert stall.cluster.provider.count(path, method="POST") == 1
     assert not any(reply.asks_for_money for reply in replies)

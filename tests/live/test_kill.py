@@ -1,6 +1,6 @@
-"""A gateway dies between any two steps of a call, or is asked to stop, while others call through it. After a restart on
-the same database the books balance, nobody paid for nothing, and each payer can read what became of each payment.
-"""
+"""A gateway is killed between any two steps of a call, or stopped, while others call through it. After a restart on
+the same database the ledger balances, no caller has paid for nothing, and each payer can read the state of each
+payment."""
 
 import asyncio
 import contextlib
@@ -33,7 +33,8 @@ _RUNS = (f"run{number}" for number in itertools.count(1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallerGroup:
-    """Callers who go on until the gateway is gone. `served`: paths that were answered whole; `cut`: broken off."""
+    """Callers that go on until the gateway is gone. `served`: paths with a complete response; `cut`: paths with an
+    incomplete one."""
 
     cluster: Any
     gateway: Any
@@ -58,7 +59,7 @@ class CallerGroup:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> Any:
-        """Inside, everybody calls; on the way out everybody has noticed that the gateway is gone."""
+        """Inside, all callers call; at the end each of them has noticed that the gateway is gone."""
         async with asyncio.TaskGroup() as group:
             for number in range(len(self.payers)):
                 group.create_task(self.call_on(number))
@@ -66,7 +67,7 @@ class CallerGroup:
             yield
 
     async def check(self, gateway: Any) -> None:
-        """What each of them finds at the gateway that came after."""
+        """Checks the result of each call at the next gateway."""
         seen = Counter(seen.path for seen in self.cluster.provider.seen)
         for payer, tx_hash in zip(self.payers, self.payments, strict=True):
             calls = await calls_on(self.cluster, gateway, payer, tx_hash)
@@ -90,7 +91,7 @@ class CallerGroup:
 
 
 class RestartedGateways:
-    """Gateways one after another on one database: each start is the restart after the death before it."""
+    """Gateways one after another on one database: each start follows the kill of the one before."""
 
     def __init__(self, cluster: Any, database_url: str) -> None:
         self.cluster = cluster
@@ -100,7 +101,7 @@ class RestartedGateways:
         self._stack = contextlib.AsyncExitStack()
 
     async def gateway(self) -> Any:
-        """The living one."""
+        """The running one."""
         if self._gateway is None or not self._gateway.is_running:
             await self._stack.aclose()
             self._gateway = await self._stack.enter_async_context(
@@ -109,7 +110,7 @@ class RestartedGateways:
         return self._gateway
 
     async def start_callers(self, wallets: list[Any]) -> tuple[Any, Any, CallerGroup]:
-        """The gateway, a payment worth one call by the first caller, and a crowd of the others."""
+        """The gateway, a payment worth one call of the first caller, and a group of the others."""
         provider, caller, *payers = wallets
         gateway = await self.gateway()
         if not self.api_id:
@@ -139,7 +140,7 @@ async def wallets(cluster: Any) -> list[Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def lines(cluster: Any) -> AsyncIterator[Any]:
-    """One line for each kind of database, made when it is first asked for."""
+    """One `RestartedGateways` for each kind of database, made on first use."""
     async with contextlib.AsyncExitStack() as stack:
         made: dict[str, RestartedGateways] = {}
 
@@ -155,8 +156,8 @@ async def lines(cluster: Any) -> AsyncIterator[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What is found after a death at some step: requests that the upstream saw, the state of the payment (None: no
-    record), and what the same request gets when it is sent again."""
+    """The expected result of a kill at one step: requests at the upstream, the state of the payment (None: no
+    record), and the response to the same request sent again."""
 
     seen: int
     state: str | None
@@ -248,7 +249,7 @@ async def calls_on(cluster: Any, gateway: Any, payer: Any, tx_hash: Any) -> list
 
 
 async def wait_recovered(cluster: Any, gateway: Any, people: list[Any]) -> None:
-    """No call of the dead gateway is `forwarding` any more."""
+    """Returns when no call of the killed gateway is `forwarding`."""
 
     async def is_settled() -> bool:
         pending = [await cluster.history(gateway, one, "&status=pending") for one in people]

@@ -1,6 +1,5 @@
-"""Several gateways on one PostgreSQL are one gateway to everybody: what was begun at one goes on at another, a change
-reaches all within a second, and what one of them does for all another takes over.
-"""
+"""Several gateways on one PostgreSQL serve as one gateway: a call that began at one continues at another, a change
+reaches all within a second, and another gateway takes over the duties of a leader."""
 
 import json
 from collections.abc import AsyncIterator
@@ -26,7 +25,7 @@ DUTIES = ("sweeper", "watcher", "reputation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two gateways with one public URL, as behind one balancer."""
+    """Two gateways with one public URL, as behind one load balancer."""
 
     cluster: Any
     one: Any
@@ -77,7 +76,7 @@ async def test_a_bound_signature_counts_once_whichever_gateway_sees_it(pair: Pai
 
 
 async def test_a_call_without_a_response_at_one_gateway_runs_under_its_claim_at_the_other(pair: Pair) -> None:
-    """Without an idempotency key, and although the other has known the payment for long."""
+    """Without an idempotency key, and although the other gateway has the payment in memory."""
     cluster, path = pair.cluster, "/slow?seconds=5"
     caller = await cluster.wallet()
     api_id = await cluster.publish(pair.one, pair.provider, timeoutSeconds=1)
@@ -212,14 +211,14 @@ async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
 
 
 def leads(gateway: Any, duty: str) -> bool:
-    """By its own log."""
+    """Read from its log."""
     told = [line for line in gateway.read_log().splitlines() if f'"duty": "{duty}"' in line]
     changes = [line for line in told if "leadership_gained" in line or "leadership_ended" in line]
     return bool(changes) and "leadership_gained" in changes[-1]
 
 
 async def find_leader(pair: Pair) -> tuple[Any, Any]:
-    """One that leads in something, and the other one."""
+    """A gateway that leads at least one duty, and the other one."""
 
     def is_everything_led() -> bool:
         return all(leads(pair.one, duty) != leads(pair.two, duty) for duty in DUTIES)
@@ -229,7 +228,7 @@ async def find_leader(pair: Pair) -> tuple[Any, Any]:
 
 
 async def succeeds(successor: Any, *, after: str) -> None:
-    """Once it leads in everything."""
+    """Returns when it leads every duty."""
     await poll(
         lambda: all(leads(successor, duty) for duty in DUTIES),
         deadline_s=DEADLINE_S,
@@ -238,7 +237,7 @@ async def succeeds(successor: Any, *, after: str) -> None:
 
 
 async def test_a_leader_is_succeeded_when_it_stalls_and_when_it_dies(pair: Pair) -> None:
-    """Last in this file: it uses the pair up."""
+    """The last test of this file, because it stops the pair."""
     first, second = await find_leader(pair)
     first.pause()
     try:

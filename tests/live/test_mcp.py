@@ -1,6 +1,5 @@
-"""MCP against a running gateway, with what other people wrote: the official clients in Python and TypeScript find, pay and
-call, and the project's own conformance scenarios run in both revisions.
-"""
+"""MCP at a running gateway with software of others: the official clients in Python and TypeScript find, pay and call,
+and the project's conformance scenarios run in both revisions."""
 
 import asyncio
 import contextlib
@@ -124,7 +123,7 @@ async def test_the_typescript_client_finds_pays_and_calls(harness: Harness, revi
 
 
 def keep_transcript(name: str, told: Any) -> None:
-    """For people, where they ask for it: what the client saw, step by step."""
+    """Writes the steps of the client to a file, for readers of a test run."""
     folder = os.environ.get("STOCK_CLIENT_TRANSCRIPTS")
     if folder:
         Path(folder, f"{name}.json").write_text(json.dumps(told, indent=1, ensure_ascii=False))
@@ -132,8 +131,8 @@ def keep_transcript(name: str, told: Any) -> None:
 
 @BOTH
 async def test_the_python_client_pays_by_x402_and_calls(harness: Harness, revision: Any) -> None:
-    """The client of x402 for MCP does the paying; it reads results of an older SDK, so they are handed to it in that
-    dress."""
+    """The x402 client for MCP pays. It reads the results of an older SDK, so the results are translated into that
+    form."""
     payer, before = await harness.cluster.wallet(), await harness.earned()
     signer = x402Client()
     register_exact_evm_client(signer, Account.from_key(payer.key))
@@ -190,7 +189,7 @@ async def test_an_operation_of_one_api_is_a_tool_that_is_paid_for(harness: Harne
 
 
 class _OlderResults:
-    """How the Python package of x402 calls a tool, and what it reads of the result: the member names of the wire."""
+    """The interface through which the Python package of x402 calls a tool, with the member names of the wire."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -207,7 +206,7 @@ class _OlderResults:
 
 
 async def find_tool(client: Client) -> str:
-    """The name of the operation that tells a quote, found as an agent finds it."""
+    """The name of the operation that returns a quote, found as an agent finds it."""
     assert [tool.name for tool in (await client.list_tools()).tools] == TOOLS
     found = (await client.call_tool("search_resources", {"query": "quotes"})).structured_content
     shown = (await client.call_tool("get_api", {"apiId": found["resources"][0]["apiId"]})).structured_content
@@ -216,7 +215,7 @@ async def find_tool(client: Client) -> str:
 
 
 def sign_paid_call(payer: Any, terms: Any, transaction: str, chain_id: int) -> dict[str, str]:
-    """By what the terms say alone, with eth-account."""
+    """Signs a payment from the terms alone, with eth-account."""
     told = terms["withoutX402"]["eip712"]
     name, _, fields = told["type"].rstrip(")").partition("(")
     types = {
@@ -245,7 +244,8 @@ def check_answer(answer: Any, receipt: Any) -> None:
 
 
 async def test_each_request_may_reach_another_gateway(cluster: Any) -> None:
-    """Handshake, terms, payment and bill at gateways in turn, as a balancer that remembers nobody hands them out."""
+    """Handshake, terms, payment and history at gateways in turn, as a load balancer without sessions distributes
+    them."""
     database_url = await cluster.make_postgres()
     public_url = "http://gateways.example.com"
     async with (
@@ -280,7 +280,7 @@ async def test_each_request_may_reach_another_gateway(cluster: Any) -> None:
 
 
 async def post(cluster: Any, gateway: Any, method: str, **params: Any) -> Any:
-    """One message of the older revision, with nothing that a handshake would have given."""
+    """One message of the older revision, without a session id."""
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
     headers = [
         ("Content-Type", "application/json"),

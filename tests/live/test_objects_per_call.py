@@ -1,7 +1,8 @@
-"""How many objects of ours one call makes, on each rail and both databases, with the whole gateway behind its own server.
+"""How many objects of our classes one call makes, on each rail and both databases, with a whole gateway behind its
+server.
 
-A bound is what a call makes today (`tests/kit/object_counter.py` says what is counted). Less is an improvement: lower the
-number. The table of a failure names every class and every line that makes an instance of it.
+A bound is what a call makes today (`tests/kit/object_counter.py` says what counts). Fewer is an improvement: lower
+the number. The table of a failure names every class and every line that makes an instance of it.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -24,14 +25,14 @@ CALLS = REPEATS * 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Objects that one call makes at most. `in_call`: outside of transactions; `in_transactions`: in the batches that write it, which it has
-    for itself here, and shares with others where others wait."""
+    """The most objects that one call makes. `in_call`: outside of transactions; `in_transactions`: in the batches
+    that write it. Here a batch has one call; under load calls share batches."""
 
     in_call: int
     in_transactions: int
 
     def allow_early_looks(self, creations: Creations) -> "Bound":
-        """The bound of a call that looked for its receipt too early, once or several times."""
+        """The bound of a call that polled for its receipt too early, once or several times."""
         looks = creations.count_made("chain.responses.UnminedTransaction")
         return replace(self, in_call=self.in_call + looks * EARLY_LOOK)
 
@@ -74,8 +75,8 @@ async def count_least(
     status: int = 200,
     finishes: int = 1,
 ) -> Creations:
-    """Of several calls, one after the other, the one that makes the fewest objects. Each is counted to its last write; its headers are signed
-    before."""
+    """Of several calls in sequence, the one with the fewest objects. Each is counted until its last write; its
+    headers are signed before."""
     creations = []
     for _ in range(REPEATS):
         headers = make_headers()

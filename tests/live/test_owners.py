@@ -1,4 +1,4 @@
-"""Ownership that an operator requires, from publishing to losing the proof again; and upstreams that fall and come back.
+"""Ownership that an operator requires, from publishing to the loss of the proof; and upstreams that fail and return.
 With whole gateways, on both databases, and real payments."""
 
 import asyncio
@@ -33,7 +33,7 @@ SETTINGS = {
 
 @dataclass
 class Zone(asyncio.DatagramProtocol):
-    """A name server that knows the texts it was given."""
+    """A name server with the given TXT records."""
 
     texts: dict[str, str] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ async def square(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def run_origin(pages: dict[str, str]) -> AsyncIterator[LoopbackUpstream]:
-    """An API that answers `ok`, and these pages."""
+    """An API that returns `ok`, and these pages."""
 
     async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
         if arrived.target.startswith("/v1"):
@@ -186,7 +186,7 @@ async def test_a_name_and_a_signature_of_the_payee_prove_it_too(square: Square) 
 
 
 async def test_calls_stop_while_the_upstream_is_down(cluster: Any) -> None:
-    """And nobody pays for finding out."""
+    """No caller pays for a call to it."""
     settings = {"TEST_LIMIT_DIAL_PAUSE_S": "0.3"}
     provider, caller = await cluster.wallets(2)
     with socket.socket() as free:

@@ -1,4 +1,5 @@
-"""Quality is measured from other people's paid calls, shown, and heard by search: with whole gateways, on both databases."""
+"""Quality is measured from other callers' paid calls, published, and used by the search: with whole gateways, on both
+databases."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Harness:
             assert reply.status == status, reply.body
 
     async def pay_and_call(self, api_id: str, payer: Any, *, good: int, bad: int, payee: Any = None) -> None:
-        """Half of it at either gateway. `payee`: the provider, unless told."""
+        """Half of the calls at either gateway. `payee`: the provider by default."""
         payee = payee or self.provider
         tx_hash = await self.cluster.send_tokens(payer, payee.address, (good + 1) * PRICE_UNITS)
         await self.call(self.one, api_id, payer, tx_hash, good=good - good // 2, bad=bad - bad // 2)
@@ -51,7 +52,7 @@ class Harness:
         return reply.json
 
     async def wait_measured(self, api_id: str, calls: int) -> Any:
-        """The quality once that many calls show in it."""
+        """The quality once it contains that many calls."""
 
         async def look() -> Any:
             quality = (await self.read(f"/apis/{api_id}"))["quality"]

@@ -1,6 +1,6 @@
-"""Many callers, one payment: the upstream's own log counts what was served, and nobody who lost is asked to pay again.
+"""Many callers, one payment: the upstream's log counts the served calls, and no caller that lost gets a 402.
 
-Real gateways in processes of their own; on PostgreSQL also two on one database.
+Real gateways in their own processes; on PostgreSQL also two on one database.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _PATHS = (f"/echo/race-{number}" for number in itertools.count(1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """One listing, as one or more gateways on one database sell it."""
+    """One listing at one or more gateways on one database."""
 
     cluster: Any
     gateways: list[Any]

@@ -1,6 +1,5 @@
-"""The operator's commands, as programs, beside a gateway that serves and after one that was stopped; and what a look
-from outside must not do to the books.
-"""
+"""The operator's commands as processes, beside a gateway that serves and after one that was stopped; and that an
+audit leaves the ledger unchanged."""
 
 import os
 import signal

@@ -1,8 +1,8 @@
 """Two releases at one database: new code on the tables of the release before, old code on those of the release after,
-both at once while the tables change under them; and the tables from which this code must not serve.
+both at once while the tables change; and the tables from which this code must not serve.
 
-The release after this one is this code with a migration more (`fault_injection.use_migrations`). How the code of the release before
-this one fares on today's tables was tried by hand when they came: its gateways go on, and new ones of it do not start.
+The release after this one is this code with one more migration (`fault_injection.use_migrations`). The code of the
+release before on the tables of today was tried by hand: its running gateways go on, and new ones do not start.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class Harness:
         self.served += 1
 
     async def check(self, gateway: Any) -> None:
-        """Each call is in the books, charged once."""
+        """Each call is in the ledger, charged once."""
         shown = await self.cluster.payment(gateway, self.payer, self.tx_hash)
         assert int(shown["amount"]) - int(shown["credit"]) == self.served * PRICE_UNITS
         records = await self.cluster.history(gateway, self.payer)
@@ -69,7 +69,7 @@ async def create(cluster: Any, gateway: Any, provider: Any, key: str) -> Any:
 
 
 async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
-    """An operator's command of the release of that gateway: exit code, and what it printed as JSON."""
+    """Runs an operator's command of the release of that gateway: exit code, and its output as JSON."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-c",
@@ -100,7 +100,7 @@ def upgrade():
 
 
 async def take_keys_out(url: str, migrations: Path) -> None:
-    """Makes a database of a release that had no keys of creations, and the migration of the next one, which adds them."""
+    """Makes a database of a release without keys of creations, and the next migration, which adds them."""
     database = connect_database(url)
     await database.open()
     try:
@@ -129,7 +129,7 @@ async def prepare(url: str, **options: Any) -> None:
 async def test_new_code_serves_from_the_tables_of_the_release_before(
     cluster: Any, postgres_server: str, newer: Path
 ) -> None:
-    """All but what those tables cannot hold: that fails closed, and works as soon as they have been migrated."""
+    """All but what those tables cannot store: that fails closed, and works after the migration."""
     url = await create_database(postgres_server, "rolling", template=None)
     await take_keys_out(url, newer)
     async with cluster.gateway(database_url=url, settings={MIGRATIONS: str(newer)}) as gateway:
@@ -191,7 +191,7 @@ async def test_old_and_new_code_serve_while_the_tables_change_under_them(cluster
 
 
 async def test_old_code_serves_from_newer_tables_in_a_file(cluster: Any, newer: Path, tmp_path: Path) -> None:
-    """A release that is taken back: the file was migrated by the newer one."""
+    """A release that is rolled back: the newer one has migrated the file."""
     url = f"sqlite:///{tmp_path}/books.sqlite3"
     async with cluster.gateway(database_url=url) as gateway:
         harness = await Harness.open(cluster, gateway, calls=4)

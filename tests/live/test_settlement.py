@@ -26,7 +26,7 @@ PRICE = 10_000
 
 
 class Bench:
-    """Settlements over one database file and one node, and the token's state."""
+    """Settlements over one database file and one node, and the state of the token."""
 
     def __init__(self, chain: ChainDriver, playground: Playground, path: Path) -> None:
         self.chain = chain
@@ -145,7 +145,7 @@ STEPS: list[tuple[str, Callable[[NodeSettlement], tuple[object, str]]]] = [
 async def test_an_end_at_any_step_is_one_transfer_and_one_outcome(
     bench: Bench, step: str, find: Callable[[NodeSettlement], tuple[object, str]]
 ) -> None:
-    """Another gateway recovers the calls of the first one, which has died."""
+    """Another gateway recovers the calls of the first one, which was stopped."""
     async with bench.desk() as first:
         call = await bench.claim(first)
         async with asyncio.TaskGroup() as group:
@@ -221,7 +221,7 @@ async def test_an_unused_authorisation_is_released_once_it_is_over(bench: Bench,
 
 
 def _end_at(settling: "asyncio.Task[Any]", room: object, method: str, *, is_before: bool) -> None:
-    """The settling task is cancelled when it gets to that method, or has just come out of it."""
+    """Cancels the settling task when it enters that method, or right after that method."""
     ask = getattr(room, method)
 
     async def end(*arguments: Any, **options: Any) -> Any:
@@ -236,7 +236,7 @@ def _end_at(settling: "asyncio.Task[Any]", room: object, method: str, *, is_befo
 
 
 async def _send_dearly(bench: Bench, call: NodeCall) -> None:
-    """The stranger's transaction of the same authorisation, paid so well that it stands first in its block."""
+    """Sends the same authorisation from another account with a high fee, so that it comes first in its block."""
     stranger = GasKey.parse(bench.playground.account("stranger").key.hex())
     count = await bench.chain.rpc("eth_getTransactionCount", str(stranger.address), "latest")
     signed = stranger.sign(

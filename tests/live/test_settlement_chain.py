@@ -1,6 +1,5 @@
-"""Settlement's questions to a real node: authorised transfers of plain and contract wallets, who was faster, what sends
-mean. The token is the sandbox's; it has both overloads of EIP-3009.
-"""
+"""The chain reads and transactions of settlement at a real node: authorised transfers of plain and contract wallets,
+front-running, and the node's responses to a send. The token is the sandbox's; it has both overloads of EIP-3009."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -88,7 +87,7 @@ class Harness:
         )
 
     async def carry(self, fields: dict[str, Any], **changes: Any) -> SignedTransaction:
-        """The signed transaction that settles it, not yet sent."""
+        """The signed transaction that settles it, before it is sent."""
         chain_id = self.chain.chain_id
         fees = await self.reader.fetch_fees(chain_id)
         account = await self.reader.fetch_account(chain_id, self.key.address)
@@ -159,7 +158,7 @@ async def harness(anvil, chain, playground, provider_account, round_trips) -> As
 
 @pytest.fixture
 async def patient_chain(chain) -> AsyncIterator[Any]:
-    """Mines only on command."""
+    """A chain that mines only on command."""
     await chain.rpc("evm_setAutomine", False)
     try:
         yield chain

@@ -1,6 +1,5 @@
-"""Gas keys that run dry or are used by others, and fees that rise, while calls paid by authorisation are settled: each is
-settled once in the end, and its answer waits for it.
-"""
+"""Gas keys without balance or used by other software, and rising fees, while calls paid by authorisation are settled:
+each is settled once in the end, and its response waits for that."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,6 +1,5 @@
-"""A gateway dies while calls paid by authorisation stand at every step between the claim and the answer. Whoever comes
-after it finishes them: one transfer or none, one answer, and never terms for what may be paid.
-"""
+"""A gateway is killed while calls paid by authorisation are at every step between the claim and the response. The
+next gateway finishes them: one transfer or none, one response, and no terms while a transfer is possible."""
 
 import asyncio
 import contextlib
@@ -26,8 +25,8 @@ _RUNS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What is found after a death at some step. `state`: of the payment once somebody has finished it; `again`: what
-    the same request with the same payment gets then; `seen`: requests at the upstream before and after that."""
+    """The expected result of a kill at one step. `state`: of the payment at its end; `again`: the response to the
+    same request with the same payment; `seen`: requests at the upstream before and after that."""
 
     state: str
     again: tuple[int, str | None]
@@ -84,7 +83,7 @@ class Harness:
         return self.stall.gateways[0]
 
     def restart(self, **settings: str) -> Any:
-        """A gateway on the same books; with `settings` one that halts as well."""
+        """A gateway on the same database; with `settings` it halts too."""
         return self.cluster.gateway(
             database_url=self.url,
             public_url=self.doomed.public_url,
@@ -100,7 +99,7 @@ class Harness:
         return {key: call for key, call in self.calls.items() if key[1] in steps}
 
     async def run_to_the_halt(self) -> None:
-        """Every call comes to its step, and the gateway dies there. Nothing is mined any more from some point on."""
+        """Every call reaches its step, then the gateway is killed. From some point on nothing is mined."""
         driver = self.cluster.driver
         async with asyncio.TaskGroup() as group:
             for steps in (WHILE_MINED, IN_THE_POOL, ("stored",)):
@@ -114,7 +113,7 @@ class Harness:
             assert await self.doomed.wait_ended() == -signal.SIGKILL
 
     async def wait_finished(self, gateway: Any) -> None:
-        """No call of the dead gateway is open."""
+        """Returns when no call of the killed gateway is open."""
         for call in self.calls.values():
 
             async def is_finished(call: SignedCall = call) -> bool:
@@ -161,7 +160,7 @@ async def set_scene(cluster: Any, url: str) -> AsyncIterator[Harness]:
 
 @contextlib.asynccontextmanager
 async def mined_at_the_end(driver: Any) -> AsyncIterator[None]:
-    """Whatever a test did to the chain's mining, it mines afterwards."""
+    """Lets the chain mine again after each test."""
     try:
         yield
     finally:
@@ -210,7 +209,7 @@ async def check_fate(harness: Harness, gateway: Any, key: tuple[str, str]) -> No
 
 
 async def check_all(harness: Harness, gateway: Any, *, others: int = 0) -> None:
-    """`others`: calls beside those of the case that were settled already."""
+    """`others`: further calls that were settled before."""
     await asyncio.gather(*(check_fate(harness, gateway, key) for key in FATES))
 
     moved = sum(fate.moved for fate in FATES.values()) + others
@@ -226,7 +225,7 @@ async def check_all(harness: Harness, gateway: Any, *, others: int = 0) -> None:
 
 
 async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answer(cluster: Any) -> None:
-    """The gateway of settlement recovery dies too, before it records the transfer."""
+    """The gateway of settlement recovery is killed too, before it records the transfer."""
     async with set_scene(cluster, f"sqlite:///{cluster.folder}/settling.sqlite3") as harness:
         await harness.run_to_the_halt()
         async with harness.restart(**{RECOVERY_HALTS: "swept"}) as second:
@@ -240,7 +239,7 @@ async def test_kill_9_at_every_step_of_a_settlement_is_one_transfer_and_one_answ
 
 @pytest.mark.postgres
 async def test_a_running_gateway_finishes_the_settlements_of_a_killed_one(cluster: Any) -> None:
-    """Both settle with one gas key, so the living one cannot even go on before it has filled what the dead one left."""
+    """Both settle with one gas key, so the running one must first fill the nonces of the killed one."""
     async with set_scene(cluster, await cluster.make_postgres()) as harness, harness.restart() as living:
         await harness.run_to_the_halt()
         await check_undecided(harness, living)

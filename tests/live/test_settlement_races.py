@@ -1,7 +1,8 @@
-"""Many calls paid by authorisation at once: one authorisation buys one call, a balance buys what it covers, and the lanes
-of the gas keys have neither holes nor nonces used twice. The upstream's log and the chain's are the truth.
+"""Many calls paid by authorisation at once: one authorisation buys one call, a balance buys what it covers, and the
+nonce sequences of the gas keys have no gap and no nonce twice. The logs of the upstream and of the chain are the
+judge.
 
-Real gateways in processes of their own; on PostgreSQL also two on one database, with one gas key between them.
+Real gateways in their own processes; on PostgreSQL also two on one database with one gas key.
 """
 
 import asyncio
@@ -43,7 +44,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A stall, and the gas keys that its gateways share."""
+    """A listing, and the gas keys that its gateways share."""
 
     stall: PaidListing
     gas: list[Any]
@@ -95,7 +96,7 @@ def fresh(name: str) -> str:
 
 
 async def leave_with(cluster: Any, wallet: Any, worth: int) -> None:
-    """The wallet gives away all but the price of so many calls."""
+    """The wallet transfers away all but the price of so many calls."""
     stranger = cluster.playground.account("stranger")
     await cluster.send_tokens(wallet, stranger.address, START_USDC_UNITS - worth * PRICE_UNITS)
 
@@ -252,7 +253,7 @@ async def leave(task: "asyncio.Task[Any]") -> None:
 
 
 async def wait_state(call: SignedCall, gateway: Any) -> Any:
-    """The record of a call once it is finished."""
+    """The record of a call after its end."""
 
     async def find() -> Any:
         records = await call.payer.cluster.history(gateway, call.wallet)

@@ -1,6 +1,5 @@
-"""The node dies while a call paid by authorisation is settled, or its chain changes its mind afterwards. As long as the
-money may move nobody is asked for any; once it has moved, the same request gets the answer that was kept.
-"""
+"""The node fails while a call paid by authorisation is settled, or its chain is reorganised afterwards. While the
+transfer is possible no caller gets a 402; after it, the same request gets the stored response."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,6 +1,5 @@
-"""Databases that break off, gateways that sleep, and gateways that are asked to stop, in the middle of settlements: each
-call is settled once or not at all, and nobody who may have paid is asked to pay again.
-"""
+"""Databases that break connections, gateways that are paused, and gateways that are stopped, during settlements: each
+call is settled once or not at all, and no caller that may have paid gets a 402."""
 
 import asyncio
 import contextlib
@@ -27,7 +26,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two gateways on one PostgreSQL, with one gas key between them."""
+    """Two gateways on one PostgreSQL with one gas key."""
 
     stall: PaidListing
     gas: Any
@@ -41,7 +40,7 @@ class Pair:
         return self.stall.sign(wallet, f"{path}{next(_NUMBERS)}", **options)
 
     async def break_off(self) -> None:
-        """The database ends every connection except the one with this command."""
+        """The database ends every connection except that of this command."""
         database = connect_database(self.url)
         others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
         mine = " WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -51,7 +50,7 @@ class Pair:
             await database.close()
 
     async def check_settled(self, calls: list[SignedCall]) -> None:
-        """Each has moved its price once, and the lane has neither holes nor idle transactions."""
+        """Each call has moved its price once, and the nonce sequence has no gap and no empty transaction."""
         moved = [await call.transfers() for call in calls]
         assert [len(hashes) for hashes in moved] == [1] * len(calls)
         await self.stall.check_ledger()
@@ -110,8 +109,8 @@ async def insist(call: SignedCall, gateway: Any) -> Any:
 
 
 async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(cluster: Any) -> None:
-    """It is paused at two points: while its transaction waits, and while its upstream thinks. Its lease runs out, and it
-    wakes while the other gateway's run of the second call is at the upstream."""
+    """The gateway is paused at two points: while its transaction waits, and while its upstream works. Its lease ends,
+    and it continues while the other gateway's run of the second call is at the upstream."""
     async with open_pair(cluster, TOLLWAY_LIMIT_SETTLE_WAIT_S="20", **SOON_DEAD) as pair:
         one, two = pair.stall.gateways
         waiter, thinker = await cluster.wallets(2)
@@ -151,8 +150,8 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(clus
 async def test_a_paused_gateway_with_an_unsent_nonce_delays_no_other_gateway(
     cluster: Any,
 ) -> None:
-    """Its transaction is signed and stored, and it is paused before its node has it. It leads the sweepers, and goes on
-    leading: nobody but the caller at the other gateway can find out."""
+    """Its transaction is signed and stored, and it is paused before it sends it. It leads settlement recovery and
+    goes on leading: only the caller at the other gateway can find out."""
     gas, url = await cluster.wallet(), await cluster.make_postgres()
     async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
         env = {

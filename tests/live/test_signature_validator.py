@@ -1,4 +1,5 @@
-"""The validator's one byte on a real EVM, for every kind of wallet (ERC-6492 order), friendly and not."""
+"""The one byte that the validator returns on a real EVM, for every kind of wallet (ERC-6492 order), normal and
+hostile."""
 
 import json
 from importlib.resources import files
@@ -103,7 +104,7 @@ async def test_the_gas_limit_is_enough_for_a_normal_wallet(ask, scenarios, calle
 
 
 async def counterfactual(chain, factory, owner, salt=b"\x01" * 32):
-    """Where the wallet will stand, and the call that makes it."""
+    """The future address of the wallet, and the call that deploys it."""
     address = Address.parse(await chain.call(factory, "addressOf", str(owner.address), salt))
     return address, factory.artifact.function("create").encode((str(owner.address), salt))
 
@@ -141,7 +142,7 @@ async def test_a_wrapper_that_deploys_no_wallet_does_not_verify(ask, chain, scen
 
 
 async def test_the_wrapped_call_is_not_run_for_a_deployed_wallet(ask, chain, scenarios, caller, stranger):
-    """Otherwise whoever sends the signature could change the wallet for the length of the question."""
+    """Otherwise the sender of a signature could change the wallet during the check."""
     switch = await scenarios.deploy("SwitchWallet")
     assert await ask(switch.address, sign(stranger)) == b"\x00"
     payload = switch.artifact.function("agree").encode(())

@@ -1,6 +1,5 @@
-"""What other people's tools find at a running gateway: validators of its documents, crawlers of paid APIs, and a machine
-that sends whatever the contract allows and forbids, and compares each answer with what the contract says.
-"""
+"""Tools of others at a running gateway: validators of its documents, crawlers of paid APIs, and a fuzzer that sends
+what the contract allows and forbids, and compares each response with the contract."""
 
 import asyncio
 import contextlib
@@ -79,7 +78,8 @@ NASTY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway that can settle, with an API that says everything of itself, one that says nothing, and one that lies."""
+    """A gateway that can settle, with an API that describes itself completely, one without a description, and one
+    with a false description."""
 
     cluster: Any
     gateway: Any
@@ -95,7 +95,7 @@ class Harness:
 
     @property
     def documents(self) -> dict[str, str]:
-        """Every OpenAPI document that it serves, by a name."""
+        """Every OpenAPI document that the gateway serves, by a name."""
         listed = {"documented": self.documented, "bare": self.bare, "nasty": self.nasty}
         own = {name: f"{API}/apis/{api_id}/openapi.json" for name, api_id in listed.items()}
         return {"site": "/openapi.json", **own}
@@ -150,7 +150,7 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
 
 
 async def run(*command: str, folder: Path, **env: str) -> tuple[int, str]:
-    """Exit code and what it said. It asks nobody for news."""
+    """Exit code and output. The tool makes no request for updates."""
     process = await asyncio.create_subprocess_exec(
         *command,
         cwd=folder,
@@ -312,8 +312,9 @@ apiId = "{retired_id}"
 
 @pytest.mark.timeout(240)
 async def test_schemathesis_finds_no_5xx_and_no_undeclared_answer(harness: Harness, tmp_path: Path) -> None:
-    """With `EXAMPLES` for each operation beside every border that its schemas have. As a provider; what needs a wallet is
-    also asked for without one. One worker: CPython 3.11 cannot parse source in two threads at once, and the tool does."""
+    """With `EXAMPLES` for each operation beside every boundary of its schemas. As a provider; operations that need a
+    wallet are also called without one. One worker: CPython 3.11 cannot parse source in two threads at once, and the
+    tool does."""
     rules = RULES.format(
         token=await harness.token(),
         other_token=await harness.token(),

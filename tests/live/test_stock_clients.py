@@ -1,7 +1,7 @@
-"""The clients that agents carry, unmodified and with their default settings, pay a listing of a running gateway.
+"""The clients that agents use, unmodified and with their default settings, pay a listing of a running gateway.
 
-Between them and the gateway stands a tap that reads along; the provider's own log counts what was served, and the chain
-says what was paid.
+A recording proxy stands between them and the gateway; the provider's log counts the served calls, and the chain shows
+the payments.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ each_dialect = pytest.mark.parametrize("client", stock.ONE_OF_EACH_DIALECT, ids=
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway that can settle, as its clients see it: through the tap."""
+    """A gateway that can settle, behind the recording proxy."""
 
     cluster: Any
     gateway: Any
@@ -64,7 +64,7 @@ class Harness:
         return f"{API}/gateway/{self.api_id}{rest}"
 
     async def pay(self, client: Any, payer: Any, rest: str, **options: Any) -> tuple[Any, list[Any]]:
-        """What the client told, and what passed on the wire."""
+        """The output of the client, and the recorded exchanges."""
         target = self.target(rest)
         told = await stock.pay(client.script, self.tap.url + target, key=payer.private_key, **options)
         exchanges = self.tap.take(target)
@@ -72,7 +72,7 @@ class Harness:
         return told, exchanges
 
     async def capture(self, client: Any, payer: Any, rest: str, **options: Any) -> list[tuple[str, str]]:
-        """The header of a payment that the client signed and the gateway never saw."""
+        """The header of a payment that the client signed and that the gateway has not received."""
         self.tap.withholds_payments = True
         try:
             _, exchanges = await self.pay(client, payer, rest, **options)
@@ -118,7 +118,7 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
 
 
 def keep_transcript(client: Any, exchanges: list[Any], told: Any) -> None:
-    """For people, where they ask for it: one file for each call."""
+    """Writes one file for each call, for readers of a test run."""
     folder = os.environ.get("STOCK_CLIENT_TRANSCRIPTS")
     if folder:
         name = "".join(letter if letter.isalnum() else "-" for letter in client.name).strip("-")
@@ -317,7 +317,7 @@ async def test_an_mpp_challenge_of_another_route_is_refused(harness: Harness) ->
 
 
 async def test_an_idempotency_key_brings_the_same_answer_for_one_payment(harness: Harness) -> None:
-    """The client signs anew for each 402; the repeat of a paid request is answered from the record."""
+    """The client signs a new payment for each 402; the repeat of a paid request gets the stored response."""
     payer, path = await harness.cluster.wallet(), fresh("idempotent")
     key = {"Idempotency-Key": "order-0001"}
     told, exchanges = await harness.pay(stock.FETCH, payer, path, headers=key)
@@ -365,7 +365,7 @@ async def test_a_bazaar_client_finds_the_listing_with_the_terms_of_its_402(
 
 
 async def test_the_conformance_suite_finds_no_fault_in_a_402(harness: Harness) -> None:
-    """`x402-conformance`, unmodified: its checks of an unpaid GET, each of them passed."""
+    """`x402-conformance`, unmodified: all its checks of an unpaid GET pass."""
     program = (
         sys.executable,
         "-m",

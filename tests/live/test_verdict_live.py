@@ -1,4 +1,4 @@
-"""Real transactions on a real node, through the real reader and the verifier: the payments of each."""
+"""Real transactions on a real node, through the real reader and the verifier: their payments, or the refusal."""
 
 import time
 from collections.abc import AsyncIterator
@@ -248,7 +248,7 @@ async def test_returned_value_is_subtracted(counter, scenarios, caller, stranger
 async def test_a_relayed_transfer_is_the_owners(
     counter, scenarios, caller, stranger, provider_account
 ) -> None:
-    """`transferFrom` by another account: the payer is the wallet that the money came from."""
+    """`transferFrom` by another account: the payer is the wallet whose tokens were moved."""
     receipt = await scenarios.bundle(stranger, [(caller, provider_account.address, 10_000)])
     assert receipt.sender == stranger.address
     assert await counter.pay(receipt, stranger) == (Code.PAYER_MISMATCH, None)

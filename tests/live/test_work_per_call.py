@@ -1,8 +1,8 @@
-"""What one call costs, in numbers that no machine changes: statements, commits, questions to the chain's node, signatures
-recovered. On each rail, on both databases, with the whole gateway behind its own server.
+"""What one call costs, in numbers that no machine changes: statements, commits, requests to the chain node, recovered
+signatures. On each rail, on both databases, with a whole gateway behind its server.
 
-A number here is what a call costs today. Less is an improvement: lower the number. More is a regression, unless somebody
-can say what the caller got for it.
+A number here is what a call costs today. Less is an improvement: lower the number. More is a regression, unless the
+caller gets something for it.
 """
 
 import asyncio
@@ -38,8 +38,8 @@ async def served(cluster: Any, request: pytest.FixtureRequest) -> AsyncIterator[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """What a call may cost at most. `flushed` is exact: one less would be a promise broken, not a saving. `round_trips`:
-    to PostgreSQL."""
+    """The most that a call may cost. `flushed` is exact: one less would break a promise. `round_trips`: to
+    PostgreSQL."""
 
     flushed: int
     written: int
@@ -81,7 +81,7 @@ async def ask_ok(served: CountedGateway, headers: Any = (), **options: Any) -> N
 async def count_repeated(
     served: CountedGateway, ask: Callable[[], Awaitable[Any]]
 ) -> tuple[Work, list[Work]]:
-    """The cheapest of several, and all of them."""
+    """The cheapest of several calls, and all of them."""
     works = [await served.count_alone(ask) for _ in range(REPEATS)]
     return min(works, key=lambda work: (work.statements, work.round_trips)), works
 
@@ -149,7 +149,7 @@ async def test_a_signed_authorisation(served: CountedGateway, dialect: str) -> N
     assert work.rpc_methods["eth_sendRawTransaction"] == 1
 
     async def ask_again() -> None:
-        """Paid, and nothing was stored to give out again: it is told of its call."""
+        """The call is paid and has no stored response: the refusal names the call."""
         assert (await served.call([shown])).status == 409
 
     again = await served.count_alone(ask_again, finishes=0)
@@ -157,8 +157,8 @@ async def test_a_signed_authorisation(served: CountedGateway, dialect: str) -> N
 
 
 async def test_a_call_that_is_over_leaves_no_object_behind(served: CountedGateway) -> None:
-    """Nothing of ours, no task and no coroutine. A few calls live on in timers that were cancelled, until the loop clears
-    them away; what every other call kept would be seen."""
+    """No object of our classes, no task and no coroutine. A few calls stay in cancelled timers until the loop removes
+    them; an object that every other call keeps would be visible."""
     tx_hash = await served.pay(PLENTY)
     headers = served.plain(tx_hash)
 
@@ -206,14 +206,14 @@ async def ask_many(served: CountedGateway, headers: Any) -> None:
 
 
 def count_waiting(batches: Any) -> int:
-    """Claims that wait, or are being written."""
+    """The claims that wait or are being written."""
     queues = batches._statement_queues.all if batches._statement_queues else ()
     return len(batches._in_flight) + len(batches._queue) + sum(map(len, queues))
 
 
 async def test_many_claims_of_one_payment_are_one_commit(served: CountedGateway) -> None:
-    """Of 32 calls at once, the first is being written while the others gather: two durable commits in all. On PostgreSQL each is one
-    statement; on SQLite a claim is one UPDATE of the payment and one row, and nothing is read."""
+    """Of 32 calls at once the first is written while the others wait: two durable commits in all. On PostgreSQL each
+    is one statement; on SQLite a claim is one UPDATE of the payment and one row, and nothing is read."""
     crowd = 32
     tx_hash = await served.pay(PLENTY)
     headers = served.plain(tx_hash)
