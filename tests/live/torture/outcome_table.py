@@ -21,9 +21,10 @@ RUNNING: Reply = (409, "idempotency_in_progress")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table. `act`, `halt`: what the upstream does, and where the gateway stands still. `sends`: so much of
-    the body. `told`: what the caller gets, None nothing; `is_cut`: and not to its end. `state`: of the payment, None: no
-    record. `seen`: whole requests at the upstream, before and after the same request is sent again."""
+    """One row of the table. `act`, `halt`: what the upstream does, and the point where the gateway halts. `sends`:
+    how much of the body. `told`: the response of the caller, None for none; `is_cut`: it is incomplete. `state`: of
+    the payment, None: no record. `seen`: whole requests at the upstream, before and after the same request is sent
+    again."""
 
     text: str
     act: str = "echo"
@@ -47,7 +48,7 @@ class Row:
 
     @property
     def is_free(self) -> bool:
-        """The payment is there again for whatever its payer wants."""
+        """The payment can buy another call."""
         return self.state in (None, "released")
 
 

@@ -1,6 +1,5 @@
-"""PostgreSQL goes away for 13 s under two gateways that take x402 payments. Afterwards both take them again by themselves,
-every background task runs well, and nothing was paid for twice or served unpaid.
-"""
+"""PostgreSQL is down for 13 s under two gateways that take x402 payments. Afterwards both take them again by
+themselves, every background task runs, no call was paid twice, and none was served unpaid."""
 
 import asyncio
 import contextlib
@@ -46,7 +45,7 @@ AWAY = {"storage_unavailable", "payment_outcome_unknown", "chain_unavailable", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Two gateways on one database. `admins`: where each tells its metrics."""
+    """Two gateways on one database. `admins`: the addresses of their metrics."""
 
     cluster: Any
     database: Any
@@ -58,7 +57,8 @@ class Site:
     callers: list[tuple[AuthorizationPayer, Counter[str]]] = field(default_factory=list)
 
     async def call_on(self, number: int, name: str) -> None:
-        """One caller at one gateway: it pays for each call with a new authorisation, and gives none up."""
+        """One caller at one gateway: it pays for each call with a new authorisation and repeats each until it is
+        served."""
         payer = AuthorizationPayer(
             cluster=self.cluster,
             gateway=self.gateways[number],
@@ -92,7 +92,7 @@ class Site:
                 task.cancel()
 
     async def wait_served(self, *, what: str) -> None:
-        """Some more calls at each gateway."""
+        """Waits for further calls at each gateway."""
         goals = {number: self.served[number] + 5 for number in range(len(self.gateways))}
         await poll(
             lambda: all(self.served[number] >= goal for number, goal in goals.items()),
@@ -101,14 +101,14 @@ class Site:
         )
 
     async def read_failures(self, admin: str) -> dict[str, int]:
-        """Failed runs in a row, by background task."""
+        """The failed runs in a row, by background task."""
         told = (await self.cluster.send(f"{admin}/metrics")).body.decode()
         assert "tollway_background_tasks_ended 0.0" in told
         rows = re.findall(r'tollway_background_task_failures\{task="(\w+)"\} (\d+)', told)
         return {task: int(failures) for task, failures in rows}
 
     async def have_failed(self, *names: TaskName) -> bool:
-        """Two times in a row, at each gateway."""
+        """Twice in a row, at each gateway."""
         told = [await self.read_failures(admin) for admin in self.admins]
         return all(failures.get(name, 0) >= 2 for failures in told for name in names)
 
@@ -143,7 +143,7 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
 
 
 async def test_x402_returns_after_postgresql_was_down_for_13_s(site: Site, torture: Any) -> None:
-    """The short form waits until the look at gas has failed twice; it is what stopped for good."""
+    """The short form waits until the check of gas prices has failed twice: this check once stopped for good."""
     away_s = torture.pick(short=0.0, long=AWAY_S)
     rounds = torture.pick(short=1, long=2)
     async with site.calling():

@@ -1,6 +1,5 @@
-"""A database that is restored to an older moment has forgotten what was paid since. Nothing of it is spent again before
-the operator says so, whoever restored it and however: the upstream's log is the judge.
-"""
+"""A database that is restored to an older moment lacks the calls paid since. None of that value is spent again before
+the operator frees it, for every way of restoring: the upstream's log is the judge."""
 
 import contextlib
 import json
@@ -30,8 +29,8 @@ AWAY = {(503, "storage_unavailable"), (503, "payment_outcome_unknown")}
 
 @dataclass(slots=True, kw_only=True)
 class Story:
-    """What happens around a backup. `half` was half spent before it and wholly after it; `lost` was sent and spent after
-    it; `signed` is an authorisation that was settled after it."""
+    """The payments around a backup. `half` was half spent before it and wholly after it; `lost` was sent and spent
+    after it; `signed` is an authorisation settled after it."""
 
     cluster: Any
     provider: Any
@@ -64,7 +63,7 @@ class Story:
         return int(self.cluster.provider.count("/echo/restored"))
 
     async def check_held(self, gateway: Any) -> None:
-        """Nothing that was spent buys anything; what is sent now does."""
+        """No spent payment buys anything; a new one does."""
         seen = self.seen
         for payment in (self.half, self.lost):
             refused = await self.call(gateway, payment)
@@ -82,7 +81,7 @@ class Story:
         assert self.seen == seen + 1
 
     async def check_freed(self, gateway: Any) -> None:
-        """By the operator, who has looked: a transfer is let in by name, and all balances are freed at once."""
+        """The operator admits a transfer by its hash and frees all balances at once."""
         assert (await self.operate(gateway, "admit", str(self.lost)))["admitted"]
         assert (await self.call(gateway, self.lost)).status == 200
         report = await self.operate(gateway, "audit")
@@ -138,7 +137,7 @@ async def test_what_was_spent_after_a_backup_is_not_spent_again_after_its_restor
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def archived() -> AsyncIterator[Any]:
-    """A server that archives its log, as point-in-time recovery wants it."""
+    """A server that archives its log, as point-in-time recovery needs it."""
     async with run_pair(find_low_port) as pair:
         server, archive = pair.primary, pair.primary.folder.parent / "archive"
         archive.mkdir()
@@ -152,7 +151,7 @@ async def archived() -> AsyncIterator[Any]:
 
 
 async def restore_to(server: PostgresNode, base: Path, moment: str) -> PostgresNode:
-    """The base backup, brought forward to that moment, at the address of the server, which is gone."""
+    """The base backup recovered to that moment, at the address of the old server, which is stopped."""
     with (base / "postgresql.conf").open("a") as config:
         config.write(f"recovery_target_name = '{moment}'\nrecovery_target_action = 'promote'\n")
         config.write("recovery_target_timeline = 'current'\n")
@@ -202,7 +201,7 @@ async def test_what_was_spent_after_the_target_of_a_recovery_is_not_spent_again(
 
 
 async def check_found(story: Story, gateway: Any) -> None:
-    """From the first moment on the answer is that nothing is known, or that it is held."""
+    """From the first request on, the payment is unknown or held."""
     seen, answers = story.seen, []
 
     async def is_held() -> bool:

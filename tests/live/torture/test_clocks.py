@@ -1,7 +1,7 @@
-"""Clocks that jump by an hour, under load, and gateways that are an hour apart on one PostgreSQL: no call runs twice, no
-payment is asked for again, no nonce counts twice, no living gateway's call is taken for a dead one's, and no hold ends
-early. What goes by the time of day says so, and counts again once the clock is right (docs/operators.md, "Clocks").
-"""
+"""Clocks that jump by an hour under load, and gateways an hour apart on one PostgreSQL: no call runs twice, no
+payment is requested again, no nonce counts twice, no gateway recovers the call of a running one, and no hold ends
+early. Limits by the time of day are refused with that reason and count again when the clock is right
+(docs/operators.md, "Clocks")."""
 
 import asyncio
 import contextlib
@@ -53,7 +53,7 @@ class Skewed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """Gateways on one database, behind one name, with clocks of their own, and one listing."""
+    """Gateways on one database and one name, each with its own clock, and one listing."""
 
     cluster: Any
     skewed: list[Skewed]
@@ -83,7 +83,7 @@ class Harness:
         return self.upstream.heads[method, path.partition("?")[0]]
 
     def bind(self, credit: "FundedCredit", path: str) -> list[tuple[str, str]]:
-        """By a caller whose clock is right."""
+        """Signs as a caller with the right time."""
         chain_id = self.cluster.driver.chain_id
         return bound(credit.wallet, credit.tx_hash, self.first, self.api_id, path, chain_id=chain_id)
 
@@ -109,7 +109,7 @@ class FundedCredit:
         return plain(self.wallet, self.tx_hash)
 
     async def record(self, path: str, *, at: Any) -> Any:
-        """As a gateway whose clock is right shows it."""
+        """The record at a gateway with the right time."""
         calls = await self.harness.cluster.history(at, self.wallet)
         (call,) = (call for call in calls if call["path"] == path.partition("?")[0])
         return call
@@ -165,7 +165,7 @@ async def harness(
 
 @pytest.fixture(scope="module")
 def open_apart(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The first gateway is right, the second an hour ahead, the third an hour behind."""
+    """The first gateway has the right time, the second is an hour ahead, the third an hour behind."""
 
     @contextlib.asynccontextmanager
     async def open_it(lease_s: int) -> AsyncIterator[Harness]:
@@ -192,7 +192,7 @@ async def apart(open_apart: Any) -> AsyncIterator[Harness]:
 async def run_load(
     harness: Harness, credit: FundedCredit, wallet: Any, quote: Quote, ending: asyncio.Event
 ) -> None:
-    """Calls on credit, under a key with a repeat, and signed; each path is one call."""
+    """Calls on credit, under an idempotency key with a repeat, and signed; each path is one call."""
     # A turn has four calls and the cycle has three entries, so each kind of call reaches each gateway.
     gateways = itertools.cycle([one.gateway for one in (*harness.skewed, harness.skewed[0])])
     while not ending.is_set():
@@ -269,7 +269,7 @@ async def test_what_is_signed_for_a_while_counts_by_the_gateway_s_clock_and_neve
 
 
 async def test_a_request_s_nonce_stays_used_while_the_clock_jumps(harness: Harness) -> None:
-    """Also when what has expired was pruned meanwhile."""
+    """Also when expired rows were pruned between the two requests."""
     cluster, first, wallet = harness.cluster, harness.skewed[0], await harness.cluster.wallet()
     headers = cluster.sign_control(first.gateway, wallet, "GET", "/history")
 
@@ -338,7 +338,7 @@ async def test_a_hold_ends_neither_early_nor_with_a_jump(harness: Harness) -> No
 
 
 async def lose_answer(harness: Harness, credit: FundedCredit, *, at: Any) -> str:
-    """A call whose upstream took the request and gave no answer."""
+    """A call whose upstream took the request and sent no response."""
     path = f"/close/{next(_NUMBERS)}"
     reply = await harness.ask(path, at=at, method="POST", headers=credit.proof)
     assert (reply.status, reply.state, harness.seen(path, "POST")) == (504, "held", 1), reply.body
@@ -400,7 +400,7 @@ def has_lapsed(harness: Harness) -> bool:
 
 
 async def stand_apart(apart: Harness, lease_s: int) -> None:
-    """Longer than a lease, so that each could judge the others."""
+    """Waits for longer than a lease, so that each gateway could recover the calls of the others."""
     purses = [await apart.pay(2) for _ in apart.skewed]
     slow = [await apart.pay(2) for _ in apart.skewed]
     for credit in (

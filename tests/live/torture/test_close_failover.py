@@ -1,6 +1,6 @@
-"""PostgreSQL is restarted, or its standby takes over, between the upstream's heads and the closes of their calls. Answers
-wait for the new server; those that cannot are dropped, and their callers have one repeat. Nobody pays twice, or for nothing.
-"""
+"""PostgreSQL is restarted, or its standby takes over, between the upstream's heads and the closes of their calls.
+Responses wait for the new server; those that cannot wait are dropped, and their callers have one repeat. No call is
+paid twice or for nothing."""
 
 from typing import Any
 

@@ -1,6 +1,5 @@
-"""Four gateways on one PostgreSQL, and payments that are each shown by a crowd in the same moment: the upstream's own log
-counts exactly one call for each, and whoever lost is told so without being asked for money.
-"""
+"""Four gateways on one PostgreSQL, and payments that many callers present at the same moment: the upstream's log has
+exactly one call for each, and every other caller gets a refusal without a 402."""
 
 import asyncio
 from collections import Counter
@@ -28,7 +27,7 @@ SETTINGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """One payment worth one call, and everybody's way of showing it at the same path."""
+    """One payment worth one call, and the ways of all callers to present it at one path."""
 
     path: str
     payer: Any
@@ -36,7 +35,7 @@ class Ticket:
     is_bound: bool
 
     def present(self, cluster: Any, gateway: Any, api_id: str, times: int) -> list[bytes]:
-        """Plain: always the same. Bound: each with a nonce of its own, so that each could be the one that counts."""
+        """Plain: always the same headers. Bound: each with its own nonce, so that each could be the one that counts."""
         target, port = f"{API}/gateway/{api_id}{self.path}", int(gateway.base_url.rpartition(":")[2])
         if not self.is_bound:
             return [write_request(port, target, plain(self.payer, self.tx_hash))] * times
@@ -104,7 +103,7 @@ async def test_forty_thousand_presentations_of_two_hundred_payments_are_two_hund
 async def sing(
     cluster: Any, ports: list[int], gateway: Any, api_id: str, tickets: list[Ticket], times: int
 ) -> dict[str, list[RawResponse]]:
-    """Each payment shown that often in one moment, a few payments at a time. The answers by path."""
+    """Presents each payment that often at one moment, a few payments at a time. Returns the responses by path."""
     heard: dict[str, list[RawResponse]] = {}
     waiting = iter(tickets)
 
@@ -123,7 +122,7 @@ async def sing(
 
 
 def check_answers(ticket: Ticket, heard: list[RawResponse], times: int) -> None:
-    """One was served; all others are told that the payment is used, and by whom nobody needs to know."""
+    """One is served; all others are refused because the payment is used, without the id of that call."""
     told = Counter((one.status, one.problem["code"] if one.status != 200 else None) for one in heard)
     assert told == {(200, None): 1, (409, "payment_already_used"): times - 1}, (ticket, told)
     for one in heard:
@@ -131,7 +130,7 @@ def check_answers(ticket: Ticket, heard: list[RawResponse], times: int) -> None:
 
 
 async def count_transactions(url: str) -> int:
-    """What PostgreSQL has begun and ended for this database so far; nobody counts them for SQLite."""
+    """The transactions that PostgreSQL has begun and ended for this database; not counted for SQLite."""
     if not url.startswith("postgresql"):
         return 0
     connection = await asyncpg.connect(url)

@@ -1,7 +1,8 @@
-"""PostgreSQL stops, dies, and is replaced by its standby; disks are full and databases read-only: while callers call.
+"""PostgreSQL is stopped, killed, and replaced by its standby; disks are full and databases read-only: while callers
+call.
 
-In between there is only 503. Afterwards the gateways are back by themselves, every call that reached the upstream has
-its record, none was sent twice, and nothing was sent that was not claimed.
+During it every response is a 503. Afterwards the gateways serve again by themselves, every call that reached the
+upstream has its record, none was sent twice, and none was sent without a claim.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ _RUNS = (f"run{number}" for number in itertools.count(1))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Callers:
-    """Each with a payment of its own; each call has a path of its own, and is made once."""
+    """Callers with one payment each; each call has its own path and is made once."""
 
     cluster: Any
     processes: list[Any]
@@ -75,7 +76,7 @@ class Callers:
 
     @contextlib.asynccontextmanager
     async def calling(self) -> AsyncIterator[None]:
-        """The last payer keeps still: its payment is yet unseen."""
+        """The last payer does not call: its payment stays unseen."""
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._call_on(number)) for number in range(len(self.payers) - 1)]
             await self.wait_served(what="calls before the trouble")
@@ -87,7 +88,7 @@ class Callers:
         await self.progress.wait_more(20, deadline_s=BACK_DEADLINE_S, what=what)
 
     async def wait_trouble(self) -> None:
-        """Somebody is told, and no gateway says that it is ready."""
+        """Returns when a caller was refused and no gateway is ready."""
         await self.wait_refused()
         for process in self.processes:
             await poll(
@@ -108,11 +109,12 @@ class Callers:
         await self.wait_served(what="calls after the trouble")
 
     async def show_unseen(self) -> Any:
-        """A payment that no gateway has seen."""
+        """Presents a payment that no gateway has seen."""
         return await self.ask(len(self.payers) - 1, f"/echo/{self.run}/unseen")
 
     async def check(self) -> Counter[str]:
-        """The state of every call, counted. `held`: its outcome was lost with the power, and only its provider can tell."""
+        """Counts the states of the calls. `held`: calls whose outcome was lost with the power; only their provider
+        can resolve them."""
         gateway = self.processes[0]
         assert (await self.show_unseen()).status == 200
         await poll(lambda: self._is_settled(gateway), deadline_s=BACK_DEADLINE_S, what="recovery")
@@ -146,7 +148,7 @@ class Callers:
 
 
 class Place:
-    """Gateways on one database, an upstream, and a listing; each case brings callers of its own."""
+    """Gateways on one database, an upstream, and a listing; each case has its own callers."""
 
     def __init__(
         self, cluster: Any, processes: list[Any], upstream: Any, *, provider: Any, api_id: str
@@ -180,7 +182,7 @@ async def open_place(
 
 
 async def test_a_full_disk_under_sqlite_serves_nothing_unpaid(cluster: Any, torture: Any) -> None:
-    """By a limit on the size of files of the gateway's process."""
+    """By a limit on the file size of the gateway's process."""
     path = cluster.folder / "full.sqlite3"
     async with open_place(cluster, f"sqlite:///{path}", gateways=1) as place:
         pid = place.processes[0].pid
@@ -271,7 +273,7 @@ async def test_a_read_only_database_serves_nothing_unpaid(place: Place, pair: An
 async def test_a_full_disk_of_the_database_server_serves_nothing_unpaid(
     place: Place, pair: Any, torture: Any
 ) -> None:
-    """By a limit on the size of files, which needs neither a mount nor rights; the table of calls is what meets it."""
+    """By a limit on the file size, which needs neither a mount nor rights; the table of calls reaches it."""
     await pair.primary.ask("ALTER TABLE call SET (fillfactor = 10)", "SELECT 1")
     callers = await place.gather()
     async with callers.calling():
@@ -292,7 +294,7 @@ async def _is_above(pair: Any, question: str, bound: int) -> bool:
 
 @pytest.mark.postgres
 async def test_the_standby_takes_over_and_no_claim_is_lost(place: Place, pair: Any, torture: Any) -> None:
-    """The last one on the pair: it uses it up."""
+    """The last test on the pair, because it stops the primary."""
     callers = await place.gather()
     async with callers.calling():
         await pair.primary.kill()

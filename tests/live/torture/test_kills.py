@@ -1,7 +1,6 @@
-"""Two hundred times SIGKILL for a random gateway under load, each restarted in the same moment. The upstream's own log
-shows no double call, no answer is without its record, and soon every payment is spent, free again, or held with a
-reason that its payer can read.
-"""
+"""Two hundred times SIGKILL for a random gateway under load, each restarted at once. The upstream's log has no call
+twice, no response is without a record, and soon every payment is spent, spendable, or held with a reason that its
+payer can read."""
 
 import asyncio
 import random
@@ -102,8 +101,8 @@ async def blow(
     callers: int,
     dice: random.Random,
 ) -> tuple[float, float]:
-    """Everybody calls while gateways die; on the way out every caller has finished what he was about. Gives the moment
-    of the last kill, and how long after it no call was open any more."""
+    """All callers call while gateways are killed; at the end every caller has finished its call. Returns the moment
+    of the last kill, and the time from then until no call was open."""
     is_over, last_kill_s = False, 0.0
     async with asyncio.TaskGroup() as group:
         for kind in KINDS:
@@ -121,5 +120,5 @@ async def blow(
 
 
 def child(dice: random.Random) -> random.Random:
-    """Dice of one's own: whatever others draw meanwhile does not change what these show."""
+    """A random generator of its own, so that other draws do not change its numbers."""
     return random.Random(dice.getrandbits(64))

@@ -1,7 +1,6 @@
-"""An upstream's answer that is lost after the request was sent: the caller hears 504 and where to read about it, the price
-is held, and nobody is asked to pay again. A safe request runs again under its claim, an unsafe one does not, and one with an
-idempotency key has one outcome, at whichever gateway it is asked for.
-"""
+"""A response of the upstream is lost after the request was sent: the caller gets a 504 with the id of the call, the
+price is held, and no caller gets a 402. A safe request runs again under its claim, an unsafe one does not, and one
+with an idempotency key has one outcome at every gateway."""
 
 import asyncio
 import itertools
@@ -40,7 +39,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """Two gateways on one PostgreSQL, behind one name, and an upstream that loses answers."""
+    """Two gateways on one PostgreSQL and one name, and an upstream that loses responses."""
 
     cluster: Any
     upstream: ScriptedUpstream
@@ -69,7 +68,7 @@ class Harness:
         )
 
     async def let_a_day_go_by(self, call_id: str) -> None:
-        """As the books see it."""
+        """Moves the clock of the ledger by a day."""
         aged = update(call_table).where(call_table.c.id == call_id)
         aged = aged.values(moved_ms=call_table.c.moved_ms - DAY_MS)
         database = connect_database(self.gateways[0].env["TOLLWAY_DATABASE_URL"])
@@ -84,7 +83,7 @@ class Harness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """One request with one payment, whose first answer gets lost."""
+    """One request with one payment, whose first response is lost."""
 
     harness: Harness
     payer: Any
@@ -114,7 +113,7 @@ class Lost:
         )
 
     async def lose(self, at: int = 0) -> str:
-        """The answer is lost; gives the call's id."""
+        """Loses the response; returns the call's id."""
         reply = await self.send(at)
         assert (reply.status, reply.code, reply.state) == (504, "upstream_timeout", "held"), reply.body
         told = reply.json
@@ -136,7 +135,7 @@ class Lost:
         assert not reply.asks_for_money
 
     async def check_held(self, call_id: str) -> None:
-        """It buys nothing else meanwhile, at either gateway."""
+        """Checks that the payment buys nothing else, at either gateway."""
         for at in (0, 1):
             await self.check_refused(await self.send(at, path="/echo/other"), call_id, "held")
 

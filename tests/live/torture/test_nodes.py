@@ -1,6 +1,6 @@
-"""Nodes that hang, fail, answer null, lag, serve another chain, invent receipts and disagree: nobody is served for a payment
-that is none, nobody who has paid is asked to pay, what is known already is sold on, and all is well soon after the node is.
-"""
+"""Nodes that hang, fail, return null, lag, serve another chain, invent receipts and disagree: no call is served for
+an invalid payment, no caller that has paid gets a 402, credit still buys calls, and service returns soon after the
+node."""
 
 import asyncio
 import contextlib
@@ -54,7 +54,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(slots=True, kw_only=True)
 class Harness:
-    """A gateway with nodes of its own; `credit` is a payment that it knows."""
+    """A gateway with its own nodes; `credit` is a payment in its ledger."""
 
     cluster: Any
     lines: list[NodeProxy]
@@ -75,13 +75,13 @@ class Harness:
         return f"/echo/{name}-{next(_NUMBERS)}"
 
     async def spend_credit(self) -> None:
-        """One call of what is known: whatever the nodes do, it is served."""
+        """One call on credit: it is served with every fault of the nodes."""
         path = self.path("credit")
         reply = await self.show(self.payer, self.credit, self.small, path)
         assert (reply.status, self.cluster.provider.count(path)) == (200, 1), reply.body
 
     async def recover(self, send: Callable[[], Any]) -> Any:
-        """What is served at last, within the promise; what is heard until then asks nobody to pay."""
+        """The response in the end, within the deadline; until then no response requests a payment."""
         started = time.monotonic()
         replies: list[Any] = []
 
@@ -127,7 +127,7 @@ async def open_shop(cluster: Any, nodes: int, **agreement: Any) -> AsyncIterator
 
 
 def assert_patient(reply: Any, *codes: str) -> None:
-    """Not served, and nobody is asked to pay."""
+    """Checks that the call is not served and that no response requests a payment."""
     assert not reply.asks_for_money, reply.body
     assert reply.code in codes, (reply.status, reply.body)
 
@@ -138,14 +138,14 @@ async def pay(harness: Harness, stall: PaidListing, units: int) -> tuple[Any, Tx
 
 
 async def rich(harness: Harness) -> Any:
-    """A wallet that a node which lags has heard of too."""
+    """A wallet that a lagging node knows too."""
     wallet = await harness.cluster.wallet()
     await harness.cluster.driver.mine(LAG_BLOCKS)
     return wallet
 
 
 async def suffer(harness: Harness, name: str, *, stall: PaidListing, units: int) -> None:
-    """A fault of all nodes: an unseen payment, a known one and a signed one; then the nodes are back."""
+    """A fault of all nodes: an unseen payment, a known one and a signed one; then the nodes return."""
     signer = await rich(harness)
     wallet, unseen = await pay(harness, stall, units)
     path = harness.path("unseen")
@@ -178,7 +178,7 @@ async def test_a_single_faulty_node_causes_no_wrong_charge(cluster: Any, torture
 
 
 async def test_a_fact_that_needs_two_nodes_is_not_accepted_from_one(cluster: Any, torture: Any) -> None:
-    """Above a value; below it one node is enough, and the other may lie in its bed."""
+    """Above a value; below it one node is enough, and the other may be wrong."""
     async with open_shop(cluster, 2, agreement_min=2, above=ABOVE) as harness:
         lies = torture.pick(short=["invents", "tells of more"], long=["invents", "tells of more", "lags"] * 2)
         for name in lies:
@@ -196,7 +196,7 @@ async def test_a_fact_that_needs_two_nodes_is_not_accepted_from_one(cluster: Any
 
 
 async def doubt(harness: Harness, liar: NodeProxy, name: str) -> None:
-    """One of two tells of a large payment what the other does not."""
+    """One of two nodes reports another fact about a large payment than the other."""
     paid = {"invents": LARGE_UNITS, "tells of more": LARGE_UNITS - 1, "lags": LARGE_UNITS}[name]
     wallet, tx_hash = await pay(harness, harness.large, paid)
     path = harness.path("doubted")
@@ -224,7 +224,7 @@ async def doubt(harness: Harness, liar: NodeProxy, name: str) -> None:
 
 
 async def doubt_balance(harness: Harness, liar: NodeProxy, told: int) -> None:
-    """One of two tells of another balance than a wallet has that signs a large payment: of none, or of more than all."""
+    """One of two nodes reports another balance of a wallet that signs a large payment: zero, or more than it has."""
     signer = await rich(harness)
     real = START_USDC_UNITS
     if told > real:
@@ -244,7 +244,7 @@ async def doubt_balance(harness: Harness, liar: NodeProxy, told: int) -> None:
 
 
 async def lose_one(harness: Harness, line: NodeProxy, name: str) -> None:
-    """One of two is no use: what is small is sold on, what is large has to wait."""
+    """One of two nodes is unusable: small payments are accepted, large ones wait."""
     signer = await rich(harness)
     small_wallet, small = await pay(harness, harness.small, PRICE_UNITS)
     large_wallet, large = await pay(harness, harness.large, LARGE_UNITS)

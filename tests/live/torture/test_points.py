@@ -1,8 +1,8 @@
-"""The table of outcomes, row by row: a gateway is killed, its caller leaves, or its upstream fails, at each named point of a
-call, on each rail and on both databases. What the upstream saw, what the books say, what the caller hears, what the same request
-gets again, and what another request gets for the same payment.
+"""The table of outcomes, row by row: a gateway is killed, its caller leaves, or its upstream fails, at each named
+point of a call, on each rail and on both databases. Each row names the requests at the upstream, the state in the
+ledger, the response, the response to the same request again, and that to another request with the same payment.
 
-One gateway halts calls where their paths say and dies once for all of them; what comes after it serves the rest.
+One gateway halts calls where their paths say so and is killed once for all of them; the next gateway serves the rest.
 """
 
 import asyncio
@@ -74,8 +74,8 @@ MORE_PLACES = ("x402 on postgresql", "mpp on sqlite", "mpp on postgresql")
 
 
 def rows_at(place: str, rows: list[Row]) -> list[Row]:
-    """All of them in the long form. In the short one the first place has all, and each of the others one of a point's
-    three: what differs there is the rail or the database, and not the method."""
+    """All rows in the long form. In the short form the first place has all rows, and each other place one of three of
+    a point: they differ in the rail or the database, and not in the method."""
     if place.startswith("mpp"):  # a challenge is for one listing, and here two listings are called
         rows = [row for row in rows if row.act]
     if IS_LONG or place == PLACES[0]:
@@ -97,7 +97,7 @@ CASES = [
 
 @dataclass(slots=True, kw_only=True)
 class CallCase:
-    """One case of a row: who calls, with what, and what was heard of it."""
+    """One case of a row: its caller, its request, and the responses."""
 
     row: Row
     payer: Any
@@ -108,7 +108,7 @@ class CallCase:
 
     @property
     def is_answered_wrongly(self) -> bool:
-        """It has got an answer that it should never get, and will not come to its point any more."""
+        """The call has a response that it must not have, and will not reach its point."""
         return self.told is not None and (self.row.told is None or self.told.status != self.row.told)
 
     @property
@@ -120,7 +120,7 @@ class CallCase:
 
 @dataclass(slots=True, kw_only=True)
 class Place:
-    """A gateway on one database. `closed_id` is a listing whose endpoint nobody listens at."""
+    """A gateway on one database. `closed_id` is a listing whose endpoint has no listener."""
 
     cluster: Any
     upstream: ScriptedUpstream
@@ -131,7 +131,7 @@ class Place:
     dump: str = ""  # the state at the first failure
 
     async def case(self, rows: list[Row]) -> list[CallCase]:
-        """Each with a wallet of its own and a payment worth one call."""
+        """A case with its own wallet and a payment worth one call."""
         payers = await self.cluster.wallets(len(rows))
         cases = [self._make(row, payer) for row, payer in zip(rows, payers, strict=True)]
         if self.rail == "tx":
@@ -215,7 +215,7 @@ class Place:
     # ---- To its point.
 
     async def halt(self, cases: list[CallCase]) -> None:
-        """Every call comes to its point; the gateway dies there, and others take its place."""
+        """Every call reaches its point; the gateway is killed there, and others replace it."""
         async with asyncio.TaskGroup() as group:
             for case in cases:
                 group.create_task(self._halt(case))
@@ -230,7 +230,7 @@ class Place:
         await self.gateway.wait_ready()
 
     async def _wait_there(self, cases: list[CallCase]) -> None:
-        """Names the calls that are not at their points at the deadline, or that have been answered instead."""
+        """Names the calls that are not at their points at the deadline, or that have a response already."""
         missing: list[CallCase] = []
 
         def are_there() -> bool:
@@ -244,8 +244,8 @@ class Place:
 
     @contextlib.asynccontextmanager
     async def dumped_on_failure(self) -> AsyncIterator[None]:
-        """Keeps what the gateway, its database and the chain do at the moment of the first failure. An outer one keeps
-        what an inner one has not."""
+        """Stores the state of the gateway, its database and the chain at the first failure. An outer one keeps what
+        an inner one has not stored."""
         try:
             yield
         except Exception as exc:
@@ -255,7 +255,7 @@ class Place:
             raise
 
     async def _dump(self) -> str:
-        """What cannot be asked says why."""
+        """Writes the reason for what cannot be read."""
         url, parts = self.gateway.env["TOLLWAY_DATABASE_URL"], [dump_gateway(self.gateway)]
         if not url.startswith("sqlite"):
             parts.append(dump_postgres(url))
@@ -292,7 +292,7 @@ class Place:
         return find_mark(self.cluster.folder, case.path)
 
     async def leave_halted(self, case: CallCase) -> None:
-        """Its caller leaves while the gateway stands still; then it goes on."""
+        """The caller leaves while the gateway is halted; then the gateway continues."""
         row, mark = case.row, self._mark(case)
         caller = await self.send(case)
         await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{case.path} there")
@@ -348,7 +348,7 @@ class Place:
     # ---- What is found.
 
     async def check(self, case: CallCase) -> None:
-        """Everything that its row says; then nothing is left of its payment."""
+        """Checks every column of the row; afterwards nothing is left of the payment."""
         row, count = case.row, self.upstream.count
         assert case.told is not None
         if row.told is not None:
@@ -379,7 +379,7 @@ class Place:
             await self._check_different(case)
 
     async def _repeat(self, case: CallCase) -> Any:
-        """The same request; an answer that is still being stored comes in a moment."""
+        """The same request; a response that is still being stored arrives a moment later."""
         replies: list[Any] = []
 
         async def is_final() -> bool:
@@ -390,7 +390,7 @@ class Place:
         return replies[-1]
 
     async def _wait_delivered(self, call_id: str) -> str:
-        """The books know it, and the history does not tell it. Written lazily."""
+        """Waits for the end of the delivery, which is written lazily and is not in the history."""
         query = select(call_table.c.delivery).where(call_table.c.id == call_id)
         database = connect_database(self.gateway.env["TOLLWAY_DATABASE_URL"])
         try:
@@ -411,7 +411,7 @@ class Place:
             assert problem["call"].endswith(problem["callId"])
 
     async def _check_different(self, case: CallCase) -> None:
-        """What is spent or held buys nothing else, and nobody is asked for more."""
+        """A spent or held payment buys nothing else, and no response requests more."""
         reply = await self.call(case, DIFFERENT)
         assert (reply.status, reply.code) == USED, reply.body
         assert not reply.asks_for_money
@@ -433,7 +433,7 @@ async def upstream() -> AsyncIterator[ScriptedUpstream]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def open_shop(cluster: Any, upstream: ScriptedUpstream) -> AsyncIterator[Any]:
-    """One gateway for each kind of database, as it is first asked for."""
+    """One gateway for each kind of database, opened on first use."""
     async with contextlib.AsyncExitStack() as stack:
         shops: dict[str, tuple[GatewayProcess, PaidListing, str]] = {}
         nobody = stack.enter_context(socket.socket())
@@ -462,7 +462,7 @@ async def open_shop(cluster: Any, upstream: ScriptedUpstream) -> AsyncIterator[A
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def judge_place(cluster: Any, upstream: ScriptedUpstream, open_shop: Any) -> Any:
-    """Everything at a place happens at once, and once. Gives what is wrong with each row, by its id, and the dump of the
+    """Runs all cases of a place at once, and once. Returns the faults of each row by its id, and the dump of the
     first failure."""
     judged: dict[str, tuple[dict[str, Exception | None], str]] = {}
 

@@ -1,6 +1,5 @@
-"""Blocks that are replaced, one to ten deep, under payments in every state: what left the chain after it was spent is a debt,
-what only moved stays paid, and nothing is ever spent twice.
-"""
+"""Blocks that are replaced, one to ten deep, under payments in every state: a spent payment that left the chain is a
+debt, one that moved stays paid, and no value is spent twice."""
 
 import asyncio
 import contextlib
@@ -42,7 +41,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(slots=True, kw_only=True)
 class Customer:
-    """One payer and the transactions that it has sent; `path` is its own, so that the upstream's log counts its calls."""
+    """One payer and its transactions; `path` is its own, so that the upstream's log counts its calls."""
 
     kind: str
     spent: int
@@ -55,7 +54,7 @@ class Customer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harness:
-    """A gateway whose chain is not safe."""
+    """A gateway on a chain that is reorganised."""
 
     cluster: Any
     stall: PaidListing
@@ -84,7 +83,7 @@ class Harness:
         return str((await self.cluster.payment(self.gateway, customer.wallet, tx_hash))["state"])
 
     async def read_payments(self, tx_hashes: list[TxHash]) -> dict[TxHash, tuple[str, bytes]]:
-        """State and block of each, in the books."""
+        """State and block of each payment in the ledger."""
         columns = select(payment_table.c.tx_hash, payment_table.c.state, payment_table.c.block_hash)
         query = columns.where(payment_table.c.tx_hash.in_([bytes(one) for one in tx_hashes]))
         rows = await self.database.read(lambda connection: connection.execute(query).all())
@@ -98,7 +97,7 @@ class Harness:
         await poll(are_gone, deadline_s=DEADLINE_S, what="payments that are gone")
 
     async def wait_moved(self, tx_hashes: list[TxHash]) -> None:
-        """The books know the blocks where they are now."""
+        """Returns when the ledger has the new blocks of the payments."""
         receipts = [await self.driver.wait_receipt(one) for one in tx_hashes]
 
         async def are_known() -> bool:
@@ -128,7 +127,7 @@ class Harness:
         await self.driver.rpc("eth_sendRawTransaction", "0x" + raw.hex())
 
     async def sign_theft(self, customer: Customer, nonce: int) -> bytes:
-        """It takes all that the wallet has, which has allowed it: then whatever comes after it fails."""
+        """A transfer of all tokens of the wallet, by an allowance: every later transfer fails."""
         token = self.cluster.playground.token
         payload = token.artifact.function("transferFrom").encode(
             (str(customer.wallet.address), str(self.thief.address), START_USDC_UNITS)
@@ -201,7 +200,7 @@ async def test_no_reorganisation_makes_a_payment_worth_more_than_it_is(
 async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
     own_chain_cluster: Any, torture: Any
 ) -> None:
-    """The most that a reorganisation can cost."""
+    """It limits the loss by a reorganisation."""
     async with open_reef(own_chain_cluster, TOLLWAY_UNFINAL_SPEND_MAX="USDC:0.02") as harness:
         await harness.driver.rpc("evm_setTime", int(time.time()))
         customer = Customer(kind="dropped", spent=2, wallet=await own_chain_cluster.wallet())
@@ -231,7 +230,7 @@ async def is_served(harness: Harness, customer: Customer, tx_hash: TxHash) -> bo
 
 
 async def open_accounts(harness: Harness) -> list[Customer]:
-    """Of each kind one that is to be unspent, partly spent, spent; and one that pays by authorisation."""
+    """One payment of each kind that will be unspent, partly spent, spent; and one payer by authorisation."""
     kinds = [(kind, spent) for kind in KINDS for spent in (0, 1, WORTH)] + [(kind, 1) for kind in KINDS]
     wallets = await harness.cluster.wallets(len(kinds))
     customers = [
@@ -251,7 +250,7 @@ async def open_accounts(harness: Harness) -> list[Customer]:
 
 
 async def mine_together(harness: Harness, customers: list[Customer]) -> None:
-    """All payments in one block, the settlements of signed calls among them."""
+    """Mines all payments in one block, with the settlements of signed calls."""
     signed = [customer for customer in customers if customer.signed is not None]
     await harness.driver.rpc("evm_setAutomine", False)
     try:
@@ -342,7 +341,8 @@ def in_lane_order(customers: list[Customer], kind: str) -> list[Customer]:
 
 
 async def wait_noticed(harness: Harness, customers: list[Customer]) -> None:
-    """The gateway has seen what happened to each; but a settlement that it lost it sends again by itself."""
+    """Returns when the gateway has seen the change of each payment; a settlement that left the chain it sends again
+    by itself."""
     lost = find_lost(customers)
     await harness.wait_moved([one.paid[0] for one in customers if one.kind == "moved"])
     await harness.wait_gone([one.paid[0] for one in customers if one.kind != "moved" and one not in lost])
@@ -353,7 +353,7 @@ def find_lost(customers: list[Customer]) -> list[Customer]:
 
 
 async def check_fate(harness: Harness, customer: Customer) -> None:
-    """What the payer is told, and what the payment still buys."""
+    """Checks the status that the payer reads, and what the payment still buys."""
     (tx_hash,) = customer.paid
     if customer.kind == "moved":
         assert await harness.state(customer, tx_hash) in ("credited", "spent")
@@ -373,7 +373,7 @@ async def check_fate(harness: Harness, customer: Customer) -> None:
 
 
 async def wait_honest(harness: Harness, customer: Customer) -> None:
-    """A settlement that left the chain is sent again by its gateway: it is owed until then, and paid after."""
+    """A settlement that left the chain is sent again by its gateway: it is a debt until then, and paid after."""
 
     signed = customer.signed
     assert signed is not None
@@ -392,7 +392,7 @@ async def wait_honest(harness: Harness, customer: Customer) -> None:
 
 
 async def settle_up(harness: Harness, customer: Customer) -> None:
-    """A debtor is refused until he has paid; what he pays more buys calls."""
+    """A debtor is refused until it has paid; what it pays beyond the debt buys calls."""
     if customer.signed is not None:
         await refuse_debtor(harness, customer)
     first = await harness.pay(customer, 1)
@@ -409,7 +409,7 @@ async def refuse_debtor(harness: Harness, customer: Customer) -> None:
 
 
 async def come_back(harness: Harness, customer: Customer) -> None:
-    """What was dropped is mined after all: it buys what it had not bought yet."""
+    """Dropped transactions are mined after all: they buy the rest of their value."""
     (tx_hash,) = customer.paid
     await harness.broadcast(customer.raw)
     await harness.driver.wait_receipt(tx_hash)
@@ -419,7 +419,7 @@ async def come_back(harness: Harness, customer: Customer) -> None:
 
 
 async def check_paid(harness: Harness, customer: Customer) -> None:
-    """The upstream has seen no more calls than the chain has transfers for."""
+    """Checks that the upstream has seen no more calls than the chain has transfers for."""
     token = str(harness.cluster.playground.token.address)
     topics = [
         _TRANSFER,

@@ -1,6 +1,5 @@
-"""Two gateways that count their callers together on a Valkey server, which is killed under load and comes back: rates
-become those of each gateway, every call that was paid for is served once, and nobody is asked for money again.
-"""
+"""Two gateways share their rate counts on a Valkey server, which is killed under load and restarted: rates become
+those of each gateway, every paid call is served once, and no caller gets a second 402."""
 
 import asyncio
 import itertools
@@ -43,7 +42,7 @@ _NUMBERS = itertools.count(1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two gateways on one database, behind one name. `admins`: where each tells its metrics."""
+    """Two gateways on one database and one name. `admins`: the addresses of their metrics."""
 
     cluster: Any
     gateways: list[Any]
@@ -52,7 +51,7 @@ class Pair:
     stall: PaidListing
 
     async def wait_shared(self, value: int) -> None:
-        """Until every gateway says that it counts with the others (1), or alone (0)."""
+        """Waits until every gateway reports shared counts (1) or its own (0)."""
 
         async def is_told() -> bool:
             for admin in self.admins:
@@ -69,7 +68,7 @@ class Pair:
         return [len(re.findall(f'"{event}"', gateway.read_log())) for gateway in self.gateways]
 
     async def call_for_nothing(self, times: int) -> list[int]:
-        """So many free calls of one new listing at each gateway, all at once: how many each lets pass."""
+        """Makes so many free calls of one new listing at each gateway, all at once. Returns how many each served."""
         api_id = await self.cluster.publish(self.gateways[0], self.stall.provider, pricePerRequest="0")
         for gateway in self.gateways:
             await poll(
@@ -86,7 +85,7 @@ class Pair:
         return list(await asyncio.gather(*(count_passed(gateway) for gateway in self.gateways)))
 
     async def _knows(self, gateway: Any, api_id: str) -> bool:
-        """Asked without a call: that would count."""
+        """Reads it without a call, because a call would count."""
         return (await self.cluster.send(f"{gateway.base_url}/api/v2/apis/{api_id}")).status == 200
 
 
@@ -124,7 +123,7 @@ async def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Paid calls at both gateways, each known by its path. `heard`: what each was told."""
+    """Paid calls at both gateways, each with its own path. `heard`: the response of each."""
 
     pair: Pair
     payer: Any
@@ -213,7 +212,7 @@ async def test_a_server_killed_under_load_loosens_rates_and_changes_no_charge(
 
 
 async def test_a_server_that_hangs_delays_no_call_on_credit(pair: Pair, torture: Any) -> None:
-    """Its connections stay open. Whoever has no rate of his own to be counted in does not notice."""
+    """Its connections stay open. A caller without a rate of its own is not delayed."""
     cluster, calls = pair.cluster, torture.pick(short=20, long=400)
     payer = await cluster.wallet()
     tx_hash = await cluster.send_tokens(payer, pair.stall.provider.address, calls * PRICE_UNITS)
