@@ -1,9 +1,9 @@
-"""One bare durable commit: a row of sixteen bytes inserted and flushed, again and again. One JSON line: p50 and p99 in us.
+"""Times one bare durable commit: a row of sixteen bytes is inserted and flushed, repeatedly. One JSON line: p50 and p99 in us.
 
     python bench/bare_commits.py sqlite:///FILE|postgresql://… COUNT
 
 SQLite by the library that the gateway uses, with its writer's pragmas (WAL, `synchronous=FULL`); PostgreSQL by asyncpg
-with `synchronous_commit=on`. Nothing of Tollway is in it.
+with `synchronous_commit=on`. It runs no code of Tollway.
 """
 
 import asyncio

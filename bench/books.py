@@ -1,11 +1,11 @@
-"""The books alone: claims, closes and finishes by many callers at once, as paid calls make them. One JSON line.
+"""The ledger alone: claims, closes and finishes of many callers at once, as paid calls make them. One JSON line.
 
     python bench/books.py sqlite|postgresql [--tasks 32] [--seconds 5] [--payments 8] [--shape plain|bound|keyed|free]
                           [--pause-ms 0] [--database URL] [--profile FILE]
 
-A pair is a claim with its close and its finish. CPU is that of this process, its writer thread included, without what the
-same callers take against books that do nothing (`load_us`); a PostgreSQL server's own is beside it. Statements and commits
-are counted in a round of their own: SQLite's by its trace, PostgreSQL's by its log. Everything is flushed as in life.
+A pair is a claim with its close and its finish. CPU is that of this process, its writer thread included, minus that of
+the same callers with a ledger that does nothing (`load_us`); the CPU of a PostgreSQL server is a separate figure. Statements and
+commits are counted in a separate round: by SQLite's trace, by PostgreSQL's log. Flushes are as in production.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _FRAME = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SET ")
 
 
 class NoLedger:
-    """Grants everything and writes nothing: what the callers themselves cost."""
+    """Grants everything and writes nothing: it measures the cost of the callers themselves."""
 
     async def claim(self, claim: Any) -> None:
         await asyncio.sleep(0)
@@ -54,7 +54,7 @@ class NoLedger:
 
 
 class CallLoad:
-    """So many callers, each with a call at a time."""
+    """Many callers; each runs one call at a time."""
 
     def __init__(self, ledger: Any, payments: list[Any], options: argparse.Namespace) -> None:
         self._ledger = ledger
@@ -99,7 +99,7 @@ class CallLoad:
 
 
 class Tally:
-    """Statements and commits, as the driver sees them."""
+    """Statements and commits, as the driver reports them."""
 
     def __init__(self) -> None:
         self.is_on = False
@@ -116,7 +116,7 @@ class Tally:
 
 @contextlib.contextmanager
 def traced(tally: Tally) -> Iterator[None]:
-    """New connections to SQLite tell the tally."""
+    """Every new SQLite connection reports to the tally."""
     module: Any = sqlite_module
     connect = module.connect
 
@@ -134,7 +134,7 @@ def traced(tally: Tally) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def logged(server: Server | None, tally: Tally) -> AsyncIterator[None]:
-    """What is in the server's log of this time goes to the tally."""
+    """Adds the statements of the server's log in this time to the tally."""
     if server is None:
         yield
         return
@@ -196,7 +196,7 @@ async def measure(make: Any, server: Server | None, options: argparse.Namespace)
 
 
 async def _where_written(database: Any, do: Any) -> None:
-    """In the thread that writes: on PostgreSQL it is the loop's."""
+    """Runs it in the thread that writes: on PostgreSQL that of the event loop."""
     if isinstance(database, SqliteDatabase):
         await database._writer.run(do)
     else:
@@ -204,7 +204,7 @@ async def _where_written(database: Any, do: Any) -> None:
 
 
 async def count(make: Any, server: Server | None, options: argparse.Namespace) -> dict[str, Any]:
-    """A round that is not timed. A row of a statement for many rows is a statement of its own."""
+    """Runs a round that is not timed. A row of a statement for many rows counts as one statement."""
     tally = Tally()
     with traced(tally):
         async with opened(make()) as ledger:

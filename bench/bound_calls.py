@@ -1,4 +1,5 @@
-"""The bound form of a paid GET without a body, as our client signs it (`client/wallet.py`), with a faster way to the curve."""
+"""The bound form of a paid GET without a body, as the client signs it (`client/wallet.py`), with faster curve
+arithmetic."""
 
 import secrets
 import time
@@ -25,8 +26,8 @@ class BoundCalls:
     key: coincurve.PrivateKey
 
     def sign(self, target: str) -> tuple[tuple[str, str], ...]:
-        """The headers of one more call, good for five minutes: a nonce and a signature of its own. `target`: path and query
-        after the listing."""
+        """The headers of one more call, valid for five minutes, with their own nonce and signature. `target`: path
+        and query after the listing."""
         binding = Binding(
             valid_until=int(time.time()) + VALID_S, nonce=secrets.token_bytes(32), body_hash=_NO_BODY
         )

@@ -1,4 +1,4 @@
-"""Processes of a benchmark's own: each on its core, its output in a file, ended with the block that started it."""
+"""The processes of a benchmark: each on its core, its output in a file, stopped at the end of its block."""
 
 import asyncio
 import os
@@ -19,12 +19,12 @@ POLL_S = 0.005
 
 
 class NotUp(Exception):
-    """A process did not come up."""
+    """A process did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Child:
-    """A running process of ours."""
+    """A running process."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -38,7 +38,7 @@ class Child:
         return count_cpu_s(list_family(self.pid))
 
     async def wait_up(self, url: str, *, status: int | None = None) -> None:
-        """Until `url` is answered: by anything, or by that status. Raises NotUp, with what its log ends with."""
+        """Waits until `url` returns any response, or that status. Raises NotUp with the end of its log."""
         try:
             await wait_up(url, self.process, status=status)
         except NotUp as exc:
@@ -49,7 +49,7 @@ class Child:
 
 
 async def wait_up(url: str, process: subprocess.Popen[bytes], *, status: int | None = None) -> None:
-    """Until `url` is answered: by anything, or by that status. Raises NotUp."""
+    """Waits until `url` returns any response, or that status. Raises NotUp with the end of its log."""
     deadline = time.monotonic() + UP_DEADLINE_S
     async with aiohttp.ClientSession() as session:
         while True:
@@ -73,7 +73,8 @@ async def running(
     folder: Path,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Child]:
-    """`environment` stands beside ours, of which no setting of a gateway is handed on; `folder` is where it runs."""
+    """Runs a process. `environment` is added to the environment without the settings of a gateway; `folder`: its
+    working directory."""
     own = {key: value for key, value in os.environ.items() if not key.startswith("TOLLWAY_")}
     log = folder / f"{name}.log"
     with log.open("ab") as output:
@@ -93,7 +94,7 @@ async def running(
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and SIGKILL after a deadline."""
+    """Sends SIGTERM, and SIGKILL after a deadline."""
     process.send_signal(signal.SIGTERM)
     try:
         process.wait(STOP_DEADLINE_S)

@@ -1,6 +1,6 @@
-"""A payment's first presentation: how many round trips to the chain's node it costs, and the time beyond them.
+"""The first presentation of a payment: how many round trips to the chain node it costs, and the time beyond them.
 
-Between gateway and node stands a line that counts: one HTTP request is one round trip, however many questions it holds.
+A proxy between gateway and node counts: one HTTP request is one round trip, with any number of JSON-RPC requests.
 """
 
 import time
@@ -15,7 +15,7 @@ from throughput import summarise
 
 
 class CountingLine:
-    """Passes JSON-RPC on and remembers from when to when each round trip took."""
+    """A proxy that forwards JSON-RPC and records the start and end of each round trip."""
 
     def __init__(self, session: aiohttp.ClientSession, rpc_url: str) -> None:
         self.url = ""
@@ -47,7 +47,7 @@ async def counting(rpc_url: str) -> AsyncIterator[CountingLine]:
 
 
 def covered_s(trips: list[tuple[float, float]]) -> float:
-    """Time in which at least one of them was under way."""
+    """The time in which at least one round trip was running."""
     total, reached = 0.0, 0.0
     for start, end in sorted(trips):
         total += max(0.0, end - max(start, reached))
@@ -56,8 +56,8 @@ def covered_s(trips: list[tuple[float, float]]) -> float:
 
 
 async def show_first(gateway: Gateway, line: CountingLine, *, tell: Callable[[str], None]) -> dict[str, Any]:
-    """One payment after another, each for the first time. A round trip of the gateway's own rounds that falls into a
-    call counts as that call's: see the median, and the most."""
+    """Presents one payment after another, each for the first time. A periodic round trip of the gateway during a call
+    counts as one of that call: read the median and the maximum."""
     counts, beyond, whole, again = [], [], [], []
     payments = list(gateway.payments)
     for number in range(0, len(payments), SHOWN_FROM_ONE_ADDRESS):

@@ -1,9 +1,9 @@
-"""The gateways that are measured: the real `tollway serve`, each with a listing and payers who have credit there.
+"""The measured gateways: the real `tollway serve`, each with a listing and payers with credit there.
 
-Every setting is the default but for URLs, ports, keys and `allow_private_endpoints` (the upstream is on loopback). Each
-payer has two payments of its own, one for each form of signature: once bound, a payment counts in its plain form no more.
-All are shown once before anything is measured, from more than one loopback address, because 30 look-ups a minute are
-what one address gets.
+Every setting is the default except URLs, ports, keys and `allow_private_endpoints` (the upstream is on loopback).
+Each payer has two payments, one for each form of signature: after a bound signature a payment does not accept the
+plain form. All payments are presented once before the measurement, from several loopback addresses, because one
+address may look up 30 a minute.
 """
 
 import os
@@ -45,20 +45,20 @@ TOLLWAY = str(Path(sys.executable).with_name("tollway"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payment:
-    """A transaction on the chain and the key that made it."""
+    """A transaction on the chain, and the key of its payer."""
 
     tx_hash: TxHash
     key: bytes
 
     def sign(self) -> Headers:
-        """The plain form."""
+        """Signs the plain form."""
         signed = Account.sign_message(encode_defunct(text=str(self.tx_hash)), self.key)
         return (("X-Payment-Tx", str(self.tx_hash)), ("X-Signature", "0x" + bytes(signed.signature).hex()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """The chain, its money, and the wallets that pay."""
+    """The chain, its tokens, and the wallets that pay."""
 
     driver: ChainDriver
     playground: Playground
@@ -66,7 +66,7 @@ class Bench:
     folder: Path
 
     async def pay(self, provider: FundedAccount) -> list[Payment]:
-        """One payment of each caller; all final when it returns."""
+        """Makes one payment of each caller; returns when all are final."""
         payments = []
         for caller in self.callers:
             tx_hash = await self.driver.send_token(
@@ -81,7 +81,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gateway:
-    """A running gateway that sells one listing."""
+    """A running gateway with one listing."""
 
     name: str
     port: int
@@ -100,8 +100,8 @@ class Gateway:
         return f"/api/v2/gateway/{self.api_id}"
 
     def sign_plainly(self, *, heads: str = "same", paths: str = "same") -> list[bytes]:
-        """Requests of all payers in turn; they may be sent again and again. One of each where nothing differs, else `VARIED`.
-        `heads`, `paths`: what differs, by the words of `variety`."""
+        """Requests of all payers in turn, which may be sent repeatedly. One of each payer where nothing differs, else
+        `VARIED`. `heads`, `paths`: what differs, in the words of `variety`."""
         count = len(self.payments) if heads in ("same", "full") and paths == "same" else VARIED
         signed = [payment.sign() for payment in self.payments]
         return [
@@ -114,7 +114,7 @@ class Gateway:
         ]
 
     def sign_bound(self, count: int, *, heads: str = "same", paths: str = "same") -> list[bytes]:
-        """So many requests, the payers in turn, each with a nonce and a signature of its own; good for five minutes."""
+        """So many requests, the payers in turn, each with its own nonce and signature; valid for five minutes."""
         parts = os.cpu_count() or 1
         each = count // parts + 1
         tickets = [
@@ -136,7 +136,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """What a process that signs has to know."""
+    """The input of a process that signs."""
 
     chain_id: int
     port: int
@@ -148,7 +148,7 @@ class Ticket:
 
 
 def spread() -> None:
-    """Signing is preparation: it may use every core, as nothing is measured meanwhile."""
+    """Signs in every core: it is preparation, and nothing is measured at that time."""
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
@@ -179,7 +179,7 @@ async def furnish_callers(driver: ChainDriver, playground: Playground, folder: P
 
 
 def settings_of(*, port: int, rpc_url: str, database_url: str, gas_key: str) -> dict[str, str]:
-    """A gas key, so that a 402 speaks all four dialects, as in production."""
+    """The settings with a gas key, so that a 402 has all four dialects, as in production."""
     return {
         "TOLLWAY_RPC_LOCAL": rpc_url,
         "TOLLWAY_DATABASE_URL": database_url,
@@ -203,8 +203,8 @@ async def serving_gateway(
     is_known: bool = True,
     settings: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Gateway]:
-    """`is_known`: each payment was shown once. `rpc_url`: where it asks the chain, if not the node itself. `settings`
-    beside those that every gateway has."""
+    """Runs a gateway. `is_known`: each payment is presented once. `rpc_url`: the URL of the chain node, if not the
+    node itself. `settings`: added to those of every gateway."""
     port = find_free_port()
     provider = make_account("provider")
     own = settings_of(
@@ -246,7 +246,7 @@ def migrate(settings: dict[str, str], folder: Path) -> None:
 
 
 async def show_all(gateway: Gateway) -> None:
-    """Each payment is shown once, so that from now on it is known credit."""
+    """Presents each payment once, so that it is credit afterwards."""
     payments = [*gateway.payments, *gateway.bound_payments]
     for number in range(0, len(payments), SHOWN_FROM_ONE_ADDRESS):
         async with open_session(number // SHOWN_FROM_ONE_ADDRESS) as session:
@@ -257,6 +257,6 @@ async def show_all(gateway: Gateway) -> None:
 
 
 def open_session(number: int) -> aiohttp.ClientSession:
-    """A client that comes from a loopback address of its own."""
+    """A client with its own loopback address."""
     connector = aiohttp.TCPConnector(local_addr=(f"127.0.0.{2 + number}", 0))
     return aiohttp.ClientSession(connector=connector)

@@ -1,8 +1,9 @@
-"""What a paid call adds at one connection: over calling the upstream directly, and beyond one bare durable commit.
+"""The latency that a paid call adds at one connection: over a direct call of the upstream, and beyond one bare
+durable commit.
 
-The commit is timed in every round, on the gateway's core and on the file system or server of its database. The load is
-the one in Python, whose percentiles are of what was measured and nothing else: wrk adds to its own what it thinks that
-a stall kept it from asking. Its few us of overhead are in the direct calls too.
+The commit is timed in every round, on the core of the gateway and on the file system or server of its database. The
+load generator is the Python one, because its percentiles contain measured times only: wrk adds estimates for the
+requests that a stall prevented. Its few microseconds of overhead are in the direct calls too.
 """
 
 import json
@@ -48,7 +49,7 @@ def delay_of(sample: Sample) -> Delay:
 
 
 class Delays:
-    """Rounds of every cell and every commit; then what each adds."""
+    """The rounds of every cell and every commit, and the difference that each adds."""
 
     def __init__(self, cells: Sequence[Cell], commit_urls: Mapping[str, str]) -> None:
         self._cells = cells
@@ -85,8 +86,9 @@ class Delays:
         }
 
     def tell_added(self, name: str, *, over: str, beyond: str | None) -> dict[str, Any]:
-        """Per round: percentile of the one minus that of the other (and of the commit); then the median of rounds. A
-        difference of percentiles is no percentile of differences; it is what can be had without pairing."""
+        """For each round: the percentile of one minus that of the other (and of the commit); then the median of the
+        rounds. A difference of percentiles is not a percentile of differences; without pairs there is no better
+        figure."""
         added: dict[str, Any] = {}
         for percentile in ("p50", "p99"):
             told = []

@@ -1,7 +1,8 @@
-"""The load: keep-alive connections that each ask again as soon as they are answered, from a file of whole requests.
+"""The load: keep-alive connections that each send the next request as soon as the last response is complete, from a file of whole
+requests.
 
 wrk with a script where there is wrk; else the same in Python (`python bench/load.py`), in a process of its own. No
-connection is closed before its last answer is there, because who leaves a paid call is no caller to be measured by.
+connection is closed before its last response is complete, because a caller that leaves a paid call would distort the figures.
 """
 
 import argparse
@@ -33,10 +34,12 @@ LAST_ANSWERS_S = 0.3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one load told: `answers` of any status, `refused` of them with status 400 and above, `broken` connections.
+    """The result of one load: `answers` of any status, `refused` of them with status 400 and above, `broken`
+    connections.
 
-    `in_time`: answers within `seconds`. Each connection has one request out at any moment, so all but one for each.
-    `is_exhausted`: requests that may be sent once only ran out, so it counts for nothing.
+    `in_time`: responses within `seconds`. Each connection has one open request at any moment, so at most one response
+    of each is not in time. `is_exhausted`: the requests that may be sent once were all sent, so the figure does not
+    count.
     """
 
     seconds: float
@@ -66,7 +69,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadGenerator:
-    """`wrk`: its binary, None for the one in Python."""
+    """`wrk`: its binary; None for the Python one."""
 
     wrk: Path | None
 
@@ -75,7 +78,7 @@ class LoadGenerator:
         return "python" if self.wrk is None else "wrk"
 
     def run(self, port: int, requests: Path, *, connections: int, seconds: int, is_once: bool) -> Outcome:
-        """Blocks until it is done. `is_once`: no request is sent twice."""
+        """Blocks until the load has ended. `is_once`: no request is sent twice."""
         environment = {"REQUESTS": str(requests), "ONCE": "1" if is_once else "0", "SECONDS": str(seconds)}
         if self.wrk is None:
             command = [sys.executable, __file__, str(port), str(connections)]
@@ -99,8 +102,8 @@ class LoadGenerator:
 
 
 def end_when_quiet(process: subprocess.Popen[bytes]) -> None:
-    """Who says "quiet" sends nothing more: after a moment for the last answers it is told to end (wrk ends on SIGINT with
-    its report). One that ends by itself says nothing."""
+    """Ends a load generator that has written "quiet" and sends nothing more, a moment later (wrk ends on SIGINT with
+    its report). One that ends by itself does not write it."""
     assert process.stderr is not None
     if process.stderr.readline().strip() == b"quiet":
         time.sleep(LAST_ANSWERS_S)
@@ -122,7 +125,7 @@ def format_request(port: int, path: str, headers: Iterable[tuple[str, str]] = ()
 
 
 class Asker(asyncio.Protocol):
-    """One connection: sends the next request when the last is answered. Answers have a Content-Length."""
+    """One connection: sends the next request after the last response. Responses have a Content-Length."""
 
     def __init__(self, requests: Iterator[bytes], latencies: list[float], end: float) -> None:
         self.is_done = asyncio.get_running_loop().create_future()
@@ -195,7 +198,7 @@ async def ask(
 
 
 async def measure(url: str, headers: Mapping[str, str], *, connections: int, seconds: float) -> float:
-    """Answers per second of one request. Raises RuntimeError when any of them is a refusal."""
+    """Responses per second of one request. Raises RuntimeError when one of them is a refusal."""
     parts = urlsplit(url)
     port = parts.port or 80
     request = format_request(port, parts.path, headers.items())

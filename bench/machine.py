@@ -1,6 +1,6 @@
-"""The machine under a benchmark: its cores, what runs on it, and what processes take of it. Linux, from /proc.
+"""The machine of a benchmark: its cores, its processes, and their CPU and memory. Linux, from /proc.
 
-Knows nothing about Tollway.
+This module does not depend on Tollway.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def pin(core: int) -> None:
 
 
 def prepare_child(core: int) -> Callable[[], None]:
-    """What a child does before it becomes its program: to its core, and gone with us should we die without a word."""
+    """Runs in a child before its program: pins it to its core, and lets the kernel kill it when its parent dies."""
     prctl = ctypes.CDLL(None).prctl  # loaded before the fork
 
     def prepare() -> None:
@@ -50,7 +50,7 @@ def find_free_port() -> int:
 
 
 def list_family(pid: int) -> list[int]:
-    """A process and all that came from it."""
+    """A process and all its descendants."""
     found = [pid]
     for parent in found:
         for task in Path(f"/proc/{parent}/task").glob("*/children"):
@@ -60,7 +60,7 @@ def list_family(pid: int) -> list[int]:
 
 
 def count_cpu_s(pids: Iterable[int]) -> float:
-    """User and system time of these processes; those that have gone count nothing."""
+    """User and system time of these processes; ended ones count zero."""
     ticks = 0
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -70,7 +70,8 @@ def count_cpu_s(pids: Iterable[int]) -> float:
 
 
 def count_server_cpu_s(pid: int) -> float:
-    """User and system time of a server that starts processes: of itself, of those that run, and of those that have ended."""
+    """User and system time of a server with child processes: its own, that of running children, and that of ended
+    ones."""
     ticks = 0.0
     for one in list_family(pid):
         with contextlib.suppress(OSError):
@@ -80,7 +81,7 @@ def count_server_cpu_s(pid: int) -> float:
 
 
 def count_busy_s(core: int) -> float:
-    """Time in which that core, since the machine started, was not idle."""
+    """The time since the start of the machine in which that core was not idle."""
     for line in Path("/proc/stat").read_text().splitlines():
         if line.startswith(f"cpu{core} "):
             fields = [int(field) for field in line.split()[1:9]]
@@ -89,7 +90,7 @@ def count_busy_s(core: int) -> float:
 
 
 def read_memory_kib(pid: int, field: str = "VmRSS") -> int:
-    """`VmRSS`: what is resident now; `VmHWM`: the most since `forget_peak`."""
+    """`VmRSS`: resident memory now; `VmHWM`: its maximum since `forget_peak`."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1])
@@ -102,7 +103,7 @@ def forget_peak(pid: int) -> None:
 
 
 def describe_machine(folder: Path) -> dict[str, Any]:
-    """`folder`: where the databases of this run stand."""
+    """`folder`: the folder of the databases of this run."""
     models = {
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -119,7 +120,7 @@ def describe_machine(folder: Path) -> dict[str, Any]:
 
 
 def find_filesystem(folder: Path) -> str:
-    """The kind of file system a folder is on: on tmpfs a flush is none."""
+    """The type of the file system of a folder: on tmpfs a flush does nothing."""
     best, kind = "", "unknown"
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -138,7 +139,7 @@ def describe_packages() -> dict[str, str]:
 
 
 def describe_commit() -> dict[str, Any]:
-    """The commit, and the files of the project that are not as in it. Results themselves do not count."""
+    """The commit, and the changed files of the project. Result files do not count."""
 
     def git(*arguments: str) -> str:
         told = subprocess.run(("git", *arguments), cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,8 +1,8 @@
-"""Resident memory of a real `tollway serve` while it works: over many paid calls, over a thousand slow readers, over one
-long stream. Flat or not, in JSON and Markdown.
+"""Resident memory of a real `tollway serve` under work: over many paid calls, over a thousand slow readers, over one
+long stream. Whether it is flat, in JSON and Markdown.
 
-What has to be flat is memory against work: it may grow while caches fill (SQLite's pages, a few known payments), and not
-after. So growth is counted from the end of the first tenth.
+Memory must be flat against work: it may grow while caches fill (pages of SQLite, a few known payments), and not
+after. So growth counts from the end of the first tenth.
 """
 
 import argparse
@@ -67,7 +67,7 @@ SETTINGS = {
 
 @dataclass(slots=True)
 class Trace:
-    """What a process had in memory, sample by sample, KiB."""
+    """The memory of a process, sample by sample, in KiB."""
 
     pid: int
     samples: list[tuple[float, int]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Trace:
                 sampling.cancel()
 
     async def wait_settled(self) -> int:
-        """Until every queue is full: no more than a MiB came in a few seconds."""
+        """Waits until every queue is full: at most one MiB arrived in a few seconds."""
         ends = time.monotonic() + SETTLED_S_MAX
         before = self.take()
         while time.monotonic() < ends:
@@ -109,7 +109,7 @@ class Trace:
 
 
 async def count_calls(gateway: Gateway, folder: Path, *, calls: int, form: str, tell: Any) -> dict[str, Any]:
-    """Until so many are answered, in ten parts; resident memory after each."""
+    """Makes so many calls in ten parts; resident memory after each part."""
     generator = LoadGenerator(wrk=find_programs(is_plain=False).wrk)
     trace, made, after, rate = Trace(gateway.child.pid), 0, [], 2_000.0
     before = trace.take()
@@ -141,7 +141,8 @@ async def count_calls(gateway: Gateway, folder: Path, *, calls: int, form: str, 
 
 
 def dial(port: int) -> socket.socket:
-    """With a small window: what waits is to wait at the gateway, not in this process's end of the line."""
+    """Connects with a small receive window, so that unread bytes wait at the gateway and not in this process's
+    kernel."""
     line = socket.socket()
     line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, WINDOW_BYTES)
     line.connect(("127.0.0.1", port))
@@ -152,8 +153,8 @@ def dial(port: int) -> socket.socket:
 async def read_slowly(
     gateway: Gateway, headers: Mapping[str, str], path: str, until: asyncio.Event, opening: asyncio.Semaphore
 ) -> None:
-    """One caller who takes 32 KiB a second of an endless answer. `opening`: so many wait for their heads at the same time.
-    Raises RuntimeError for any other answer, and when it ends."""
+    """A caller that reads 32 KiB a second of an endless response. `opening`: how many wait for their heads at the
+    same time. Raises RuntimeError for another response and at its end."""
     async with opening:
         reader, writer = await asyncio.open_connection(sock=dial(gateway.port), limit=READ_AHEAD)
         writer.write(format_request(gateway.port, gateway.path + path, headers.items()))
@@ -173,7 +174,7 @@ async def read_slowly(
 async def hold_readers(
     gateway: Gateway, *, readers: int, held_s: float, size: int, tell: Any
 ) -> dict[str, Any]:
-    """So many at once, for so long: what each takes, and whether that grows while they are there."""
+    """So many readers at once, for so long: memory per reader, and whether it grows meanwhile."""
     trace, until, opening = Trace(gateway.child.pid), asyncio.Event(), asyncio.Semaphore(OPENING_MAX)
     before = trace.take()
     async with trace.running(), asyncio.TaskGroup() as group:
@@ -202,7 +203,7 @@ async def hold_readers(
 
 
 async def stream_once(gateway: Gateway, *, size: int, tell: Any) -> dict[str, Any]:
-    """One caller who takes all of it as fast as it comes."""
+    """A caller that reads the whole response as fast as it arrives."""
     trace = Trace(gateway.child.pid)
     before, got = trace.take(), 0
     started = time.perf_counter()

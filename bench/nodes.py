@@ -2,7 +2,7 @@
 
 One JSON line for each number of nodes; `overFirst`: each figure as a multiple of that of the first number. On a machine with few cores the calls per second do not grow with the nodes; what
 must hold is that the work per call in the database does not grow with them: transactions, statements, rows, WAL, CPU.
-Statements are counted in a round of their own, from the server's log; CPU is that of the processes, from /proc.
+Statements are counted in a separate round, from the server's log; CPU is that of the processes, from /proc.
 """
 
 import argparse
@@ -55,14 +55,14 @@ SELECT (SELECT wal_records FROM pg_stat_wal) AS wal_records,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaidListing:
-    """What is sold, and to whom: a payment for each connection."""
+    """A listing with a payment for each connection."""
 
     api_id: str
     proofs: list[dict[str, str]]
 
 
 class Server:
-    """A PostgreSQL of our own, synchronous and flushed as in life."""
+    """A PostgreSQL server of this benchmark, synchronous and with flushes."""
 
     def __init__(self, folder: Path) -> None:
         with warnings.catch_warnings():
@@ -90,7 +90,7 @@ class Server:
         return int((self.folder / "postmaster.pid").read_text().splitlines()[0])
 
     def count_logged(self) -> int:
-        """Statements in the server's log so far; batches of one prepared statement count each execution."""
+        """The statements in the server's log so far; each execution of a batch of one prepared statement counts."""
         text = (self.folder / "log").read_text(errors="replace")
         return len(re.findall(r"LOG:  (?:statement|execute [^:]*):\s", text))
 
@@ -100,7 +100,7 @@ class Server:
 
 @contextlib.asynccontextmanager
 async def gateways(urls: list[str], environment: dict[str, str]) -> AsyncIterator[list[int]]:
-    """The process ids of gateways on those URLs, all of one public URL."""
+    """The process ids of gateways on those URLs, with one public URL."""
     command = (str(Path(sys.executable).with_name("tollway")), "serve")
     processes = [
         subprocess.Popen(
@@ -123,7 +123,7 @@ async def gateways(urls: list[str], environment: dict[str, str]) -> AsyncIterato
 
 
 async def load(urls: list[str], paid_listing: PaidListing, *, seconds: float) -> float:
-    """Every connection pays with a payment of its own, on one node for as long as it lasts."""
+    """Every connection pays with its own payment, at one gateway for its whole life."""
     rates = await asyncio.gather(
         *(
             measure(
@@ -184,7 +184,7 @@ async def measure_nodes(
 
 
 async def count_statements(server: Server, urls: list[str], paid_listing: PaidListing) -> float:
-    """In a round of its own, because the log slows the server down."""
+    """Counts in a separate round, because the log slows the server down."""
     await server.ask("ALTER SYSTEM SET log_statement = 'all'")
     await server.ask("SELECT pg_reload_conf()")
     await asyncio.sleep(0.5)

@@ -1,10 +1,10 @@
-"""A plain proxy of two parts: one of granian's interfaces before one client. It checks, counts and writes nothing.
+"""A plain proxy of two parts: one of granian's interfaces and one HTTP client. It checks, counts and writes nothing.
 
     python bench/part_proxies.py asgi|rsgi aiohttp|pyreqwest|ours PORT UPSTREAM_PORT
 
-Every pair does the same for a call: headers both ways without those of the connection, the body streamed, one message
-where it is as long as was promised. What a pair costs beyond that (bytes or text, one header map or another) is its own.
-The rivals run in the bench's own virtualenv, `ours` in the gateway's: same versions, see `parts.py`.
+Every pair does the same for a call: it forwards the headers without those of the connection, and streams the body, in one message
+where the body has its declared length. Other costs of a pair (bytes or text, the kind of header map) are its own.
+The other clients run in the bench's virtualenv, `ours` in the gateway's: same versions, see `parts.py`.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ BytesHeaders = list[tuple[bytes, bytes]]
 
 
 class Answer(Protocol):
-    """An answer whose head is here. `read` gives b"" at its end."""
+    """A response after its head. `read` returns b"" at the end."""
 
     status: int
     length: int | None
@@ -60,7 +60,7 @@ Ask = Callable[[str, str, Headers], Awaitable[Answer]]
 
 
 class BytesAnswer:
-    """With the headers in bytes, as aiohttp and our own client have them."""
+    """A response with headers in bytes, as of aiohttp and of Tollway's client."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class BytesAnswer:
 
 
 class TextAnswer:
-    """With the headers in text, as pyreqwest has them."""
+    """A response with headers in text, as of pyreqwest."""
 
     def __init__(self, request: Any, response: Any) -> None:
         self.status = response.status
@@ -121,7 +121,7 @@ class TextAnswer:
 
 
 def open_aiohttp(base: str) -> Ask:
-    """With the options of a proxy: nothing added, nothing decoded, nothing followed, and streamed."""
+    """With the options of a proxy: no added header, no decoding, no redirects, streamed."""
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -152,7 +152,7 @@ def open_pyreqwest(base: str) -> Ask:
 
 
 def open_ours(base: str) -> Ask:
-    """The gateway's way out, with all that it judges and promises; nothing is claimed."""
+    """Tollway's outbound client with all its checks; nothing is claimed."""
     http_client = HttpClient(limits=DEFAULT_LIMITS, allow_private=True)
     endpoint = parse_endpoint(base, allow_private=True)
     if not isinstance(endpoint, Endpoint):

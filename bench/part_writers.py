@@ -1,10 +1,10 @@
-"""One writer of claims and closes, by so many callers at once. One JSON line. Runs in the bench's own virtualenv.
+"""One writer of claims and closes, by so many callers at once. One JSON line. Runs in the bench's virtualenv.
 
     python bench/part_writers.py WRITER CALLERS SECONDS sqlite:FILE|postgresql://… [PID OF THE SERVER]
 
 A pair is a claim (the payment debited, the call inserted) and its close (the call updated). Each is committed, and flushed,
-before its caller goes on: SQLite in WAL with `synchronous=FULL`, PostgreSQL with `synchronous_commit=on`. Nothing of Tollway
-is in it: two tables, and the least that each way of writing needs.
+before its caller continues: SQLite in WAL with `synchronous=FULL`, PostgreSQL with `synchronous_commit=on`. It runs no code
+of Tollway: two tables, and the minimum that each way of writing needs.
 """
 
 import asyncio
@@ -144,7 +144,7 @@ async def await_one(connection: aiosqlite.Connection, entry: Entry) -> bool:
 
 @asynccontextmanager
 async def open_aiosqlite(path: str) -> Any:
-    """A transaction for each entry, one after the other."""
+    """A transaction for each entry, in sequence."""
     async with aiosqlite.connect(path, isolation_level=None) as connection:
         for pragma in PRAGMAS:
             await (await connection.execute(f"PRAGMA {pragma}")).close()
@@ -162,7 +162,7 @@ async def open_aiosqlite(path: str) -> Any:
 
 @asynccontextmanager
 async def open_aiosqlite_batches(path: str) -> Any:
-    """A transaction for all that wait."""
+    """A transaction for all waiting entries."""
     async with aiosqlite.connect(path, isolation_level=None) as connection:
         for pragma in PRAGMAS:
             await (await connection.execute(f"PRAGMA {pragma}")).close()
@@ -209,7 +209,7 @@ class WriterThread:
         connection.close()
 
     def _take(self) -> list[Any]:
-        """All that wait; empty at the end, when nobody waits any more."""
+        """All waiting entries; empty at the end, when no caller waits any more."""
         batch = [self._queue.get()]
         with suppress(queue.Empty):
             while len(batch) < self._batch_max:
@@ -224,7 +224,7 @@ class WriterThread:
 
 @asynccontextmanager
 async def open_thread(path: str, *, batch_max: int = 1) -> Any:
-    """A transaction for each entry, one after the other."""
+    """A transaction for each entry, in sequence."""
     writer = WriterThread(path, batch_max=batch_max)
     try:
         yield writer.submit
@@ -287,7 +287,7 @@ async def audit_postgres(url: str) -> tuple[int, int]:
 
 
 class PreparedConnection:
-    """One connection of asyncpg's, its statements prepared."""
+    """A connection of asyncpg with prepared statements."""
 
     async def open(self, url: str) -> "PreparedConnection":
         self.connection = await asyncpg.connect(url, server_settings=SETTINGS)
@@ -313,7 +313,7 @@ class PreparedConnection:
         return [entry.call_id in ids for entry in batch]
 
     async def write_decided(self, batch: Sequence[Entry]) -> Sequence[bool]:
-        """As the books do it: lock the rows, decide in Python, write by `executemany`."""
+        """As the ledger does it: locks the rows, decides in Python, writes by `executemany`."""
         closes = [entry.call_id for entry in batch if isinstance(entry, Close)]
         claims = [entry for entry in batch if isinstance(entry, Claim)]
         async with self.connection.transaction():
@@ -365,8 +365,8 @@ def open_asyncpg_lines(url: str) -> Any:
 
 @asynccontextmanager
 async def open_asyncpg_statement(url: str) -> Any:
-    """One statement over arrays for all that wait. A payment too small for all that want it grants none of them here;
-    a gateway would try these one by one."""
+    """One statement over arrays for all waiting entries. A payment that is too small for all its claims grants none
+    of them here; a gateway would try them one by one."""
     (line,) = await open_lines(url, 1)
     async with gathering(line.write_statement) as submit:
         yield submit
@@ -375,7 +375,7 @@ async def open_asyncpg_statement(url: str) -> Any:
 
 @asynccontextmanager
 async def open_asyncpg_decided(url: str) -> Any:
-    """One transaction for all that wait."""
+    """One transaction for all waiting entries."""
     (line,) = await open_lines(url, 1)
     async with gathering(line.write_decided) as submit:
         yield submit
@@ -384,8 +384,8 @@ async def open_asyncpg_decided(url: str) -> Any:
 
 @asynccontextmanager
 async def open_pipeline(url: str, *, commits_each: bool = True) -> Any:
-    """psycopg's pipeline mode: all that wait is sent before the first answer is read, each entry with a commit of its
-    own, or all with one."""
+    """psycopg's pipeline mode: all waiting entries are sent before the first result is read, each with its own commit
+    or all with one."""
     connection = await psycopg.AsyncConnection.connect(url, autocommit=True)
     for name, value in SETTINGS.items():
         await connection.execute(f"SET {name} = '{value}'")
@@ -431,7 +431,7 @@ POSTGRES = {
 
 
 class CallLoad:
-    """So many callers, each with a call at a time."""
+    """Many callers; each runs one call at a time."""
 
     def __init__(self, callers: int) -> None:
         self._callers = callers
@@ -460,7 +460,7 @@ class CallLoad:
 
 
 async def grant(_entry: Entry) -> bool:
-    """Writes nothing: what the callers themselves take."""
+    """Writes nothing: it measures the cost of the callers themselves."""
     await asyncio.sleep(0)
     return True
 

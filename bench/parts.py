@@ -1,11 +1,11 @@
-"""The parts that Tollway is made of, beside those that it could be made of: docs/decisions/0020-parts-compared.md.
+"""Compares the parts of Tollway with alternatives: docs/decisions/0020-parts-compared.md.
 
     python bench/parts.py [--short] [--stages proxies sqlite postgres]
 
-Proxies: granian's ASGI and RSGI, each before aiohttp, pyreqwest and our own client; one process on one core, load and
+Proxies: granian's ASGI and RSGI, each with aiohttp, pyreqwest and Tollway's client; one process on one core, load and
 upstream on the other. Writers: a claim and its close on SQLite and PostgreSQL, by one caller and by 32; the writer on
-one core, PostgreSQL on the other. In turn, each round in the other direction than the one before; medians and ratios.
-Writes JSON and Markdown to bench/results/. Needs the rivals' virtualenv (`make bench` makes it).
+one core, PostgreSQL on the other. In turn, each round in the opposite order of the one before; medians and ratios.
+Writes JSON and Markdown to bench/results/. Needs the virtualenv of the bench (`make bench` makes it).
 """
 
 import argparse
@@ -105,7 +105,7 @@ def tell_versions(python: str, script: str) -> dict[str, str]:
 
 
 def check_versions() -> dict[str, str]:
-    """Raises RuntimeError where the two virtualenvs differ in what both have."""
+    """Raises RuntimeError when the two virtualenvs differ in a common package."""
     ours, theirs = (tell_versions(python, "part_proxies.py") for python in (OWN_PYTHON, RIVALS_PYTHON))
     if any(ours[name] != theirs[name] for name in SHARED):
         raise RuntimeError(f"the virtualenvs differ: {ours} and {theirs}")
@@ -113,7 +113,7 @@ def check_versions() -> dict[str, str]:
 
 
 def wait_quiet(longest_s: float, tell: Tell) -> None:
-    """Until nobody else has anything to do, or for so long."""
+    """Waits until no other process uses CPU, or until the deadline."""
     end = time.monotonic() + longest_s
     while time.monotonic() < end:
         before = [count_busy_s(core) for core in (GATEWAY_CORE, LOAD_CORE)]

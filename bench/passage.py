@@ -3,13 +3,13 @@
     python bench/passage.py [unpaid|credit|bound] [--heads same|full|neutral|vary] [--paths same|query|vary]
                             [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--unsigned] [--profile FILE]
 
-The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream answer at once from memory. The figures are
-CPU time of this process alone, so that they hardly depend on what else runs; the least of the rounds is the one that was
-disturbed least. `bound`: each call has a nonce and a signature of its own, made before the clock starts. `--heads`,
-`--paths`: what differs from call to call, by the words of `variety.py`. `--urls`: how many different ones are asked for in
-turn. `--operations`: the listing has a document of so many, and each is asked for at a path of its own. `--unsigned`:
+The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream respond at once from memory. The figures are
+CPU time of this process alone, so they hardly depend on other processes; the smallest of the rounds was disturbed the
+least. `bound`: each call has its own nonce and signature, made before the timing. `--heads`,
+`--paths`: what differs from call to call, in the words of `variety.py`. `--urls`: how many different URLs are called in
+turn. `--operations`: the listing has a document of so many, and each is called at its own path. `--unsigned`:
 the listing has `forwardSignature: "none"`.
-Every answer has to have the status that is asked for.
+Every response must have the expected status.
 """
 
 import argparse
@@ -118,14 +118,15 @@ class QuickExchange:
 
 
 class QuickHttpClient:
-    """Every upstream answers before it is asked."""
+    """Every upstream responds at once."""
 
     def connect(self, request: UpstreamRequest) -> QuickExchange:
         return QuickExchange(request)
 
 
 class QuickGateway(InProcessGateway):
-    """The gateway of the tests with a true clock, a ledger that writes nothing, and an upstream that answers at once."""
+    """The gateway of the tests with a real clock, a ledger that writes nothing, and an upstream that responds at
+    once."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -171,7 +172,7 @@ class QuickGateway(InProcessGateway):
         await self.catalog.publish(listing)
 
     async def pay(self) -> TxHash:
-        """A payment that is known and has credit for all calls."""
+        """A payment in the ledger with credit for all calls."""
         new = NewPayment(
             chain_id=CHAIN,
             tx_hash=TxHash(keccak256(b"bench")),
@@ -203,7 +204,7 @@ class Requests:
 
     @property
     def are_same_again(self) -> int | None:
-        """So many differ, then the first comes again; None: no two are the same."""
+        """How many requests differ before the first one is sent again; None: no two are the same."""
         options = self.options
         if options.kind == "bound" or options.heads in ("neutral", "vary") or options.paths != "same":
             return None
@@ -252,12 +253,12 @@ class Requests:
 
 
 def encode(headers: Iterable[tuple[str, str]]) -> HeaderPairs:
-    """As a server hands them over: names in lower case."""
+    """Encodes the headers as a server passes them: names in lower case."""
     return [(name.lower().encode(), value.encode()) for name, value in headers]
 
 
 class Caller:
-    """Asks one request after another, and keeps the last answer."""
+    """Sends one request after another, and keeps the last response."""
 
     def __init__(self, app: Any, *, status: int) -> None:
         self._app = app
@@ -271,7 +272,7 @@ class Caller:
         self.sent.append(message)
 
     async def ask(self, scopes: Sequence[dict[str, Any]], count: int) -> None:
-        """So many, from the first scope on, in turn."""
+        """Sends so many requests, from the first scope on, in turn."""
         for number in range(count):
             self.sent = []
             await self._app(dict(scopes[number % len(scopes)]), self.receive, self.send)
@@ -321,7 +322,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Of the command line, unless others are given."""
+    """The options of the command line, unless others are given."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("unpaid", "credit", "bound"))
     parser.add_argument("--heads", choices=HEADS, default="same")

@@ -1,4 +1,4 @@
-"""What was found -> the table with its goals, as Markdown. Every goal has its row, reached or not."""
+"""Turns the results of a run into the table of goals, as Markdown. Every goal has its row, reached or not."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure beside its goal. `cpu`: CPU for each answer beside Envoy's, where that is a goal too. `beyond`: what would be
-    more than the goal. `is_reached` None: it could not be measured here."""
+    """One figure beside its goal. `cpu`: CPU per response in relation to Envoy, where that is a goal too. `beyond`: a
+    target above the goal. `is_reached` None: it could not be measured here."""
 
     title: str
     figure: str
@@ -30,7 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvoyGoal:
-    """`ratio`: its name among the ratios. Reached by rate or by CPU, whichever says so."""
+    """`ratio`: its name among the ratios. Reached by rate or by CPU."""
 
     title: str
     ratio: str
@@ -41,7 +41,7 @@ class EnvoyGoal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """A figure at least or at most so much. `path`: where it stands in what was found."""
+    """A minimum or a maximum of a figure. `path`: its place in the results."""
 
     title: str
     path: tuple[str, ...]
@@ -210,7 +210,7 @@ BESIDE = (
 
 
 def judge(found: Found) -> list[Row]:
-    """In the order of the goals: beside Envoy first, then the rest, then what other programs measure."""
+    """The rows in the order of the goals: beside Envoy first, then the rest, then the figures of other benchmarks."""
     beside_envoy = [judge_beside_envoy(goal, found) for goal in ENVOY_GOALS]
     return [*beside_envoy, *(judge_one(goal, found) for goal in GOALS), *MEASURED_BY]
 

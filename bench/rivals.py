@@ -1,7 +1,8 @@
-"""The rivals: Envoy and nginx as plain proxies, one worker each, and the x402 FastAPI middleware. All without access logs.
+"""The other programs: Envoy and nginx as plain proxies, one worker each, and the x402 FastAPI middleware. All without
+access logs.
 
-Where nginx and wrk are not on PATH, they are unpacked from their Debian packages into the bench's own virtualenv: nothing
-is installed into the system and no service is started. Where that is not to be had either, there is none.
+Where nginx and wrk are not on PATH, they are unpacked from their Debian packages into the virtualenv of the bench:
+nothing is installed into the system and no service is started. Where that fails too, they are left out.
 """
 
 import base64
@@ -55,7 +56,7 @@ http {{
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """A running rival."""
+    """A running program to compare with."""
 
     name: str
     port: int
@@ -64,7 +65,7 @@ class Rival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
-    """What there is on this machine; None: not to be had, and `why` says so."""
+    """The programs of this machine; None: not available, for the reason `why`."""
 
     envoy: Path | None
     nginx: Path | None
@@ -94,7 +95,7 @@ def tell(program: Path, *arguments: str) -> str:
 
 
 def find_programs(*, is_plain: bool = False) -> Programs:
-    """`is_plain`: as if nginx and wrk were not to be had."""
+    """`is_plain`: as if nginx and wrk were not available."""
     why: dict[str, str] = {}
     found = {name: None if is_plain else find_debian(name, why) for name in PACKAGES}
     envoys = sorted(VENV.glob("lib/python3*/site-packages/envoy/_bin/envoy"))
@@ -104,7 +105,7 @@ def find_programs(*, is_plain: bool = False) -> Programs:
 
 
 def find_debian(name: str, why: dict[str, str]) -> Path | None:
-    """On PATH, else unpacked from the Debian package into the bench's own folder."""
+    """A program on PATH, else unpacked from its Debian package into the bench's folder."""
     on_path = shutil.which(name, path="/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin")
     if on_path is not None:
         return Path(on_path)
@@ -202,7 +203,7 @@ async def serving_nginx(binary: Path, upstream_port: int, folder: Path) -> Async
 
 @asynccontextmanager
 async def serving_x402(folder: Path, *, upstream_url: str | None = None) -> AsyncIterator[Rival]:
-    """Without an upstream: the kindest form, all inside one process."""
+    """Runs it without an upstream: its fastest form, inside one process."""
     port = find_free_port()
     script = str(Path(__file__).with_name("x402_rival.py"))
     command = [str(VENV / "bin" / "python"), script, str(port)]
@@ -215,7 +216,7 @@ async def serving_x402(folder: Path, *, upstream_url: str | None = None) -> Asyn
 
 
 async def pay_x402(rival: Rival) -> tuple[tuple[str, str], ...]:
-    """The headers of a payment that its instant facilitator takes, made from its own 402, and tried once."""
+    """The headers of a payment that its instant facilitator accepts, made from its own 402, and tried once."""
     url = f"http://127.0.0.1:{rival.port}{X402_PATH}"
     async with aiohttp.ClientSession() as session:
         async with session.get(url) as answer:

@@ -2,7 +2,7 @@
 docs/measuring.md and each module's first lines.
 
 Writes JSON and Markdown to bench/results/ and prints the table of goals. `--short` takes less than two minutes and is
-for whoever changes the code; figures that are quoted come from the long form on a machine that does nothing else.
+for work on the code; quoted figures come from the long form on a machine without other load.
 """
 
 import argparse
@@ -60,7 +60,7 @@ STAGES = ("start", "presentation", "throughput", "latency", "streaming")
 
 @dataclass(slots=True, kw_only=True)
 class Run:
-    """One run: its options, what is running, what was found so far."""
+    """One run: its options, its processes, its results so far."""
 
     options: argparse.Namespace
     programs: Programs
@@ -158,7 +158,7 @@ async def measure_presentations(run: Run) -> None:
 
 
 async def serve_all(run: Run, stack: AsyncExitStack) -> None:
-    """Rivals and gateways all stand at once; only one of them has anything to do."""
+    """Starts all programs and gateways; only one of them has load at a time."""
     programs, port = run.programs, run.upstream.port
     if programs.envoy is not None:
         run.rivals["envoy"] = await stack.enter_async_context(serving_envoy(programs.envoy, port, run.folder))
@@ -201,7 +201,8 @@ def tell_sqlite() -> str:
 
 
 def proxy_cells(run: Run) -> list[Cell]:
-    """The upstream itself, then the plain proxies before it. They are sent what a gateway is sent, headers and all."""
+    """The upstream itself, then the plain proxies before it. They get the same requests as a gateway, headers
+    included."""
     headers = run.gateways["sqlite"].payments[0].sign()
     directly = Rival(name="upstream directly", port=run.upstream.port, child=run.upstream.child)
     stands = [directly, *(run.rivals[name] for name in ("envoy", "nginx") if name in run.rivals)]
@@ -211,7 +212,7 @@ def proxy_cells(run: Run) -> list[Cell]:
 
 
 def paid_cells(run: Run) -> list[Cell]:
-    """Of each gateway: the same requests again and again, plain and bound."""
+    """For each gateway: the same requests repeatedly, plain and bound."""
     return [
         cell
         for name, gateway in run.gateways.items()
@@ -242,7 +243,7 @@ def varied_cells(run: Run) -> list[Cell]:
 
 
 def find_database(run: Run, name: str) -> Callable[[], float] | None:
-    """What counts the CPU of that gateway's database server. SQLite has none."""
+    """The counter of the CPU of that gateway's database server. SQLite has none."""
     if name != "postgres" or run.server is None:
         return None
     return partial(count_server_cpu_s, run.server.postmaster)
@@ -262,7 +263,7 @@ def make_bound_cell(
 
 
 async def middleware_cells(run: Run) -> list[Cell]:
-    """Paid at both forms of the middleware; unpaid at the kinder one, and at our own gateway."""
+    """Paid calls at both forms of the middleware; unpaid ones at its fastest form and at the gateway."""
     rival, gateway = run.rivals["x402"], run.gateways["sqlite"]
     cells = []
     for name in ("x402", "x402 deployed"):
@@ -282,7 +283,7 @@ def make_cell(
     are_refused: bool = False,
     database: Callable[[], float] | None = None,
 ) -> Cell:
-    """Of requests that may be sent again and again."""
+    """A cell of requests that may be sent repeatedly."""
     return Cell(
         name=name,
         port=stand.port,
@@ -343,7 +344,7 @@ async def measure_throughput(run: Run) -> None:
 
 
 def choose_cells(cells: Sequence[Cell], options: argparse.Namespace) -> list[Cell]:
-    """Those of `--cells`, or all. Raises ValueError for a name that none has."""
+    """The cells of `--cells`, or all. Raises ValueError for an unknown name."""
     unknown = set(options.cells or ()) - {cell.name for cell in cells}
     if unknown:
         raise ValueError(f"no such cells: {sorted(unknown)}; there are {[cell.name for cell in cells]}")
@@ -368,7 +369,7 @@ def measure_latency(run: Run) -> None:
 
 
 def bare_urls(run: Run) -> dict[str, str]:
-    """SQLite: a file of its own on the same file system; PostgreSQL: a table of its own on the same server."""
+    """SQLite: a separate file on the same file system; PostgreSQL: a separate table on the same server."""
     return run.database_urls | {"sqlite": f"sqlite:///{run.folder}/bare.sqlite3"}
 
 
@@ -412,7 +413,7 @@ def describe_run(run: Run, begun: datetime.datetime) -> dict[str, Any]:
 
 
 def list_notes(run: Run, machine: dict[str, Any]) -> list[str]:
-    """What a reader has to know before the figures."""
+    """The notes that a reader needs before the figures."""
     cores = machine["cores"]
     notes = [
         f"Core {GATEWAY_CORE}: the rival or gateway whose turn it is; the others stand idle there. Core {LOAD_CORE}: load, "
@@ -449,7 +450,7 @@ def list_notes(run: Run, machine: dict[str, Any]) -> list[str]:
 
 
 def write_results(found: dict[str, Any], rows: list[Row]) -> Path:
-    """Named after the day and the commit; a short form never takes the place of a long one."""
+    """Writes files named after the day and the commit; a short form never replaces a long one."""
     commit = found["commit"]
     day = found["run"]["startedAt"].split(" ")[0]
     short = "-short" if found["run"]["mode"] == "short form" else ""

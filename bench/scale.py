@@ -1,6 +1,6 @@
-"""What the same questions cost with 1,000 rows of everything and with many: lists, search, details, history, payments.
+"""What the same requests cost with 1,000 rows of every kind and with many: lists, search, details, history, payments.
 
-Each question is asked of the routes themselves, in process, of the small and of the large database by turns; p50, p99
+Each request is sent to the routes in process, to the small and to the large database in turn; p50, p99
 and their ratios go to `bench/results/scale-<database>.{json,md}`. The audit reads every row by design: it is timed once.
 
     python bench/scale.py                              # SQLite, 20,000 listings, 200,000 calls, 20,000 payments
@@ -69,7 +69,7 @@ GOAL = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request, by whom, and how many things its answer must hold so that both sizes do the same work."""
+    """One request, its wallet, and the number of rows in its response, so that both sizes do the same work."""
 
     name: str
     ask: Callable[["Side"], str]
@@ -78,7 +78,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One size of the data and the routes over it. `chance` gives both sides of a pair the same draws."""
+    """One size of the data and the routes over it. `chance` gives both sides of a pair the same random draws."""
 
     scale: Scale
     database: Database
@@ -90,11 +90,11 @@ class Side:
         return self.scale.listings == SMALL
 
     def deep(self, *, small: int, large: int) -> int:
-        """An offset with a whole page behind it."""
+        """An offset with a full page after it."""
         return small if self.is_small else large
 
     def any_listing(self) -> int:
-        """One that lists show."""
+        """A listing that lists contain."""
         while listing(self.scale, number := self.chance.randrange(1, self.scale.listings + 1)).retired_ms:
             pass
         return number
@@ -104,7 +104,7 @@ class Side:
 
 
 def routes_over(database: Database) -> Starlette:
-    """The registry and the history as they are served; the wallet is whoever a header names."""
+    """The routes of registry and history; a header names the wallet."""
 
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
@@ -178,7 +178,7 @@ def page_at(small: int, large: int) -> Callable[[Side], int]:
 
 
 def document_of(side: Side, kind: str) -> str:
-    """Of a listing with an OpenAPI document of its provider's."""
+    """The document of a listing with an OpenAPI document of its provider."""
     number = side.chance.randrange(1, side.scale.listings // 10) * 10
     while listing(side.scale, number).retired_ms:
         number = side.chance.randrange(1, side.scale.listings // 10) * 10
@@ -186,13 +186,13 @@ def document_of(side: Side, kind: str) -> str:
 
 
 def whale_listing(side: Side) -> str:
-    """One of many listings that the whale calls."""
+    """One of the many listings that the largest payer calls."""
     pairs = side.scale.payments // 2
     return account(side.scale, side.chance.randrange(pairs) // 100 * 100).listing.id
 
 
 def provider_listing(side: Side) -> str:
-    """A listing of the provider who has most of them, called by somebody."""
+    """A called listing of the provider with the most listings."""
     for pair in range(1, side.scale.payments // 2):
         if (sold := account(side.scale, pair).listing).provider == WHALE_PROVIDER:
             return sold.id
@@ -355,7 +355,7 @@ QUESTIONS = [
 
 
 async def ask(side: Side, path: str, wallet: Address) -> tuple[float, dict[str, Any]]:
-    """Milliseconds that the routes took, and their answer."""
+    """The milliseconds of the routes, and their response."""
     route, _, query = path.partition("?")
     scope = {
         "type": "http",
@@ -510,7 +510,7 @@ def to_markdown(report: dict[str, Any]) -> str:
 
 
 def mark_over(ratio: float) -> str:
-    """Bold where it is over the goal."""
+    """The figure, in bold where it exceeds the goal."""
     return f"{ratio:.2f}" if ratio <= GOAL else f"**{ratio:.2f}**"
 
 

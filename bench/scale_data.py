@@ -83,7 +83,7 @@ Rows = Iterable[tuple[Any, ...]]
 
 
 class ListingRows:
-    """The rows of every table that knows listings, chunk by chunk."""
+    """The rows of every table about listings, chunk by chunk."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale
@@ -117,8 +117,7 @@ class ListingRows:
 
 
 class LedgerRows:
-    """Calls, then what they share, what other payments added to them, and the payments, once it is known what was taken of
-    them."""
+    """The rows of calls, of their terms, of their top-ups, and of payments, after the taken units are known."""
 
     def __init__(self, scale: Scale) -> None:
         self._scale = scale

@@ -1,9 +1,10 @@
-"""Rows for a catalog and books of any size, the same for the same seed: what the stores would have written, in bulk.
+"""Rows for a catalog and a ledger of any size, the same for the same seed: what the stores would have written, in
+bulk.
 
-Skewed as in life: one payer makes a tenth of all calls from a hundredth of all payments, one provider owns three
-listings in ten, a thousand listings get half of the rest of the calls, and payments are spent around the time at which
-they were made. Authorisations (x402, MPP) are left out: their calls look the same to a history and to an audit, and
-bring rows of five more tables. Pure: no database, no clock.
+The distribution is skewed: one payer makes a tenth of all calls from a hundredth of all payments, one provider owns
+three of ten listings, a thousand listings get half of the other calls, and payments are spent around the time at
+which they were made. Authorisations (x402, MPP) are left out: their calls are the same for a history and for an
+audit, and need rows of five more tables. Pure: no database, no clock.
 """
 
 import random
@@ -89,7 +90,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much of everything. The same seed and counts give the same rows."""
+    """The number of rows of each kind. The same seed and counts give the same rows."""
 
     seed: int
     listings: int
@@ -99,7 +100,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What the calls did to the payments, by number: filled as the calls are made."""
+    """The units that calls took from payments, by number: filled while the calls are made."""
 
     taken: "array[int]"
     calls: "array[int]"
@@ -111,7 +112,7 @@ class Spent:
 
 
 def mix(seed: int, number: int) -> int:
-    """64 bits that look like chance (splitmix64), found again for the same number."""
+    """64 pseudo-random bits (splitmix64), always the same for the same number."""
     z = (number * 0x9E3779B97F4A7C15 + seed * 0xD1342543DE82EF95 + 0x632BE59BD9B4E019) & _MASK
     z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ z >> 27) * 0x94D049BB133111EB) & _MASK
@@ -129,7 +130,7 @@ def provider_of(scale: Scale, number: int) -> Address:
 
 @lru_cache(maxsize=1)
 def descriptions(seed: int) -> tuple[str, ...]:
-    """A pool of texts of thirty words; a third of them hold the frequent word."""
+    """A pool of texts of thirty words; a third of them contain the frequent word."""
     chance = random.Random(seed)
     pool = []
     for number in range(5_000):
@@ -185,7 +186,7 @@ def listing(scale: Scale, number: int) -> Listing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairCredit:
-    """What the two payments of a pair share."""
+    """The shared credit of the two payments of a pair."""
 
     payer: Address
     listing: Listing
@@ -218,7 +219,7 @@ def account(scale: Scale, pair: int) -> PairCredit:
 
 
 def call_rows(scale: Scale, spent: Spent) -> Iterator[tuple[dict[str, Any], tuple[Any, ...] | None]]:
-    """Every call as its row, oldest first, and the row of what another payment added to it, if one did."""
+    """Every call as its row, oldest first, and the row of its top-up, if it has one."""
     chance = random.Random(scale.seed)
     step_ms = max(1, SPAN_MS // scale.calls)
     for number in range(scale.calls):
@@ -233,7 +234,7 @@ def call_rows(scale: Scale, spent: Spent) -> Iterator[tuple[dict[str, Any], tupl
 
 
 def _payment_near(scale: Scale, chance: random.Random, moment: float) -> int:
-    """A payment that was made around `moment` (0 to 1): one of the whale's every tenth time."""
+    """A payment made around `moment` (0 to 1); one of ten times a payment of the largest payer."""
     pairs = max(1, scale.payments // 2)
     draw = chance.random()
     place = min(0.999, max(0.0, moment + (chance.random() - 0.5) * 0.04))
@@ -319,7 +320,7 @@ def _call(
     status: int | None,
     error: str | None,
 ) -> dict[str, Any]:
-    """A free call of that listing with what it shares with others, which a paid one adds to."""
+    """A free call of that listing with its shared terms; a paid one adds to it."""
     bits = chance.getrandbits(80)
     is_ended = state not in (CallState.FORWARDING, CallState.UNKNOWN)
     latency_ms = 5 + bits % 500
@@ -367,7 +368,7 @@ def _call(
 
 
 def payment_rows(scale: Scale, spent: Spent) -> Iterator[dict[str, Any]]:
-    """Every payment as its row, once all calls are made. Half of them have something left."""
+    """Every payment as its row, after all calls are made. Half of them have a rest."""
     for payment_id in range(1, scale.payments + 1):
         paid = _account_of(scale, (payment_id - 1) // 2)
         draw = mix(scale.seed + 4, payment_id)

@@ -1,6 +1,5 @@
-"""What is known of the listings of `scale_rows` beside their words: a third is measured, a fifth is of a proved origin, one
-in ten has an OpenAPI document of twenty operations. Pure.
-"""
+"""Quality, ownership and documents of the listings of `scale_rows`: a third has a quality, a fifth a proved origin,
+one in ten an OpenAPI document of twenty operations. Pure."""
 
 from functools import lru_cache
 from typing import Any
@@ -24,7 +23,7 @@ DOCUMENT_COLUMNS = ("listing_seq", "openapi")
 
 
 def quality_row(scale: Scale, number: int) -> tuple[Any, ...] | None:
-    """`RARE_LISTINGS` have never failed, at any scale; most others seldom have."""
+    """`RARE_LISTINGS` have no failed call, at any scale; most others have few."""
     draw = mix(scale.seed + 7, number)
     if number % max(1, scale.listings // RARE_LISTINGS) == 1:
         return (number, 20 + draw % 900, 1_000_000, 50, 120, DAY)
@@ -50,7 +49,7 @@ def document_row(number: int) -> tuple[Any, ...] | None:
 
 @lru_cache(maxsize=1)
 def document() -> str:
-    """Some 8 KB."""
+    """About 8 KB."""
     reading = {
         "type": "object",
         "properties": {"value": {"type": "number"}, "next": {"$ref": "#/components/schemas/Reading"}},

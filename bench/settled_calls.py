@@ -1,8 +1,8 @@
-"""What a settled call costs on anvil: the latency that it adds to a call on credit, and settlements per second of one gas
-key, through a whole gateway and by Settlement alone in the same run. Thin for now.
+"""What a settled call costs on anvil: the latency that it adds to a call on credit, and settlements per second of one
+gas key, through a whole gateway and by Settlement alone in the same run.
 
 One JSON line. Gateway on one core; chain, upstream and load on another. Latencies are of one call after another, the
-three kinds in turn; authorisations are signed before anything is timed.
+three kinds in turn; authorisations are signed before the timing.
 """
 
 import argparse
@@ -45,7 +45,7 @@ Headers = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettledListing:
-    """A listing on a running gateway, and who buys there."""
+    """A listing on a running gateway, and its payers."""
 
     session: aiohttp.ClientSession
     driver: ChainDriver
@@ -56,7 +56,7 @@ class SettledListing:
     on_credit: Headers
 
     def sign(self) -> Headers:
-        """Headers of one x402 payment that was never shown."""
+        """The headers of one x402 payment that was not presented before."""
         payer = AuthorizationSigner(
             account=Account.from_key(self.caller.key),
             asset=self.playground.usdc,
@@ -68,7 +68,7 @@ class SettledListing:
         return {"PAYMENT-SIGNATURE": encode_header(payer.payment()).decode()}
 
     async def ask(self, url: str, headers: Headers) -> float:
-        """Milliseconds until the answer was there whole."""
+        """The milliseconds until the whole response."""
         start = time.perf_counter()
         async with self.session.get(url, headers=headers) as answer:
             body = await answer.read()
@@ -132,7 +132,7 @@ async def furnish_stand(
 
 
 async def time_alone(settled_listing: SettledListing, count: int) -> dict[str, object]:
-    """One call after another, directly, on credit and settled in turn."""
+    """One call after another: direct, on credit and settled in turn."""
     payments = [settled_listing.sign() for _ in range(count)]
     kinds: dict[str, list[float]] = {"direct": [], "credit": [], "settled": []}
     for payment in payments:

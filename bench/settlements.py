@@ -1,7 +1,7 @@
-"""Settlements per second of one gas key: real books, a real node, everything but the gateway around it. Thin for now.
+"""Settlements per second of one gas key: a real ledger, a real node, everything but the gateway.
 
-One JSON line. Claims are made first and are not counted: what is timed is simulate, sign, store, broadcast, follow and
-conclude. `latency_ms` is of one settlement after another, with nobody else about.
+One JSON line. Claims are made before the timing, which covers simulate, sign, store, broadcast, follow and conclude.
+`latency_ms` is of one settlement after another, without other load.
 """
 
 import argparse
@@ -29,7 +29,7 @@ BASE_UNITS = 10_000
 
 
 async def settle_all(desk: NodeSettlement, calls: list[NodeCall], *, at_once: int) -> float:
-    """Settlements per second with so many under way."""
+    """Settlements per second with so many at the same time."""
     waiting = iter(calls)
 
     async def work() -> None:
@@ -46,7 +46,7 @@ async def settle_all(desk: NodeSettlement, calls: list[NodeCall], *, at_once: in
 
 
 async def mine_often(driver: ChainDriver, pause_s: float) -> None:
-    """Blocks at a pace instead of one for each transaction."""
+    """Makes blocks at an interval instead of one for each transaction."""
     await driver.rpc("evm_setAutomine", False)
     while True:
         await driver.mine(1)

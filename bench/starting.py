@@ -1,4 +1,4 @@
-"""From the start of the process to its first ready answer, and what it keeps in memory when nobody asks anything."""
+"""The time from the start of the process to its first ready response, and its memory when it is idle."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ from throughput import summarise
 async def time_starts(
     folder: Path, *, rpc_url: str, gas_key: str, rounds: int, idle_s: float, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Each round starts once on no database, which is then made, and once on the one that is there."""
+    """Each round starts once without a database, which is then created, and once with the existing one."""
     found: dict[str, list[float]] = {"freshS": [], "againS": [], "idleMiB": []}
     for number in range(rounds):
         port = find_free_port()

@@ -1,4 +1,4 @@
-"""One stream of 100 MiB: directly, through nginx and through a paid call. Throughput, first byte, the gateway's memory."""
+"""One stream of 100 MiB: directly, through nginx and through a paid call. Throughput, time to the first byte, memory of the gateway."""
 
 import socket
 import time
@@ -23,7 +23,7 @@ class Stream:
 
 
 def download(port: int, request: bytes) -> Stream:
-    """On a connection of its own, which stands before the clock starts. Raises RuntimeError when it is not whole."""
+    """A download on its own connection, opened before the timing. Raises RuntimeError when it is incomplete."""
     with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as line:
         buffer = bytearray(READ_BYTES)
         start = time.perf_counter()
@@ -53,7 +53,7 @@ def download(port: int, request: bytes) -> Stream:
 
 
 class Streams:
-    """Rounds of downloads by name; the memory of the process that is ours."""
+    """Rounds of downloads by name, and the memory of the gateway."""
 
     def __init__(self, requests: Mapping[str, tuple[int, bytes]], *, gateway_pid: int) -> None:
         self._requests = requests

@@ -1,7 +1,7 @@
-"""Answers per second: every rival in turn, round by round, each round in the other direction than the one before.
+"""Responses per second: every program in turn, round by round, each round in the opposite order of the one before.
 
-A cell is one rival under one kind of request. What it took of its core, and how busy the load's core was, stands beside
-each figure: a rate is the rival's own only as long as its core was the full one.
+A cell is one program under one kind of request. Each figure has the used part of its core and of the core of the load
+beside it: a rate is that of the program only while its own core is the full one.
 """
 
 import socket
@@ -25,8 +25,8 @@ ANSWER_BYTES_MAX = 4_096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One load on one cell. Shares of a core: 1.0 is all of it. `cpu_us`, `database_cpu_us`: of each answer; the latter is of
-    a database server beside the process, None where there is none."""
+    """One load on one cell. Parts of a core: 1.0 is all of it. `cpu_us`, `database_cpu_us`: per response; the latter
+    is of a database server, None without one."""
 
     outcome: Outcome
     own_share: float
@@ -37,14 +37,14 @@ class Sample:
 
     @property
     def rate(self) -> float:
-        """Never zero: one that answered nothing in time is taken for one answer, so that there is a ratio."""
+        """Never zero: a cell without a response in time counts as one response, so that there is a ratio."""
         return max(1, self.outcome.in_time) / self.outcome.seconds
 
 
 @dataclass(slots=True, kw_only=True)
 class Cell:
-    """`prepare(count)` gives the requests: as many as are to be sent once, or, where `is_once` is not set, any number.
-    `are_refused`: the answer wanted is a 402. `database`: CPU seconds of its database server so far."""
+    """`prepare(count)` returns the requests: as many as will be sent once, or, where `is_once` is not set, any
+    number. `are_refused`: the expected response is a 402. `database`: CPU seconds of its database server so far."""
 
     name: str
     port: int
@@ -96,7 +96,7 @@ class Cell:
         )
 
     def _check(self, outcome: Outcome) -> None:
-        """Every answer is the one that was asked for. Raises RuntimeError: a rate of refusals is no rate."""
+        """Checks that every response has the expected status. Raises RuntimeError: a rate of refusals is not a rate."""
         wrong = outcome.answers - outcome.refused if self.are_refused else outcome.refused
         if wrong or outcome.broken or not outcome.answers:
             raise RuntimeError(
@@ -105,7 +105,7 @@ class Cell:
             )
 
     def _ask_once(self) -> bytes:
-        """What one request is answered, or as much of it as comes at once."""
+        """The response to one request, or as much of it as arrives at once."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_DEADLINE_S) as line:
                 line.sendall(self.prepare(1)[0])
@@ -147,7 +147,7 @@ def run_rounds(
     warm: Sequence[Cell],
     tell: Callable[[str], None],
 ) -> None:
-    """`warm`: have a second first, which does not count."""
+    """`warm`: each load first runs for a second that does not count."""
     for cell in warm:
         cell.measure(generator, folder, connections=connections, seconds=1)
     for number in range(rounds):
@@ -161,19 +161,20 @@ def run_rounds(
 
 
 def compare(ours: Cell, theirs: Cell) -> dict[str, Any]:
-    """Our rate as a multiple of theirs: round by round, then the median."""
+    """The rate of Tollway as a multiple of the other: per round, then the median."""
     pairs = zip(ours.rates(), theirs.rates(), strict=True)
     return summarise([mine / its for mine, its in pairs])
 
 
 def compare_cpu(ours: Cell, theirs: Cell) -> dict[str, Any]:
-    """Our CPU for each answer as a multiple of theirs, in the same way: it hardly depends on who else is there."""
+    """The CPU per response of Tollway as a multiple of the other, in the same way: it hardly depends on other
+    processes."""
     pairs = zip(ours.samples, theirs.samples, strict=True)
     return summarise([mine.cpu_us / its.cpu_us for mine, its in pairs])
 
 
 def find_spread(cell: Cell) -> float:
-    """By how much its best round is better than its worst: 0.1 is 10 %."""
+    """How much the best round exceeds the worst: 0.1 is 10 %."""
     return max(cell.rates()) / min(cell.rates()) - 1
 
 

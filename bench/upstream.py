@@ -1,8 +1,8 @@
-"""The upstream of every benchmark: a small JSON answer to any request, and 100 MiB at /blob. Beside it an x402
-facilitator at /facilitator that says yes to everything at once.
+"""The upstream of every benchmark: a small JSON response to any request, and 100 MiB at /blob. Beside it an x402
+facilitator at /facilitator that accepts everything at once.
 
-nginx with one worker where there is one, so that it is never what is measured. Else, and for whoever wants no nginx,
-`python bench/upstream.py PORT`: the least that answers, over asyncio.
+nginx with one worker where it is available, so that the upstream is never the bottleneck. Else, or with `python
+bench/upstream.py PORT`, a minimal server over asyncio.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ def format_answer(body: bytes) -> bytes:
 
 
 class ServedConnection(asyncio.Protocol):
-    """One connection: answers each request, whose body may have a Content-Length."""
+    """One connection: responds to each request, whose body may have a Content-Length."""
 
     _SMALL = format_answer(ANSWER)
     _BLOB_HEAD = (

@@ -1,7 +1,7 @@
 """How the requests of one load differ from each other: their headers and their paths, each by its number. Pure.
 
-A gateway that remembers what it decided for a request is fast while requests are the same. So figures are quoted twice:
-with requests that are the same, and with requests of which no two are the same.
+A gateway that remembers its decision about a request is fast while requests are the same. So figures are quoted twice: with
+equal requests, and with requests of which no two are equal.
 
 | heads | headers beside those that pay |
 |---|---|

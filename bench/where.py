@@ -2,8 +2,8 @@
 
     python bench/where.py [--database sqlite|postgres] [--form plain|bound] [--connections 32] [--gil] [--least 2]
 
-CPU by thread is exact: the kernel's own account, of a load that is not watched. Within a thread a second load is watched by
-`py-spy` (in the bench's virtualenv: `make bench` makes it), which stops the process for each sample, so that only its shares are
+CPU by thread is exact: the kernel counts it, under a load that is not sampled. Within a thread `py-spy` samples a second load (in
+the bench's virtualenv: `make bench` makes it). It stops the process for each sample, so only its proportions are
 used. A thread that waits for a disk counts as busy there: `--gil` takes only samples that run Python, and leaves out what
 libraries do without its lock. Lines with a system call weigh a little too much. Needs the right to trace a child.
 """
@@ -47,7 +47,7 @@ Frames = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadUse:
-    """What a thread has taken so far. Switches: those it asked for by waiting, and those it did not."""
+    """The CPU use of a thread so far, and its voluntary and involuntary context switches."""
 
     name: str
     cpu_s: float
@@ -57,7 +57,7 @@ class ThreadUse:
 
     @classmethod
     def read(cls, task: Path) -> Self:
-        """Raises OSError when it has gone."""
+        """Raises OSError when the process has ended."""
         fields = (task / "stat").read_text().rpartition(")")[2].split()
         switches = [
             int(line.split()[1])
@@ -85,7 +85,7 @@ class ThreadUse:
 
 
 def read_threads(pid: int) -> dict[int, ThreadUse]:
-    """Of a process and all that came from it."""
+    """The threads of a process and of all its descendants."""
     found = {}
     for one in list_family(pid):
         for task in Path(f"/proc/{one}/task").iterdir():
@@ -192,7 +192,7 @@ async def serving(options: argparse.Namespace, folder: Path) -> AsyncIterator[Ga
 
 
 def put_load(options: argparse.Namespace, gateway: Gateway, folder: Path, seconds: int) -> Outcome:
-    """Raises RuntimeError when an answer is not the one that was asked for."""
+    """Runs the load. Raises RuntimeError for an unexpected response."""
     varied = {"heads": options.heads, "paths": options.paths}
     is_plain = options.form == "plain"
     requests = (
@@ -212,7 +212,7 @@ def put_load(options: argparse.Namespace, gateway: Gateway, folder: Path, second
 
 
 async def watch(options: argparse.Namespace, gateway: Gateway, folder: Path) -> str:
-    """What py-spy writes of a load."""
+    """py-spy's output for a load."""
     raw = folder / "stacks"
     command = [str(SPY), "record", "--pid", str(gateway.child.pid), "--threads", "--rate", str(options.rate)]
     command += ["--duration", str(options.watched), "--format", "raw", "-o", str(raw)]

@@ -1,9 +1,9 @@
-"""A rival: the FastAPI middleware of the `x402` package, made once, in the bench's own virtualenv.
+"""A program to compare with: the FastAPI middleware of the `x402` package, in the bench's virtualenv.
 
-`x402_rival.py PORT`: over a facilitator inside the process that says yes at once; the answer is made here. All in its
-favour: nothing is verified, settled or written, and nobody is asked. `x402_rival.py PORT UPSTREAM`: as it is deployed in
-front of an API, with the package's own client of a facilitator by HTTP, which answers at once from the upstream's server,
-and the answer fetched from the upstream.
+`x402_rival.py PORT`: with a facilitator inside the process that accepts at once, and a response made here. This
+favours it: nothing is verified, settled or written, and no request is sent. `x402_rival.py PORT UPSTREAM`: as it is deployed in
+front of an API, with the package's HTTP client of a facilitator, which responds at once from the upstream's server, and the
+response fetched from the upstream.
 """
 
 import importlib
@@ -17,7 +17,7 @@ ANSWER = b'{"symbol":"ETH","price":"3021.17","currency":"USD"}'
 
 
 class InstantFacilitator:
-    """Takes every payment, at once."""
+    """Accepts every payment, at once."""
 
     def __init__(self, schemas: Any) -> None:
         kind = schemas.SupportedKind(x402_version=2, scheme="exact", network=NETWORK)
