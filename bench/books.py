@@ -140,7 +140,7 @@ async def logged(server: Server | None, tally: Tally) -> AsyncIterator[None]:
         return
     await server.ask("ALTER SYSTEM SET log_statement = 'all'")
     await server.ask("SELECT pg_reload_conf()")
-    await asyncio.sleep(0.5)  # until every backend has heard of it
+    await asyncio.sleep(0.5)  # until every backend has the setting
     path = server.folder / "log"
     start = path.stat().st_size
     yield

@@ -63,7 +63,7 @@ async def show_first(gateway: Gateway, line: CountingLine, *, tell: Callable[[st
     for number in range(0, len(payments), SHOWN_FROM_ONE_ADDRESS):
         async with open_session(number // SHOWN_FROM_ONE_ADDRESS) as session:
             async with session.get(gateway.url + "/healthz"):
-                pass  # the connection stands before anything is timed
+                pass  # the connection is open before the timing
             for payment in payments[number : number + SHOWN_FROM_ONE_ADDRESS]:
                 headers = payment.sign()
                 mark = len(line.trips)

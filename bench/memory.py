@@ -363,7 +363,7 @@ def main() -> None:
     if options.bound_calls is None:
         options.bound_calls = 10_000 if options.short else 100_000
     options.stream_bytes = options.stream_bytes or (STREAM_BYTES // 4 if options.short else STREAM_BYTES)
-    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # callers who leave are what this is about
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # callers that leave are expected here
     found = uvloop.run(measure(options))
     print(write_results(found))
     print(write_markdown(found))

@@ -52,9 +52,9 @@ from tollway.sandbox.chain import ChainDriver, prepare_playground, run_anvil
 
 RESULTS = ROOT / "bench" / "results"
 OTHERS_SHARE_MAX = 0.25
-"""Of the measured core. Some of it is the system's own work for the packets of whoever is measured."""
+"""The most CPU of other processes, as a part of the measured core. Some of it is the kernel's work for the packets of the measured program."""
 ENVOY_SPREAD_MAX = 0.10
-"""By so much may Envoy's best round be better than its worst: more, and the machine was not quiet."""
+"""The most by which Envoy's best round may exceed its worst. Beyond it the machine was not quiet."""
 STAGES = ("start", "presentation", "throughput", "latency", "streaming")
 
 

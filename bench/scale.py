@@ -147,7 +147,7 @@ def routes_over(database: Database) -> Starlette:
             limits=DEFAULT_LIMITS,
             is_mpp_offered=lambda *_: False,
             is_bound_required=False,
-            ticks_ms=itertools.count(0, 1_000_000).__next__,  # nothing that was written is kept
+            ticks_ms=itertools.count(0, 1_000_000).__next__,  # so that no cached value stays valid
         )
     )
     routers = (listing_router(desk), documents, history)

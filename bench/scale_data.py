@@ -241,7 +241,7 @@ async def fill_postgres(url: str, scale: Scale, tell: Callable[[str], None]) -> 
         *TOTALS,
         "SELECT setval(pg_get_serial_sequence('listing', 'seq'), (SELECT max(seq) FROM listing))",
         "SELECT setval(pg_get_serial_sequence('payment', 'id'), (SELECT max(id) FROM payment))",
-        "VACUUM ANALYZE",  # as autovacuum would have, by the time that the tables are as large
+        "VACUUM ANALYZE",  # as autovacuum has done when tables are that large
     ):
         await run(sql)
     await connection.close()

@@ -36,7 +36,7 @@ async def settle_all(desk: NodeSettlement, calls: list[NodeCall], *, at_once: in
         for call in waiting:
             outcome = await desk.settle(call)
             if not isinstance(outcome, Settled):
-                raise RuntimeError(outcome)  # noqa: TRY004 - nobody gave a wrong type
+                raise RuntimeError(outcome)  # noqa: TRY004 - the outcome is wrong, not a type
 
     start = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -81,7 +81,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
                         ]
                         await (
                             desk.gas_budget.refresh()
-                        )  # what it knows of gas would be too old after a minute
+                        )  # its gas prices would be too old after a minute
                         rates.append(await settle_all(desk, calls, at_once=options.at_once))
                     mining.cancel()
     return {

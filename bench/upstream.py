@@ -87,7 +87,7 @@ async def serving_upstream(folder: Path, nginx: Path | None) -> AsyncIterator[Up
         with (folder / "blob").open("wb") as blob:
             for _ in range(BLOB_BYTES // len(CHUNK)):
                 blob.write(CHUNK)
-        folder.chmod(0o755)  # started by root, its worker is somebody else
+        folder.chmod(0o755)  # started by root, its worker runs as another user
     async with running("upstream", command, core=LOAD_CORE, folder=folder) as child:
         url = f"http://127.0.0.1:{port}"
         await child.wait_up(url + "/quote/ETH", status=200)
