@@ -161,7 +161,7 @@ REFUSED = [
     ({}, f'{OPTIMISM}native_price = "-1"', "native_price: "),
     ({}, f'{OPTIMISM}gas_price_max_gwei = "-1"', "gas_price_max_gwei: "),
     ({}, f'{OPTIMISM}gas_floor = "1e9"', "gas_floor: "),
-    ({}, f'{OPTIMISM}facilitator = "https://f.example"', "facilitator: has the keys"),
+    ({}, f'{OPTIMISM}facilitator = "https://f.example"', "facilitator: must be a table"),
     ({}, f'{OPTIMISM}facilitator = {{url = "ftp://f.example"}}', "facilitator.url"),
     ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example?key=x"}}', "without query"),
     ({}, f'{OPTIMISM}facilitator = {{url = "https://f.example", settle_headers = {{"a b" = "x"}}}}', "is not a header"),

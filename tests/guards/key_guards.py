@@ -66,7 +66,7 @@ KEY_GUARDS = (
         "K8",
         "there are few secret keys",
         "config.settings:parse_secret_keys",
-        "if len(words) > KEYS_MAX:",
+        "if len(words) > SECRET_KEYS_MAX:",
         "if False:",
         test=NO_LIST,
     ),

@@ -151,7 +151,7 @@ OUTBOUND_GUARDS = (
         "O5",
         "the gateway's own listeners are not called",
         "outbound.pool:AddressGuard.check",
-        "if port == own_port and (is_local or str(verdict.address) == own_ip):",
+        "if port == own_port and (is_local or str(decision.address) == own_ip):",
         "if False:",
         test="outbound/test_client.py::test_the_gateway_does_not_call_itself",
     ),

@@ -157,7 +157,7 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     ),
     AuthorizationReason.ALREADY_USED: (
         Code.PAYMENT_ALREADY_USED,
-        "The nonce of this authorisation is used or cancelled on the chain, so it cannot pay for this call; sign a new one.",
+        "The nonce of this authorisation is used or cancelled on the chain, so it cannot pay for this call; read your history before you sign a new one.",
     ),
     AuthorizationReason.CHALLENGE: (
         _FAILED,
