@@ -295,7 +295,7 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
 
     async with gateway.settlement.running():
         caller = Caller(gateway.app, status=402 if options.kind == "unpaid" else 200)
-        await caller.ask(write_next(options.warm_up), options.warm_up)  # afterwards everything that is made once exists
+        await caller.ask(write_next(options.warm_up), options.warm_up)  # fills the caches
         profile = cProfile.Profile() if options.profile else None
         found = []
         for _ in range(options.rounds):

@@ -79,9 +79,7 @@ async def measure(options: argparse.Namespace) -> dict[str, object]:
                             await desk.claim(caller, PAYEE, base_units=BASE_UNITS)
                             for _ in range(options.count)
                         ]
-                        await (
-                            desk.gas_budget.refresh()
-                        )  # its gas prices would be too old after a minute
+                        await desk.gas_budget.refresh()  # its gas prices would be too old after a minute
                         rates.append(await settle_all(desk, calls, at_once=options.at_once))
                     mining.cancel()
     return {

@@ -198,9 +198,7 @@ class BatchSettlement:
         if self._ended:
             self._connection.execute(_END, self._ended)
 
-    def _record_transfer(
-        self, call: LockedCall, end: SettlementEnd, values: dict[str, object]
-    ) -> CallState:
+    def _record_transfer(self, call: LockedCall, end: SettlementEnd, values: dict[str, object]) -> CallState:
         """Records the transfer in a payment. The call takes its units, or they stay credit."""
         payment_id = call.payment_id
         assert payment_id is not None

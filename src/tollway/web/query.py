@@ -1,5 +1,4 @@
-"""Formats and parses times, and reads query strings (`QueryParameters`): it collects all errors, an unknown parameter included. Pure.
-"""
+"""Formats and parses times, and reads query strings (`QueryParameters`): it collects all errors, an unknown parameter included. Pure."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
