@@ -8,9 +8,9 @@ from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationIn
 from tollway.errors import FieldError
 from tollway.validation import (
     UNKNOWN_NAMED_MAX,
-    BodyModel,
+    RequestModel,
     add_value,
-    check_body,
+    check_members,
     in_range,
     read_texts,
     to_field_error,
@@ -33,7 +33,7 @@ def _read_even(value: object, info: ValidationInfo) -> object:
     raise value_error("odd", "must be even")
 
 
-class Body(BodyModel):
+class Body(RequestModel):
     first_name: Annotated[str, Strict(), Field(min_length=1, max_length=3)]
     count: Annotated[int, Strict(), AfterValidator(in_range(1, 9))] = 1
     kind: Literal["a", "b", "c"] = "a"
@@ -75,26 +75,28 @@ class Body(BodyModel):
     ],
 )
 def test_an_error_has_a_pointer_a_code_and_a_detail(members: dict[str, object], errors: list[str]) -> None:
-    found = [to_field_error(*error) for error in check_body(Body, members).errors]
+    found = [to_field_error(*error) for error in check_members(Body, members).errors]
     assert [f"{one.pointer} {one.code} {one.detail}" for one in found] == errors
     assert all(isinstance(one, FieldError) for one in found)
 
 
 def test_a_valid_body_has_no_error() -> None:
-    checked = check_body(Body, {"firstName": "x", "words": ["a"]})
+    checked = check_members(Body, {"firstName": "x", "words": ["a"]})
     assert checked.errors == []
-    assert checked.body is not None
-    assert checked.body.words == ("a",)
+    assert checked.model is not None
+    assert checked.model.words == ("a",)
     assert checked.values == {"first_name": "x", "words": ("a",)}
 
 
 def test_values_of_valid_form_are_kept_beside_an_error() -> None:
-    checked = check_body(Body, {"firstName": "x", "number": 3, "words": ["ok", "bad", 5], "count": 0})
-    assert checked.body is None
+    checked = check_members(Body, {"firstName": "x", "number": 3, "words": ["ok", "bad", 5], "count": 0})
+    assert checked.model is None
     assert checked.values == {"first_name": "x", "number": 3, "words": ("ok", "bad")}
 
 
 def test_the_first_unknown_members_become_errors() -> None:
-    checked = check_body(Body, {"firstName": "x", **{f"{number}" * 100: 1 for number in range(100, 1_000)}})
+    checked = check_members(
+        Body, {"firstName": "x", **{f"{number}" * 100: 1 for number in range(100, 1_000)}}
+    )
     assert len(checked.errors) == UNKNOWN_NAMED_MAX
     assert all(len(str(location[-1])) == 64 for location, _, _ in checked.errors)

@@ -1,11 +1,13 @@
-"""Models of request bodies: pydantic checks each member, and this module writes its errors as the `errors[]` of a problem. Pure.
+"""Models of request bodies and queries: pydantic checks each member, and this module writes its errors as the `errors[]` of a problem. Pure.
 
-A model reads JSON that `web/json.py` has parsed: its depth, its size, the number of its values and duplicate members are checked before.
+A model reads JSON that `web/json.py` has parsed, or the parameters that `web/query.py` has split: size, depth, the number of values and
+duplicate members are checked before.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
@@ -19,6 +21,9 @@ UNKNOWN_NAMED_MAX = 20
 
 Location = tuple[int | str, ...]
 """The path to a value: member names and indexes."""
+
+WireError = tuple[Location, str, str]
+"""Location, code and detail of an error."""
 
 _OWN = "tollway."
 """Marks the codes of this package among pydantic's types, which have the same names with other meanings."""
@@ -38,17 +43,18 @@ _WIRE_ERRORS: Mapping[str, tuple[str, str]] = {
 """Code and detail for each type of pydantic's errors. Another type is a bug of a model."""
 
 T = TypeVar("T")
-B = TypeVar("B", bound="BodyModel")
+M = TypeVar("M", bound="RequestModel")
 
 
-class BodyModel(BaseModel):
-    """An object of a request body. A member's name is the field's in camel case; an unknown member is an error."""
+class RequestModel(BaseModel):
+    """An object of a request body, or the parameters of a query. A member's name is the field's in camel case; an unknown member is an error."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, alias_generator=to_camel, hide_input_in_errors=True
     )
 
     @classmethod
+    @cache
     def member_names(cls) -> tuple[str, ...]:
         """In the order of their declaration, which is the order of their errors."""
         return tuple(field.alias or name for name, field in cls.model_fields.items())
@@ -88,30 +94,44 @@ def add_value(info: ValidationInfo, value: object) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedBody(Generic[B]):
-    """The result of a check. `body` is None when there are errors. `values` (see `Context`) serves rules between members, which hold
-    also when another member has errors."""
+class CheckedMembers(Generic[M]):
+    """The result of a check. `model` is None when there are errors. `values`: see `Context`."""
 
-    body: B | None
+    model: M | None
     values: Mapping[str, Any]
-    errors: list[tuple[Location, str, str]]
-    """Location, code and detail; unknown members first, then in the order of the model's fields."""
+    errors: list[WireError]
+    """Unknown members first, then in the order of the model's fields."""
 
 
-def check_body(model: type[B], members: Mapping[str, Any], *, rules: object = None) -> CheckedBody[B]:
-    """Checks an object with a model. `rules` reach its validators as `info.context.rules`."""
+def check_members(
+    model: type[M],
+    members: Mapping[str, Any],
+    *,
+    rules: object = None,
+    check_between: Callable[[Mapping[str, Any]], Iterable[tuple[str | None, WireError]]] = lambda _: (),
+) -> CheckedMembers[M]:
+    """Checks an object with a model. `rules` reach its validators as `info.context.rules`.
+
+    `check_between` checks the rules between members, also when another member has errors. It gets `Context.values` and yields each
+    error with the member after whose errors it stands; None: after all.
+    """
     context = Context(rules=rules, values={})
+    checked: M | None = None
+    placed: list[tuple[str | None, WireError]] = []
     try:
-        body = model.model_validate(members, context=context)
+        checked = model.model_validate(members, context=context)
     except ValidationError as exc:
-        found = exc.errors(include_url=False, include_input=False)
-        found.sort(key=lambda error: error["type"] != "extra_forbidden")
-        errors = [_to_wire(error, model) for error in found]
-        return CheckedBody(body=None, values=context.values, errors=errors)
-    return CheckedBody(body=body, values=context.values, errors=[])
+        found = (_to_wire(error, model) for error in exc.errors(include_url=False, include_input=False))
+        placed += [(str(error[0][0]), error) for error in found]
+    placed += check_between(context.values)
+    order = {name: number for number, name in enumerate(model.member_names())}
+    placed.sort(key=lambda one: len(order) if one[0] is None else order.get(one[0], -1))
+    return CheckedMembers(
+        model=None if placed else checked, values=context.values, errors=[error for _, error in placed]
+    )
 
 
-def _to_wire(error: ErrorDetails, model: type[BodyModel]) -> tuple[Location, str, str]:
+def _to_wire(error: ErrorDetails, model: type[RequestModel]) -> WireError:
     kind, location = error["type"], error["loc"]
     if kind.startswith(_OWN):
         return location, kind.removeprefix(_OWN), error["msg"]
@@ -138,7 +158,7 @@ def value_error(code: str, detail: str) -> PydanticCustomError:
     return PydanticCustomError(_OWN + code, detail)
 
 
-def value_errors(found: Sequence[tuple[Location, str, str]]) -> ValidationError:
+def value_errors(found: Sequence[WireError]) -> ValidationError:
     """Several errors that a validator raises for its value; their locations are relative to it."""
     lines = [
         InitErrorDetails(type=value_error(code, detail), loc=location, input=None)
@@ -195,7 +215,7 @@ def read_texts(
     With `info`, the texts of valid form are the member's value for rules of other members."""
     texts: dict[int, str] = {}
     seen: set[str] = set()
-    errors: list[tuple[Location, str, str]] = []
+    errors: list[WireError] = []
     for index, element in enumerate(read_list(value, count_max=count_max)):
         try:
             text = read_text(element, length_min=1, length_max=length_max)
@@ -219,7 +239,7 @@ def read_texts(
     return tuple(parsed)
 
 
-def list_errors(name: str, check: Callable[[str], object], text: str) -> list[tuple[Location, str, str]]:
+def list_errors(name: str, check: Callable[[str], object], text: str) -> list[WireError]:
     """The error that `check` raises for the text of a member; empty when it raises none."""
     try:
         check(text)
@@ -228,5 +248,5 @@ def list_errors(name: str, check: Callable[[str], object], text: str) -> list[tu
     return []
 
 
-def _to_error(exc: PydanticCustomError, place: int | str) -> tuple[Location, str, str]:
+def _to_error(exc: PydanticCustomError, place: int | str) -> WireError:
     return (place,), exc.type.removeprefix(_OWN), exc.message()

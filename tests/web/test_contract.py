@@ -27,6 +27,7 @@ from tollway.web.contract import (
     load_contract,
 )
 from tollway.web.problems import PROBLEM_KINDS
+from tollway.web.query import QueryModel
 
 PUBLIC_URL = "https://gw.example.com"
 SITE = Site(public_url=PUBLIC_URL, version="1.2.3")
@@ -235,6 +236,27 @@ def test_a_limit_of_a_parameter_is_the_limit_of_the_code(place: tuple[str, str, 
         one["schema"] for one in build()["paths"][path]["get"]["parameters"] if one.get("name") == name
     ]
     assert found[keyword] == value
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "model"),
+    [
+        (APIS, "get", listing_routes.ListingParameters),
+        (APIS, "post", listing_routes.CreationParameters),
+        (HISTORY, "get", history_routes.HistoryParameters),
+        (PAYMENTS, "get", history_routes.PaymentParameters),
+    ],
+)
+def test_a_route_declares_the_parameters_of_its_model(
+    path: str, method: str, model: type[QueryModel]
+) -> None:
+    document = build()
+    declared = [
+        document["components"]["parameters"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        for one in document["paths"][path][method]["parameters"]
+    ]
+    names = [one["name"] for one in declared if one["in"] == "query"]
+    assert sorted(names) == sorted(model.member_names())
 
 
 COMPONENT_LIMITS = {

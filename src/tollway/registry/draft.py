@@ -32,10 +32,10 @@ from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
 from tollway.registry.paths import find_path_fault, path_shape
 from tollway.registry.text import find_refused_character
 from tollway.validation import (
-    BodyModel,
-    Location,
+    RequestModel,
+    WireError,
     add_value,
-    check_body,
+    check_members,
     context_of,
     in_range,
     list_errors,
@@ -136,17 +136,15 @@ def parse_draft(
     """
     if not isinstance(body, dict):
         return (FieldError(code="type", detail="the body must be a JSON object", pointer=""),)
-    checked = check_body(ListingBody, body, rules=rules)
-    placed = [
-        (_place(location[0]), to_field_error(location, code, detail))
-        for location, code, detail in checked.errors
-    ]
-    for name, error in _check_between_members(checked.values, body, rules, previous):
-        placed.append((_place(name), error))
-    placed.sort(key=lambda one: one[0])
-    if checked.body is None or placed:
-        return tuple(error for _, error in placed[:ERRORS_MAX])
-    return _to_draft(checked.body, rules, previous)
+    checked = check_members(
+        ListingBody,
+        body,
+        rules=rules,
+        check_between=lambda values: _check_between_members(values, body, rules, previous),
+    )
+    if checked.model is None:
+        return tuple(to_field_error(*error) for error in checked.errors[:ERRORS_MAX])
+    return _to_draft(checked.model, rules, previous)
 
 
 def find_nothing_served(
@@ -359,7 +357,7 @@ def _check_header(name: str) -> str:
     return name
 
 
-class OperationBody(BodyModel):
+class OperationBody(RequestModel):
     """A priced operation. The rules of its method and path follow in `_read_operation`, after the errors of form."""
 
     method: Annotated[str, Strict(), Field(min_length=1, max_length=METHOD_LENGTH_MAX)]
@@ -372,7 +370,7 @@ class OperationBody(BodyModel):
 def _read_operations(value: object, info: ValidationInfo) -> tuple[Operation, ...]:
     methods, decimals_max = context_of(info).values.get("methods", ()), _find_decimals_max(info)
     operations: list[Operation] = []
-    errors: list[tuple[Location, str, str]] = []
+    errors: list[WireError] = []
     seen: set[tuple[str, str]] = set()
     for index, row in enumerate(read_list(value, count_max=PRICED_OPERATIONS_MAX)):
         operation, wrong = _read_operation(row, decimals_max)
@@ -390,13 +388,11 @@ def _read_operations(value: object, info: ValidationInfo) -> tuple[Operation, ..
     return tuple(operations)
 
 
-def _read_operation(
-    row: object, decimals_max: int | None
-) -> tuple[Operation | None, list[tuple[Location, str, str]]]:
+def _read_operation(row: object, decimals_max: int | None) -> tuple[Operation | None, list[WireError]]:
     """The operation, None where a member is missing or malformed, and all its errors."""
     if not isinstance(row, dict):
         return None, [((), "type", "must be an object")]
-    checked = check_body(OperationBody, row, rules=decimals_max)
+    checked = check_members(OperationBody, row, rules=decimals_max)
     method, path, errors = checked.values.get("method"), checked.values.get("path"), list(checked.errors)
     price = checked.values.get("price_per_request")
     if method == "HEAD":
@@ -415,7 +411,7 @@ _QUERY_NAME = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _SECRET = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 
 
-class UpstreamAuthBody(BodyModel):
+class UpstreamAuthBody(RequestModel):
     """A secret for the upstream. The rules of its name and value follow in `_read_upstream_auth`, after the errors of form."""
 
     location: Literal["header", "query"] = Field(alias="in")
@@ -428,11 +424,13 @@ def _read_upstream_auth(members: object, info: ValidationInfo) -> UpstreamAuth |
         return None
     if not isinstance(members, dict):
         raise value_error("type", "must be an object")
-    checked = check_body(UpstreamAuthBody, {"in": None, **members})
+    checked = check_members(UpstreamAuthBody, {"in": None, **members})
     location, name, value = (checked.values.get(field) for field in ("location", "name", "value"))
     auth = None
-    if checked.body is not None:
-        auth = UpstreamAuth(location=checked.body.location, name=checked.body.name, value=checked.body.value)
+    if checked.model is not None:
+        auth = UpstreamAuth(
+            location=checked.model.location, name=checked.model.name, value=checked.model.value
+        )
         add_value(info, auth)
     errors = list(checked.errors)
     if location == "header" and name is not None:
@@ -446,7 +444,7 @@ def _read_upstream_auth(members: object, info: ValidationInfo) -> UpstreamAuth |
     return auth
 
 
-class RateLimitBody(BodyModel):
+class RateLimitBody(RequestModel):
     """A limit per payer. An absent member is an error of its type."""
 
     calls: Annotated[int, Strict(), AfterValidator(in_range(1, RATE_CALLS_MAX))]
@@ -458,10 +456,10 @@ def _read_rate_limit(members: object) -> RateLimit | None:
         return None
     if not isinstance(members, dict):
         raise value_error("type", "must be an object")
-    checked = check_body(RateLimitBody, {"calls": None, "perSeconds": None, **members})
-    if checked.body is None:
+    checked = check_members(RateLimitBody, {"calls": None, "perSeconds": None, **members})
+    if checked.model is None:
         raise value_errors(checked.errors)
-    return RateLimit(calls=checked.body.calls, per_s=checked.body.per_seconds)
+    return RateLimit(calls=checked.model.calls, per_s=checked.model.per_seconds)
 
 
 _OPENAPI_VERSION = re.compile(r"3\.[012](\.[0-9]+)?(-[0-9A-Za-z.-]+)?")
@@ -487,7 +485,7 @@ def _check_document_url(url: str) -> str:
     return url
 
 
-class ListingBody(BodyModel):
+class ListingBody(RequestModel):
     """The members of a create and of an update, in the order of their errors."""
 
     name: Annotated[
@@ -521,17 +519,9 @@ class ListingBody(BodyModel):
     forward_signature: ForwardSignature = "ed25519"
 
 
-_ORDER = {name: number for number, name in enumerate(ListingBody.member_names())}
-
-
-def _place(name: object) -> int:
-    """The place of a member's errors: unknown members first, None last."""
-    return len(_ORDER) if name is None else _ORDER.get(str(name), -1)
-
-
 def _check_between_members(
     values: Mapping[str, Any], body: Mapping[str, Any], rules: DraftRules, previous: Listing | None
-) -> Iterator[tuple[str | None, FieldError]]:
+) -> Iterator[tuple[str | None, WireError]]:
     """The errors of rules between members, each with the member after whose errors it stands. `values`: by field name."""
     auth = values.get("upstream_auth")
     if "upstreamAuth" not in body and previous is not None:
@@ -540,11 +530,11 @@ def _check_between_members(
         forwarded = {name.lower() for name in values.get("forward_headers", ())}
         if auth.location == "header" and auth.name.lower() in forwarded:
             detail = f"{auth.name} is set by upstreamAuth"
-            yield "upstreamAuth", FieldError(code="conflict", detail=detail, pointer="/forwardHeaders")
+            yield "upstreamAuth", (("forwardHeaders",), "conflict", detail)
         is_https = values.get("endpoint", "https:").lower().startswith("https:")
         if not is_https and not rules.allow_private_endpoints:
             detail = "must be https: the gateway sends the listing's secret there"
-            yield "upstreamAuth", FieldError(code="endpoint", detail=detail, pointer="/endpoint")
+            yield "upstreamAuth", (("endpoint",), "endpoint", detail)
     is_document_valid = "openapi" in values or "openapi" not in body
     if is_document_valid and not _is_document_wanted(body) and "operations" not in body:
         openapi = values.get("openapi")
@@ -557,7 +547,7 @@ def _check_between_members(
             methods=values.get("methods", ()),
         )
         if conflict is not None:
-            yield None, conflict
+            yield None, (("otherPaths",), conflict.code, conflict.detail)
 
 
 def _is_document_wanted(body: Mapping[str, Any]) -> bool:

@@ -9,8 +9,9 @@ import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
@@ -21,7 +22,6 @@ from tollway.discovery.bazaar import (
     BAZAAR,
     LIMIT_DEFAULT,
     LIMIT_MAX,
-    RESOURCE_TYPE,
     ResourceFilter,
     choose_representative_call,
     describe_resource,
@@ -42,7 +42,7 @@ from tollway.registry.catalog import Catalog, ListingPage, ListingQuery, Network
 from tollway.registry.listing import Listing, payable_assets
 from tollway.web.listing_json import ListingEncoder, etag_of, has_etag, is_same_content, render_json
 from tollway.web.listing_routes import find_public_listing
-from tollway.web.query import QueryParameters, format_time
+from tollway.web.query import QueryModel, format_time, parsed, read_query, whole_number
 
 CACHE_MS = 5_000
 CACHE_WRITE_TIMES = 100
@@ -116,7 +116,6 @@ class DocumentCache:
 OFFSET_MAX = 10_000
 QUERY_LENGTH_MAX = 256
 _FILTER_LENGTH_MAX = 64
-_FILTERS = ("type", "payTo", "scheme", "network", "extensions", "limit")
 _NETWORK = re.compile(r"[-a-z0-9]{3,8}:[-_a-zA-Z0-9]{1,32}")
 _CURSOR = re.compile(r"[1-9][0-9]{0,4}")
 ANY_RESOURCE = ResourceFilter()
@@ -143,23 +142,16 @@ def bazaar_router(services: BazaarServices) -> Router:
     """Two routes under `/x402/discovery`. A client configures `{publicUrl}/x402` as its facilitator."""
 
     async def list_resources(request: Request) -> JSONResponse:
-        query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "offset"))
-        wanted, limit = _read_filter(query), _read_limit(query)
-        offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
-        query.finish()
+        query = read_query(ResourceParameters, request.scope["query_string"])
+        wanted, limit, offset = query.to_filter(), query.limit, query.offset
         page = await _find_page(services, wanted, ListingQuery(limit=limit, skip=offset))
         records = _records(services, wanted, page)
         return JSONResponse(resources_json(records, limit=limit, offset=offset, total=page.total))
 
     async def search(request: Request) -> JSONResponse:
-        query = QueryParameters(request.scope["query_string"], known=(*_FILTERS, "query", "cursor"))
-        wanted, limit = _read_filter(query), _read_limit(query)
-        words = query.text("query", length_max=QUERY_LENGTH_MAX)
-        if not query.has("query"):
-            query.refuse("query", "required", "must be given")
-        start = query.parsed("cursor", _parse_cursor) or 0
-        query.finish()
-        listing_query = ListingQuery(limit=limit, skip=start, words=words, sort="relevance")
+        query = read_query(ResourceSearchParameters, request.scope["query_string"])
+        wanted, limit, start = query.to_filter(), query.limit, query.cursor
+        listing_query = ListingQuery(limit=limit, skip=start, words=query.query, sort="relevance")
         page = await _find_page(services, wanted, listing_query)
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX
@@ -254,22 +246,6 @@ def _list_requirements(services: BazaarServices, listing: Listing) -> tuple[Paym
 # ---- The query.
 
 
-def _read_filter(query: QueryParameters) -> ResourceFilter:
-    """Reads the filter. A well-formed value that this gateway does not offer (a type, scheme, network or extension) finds nothing and is no error."""
-    network = query.parsed("network", _parse_network)
-    return ResourceFilter(
-        kind=query.choice("type", (RESOURCE_TYPE, "mcp")),
-        pay_to=query.parsed("payTo", Address.parse),
-        scheme=query.text("scheme", length_max=_FILTER_LENGTH_MAX),
-        network=network,
-        extension=query.text("extensions", length_max=_FILTER_LENGTH_MAX),
-    )
-
-
-def _read_limit(query: QueryParameters) -> int:
-    return query.integer("limit", default=LIMIT_DEFAULT, least=1, most=LIMIT_MAX)
-
-
 def _parse_network(text: str) -> Network:
     """Parses CAIP-2. Namespaces other than eip155 are valid too."""
     if not _NETWORK.fullmatch(text):
@@ -281,6 +257,40 @@ def _parse_cursor(text: str) -> int:
     if not _CURSOR.fullmatch(text) or int(text) > OFFSET_MAX:
         raise ValueError("must be a cursor that a search gave")
     return int(text)
+
+
+class FilterParameters(QueryModel):
+    """The parameters of both routes. A well-formed value that this gateway does not offer (a type, scheme, network or extension) finds
+    nothing and is no error."""
+
+    network: Annotated[Network | None, parsed(_parse_network)] = None
+    type: Literal["http", "mcp"] | None = None
+    pay_to: Annotated[Address | None, parsed(Address.parse)] = None
+    scheme: Annotated[str, Field(max_length=_FILTER_LENGTH_MAX)] | None = None
+    extensions: Annotated[str, Field(max_length=_FILTER_LENGTH_MAX)] | None = None
+    limit: Annotated[int, whole_number(1, LIMIT_MAX)] = LIMIT_DEFAULT
+
+    def to_filter(self) -> ResourceFilter:
+        return ResourceFilter(
+            kind=self.type,
+            pay_to=self.pay_to,
+            scheme=self.scheme,
+            network=self.network,
+            extension=self.extensions,
+        )
+
+
+class ResourceParameters(FilterParameters):
+    """The query of `GET /x402/discovery/resources`."""
+
+    offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
+
+
+class ResourceSearchParameters(FilterParameters):
+    """The query of `GET /x402/discovery/search`. An empty `query` finds nothing."""
+
+    query: Annotated[str, Field(max_length=QUERY_LENGTH_MAX)]
+    cursor: Annotated[int, parsed(_parse_cursor)] = 0
 
 
 CACHE_CONTROL = "public, max-age=60"

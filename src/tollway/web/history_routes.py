@@ -4,8 +4,9 @@ Read only, except that a provider may resolve a call whose outcome is unknown. A
 """
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
@@ -13,7 +14,7 @@ from starlette.routing import Route, Router
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, format_network
-from tollway.ledger.history import CallHistory, HistoryQuery, HistoryStatus
+from tollway.ledger.history import CallHistory, HistoryQuery, HistoryRole, HistoryStatus
 from tollway.ledger.ledger import Ledger, PaymentLedger
 from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState
 from tollway.money import Asset
@@ -21,7 +22,15 @@ from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.web.auth_routes import WalletDependency, make_x402_wallet_dependency
 from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
-from tollway.web.query import QueryParameters, format_time, parse_time
+from tollway.web.query import (
+    NoParameters,
+    QueryModel,
+    format_time,
+    parse_time,
+    parsed,
+    read_query,
+    whole_number,
+)
 
 HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
 OFFSET_MAX = 10_000
@@ -29,8 +38,8 @@ PAYMENTS_LIMIT_MAX = 100
 CALLS_SHOWN_MAX = 100
 """The most calls of one payment in a response, newest first."""
 
-HISTORY_PARAMETERS = ("apiId", "limit", "offset", "status", "from", "to", "before", "role")
-_STATUSES = ("pending", "succeeded", "failed", "unknown")
+ID_LENGTH_MAX = 64
+
 _ERROR_STATUS_MIN = 400
 
 FindAsset = Callable[[ChainId, str], Asset | None]
@@ -72,19 +81,16 @@ def history_router(
 
     async def list_payments(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        query = QueryParameters(request.scope["query_string"], known=("limit", "offset"))
-        limit = query.integer("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=PAYMENTS_LIMIT_MAX)
-        offset = query.integer("offset", default=0, least=0, most=OFFSET_MAX)
-        query.finish()
-        payments = await call_history.payments_of(caller.address, limit=limit, offset=offset)
+        query = read_query(PaymentParameters, request.scope["query_string"])
+        payments = await call_history.payments_of(caller.address, limit=query.limit, offset=query.offset)
         rows = [
             await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
         ]
-        return JSONResponse({"payments": rows, "limit": limit, "offset": offset})
+        return JSONResponse({"payments": rows, "limit": query.limit, "offset": query.offset})
 
     async def show_payment(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        QueryParameters(request.scope["query_string"], known=()).finish()
+        read_query(NoParameters, request.scope["query_string"])
         tx_hash = _parse_transaction(request.path_params["transaction"])
         payments = await call_history.payments_in(caller.address, tx_hash)
         if not payments:
@@ -138,7 +144,7 @@ def _read_routes(
 
     async def show_call(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        QueryParameters(request.scope["query_string"], known=()).finish()
+        read_query(NoParameters, request.scope["query_string"])
         call = await find_call(call_history, request.path_params["call_id"], caller)
         return JSONResponse(call_json(call, find_asset))
 
@@ -329,28 +335,34 @@ def _transaction_status_json(
     }
 
 
+class PaymentParameters(QueryModel):
+    """The query of `GET /payments`."""
+
+    limit: Annotated[int, whole_number(1, PAYMENTS_LIMIT_MAX)] = HISTORY_LIMIT_DEFAULT
+    offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
+
+
+class HistoryParameters(QueryModel):
+    """The query of `GET /history`, with the field names of `HistoryQuery`."""
+
+    listing_id: Annotated[ListingId, Field(max_length=ID_LENGTH_MAX)] | None = Field(None, alias="apiId")
+    before: Annotated[CallId, Field(max_length=ID_LENGTH_MAX)] | None = None
+    role: HistoryRole = "payer"
+    status: HistoryStatus | None = None
+    from_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="from")
+    to_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="to")
+    limit: Annotated[int, whole_number(1, HISTORY_LIMIT_MAX)] = HISTORY_LIMIT_DEFAULT
+    offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
+
+
 def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
     """The query of `GET /history`. Raises Refusal (422 naming each parameter)."""
-    query = QueryParameters(raw, known=HISTORY_PARAMETERS)
-    listing_id, before = query.text("apiId", length_max=64), query.text("before", length_max=64)
-    read = HistoryQuery(
-        wallet=wallet,
-        role="provider" if query.choice("role", ("payer", "provider")) == "provider" else "payer",
-        listing_id=None if listing_id is None else ListingId(listing_id),
-        status=cast(HistoryStatus | None, query.choice("status", _STATUSES)),
-        from_ms=query.parsed("from", parse_time),
-        to_ms=query.parsed("to", parse_time),
-        before=None if before is None else CallId(before),
-        limit=query.integer("limit", default=HISTORY_LIMIT_DEFAULT, least=1, most=HISTORY_LIMIT_MAX),
-        offset=query.integer("offset", default=0, least=0, most=OFFSET_MAX),
-    )
-    query.finish()
-    return read
+    return HistoryQuery(wallet=wallet, **dict(read_query(HistoryParameters, raw)))
 
 
 async def find_call(call_history: CallHistory, call_id: str, caller: Identity) -> CallRecord:
     """The call, if the caller is its payer or its provider. Otherwise raises Refusal (404), as for a call that does not exist."""
-    call = await call_history.find_call(CallId(call_id)) if len(call_id) <= 64 else None
+    call = await call_history.find_call(CallId(call_id)) if len(call_id) <= ID_LENGTH_MAX else None
     if call is None or caller.address not in (call.payer, call.provider):
         raise _refusal(
             Code.CALL_NOT_FOUND,

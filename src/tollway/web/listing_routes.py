@@ -6,11 +6,12 @@ upstream secret.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, get_args
+from typing import Annotated, Any, Literal, Protocol
 from urllib.parse import parse_qsl
 
+from pydantic import AfterValidator, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
@@ -25,7 +26,7 @@ from tollway.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from tollway.ids import Address, ListingId, format_id, parse_network
+from tollway.ids import Address, ChainId, ListingId, format_id, parse_network
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
@@ -69,6 +70,7 @@ from tollway.registry.ownership import (
 )
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.text import find_refused_character
+from tollway.validation import WireError, value_error
 from tollway.web.admission import PublishingLimits
 from tollway.web.auth_routes import client_address_of
 from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
@@ -85,7 +87,7 @@ from tollway.web.listing_json import (
     warnings_json,
 )
 from tollway.web.problems import describe_errors
-from tollway.web.query import QueryParameters, format_time
+from tollway.web.query import NoParameters, QueryModel, format_time, parsed, read_query, whole_number
 
 _NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="No API has this id. GET /api/v2/apis lists all APIs.")
 _RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
@@ -115,66 +117,64 @@ LIMIT_DEFAULT, LIMIT_MAX = 20, 100
 SEARCH_LENGTH_MAX = 256
 TAG_LENGTH_MAX = CURRENCY_LENGTH_MAX = 32
 
-_LISTING_PARAMETERS = (
-    "page",
-    "limit",
-    "q",
-    "provider",
-    "currency",
-    "network",
-    "tag",
-    "maxPrice",
-    "minSuccessRate",
-    "verified",
-    "sort",
-)
 _RATE = re.compile(r"0(?:\.[0-9]{1,9})?|1(?:\.0{1,9})?")
-
-
-def parse_listing_query(raw: bytes) -> ListingQuery:
-    """The query of `GET /apis`. An empty `q` counts as absent. Raises Refusal (422) with all errors."""
-    query = QueryParameters(raw, known=_LISTING_PARAMETERS)
-    words = query.text("q", length_max=SEARCH_LENGTH_MAX)
-    max_price = query.parsed("maxPrice", Price.parse)
-    sort = query.choice("sort", get_args(Sort)) or "newest"
-    currency = _plain_text(query, "currency", CURRENCY_LENGTH_MAX)
-    if not query.has("currency"):
-        if query.has("maxPrice"):
-            query.refuse("maxPrice", "needs_currency", "needs currency")
-        if sort in ("price", "-price"):
-            query.refuse("sort", "needs_currency", "sorting by price needs currency")
-    if sort == "relevance" and not (words or "").strip():
-        query.refuse("sort", "needs_q", "sorting by relevance needs q")
-    verified = query.choice("verified", ("true", "false"))
-    parsed = ListingQuery(
-        page=query.integer("page", default=1, least=1, most=PAGE_MAX),
-        limit=query.integer("limit", default=LIMIT_DEFAULT, least=1, most=LIMIT_MAX),
-        words=words if (words or "").strip() else None,
-        provider=query.parsed("provider", Address.parse),
-        currency=currency,
-        network=query.parsed("network", parse_network),
-        tag=_plain_text(query, "tag", TAG_LENGTH_MAX),
-        price_nano_max=None if max_price is None else max_price.nano,
-        min_success_rate=query.parsed("minSuccessRate", _parse_rate),
-        verified=None if verified is None else verified == "true",
-        sort=cast(Sort, sort),
-    )
-    query.finish()
-    return parsed
-
-
-def _plain_text(query: QueryParameters, name: str, length_max: int) -> str | None:
-    text = query.text(name, length_max=length_max)
-    if text is not None and (not text or find_refused_character(text, is_multiline=False)):
-        query.refuse(name, "malformed", "must be plain text")
-        return None
-    return text
 
 
 def _parse_rate(text: str) -> float:
     if not _RATE.fullmatch(text):
         raise ValueError("must be a number from 0 to 1, such as 0.95")
     return float(text)
+
+
+def _check_plain_text(text: str) -> str:
+    if not text or find_refused_character(text, is_multiline=False):
+        raise value_error("malformed", "must be plain text")
+    return text
+
+
+Words = Annotated[
+    str, Field(max_length=SEARCH_LENGTH_MAX), AfterValidator(lambda text: text if text.strip() else None)
+]
+"""The words of a search. Blank words count as absent."""
+PageNumber = Annotated[int, whole_number(1, PAGE_MAX)]
+
+
+class ListingParameters(QueryModel):
+    """The query of `GET /apis`, with the field names of `ListingQuery`."""
+
+    words: Words | None = Field(None, alias="q")
+    price_nano_max: Annotated[int | None, parsed(lambda text: Price.parse(text).nano)] = Field(
+        None, alias="maxPrice"
+    )
+    sort: Sort = "newest"
+    currency: (
+        Annotated[str, Field(max_length=CURRENCY_LENGTH_MAX), AfterValidator(_check_plain_text)] | None
+    ) = None
+    verified: Annotated[Literal["true", "false"], AfterValidator(lambda text: text == "true")] | None = None
+    page: PageNumber = 1
+    limit: Annotated[int, whole_number(1, LIMIT_MAX)] = LIMIT_DEFAULT
+    provider: Annotated[Address | None, parsed(Address.parse)] = None
+    network: Annotated[ChainId | None, parsed(parse_network)] = None
+    tag: Annotated[str, Field(max_length=TAG_LENGTH_MAX), AfterValidator(_check_plain_text)] | None = None
+    min_success_rate: Annotated[float | None, parsed(_parse_rate)] = None
+
+    @classmethod
+    def check_between(
+        cls, given: Mapping[str, str], values: Mapping[str, Any]
+    ) -> Iterator[tuple[str | None, WireError]]:
+        sort = values.get("sort")
+        if "currency" not in given:
+            if "maxPrice" in given:
+                yield "currency", (("maxPrice",), "needs_currency", "needs currency")
+            if sort in ("price", "-price"):
+                yield "currency", (("sort",), "needs_currency", "sorting by price needs currency")
+        if sort == "relevance" and values.get("words") is None:
+            yield "currency", (("sort",), "needs_q", "sorting by relevance needs q")
+
+
+def parse_listing_query(raw: bytes) -> ListingQuery:
+    """The query of `GET /apis`. Raises Refusal (422) with all errors."""
+    return ListingQuery(**dict(read_query(ListingParameters, raw)))
 
 
 class ProviderDocuments:
@@ -320,7 +320,7 @@ class ListingRoutes:
 
     async def create(self, request: Request) -> Response:
         provider = await self._authorize_publisher(request)
-        if _read_dry_run(request):
+        if read_query(CreationParameters, request.scope["query_string"]).dry_run == "true":
             return await self._preview(await self._read_draft(request, provider, previous=None), provider)
         begun = await self._services.creations.begin(request, provider)
         if isinstance(begun, Response):
@@ -497,11 +497,10 @@ def _json_response(body: bytes, headers: dict[str, str], *, status: int = 200) -
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
-def _read_dry_run(request: Request) -> bool:
-    query = QueryParameters(request.scope["query_string"], known=("dryRun",))
-    is_dry_run = query.choice("dryRun", ("true", "false")) == "true"
-    query.finish()
-    return is_dry_run
+class CreationParameters(QueryModel):
+    """The query of `POST /apis`."""
+
+    dry_run: Literal["true", "false"] = "false"
 
 
 def _check_media_type(request: Request) -> None:
@@ -571,7 +570,7 @@ class OwnershipRoutes:
         )
 
     async def show_ownership(self, request: Request) -> Response:
-        QueryParameters(request.scope["query_string"], known=()).finish()
+        read_query(NoParameters, request.scope["query_string"])
         listing = await find_public_listing(self._services.catalog, _listing_id(request))
         challenge = self._services.checker.challenge(OwnershipClaim.of(listing))
         known = await self._services.ownerships.find(listing.id)
@@ -581,7 +580,7 @@ class OwnershipRoutes:
         services = self._services
         provider = (await services.authenticate(request)).address
         await self._find_own_listing(request, provider)
-        QueryParameters(request.scope["query_string"], known=()).finish()
+        read_query(NoParameters, request.scope["query_string"])
         _refuse_members(await request.body())
         await self._quota.charge(provider, client_address=client_address_of(request))
         for _ in range(CHECKS_MAX):

@@ -1,16 +1,19 @@
-"""Formats and parses times, and reads query strings (`QueryParameters`): it collects all errors, an unknown parameter included. Pure."""
+"""Formats and parses times, and reads the query of a request with a model: it collects all errors. Pure."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
+from pydantic import PlainValidator
+
 from tollway.errors import Code, FieldError, Problem, Refusal
+from tollway.validation import POINTER_NAME_MAX, RequestModel, WireError, check_members, in_range, value_error
 from tollway.web.problems import describe_errors
 
-T = TypeVar("T")
+Q = TypeVar("Q", bound="QueryModel")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = re.compile(
@@ -49,85 +52,56 @@ def parse_time(text: str) -> int:
     return (moment - _EPOCH) // timedelta(milliseconds=1) + fraction_ms
 
 
-class QueryParameters:
-    """A reader of the query of one request. It collects all errors; `finish` refuses the request with them (422).
+class QueryModel(RequestModel):
+    """The parameters of a route, in the order of their errors. Each validator reads the decoded text of a parameter."""
 
-    Each parameter may occur once, and only parameters in `known` may occur.
+    @classmethod
+    def check_between(
+        cls, given: Mapping[str, str], values: Mapping[str, Any]
+    ) -> Iterable[tuple[str | None, WireError]]:
+        """The errors of rules between parameters, see `check_members`. `given`: the texts by parameter; `values`: the valid ones by
+        field."""
+        return ()
+
+
+class NoParameters(QueryModel):
+    """The query of a route without parameters."""
+
+
+def read_query(model: type[Q], raw: bytes) -> Q:
+    """The parameters in the query of a request. Raises Refusal (422) with all errors, those of the splitter first.
+
+    Each parameter may occur once, and only parameters of the model may occur.
     """
+    given, errors = _split(raw, frozenset(model.member_names()))
+    checked = check_members(model, given, check_between=lambda values: model.check_between(given, values))
+    for location, code, detail in checked.errors:
+        shown = "must be given" if code == "required" else detail
+        errors.append(FieldError(code=code, detail=shown, parameter=str(location[0])))
+    if checked.model is None or errors:
+        problem = Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=tuple(errors))
+        raise Refusal(problem)
+    return checked.model
 
-    def __init__(self, raw: bytes, *, known: Iterable[str]) -> None:
-        self._values: dict[str, str] = {}
-        self._errors: list[FieldError] = []
-        names = frozenset(known)
-        for pair in raw.split(b"&"):
-            if pair:
-                self._take(pair, names)
 
-    def _take(self, pair: bytes, known: frozenset[str]) -> None:
+def _split(raw: bytes, known: Container[str]) -> tuple[dict[str, str], list[FieldError]]:
+    """The decoded parameters, the first of each name, and the errors of the others."""
+    given: dict[str, str] = {}
+    errors: list[FieldError] = []
+    for pair in filter(None, raw.split(b"&")):
         raw_name, _, raw_value = pair.partition(b"=")
         name, value = _decode(raw_name), _decode(raw_value)
         if name is None or name not in known:
-            readable = _decode(raw_name) or "?"
-            self.refuse(readable[:64], "unknown", "there is no such parameter")
+            code, detail = "unknown", "there is no such parameter"
         elif value is None:
-            self.refuse(name, "encoding", "must be percent-encoded UTF-8")
-        elif name in self._values:
-            self.refuse(name, "duplicate", "may occur only once")
+            code, detail = "encoding", "must be percent-encoded UTF-8"
+        elif name in given:
+            code, detail = "duplicate", "may occur only once"
         else:
-            self._values[name] = value
-
-    def refuse(self, parameter: str, code: str, detail: str) -> None:
-        """Adds an error of a parameter."""
-        self._errors.append(FieldError(code=code, detail=detail, parameter=parameter))
-
-    def text(self, name: str, *, length_max: int = 256) -> str | None:
-        """The value; None when the parameter is absent or too long."""
-        value = self._values.get(name)
-        if value is not None and len(value) > length_max:
-            self.refuse(name, "too_long", f"must have at most {length_max} characters")
-            return None
-        return value
-
-    def integer(self, name: str, *, default: int, least: int, most: int) -> int:
-        """A decimal integer in `least..most`; the default when the parameter is absent or wrong."""
-        value = self._values.get(name)
-        if value is None:
-            return default
-        if not _WHOLE.fullmatch(value):
-            self.refuse(name, "not_a_number", f"must be a whole number from {least} to {most}")
-        elif not least <= int(value) <= most:
-            self.refuse(name, "out_of_range", f"must lie between {least} and {most}")
-        else:
-            return int(value)
-        return default
-
-    def choice(self, name: str, options: Sequence[str]) -> str | None:
-        """One of `options`; None when the parameter is absent or wrong."""
-        value = self._values.get(name)
-        if value is not None and value not in options:
-            self.refuse(name, "unknown_value", "must be one of: " + ", ".join(options))
-            return None
-        return value
-
-    def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
-        """The result of `parse` for the value; a ValueError of it becomes an error."""
-        value = self._values.get(name)
-        if value is None:
-            return None
-        try:
-            return parse(value)
-        except ValueError as exc:
-            self.refuse(name, "malformed", str(exc))
-            return None
-
-    def has(self, name: str) -> bool:
-        return name in self._values
-
-    def finish(self) -> None:
-        """Raises Refusal (422) with all errors, if there is one."""
-        if self._errors:
-            errors = tuple(self._errors)
-            raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
+            given[name] = value
+            continue
+        errors.append(FieldError(code=code, detail=detail, parameter=(name or "?")[:POINTER_NAME_MAX]))
+    return given, errors
 
 
 def _decode(raw: bytes) -> str | None:
@@ -135,3 +109,27 @@ def _decode(raw: bytes) -> str | None:
         return unquote_to_bytes(raw.replace(b"+", b" ")).decode("utf-8")
     except UnicodeDecodeError:
         return None
+
+
+def whole_number(least: int, most: int) -> PlainValidator:
+    """The validator of a decimal integer in `least..most`. Stricter than pydantic's numbers, which accept ` 5`, `+5`, `5.0` and `٥`."""
+    check_range = in_range(least, most)
+
+    def read(text: str) -> int:
+        if not _WHOLE.fullmatch(text):
+            raise value_error("not_a_number", f"must be a whole number from {least} to {most}")
+        return check_range(int(text))
+
+    return PlainValidator(read)
+
+
+def parsed(parse: Callable[[str], object]) -> PlainValidator:
+    """The validator of a text with a form of its own. A ValueError of `parse` becomes an error."""
+
+    def read(text: str) -> object:
+        try:
+            return parse(text)
+        except ValueError as exc:
+            raise value_error("malformed", str(exc)) from exc
+
+    return PlainValidator(read)

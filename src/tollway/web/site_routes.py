@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
@@ -41,9 +41,9 @@ from tollway.registry.text import drop_refused_characters
 from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
-from tollway.web.listing_routes import PAGE_MAX, SEARCH_LENGTH_MAX
+from tollway.web.listing_routes import PageNumber, Words
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
-from tollway.web.query import QueryParameters, format_time
+from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
 NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
 
@@ -232,6 +232,19 @@ def site_router(services: SiteServices) -> Router:
     )
 
 
+class HomeParameters(QueryModel):
+    """The query of the home page."""
+
+    q: Words | None = None
+    page: PageNumber = 1
+
+
+class CatalogParameters(QueryModel):
+    """The query of the API catalog. `page` 0: the request names no page."""
+
+    page: Annotated[int, whole_number(1, CATALOG_PAGES_MAX)] = 0
+
+
 class SiteRoutes:
     """The handlers of the site's pages and files. Many tasks may call them at once."""
 
@@ -242,13 +255,9 @@ class SiteRoutes:
         self._links = _format_links()
 
     async def show_home(self, request: Request) -> Response:
-        query = QueryParameters(request.scope["query_string"], known=("q", "page"))
-        words = query.text("q", length_max=SEARCH_LENGTH_MAX)
-        number = query.integer("page", default=1, least=1, most=PAGE_MAX)
-        query.finish()
-        words = words if (words or "").strip() else None
+        query = read_query(HomeParameters, request.scope["query_string"])
         listing_query = ListingQuery(
-            page=number, limit=HOME_LIMIT, words=words, sort="relevance" if words else "newest"
+            page=query.page, limit=HOME_LIMIT, words=query.q, sort="relevance" if query.q else "newest"
         )
         page = await self._services.catalog.search(listing_query)
         document = _with_etag(write_home(page, listing_query).encode())
@@ -278,9 +287,7 @@ class SiteRoutes:
         return self._answer(request, _with_etag(write_robots(self._services.site.public_url).encode()), _TEXT)
 
     async def show_catalog(self, request: Request) -> Response:
-        query = QueryParameters(request.scope["query_string"], known=("page",))
-        number = query.integer("page", default=0, least=1, most=CATALOG_PAGES_MAX)
-        query.finish()
+        number = read_query(CatalogParameters, request.scope["query_string"]).page
 
         async def write() -> Document:
             return await self._write_catalog(number)
