@@ -418,6 +418,49 @@ async def test_a_key_can_be_excluded_from_the_choice() -> None:
         assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True, without=everybody) is None
 
 
+FLOOR_WEI = 10**15
+RICH = 10**18
+
+
+@pytest.mark.parametrize(
+    ("balances_wei", "in_flight", "stuck", "chosen", "chosen_for_claimed"),
+    [
+        pytest.param((RICH, RICH), (0, 0), (), 0, 0, id="the first of two idle keys"),
+        pytest.param((RICH, RICH), (40, 39), (), 1, 1, id="the key with fewer transactions in flight"),
+        pytest.param((RICH, RICH), (0, 40), (), 0, 0, id="not the busy key"),
+        pytest.param((FLOOR_WEI, RICH), (0, 1), (), 0, 0, id="a balance at the floor"),
+        pytest.param((FLOOR_WEI - 1, RICH), (0, 40), (), 1, 1, id="a balance below the floor"),
+        pytest.param((FLOOR_WEI, FLOOR_WEI + 1), (2, 1), (), 1, 1, id="the larger balance does not count"),
+        pytest.param((FLOOR_WEI - 1, 1), (1, 0), (), None, 1, id="the floor is the reserve of claimed calls"),
+        pytest.param((0, FLOOR_WEI - 1), (0, 40), (), None, 1, id="no balance, a claimed call"),
+        pytest.param((0, 0), (0, 0), (), None, None, id="no balance"),
+        pytest.param((RICH, RICH), (0, 40), (0,), 1, 1, id="nonces that are not mined"),
+        pytest.param((RICH, 1), (0, 0), (0,), None, 1, id="nonces that are not mined, and the reserve"),
+        pytest.param((RICH, RICH), (0, 0), (0, 1), None, None, id="no key moves"),
+    ],
+)
+async def test_the_funded_key_with_the_fewest_transactions_in_flight_is_chosen(
+    balances_wei: tuple[int, int],
+    in_flight: tuple[int, int],
+    stuck: tuple[int, ...],
+    chosen: int | None,
+    chosen_for_claimed: int | None,
+) -> None:
+    keys = (make_gas_key("one"), make_gas_key("two"))
+    rules = settlement_rules(gas_keys=keys, gas_floor_wei=FLOOR_WEI)
+    async with SettlementHarness(rules=rules) as harness:
+        for key, balance_wei in zip(keys, balances_wei, strict=True):
+            harness.chain.fund_gas(CHAIN, key.address, balance_wei)
+        await harness.gas_budget.refresh()
+        sequences = harness.gas_budget.sequences(CHAIN)
+        for number, sequence in enumerate(sequences):
+            sequence.in_flight = in_flight[number]
+            sequence.progress.is_stuck = number in stuck
+        for is_claimed, index in ((False, chosen), (True, chosen_for_claimed)):
+            found = harness.gas_budget.choose_sequence(CHAIN, is_claimed=is_claimed)
+            assert found is (None if index is None else sequences[index])
+
+
 async def test_a_facilitator_pays_its_own_gas() -> None:
     rules = settlement_rules(gas_keys=(), facilitator=facilitator_at())
     facilitator = FacilitatorClient(facilitator_at(), ScriptedFacilitator())
