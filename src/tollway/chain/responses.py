@@ -10,12 +10,14 @@ between honest nodes; the lowest value counts. Source: Ethereum execution APIs.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from pydantic_core import from_json
 
 from tollway.chain.port import ChainFacts, Log, NotMined, SendFault
 from tollway.ids import Address, ChainId, TxHash
+
+R_contra = TypeVar("R_contra", contravariant=True)
 
 _QUANTITY = re.compile(r"0x[0-9a-fA-F]{1,64}")
 _HEX = re.compile(r"0x(?:[0-9a-fA-F]{2})*")
@@ -393,6 +395,16 @@ def _describe(value: object, noun: str) -> str:
     if isinstance(value, RpcFault):
         return f"the node returned error {value.code} instead of {noun}"
     return f"{noun} is missing" if value is None else f"{noun} is malformed"
+
+
+class Votes(Protocol[R_contra]):
+    """Counts the reports of nodes about one subject."""
+
+    def needs_another_node(self, *, is_deferred: bool) -> bool:
+        """Whether one more node must be read. `is_deferred`: that node failed recently."""
+        ...
+
+    def add(self, report: R_contra, /) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)

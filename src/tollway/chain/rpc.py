@@ -6,10 +6,11 @@ Bare JSON-RPC batches: the facts of a payment take at most two round trips, thos
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -40,10 +41,13 @@ from tollway.chain.requests import (
     read_tip,
     submit_transaction,
 )
-from tollway.chain.responses import BlockVotes, TransactionVotes
+from tollway.chain.responses import BlockVotes, TransactionVotes, Votes
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, TxHash
 from tollway.limits import Limits
+
+K = TypeVar("K")
+R = TypeVar("R")
 
 _RECEIPTS_PER_BATCH_MAX = 40
 """Many nodes accept a hundred calls per batch; a receipt needs two."""
@@ -181,33 +185,44 @@ class RpcReader:
     async def _collect_votes(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash], quorum: Quorum, failures: list[str]
     ) -> dict[TxHash, TransactionVotes]:
-        """Reads from each node only the transactions that the nodes before it left open."""
-        pool = self._pool(chain_id)
-        needed = pool.count_needed(quorum)
+        needed = self._pool(chain_id).count_needed(quorum)
         votes_of = {
             tx_hash: TransactionVotes(chain_id=chain_id, needed=needed)
             for tx_hash in dict.fromkeys(tx_hashes)
         }
+        await self._collect(
+            chain_id,
+            votes_of,
+            lambda undecided, node: read_receipts(node, self._open_session, chain_id, undecided),
+            failures,
+        )
+        return votes_of
+
+    async def _collect(
+        self,
+        chain_id: ChainId,
+        votes_of: Mapping[K, Votes[R]],
+        read: Callable[[Sequence[K], RpcNode], Awaitable[Mapping[K, R]]],
+        failures: list[str],
+    ) -> None:
+        """Reads from each node only what the nodes before it left open."""
+        pool = self._pool(chain_id)
         for node in pool.in_order:
             undecided = [
-                tx_hash
-                for tx_hash, votes in votes_of.items()
+                key
+                for key, votes in votes_of.items()
                 if votes.needs_another_node(is_deferred=node.is_deferred)
             ]
             if not undecided:
                 continue
-
-            async def read(
-                node: RpcNode, undecided: Sequence[TxHash] = undecided
-            ) -> dict[TxHash, ChainFacts | NotMined]:
-                return await read_receipts(node, self._open_session, chain_id, undecided)
-
             reports = await pool.attempt(
-                node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
+                node,
+                partial(read, undecided),
+                failures=failures,
+                deadline_s=self._limits.rpc_deadline_s,
             )
-            for tx_hash, report in (reports or {}).items():
-                votes_of[tx_hash].add(report)
-        return votes_of
+            for key, report in (reports or {}).items():
+                votes_of[key].add(report)
 
     async def review_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
@@ -267,25 +282,14 @@ class RpcReader:
     async def _collect_block_votes(
         self, chain_id: ChainId, numbers: Sequence[int], failures: list[str]
     ) -> dict[int, BlockVotes]:
-        pool = self._pool(chain_id)
-        votes_of = {number: BlockVotes(needed=pool.count_needed(Quorum.AGREED)) for number in numbers}
-        for node in pool.in_order:
-            undecided = [
-                number
-                for number, votes in votes_of.items()
-                if votes.needs_another_node(is_deferred=node.is_deferred)
-            ]
-            if not undecided:
-                continue
-
-            async def read(node: RpcNode, undecided: Sequence[int] = undecided) -> dict[int, bytes | None]:
-                return await read_block_hashes(node, self._open_session, undecided)
-
-            reports = await pool.attempt(
-                node, read, failures=failures, deadline_s=self._limits.rpc_deadline_s
-            )
-            for number, block_hash in (reports or {}).items():
-                votes_of[number].add(block_hash)
+        needed = self._pool(chain_id).count_needed(Quorum.AGREED)
+        votes_of = {number: BlockVotes(needed=needed) for number in numbers}
+        await self._collect(
+            chain_id,
+            votes_of,
+            lambda undecided, node: read_block_hashes(node, self._open_session, undecided),
+            failures,
+        )
         return votes_of
 
     async def call_contract(

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TextIO
@@ -324,9 +324,17 @@ def _run_with_services(
     as_json: bool,
     access: Access,
 ) -> None:
+    run_with_settings(
+        lambda settings: _use_services(environment, settings, work, access=access), config, as_json=as_json
+    )
+
+
+def run_with_settings(
+    run: Callable[[Settings], Coroutine[Any, Any, None]], config: Path | None, *, as_json: bool
+) -> None:
+    """Runs a command with the settings, in an event loop of its own."""
     with explained_failures(as_json=as_json):
-        settings = load_settings(os.environ, config=config)
-        asyncio.run(_use_services(environment, settings, work, access=access))
+        asyncio.run(run(load_settings(os.environ, config=config)))
 
 
 async def _use_services(
@@ -337,17 +345,26 @@ async def _use_services(
     access: Access,
 ) -> None:
     services = environment.make_services(settings)
-    with guard_database(services.database, access, environment):
+    async with opened_database(services.database, access, environment):
+        await work(services)
+
+
+@contextlib.asynccontextmanager
+async def opened_database(
+    database: Database, access: Access, environment: OperatorEnvironment
+) -> AsyncIterator[None]:
+    """Opens the database for a command, and closes it."""
+    with _guard_database(database, access, environment):
         if access == "write":
-            await services.database.open()  # on SQLite this opens the writer, which reading does without
+            await database.open()  # on SQLite this opens the writer, which reading does without
         try:
-            await work(services)
+            yield
         finally:
-            await services.database.close()
+            await database.close()
 
 
 @contextlib.contextmanager
-def guard_database(database: Database, access: Access, environment: OperatorEnvironment) -> Iterator[None]:
+def _guard_database(database: Database, access: Access, environment: OperatorEnvironment) -> Iterator[None]:
     """Refuses a second writer of a SQLite file where the library does not support two, and keeps a reader from making a file."""
     if not isinstance(database, SqliteDatabase) or access == "look":
         yield

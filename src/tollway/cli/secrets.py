@@ -4,11 +4,9 @@ encrypts them again with the first key.
 It never prints a key, never makes one, and changes nothing but the encryption of stored values.
 """
 
-import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,11 +19,11 @@ from tollway.cli.operator import (
     CommandFailed,
     Config,
     OperatorEnvironment,
-    explained_failures,
-    guard_database,
+    opened_database,
     print_result,
+    run_with_settings,
 )
-from tollway.config.settings import Settings, load_settings
+from tollway.config.settings import Settings
 from tollway.storage.database import connect_database
 from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
@@ -72,7 +70,9 @@ def register_secrets(app: typer.Typer, *, environment: OperatorEnvironment | Non
                 raise typer.Exit(LATER)
 
         access: Access = "read" if action is SecretsAction.STATUS else "write"
-        _run_with_keys(work, environment, config, as_json=as_json, access=access)
+        run_with_settings(
+            lambda settings: _use_keys(work, settings, environment, access), config, as_json=as_json
+        )
 
 
 def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, as_json: bool) -> None:
@@ -125,23 +125,6 @@ def _count_json(count: SealCount) -> dict[str, Any]:
     }
 
 
-def _run_with_keys(
-    work: Callable[[KeyRotation, int], Awaitable[None]],
-    environment: OperatorEnvironment,
-    config: Path | None,
-    *,
-    as_json: bool,
-    access: Access,
-) -> None:
-    with explained_failures(as_json=as_json):
-        settings = load_settings(os.environ, config=config)
-        if not settings.secret_keys:
-            raise CommandFailed(
-                f"there is no key at {settings.secret_key_file} yet; the first start makes one"
-            )
-        asyncio.run(_use_keys(work, settings, environment, access))
-
-
 async def _use_keys(
     work: Callable[[KeyRotation, int], Awaitable[None]],
     settings: Settings,
@@ -149,13 +132,10 @@ async def _use_keys(
     access: Access,
 ) -> None:
     """Does not build the app: it needs the database and the keys."""
+    if not settings.secret_keys:
+        raise CommandFailed(f"there is no key at {settings.secret_key_file} yet; the first start makes one")
     database = connect_database(settings.database_url.get_secret_value())
-    with guard_database(database, access, environment):
-        if access == "write":
-            await database.open()
-        try:
-            key, *others = [key.get_secret_value() for key in settings.secret_keys]
-            sealer = Sealer(key, others=others, entropy=os.urandom)
-            await work(KeyRotation(database, sealer=sealer), 1 + len(others))
-        finally:
-            await database.close()
+    async with opened_database(database, access, environment):
+        key, *others = [key.get_secret_value() for key in settings.secret_keys]
+        sealer = Sealer(key, others=others, entropy=os.urandom)
+        await work(KeyRotation(database, sealer=sealer), 1 + len(others))

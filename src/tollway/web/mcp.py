@@ -9,12 +9,12 @@ from urllib.parse import SplitResult, urlsplit
 
 from starlette.requests import Request
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tollway.errors import Code, Problem
 from tollway.web.auth_routes import client_address_of, read_body
 from tollway.web.json import check_json_limits
-from tollway.web.mcp_gateway import McpRequest, McpServices
+from tollway.web.mcp_gateway import BufferedReceive, McpRequest, McpServices
 from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class McpApp:
         server = await self._open()
         api_id = scope["path_params"].get("apiId")
         api = None if api_id is None else await server.find_api(api_id)
-        replay = _BufferedReceive(body, mcp_request.disconnected).receive
+        replay = BufferedReceive(body, mcp_request.disconnected).receive
         async with asyncio.TaskGroup() as group:
             watcher = group.create_task(_wait_gone(receive, mcp_request.disconnected))
             try:
@@ -90,21 +90,6 @@ def _load(services: McpServices) -> "McpServer":
     from tollway.web.mcp_tools import McpServer  # noqa: PLC0415 - the SDK takes a second and many MiB
 
     return McpServer(services)
-
-
-class _BufferedReceive:
-    """An ASGI `receive` that delivers a body which was already read."""
-
-    def __init__(self, body: bytes, disconnected: asyncio.Event) -> None:
-        self._body: bytes | None = body
-        self._disconnected = disconnected
-
-    async def receive(self) -> Message:
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        await self._disconnected.wait()
-        return {"type": "http.disconnect"}
 
 
 async def _wait_gone(receive: Receive, disconnected: asyncio.Event) -> None:

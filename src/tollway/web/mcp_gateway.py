@@ -89,9 +89,9 @@ async def make_internal_call(
         "server": mcp_request.request.scope.get("server"),
         "state": {},
     }
-    internal = _InternalRequest(request.body, mcp_request.disconnected, bytes_max)
-    await app(scope, internal.receive, internal.send)
-    return internal.collect()
+    response = _InternalResponse(mcp_request.disconnected, bytes_max)
+    await app(scope, BufferedReceive(request.body, mcp_request.disconnected).receive, response.send)
+    return response.collect()
 
 
 def _write_headers(
@@ -119,17 +119,12 @@ def _write_headers(
     return headers
 
 
-class _InternalRequest:
-    """The ASGI channels of the internal call: `receive` delivers the body and the disconnect, `send` collects the response."""
+class BufferedReceive:
+    """An ASGI `receive`: delivers a body that was already read, then the disconnect of the client."""
 
-    def __init__(self, body: bytes, disconnected: asyncio.Event, bytes_max: int) -> None:
+    def __init__(self, body: bytes, disconnected: asyncio.Event) -> None:
         self._body: bytes | None = body
         self._disconnected = disconnected
-        self._bytes_max = bytes_max
-        self._start: Message | None = None
-        self._chunks: list[bytes] = []
-        self._size = 0
-        self._is_ended = False
 
     async def receive(self) -> Message:
         if self._body is not None:
@@ -137,6 +132,18 @@ class _InternalRequest:
             return {"type": "http.request", "body": body, "more_body": False}
         await self._disconnected.wait()
         return {"type": "http.disconnect"}
+
+
+class _InternalResponse:
+    """Collects the response to the internal call. A response above the limit disconnects the call."""
+
+    def __init__(self, disconnected: asyncio.Event, bytes_max: int) -> None:
+        self._disconnected = disconnected
+        self._bytes_max = bytes_max
+        self._start: Message | None = None
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._is_ended = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
