@@ -138,13 +138,18 @@ def _to_wire(error: ErrorDetails, model: type[RequestModel]) -> WireError:
     code, detail = _WIRE_ERRORS[kind]
     if kind == "extra_forbidden":
         name = str(location[-1])[:POINTER_NAME_MAX]
-        near = get_close_matches(name, model.member_names(), n=1)
-        return (*location[:-1], name), code, detail + (f"; did you mean {near[0]}?" if near else "")
+        return (*location[:-1], name), code, detail + suggest(name, model.member_names())
     values = {
         name: str(value).replace("'", "").replace(" or ", ", ")
         for name, value in error.get("ctx", {}).items()
     }
     return location, code, detail.format_map(values)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known name, or nothing."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def to_field_error(location: Location, code: str, detail: str) -> FieldError:

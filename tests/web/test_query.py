@@ -6,6 +6,7 @@ import pytest
 from pydantic import Field
 
 from tollway.errors import Code, FieldError, Refusal
+from tollway.validation import UNKNOWN_NAMED_MAX
 from tollway.web.discovery_routes import ResourceSearchParameters
 from tollway.web.history_routes import HistoryParameters
 from tollway.web.listing_routes import ListingParameters
@@ -162,6 +163,17 @@ ADDRESS = "provider malformed an address is 0x followed by 40 hex digits"
         ),
         (
             ListingParameters,
+            "maxprice=1&Page=1&page_=1&max=1&zebra=1",
+            [
+                "maxprice unknown there is no such parameter; did you mean maxPrice?",
+                "Page unknown there is no such parameter; did you mean page?",
+                "page_ unknown there is no such parameter; did you mean page?",
+                "max unknown there is no such parameter",
+                "zebra unknown there is no such parameter",
+            ],
+        ),
+        (
+            ListingParameters,
             "sort=-price&maxPrice=x&provider=me",
             [
                 "maxPrice malformed a price is a decimal string such as 0.01",
@@ -217,3 +229,9 @@ def test_the_errors_of_a_query_have_the_order_of_the_model(
 ) -> None:
     found = list_refused(model, raw.encode())
     assert [f"{one.parameter} {one.code} {one.detail}" for one in found] == errors
+
+
+def test_the_first_unknown_names_get_a_suggestion() -> None:
+    found = list_refused(ListingParameters, b"&".join(b"pages=%d" % number for number in range(50)))
+    assert sum("did you mean page?" in one.detail for one in found) == UNKNOWN_NAMED_MAX
+    assert len(found) == 50

@@ -12,7 +12,7 @@ from pydantic import Secret
 
 from tollway.chain.networks import FINALITY_DEPTH, PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
 from tollway.chain.signer import GasKey
-from tollway.config.values import one_of, parse_number, parse_strings, suggest
+from tollway.config.values import one_of, parse_number, parse_strings
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.settlement_rules import (
@@ -24,6 +24,7 @@ from tollway.payments.settlement_rules import (
     is_development_key,
     settlement_defaults,
 )
+from tollway.validation import suggest
 
 NETWORK_MEMBERS = (
     "preset",

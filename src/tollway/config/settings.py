@@ -53,12 +53,12 @@ from tollway.config.values import (
     parse_strings,
     parse_wallets,
     rpc_name,
-    suggest,
 )
 from tollway.errors import SettingsInvalid
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS, FixedLimits, Limits
 from tollway.outbound.dns import NameServer
+from tollway.validation import suggest
 
 PREFIX = "TOLLWAY_"
 LIMIT_PREFIX = "LIMIT_"

@@ -1,9 +1,8 @@
 """Parsers of the values of settings. Each raises ValueError or TypeError; none reads a file or the network."""
 
-import difflib
 import ipaddress
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -190,8 +189,3 @@ def rpc_name(preset: str) -> str:
 
 def gas_keys_name(preset: str) -> str:
     return "GAS_KEYS_" + preset.upper().replace("-", "_")
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]}?" if close else ""

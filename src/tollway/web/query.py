@@ -1,7 +1,7 @@
 """Formats and parses times, and reads the query of a request with a model: it collects all errors. Pure."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -10,7 +10,16 @@ from urllib.parse import unquote_to_bytes
 from pydantic import PlainValidator
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.validation import POINTER_NAME_MAX, RequestModel, WireError, check_members, in_range, value_error
+from tollway.validation import (
+    POINTER_NAME_MAX,
+    UNKNOWN_NAMED_MAX,
+    RequestModel,
+    WireError,
+    check_members,
+    in_range,
+    suggest,
+    value_error,
+)
 from tollway.web.problems import describe_errors
 
 Q = TypeVar("Q", bound="QueryModel")
@@ -73,7 +82,7 @@ def read_query(model: type[Q], raw: bytes) -> Q:
 
     Each parameter may occur once, and only parameters of the model may occur.
     """
-    given, errors = _split(raw, frozenset(model.member_names()))
+    given, errors = _split(raw, model.member_names())
     checked = check_members(model, given, check_between=lambda values: model.check_between(given, values))
     for location, code, detail in checked.errors:
         shown = "must be given" if code == "required" else detail
@@ -84,15 +93,18 @@ def read_query(model: type[Q], raw: bytes) -> Q:
     return checked.model
 
 
-def _split(raw: bytes, known: Container[str]) -> tuple[dict[str, str], list[FieldError]]:
+def _split(raw: bytes, known: Collection[str]) -> tuple[dict[str, str], list[FieldError]]:
     """The decoded parameters, the first of each name, and the errors of the others."""
     given: dict[str, str] = {}
     errors: list[FieldError] = []
     for pair in filter(None, raw.split(b"&")):
         raw_name, _, raw_value = pair.partition(b"=")
         name, value = _decode(raw_name), _decode(raw_value)
+        shown = (name or "?")[:POINTER_NAME_MAX]
         if name is None or name not in known:
             code, detail = "unknown", "there is no such parameter"
+            if len(errors) < UNKNOWN_NAMED_MAX:  # a query can hold thousands
+                detail += suggest(shown, known)
         elif value is None:
             code, detail = "encoding", "must be percent-encoded UTF-8"
         elif name in given:
@@ -100,7 +112,7 @@ def _split(raw: bytes, known: Container[str]) -> tuple[dict[str, str], list[Fiel
         else:
             given[name] = value
             continue
-        errors.append(FieldError(code=code, detail=detail, parameter=(name or "?")[:POINTER_NAME_MAX]))
+        errors.append(FieldError(code=code, detail=detail, parameter=shown))
     return given, errors
 
 
