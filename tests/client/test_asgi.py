@@ -220,7 +220,7 @@ async def test_an_open_path_needs_no_signature_and_names_no_call(provider: Provi
     assert "tollway.forwarded" not in served["scope"]
 
 
-@pytest.mark.parametrize("target", ["/.well-known/tollway-verification/x", "/healthz/../admin", "//healthz"])
+@pytest.mark.parametrize("target", ["/healthz/x", "/a/healthz", "/healthzz", WELL_KNOWN_PATH])
 async def test_only_the_very_path_is_open(target: str) -> None:
     provider = Provider(open_paths={"/healthz"})
     assert (await provider.post("/healthz", headers=[])).status_code == 200

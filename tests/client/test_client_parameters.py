@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 import httpx
 import pytest
 
-from tollway.client import AsyncTollwayClient, Patience, TollwayClient
+from tollway.client import AsyncTollwayClient, CallResponse, ListingDetails, Patience, TollwayClient
 
 API = "api_1"
 GATEWAY = "https://gateway.test"
@@ -133,9 +133,11 @@ def list_methods(kind) -> dict[str, inspect.Signature]:
 
 def test_both_clients_have_the_same_methods_with_the_same_parameters():
     methods, others = (list_methods(kind) for kind in KINDS)
-    assert {name: one.parameters for name, one in methods.items()} == {
-        name: one.parameters for name, one in others.items()
-    }
+    assert methods.keys() == others.keys()
+    for name, one in methods.items():
+        assert one.parameters == others[name].parameters, name
+        if name != "stream":
+            assert one.return_annotation == others[name].return_annotation, name
     assert set(methods) >= {"call", "stream", "search", "show", "history", "payment", "publish", "payments"}
 
 
@@ -157,6 +159,19 @@ def test_every_method_is_documented(kind):
         assert (getattr(kind, name).__doc__ or "").strip(), name
     for name in PLANNED:
         assert "`max_price`" in getattr(kind, name).__doc__
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_result_is_a_record_and_no_raw_json(kind):
+    """`fetch_…` return the gateway's JSON, for programs that print it."""
+    results = {
+        name: one.return_annotation for name, one in list_methods(kind).items() if "fetch_" not in name
+    }
+    assert results["show"] is ListingDetails
+    assert results["call"] is CallResponse
+    for name, result in results.items():
+        assert result is not inspect.Signature.empty, name
+        assert not any(raw in str(result) for raw in ("dict", "Mapping", "mappingproxy", "Any")), name
 
 
 def test_what_needs_the_gateway_is_awaited(wallet, store_path):

@@ -118,3 +118,21 @@ def test_no_bytes_fail_in_a_charset_that_counts(charset: str, content: bytes) ->
     answer = CallResponse(200, headers={"content-type": f"text/plain; charset={charset}"}, content=content)
     assert answer.charset_encoding == charset
     assert isinstance(answer.text, str)
+
+
+@pytest.mark.parametrize(
+    ("headers", "content", "code"),
+    [
+        ({}, b'{"code": "rate_limited"}', "rate_limited"),
+        ({}, b"no JSON", "unknown"),
+        ({}, b"[]", "unknown"),
+        ({"proxy-status": "gw; received-status=429"}, b'{"code": "rate_limited"}', None),
+        ({"content-type": "application/json"}, b'{"code": "rate_limited"}', None),
+    ],
+)
+def test_a_refusal_of_the_gateway_is_a_record_and_a_response_of_the_provider_is_none(
+    headers: dict[str, str], content: bytes, code: str | None
+) -> None:
+    kind = {"content-type": "application/problem+json", **headers}
+    problem = CallResponse(429, headers=kind, content=content).problem
+    assert (None if problem is None else problem.code) == code

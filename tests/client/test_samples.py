@@ -3,7 +3,6 @@
 FastAPI, Flask and nginx are run where they are installed; a sample that cannot run here is not in the table, so nothing counts as passed.
 """
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -23,7 +22,7 @@ from aiohttp import web
 
 from tests.clients.stock_clients import find_interpreter
 from tests.kit.forwarded_requests import BODY, PAYER, SIGNER, sign_forwarded
-from tests.kit.gateway_process import clean_environment, poll
+from tests.kit.gateway_process import clean_environment, listens, poll
 from tests.kit.ports import find_low_ports
 from tollway.gateway.request_signing import UpstreamSigner
 
@@ -114,7 +113,6 @@ async def running(sample: Sample, folder: Path) -> AsyncIterator[Stage]:
                 "GATEWAY": gateway,
                 "ENDPOINT": f"http://127.0.0.1:{port}/v1",
                 "API_ID": "api_1",
-                "PYTHONPATH": str(SAMPLES),
             }
         )
         for command in list_commands(sample, port=port, verifier=verifier, api=api, folder=folder):
@@ -126,15 +124,6 @@ async def running(sample: Sample, folder: Path) -> AsyncIterator[Stage]:
         yield Stage(port)
 
 
-async def listens(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except OSError:
-        return False
-    writer.close()
-    return True
-
-
 def list_commands(sample: Sample, *, port: int, verifier: int, api: int, folder: Path) -> list[list[str]]:
     path, python = str(SAMPLES / sample.file), sys.executable
     match sample.file:
@@ -143,15 +132,18 @@ def list_commands(sample: Sample, *, port: int, verifier: int, api: int, folder:
         case "express.mjs":
             return [[*find_interpreter(path), path, str(port)]]
         case "fastapi_app.py":
-            return [[python, "-m", "uvicorn", "fastapi_app:app", "--port", str(port), "--log-level", "error"]]
+            serve = ["uvicorn", "fastapi_app:app", "--app-dir", str(SAMPLES), "--port", str(port)]
+            return [[python, "-m", *serve, "--log-level", "error"]]
         case "flask_app.py":
-            return [[python, "-m", "flask", "--app", "flask_app", "run", "--port", str(port)]]
+            return [[python, "-m", "flask", "--app", path, "run", "--port", str(port)]]
         case _:
             assert NGINX is not None
             text = (SAMPLES / "nginx.conf").read_text()
             for name, number in (("PORT", port), ("VERIFIER", verifier), ("API", api)):
                 text = text.replace(f":{name};", f":{number};")
-            (folder / "nginx.conf").write_text(text)
+            kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+            folders = " ".join(f"{kind}_temp_path {folder}/temp;" for kind in kinds)
+            (folder / "nginx.conf").write_text(text.replace("http {", f"http {{ {folders}", 1))
             return [
                 [python, str(SAMPLES / "nginx_verify.py"), str(verifier)],
                 [python, "-c", PLAIN_API, str(api)],

@@ -111,7 +111,7 @@ def test_a_body_that_ends_early_is_refused(provider: WsgiProvider) -> None:
     check_refused(provider, reply, 401, "length_mismatch")
 
 
-@pytest.mark.parametrize("length", ["-1", "x", "+7", "\u0667"])
+@pytest.mark.parametrize("length", ["-1", "x", "+7", "\u0667", "\u00b2"])
 def test_a_length_that_is_no_number_is_refused(provider: WsgiProvider, length: str) -> None:
     check_refused(provider, provider.post(headers=sign_forwarded(), CONTENT_LENGTH=length), 401, "malformed")
 

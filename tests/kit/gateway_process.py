@@ -166,6 +166,16 @@ async def poll(test: Callable[[], Any], *, deadline_s: float, what: str) -> Any:
         await asyncio.sleep(POLL_S)
 
 
+async def listens(port: int) -> bool:
+    """Whether a server takes connections at this port of loopback."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
 async def answers(port: int, path: str) -> bool:
     """Whether a GET at this port of loopback gets a 200."""
     with contextlib.suppress(OSError, EOFError):

@@ -5,6 +5,7 @@ import contextlib
 import io
 import os
 import runpy
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tests.kit.gateway_process import clean_environment, listens, poll
+from tests.kit.ports import find_low_port
 from tests.kit.signed_calls import QUICK
+from tollway.client import AsyncTollwayClient, Wallet
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples"
 QUOTE = "Pays 0.01 USDC to 0x"
@@ -101,6 +105,36 @@ async def test_an_example_prints_what_it_promises(
     for part in RUN[name]:
         assert part in printed[place:], printed
         place = printed.index(part, place) + len(part)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_an_api_behind_the_middleware_is_paid_through_the_gateway_and_by_no_other_way(
+    stage: ExampleStage, tmp_path: Path
+) -> None:
+    cluster, port = stage.cluster, find_low_port()
+    provider, payer = await cluster.wallets(2)
+    endpoint = f"http://127.0.0.1:{port}/v1"
+    api_id = await cluster.publish(stage.gateway, provider, endpoint=endpoint)
+    settings = {"GATEWAY": stage.gateway.base_url, "ENDPOINT": endpoint, "API_ID": api_id}
+    sample = FOLDER.parent / "samples" / "plain_wsgi.py"
+    process = subprocess.Popen(
+        [sys.executable, str(sample), str(port)], env=clean_environment(settings), cwd=tmp_path
+    )
+    try:
+        await poll(lambda: listens(port), deadline_s=60, what="the sample")
+        options = {"wallet": Wallet.from_key(payer.private_key), "store_path": tmp_path / "store"}
+        rpc_urls = {cluster.driver.chain_id: cluster.driver.rpc_url}
+        async with AsyncTollwayClient(stage.gateway.base_url, rpc_urls=rpc_urls, **options) as client:
+            paid = await client.call(api_id, "/quote?x=%20a", json={"a": 1})
+            streamed = await client.call(api_id, "/quote", content=b"x" * 200_000)
+        direct = await cluster.send(f"{endpoint}/quote", method="POST", content=b"{}")
+    finally:
+        process.terminate()
+        process.wait()
+    assert (paid.status_code, paid.payment.state) == (200, "charged")
+    assert paid.json() == {"call": paid.payment.call_id, "payer": str(payer.address), "bytes": 7}
+    assert (streamed.status_code, streamed.json()["bytes"]) == (200, 200_000)
+    assert (direct.status, direct.code) == (401, "signature_missing")
 
 
 def run_example(path: Path) -> str:

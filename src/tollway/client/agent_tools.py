@@ -16,7 +16,6 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
 from typing import Self
 
 from jsonschema import Draft202012Validator
@@ -63,14 +62,12 @@ class AgentTool:
 
 
 def _object(required: tuple[str, ...] = (), **properties: JsonSchema) -> JsonSchema:
-    return MappingProxyType(
-        {
-            "type": "object",
-            "properties": properties,
-            "required": list(required),
-            "additionalProperties": False,
-        }
-    )
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
 
 
 def _text(description: str, *, most: int, **more: object) -> JsonSchema:

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, get_args
 
 import httpx
 from httpx._types import TimeoutTypes
@@ -113,14 +113,21 @@ Method = TypeVar("Method", bound=Callable[..., object])
 Planner = Callable[Concatenate[Driver, P], CallPlan]
 
 
-def _describe_method(run: Method, name: str, source: Callable[..., object], doc: str, *own: str) -> Method:
+def _describe_method(
+    run: Method, name: str, source: Callable[..., object], doc: str, *own: str, returns: object
+) -> Method:
     """Gives a method its name, documentation and signature: `self`, the parameters `own`, then those of `source`."""
     run.__name__, run.__doc__ = name, doc
-    signature = inspect.signature(source)
     first = [inspect.Parameter(one, inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in ("self", *own)]
-    rest = [parameter for parameter in signature.parameters.values() if parameter.name != "self"]
-    run.__signature__ = inspect.Signature([*first, *rest])  # type: ignore[attr-defined] # read by inspect.signature
+    rest = [one for one in inspect.signature(source).parameters.values() if one.name != "self"]
+    signature = inspect.Signature([*first, *rest], return_annotation=returns)
+    run.__signature__ = signature  # type: ignore[attr-defined] # read by inspect.signature
     return run
+
+
+def _result_of(flow: Callable[..., object]) -> object:
+    """The T of a function that returns `Flow[T]`."""
+    return get_args(inspect.signature(flow).return_annotation)[2]
 
 
 def _document_call(first: str) -> str:
@@ -135,7 +142,7 @@ def _blocking(flow: Callable[P, Flow[T]]) -> Callable[Concatenate["TollwayClient
         check_names(options, inspect.signature(flow).parameters, of=f"{name}()")
         return client._drive(flow(*args, **options), Exchange(None))
 
-    return _describe_method(run, name, flow, inspect.getdoc(flow) or "")
+    return _describe_method(run, name, flow, inspect.getdoc(flow) or "", returns=_result_of(flow))
 
 
 def _awaited(
@@ -148,7 +155,7 @@ def _awaited(
         check_names(options, inspect.signature(flow).parameters, of=f"{name}()")
         return await client._drive(flow(*args, **options), Exchange(None))
 
-    return _describe_method(run, name, flow, inspect.getdoc(flow) or "")
+    return _describe_method(run, name, flow, inspect.getdoc(flow) or "", returns=_result_of(flow))
 
 
 def _check_options(options: Mapping[str, object], *, of: str) -> None:
@@ -167,7 +174,7 @@ def _calling(plan: Planner[P]) -> Callable[Concatenate["TollwayClient", P], Call
         _check_options(options, of="call()")
         return client._call(plan(client._driver, *args, **options))
 
-    return _describe_method(call, "call", plan, _document_call(_CALL))
+    return _describe_method(call, "call", plan, _document_call(_CALL), returns=CallResponse)
 
 
 def _calling_async(
@@ -177,7 +184,7 @@ def _calling_async(
         _check_options(options, of="call()")
         return await client._call(plan(client._driver, *args, **options))
 
-    return _describe_method(call, "call", plan, _document_call(_CALL))
+    return _describe_method(call, "call", plan, _document_call(_CALL), returns=CallResponse)
 
 
 def _streaming(
@@ -189,7 +196,9 @@ def _streaming(
         _check_options(options, of="stream()")
         return client._stream(plan(client._driver, *args, **options))
 
-    return _describe_method(stream, "stream", plan, _document_call(_STREAM))
+    return _describe_method(
+        stream, "stream", plan, _document_call(_STREAM), returns=AbstractContextManager[CallResponse]
+    )
 
 
 def _streaming_async(
@@ -201,7 +210,9 @@ def _streaming_async(
         _check_options(options, of="stream()")
         return client._stream(plan(client._driver, *args, **options))
 
-    return _describe_method(stream, "stream", plan, _document_call(_STREAM))
+    return _describe_method(
+        stream, "stream", plan, _document_call(_STREAM), returns=AbstractAsyncContextManager[CallResponse]
+    )
 
 
 def _keeping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", P], str | None]:
@@ -211,7 +222,7 @@ def _keeping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", P], 
         planned = plan(driver, *args, **options)
         return None if driver.wallet is None else driver.keep_key(driver.wallet.address, planned)
 
-    return _describe_method(keep_key, "keep_key", plan, _document_call(_KEEP_KEY))
+    return _describe_method(keep_key, "keep_key", plan, _document_call(_KEEP_KEY), returns=str | None)
 
 
 def _dropping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", str, P], None]:
@@ -222,7 +233,7 @@ def _dropping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", str
         if driver.wallet is not None:
             driver.drop_key(driver.wallet.address, planned, key)
 
-    return _describe_method(drop_key, "drop_key", plan, _document_call(_DROP_KEY), "key")
+    return _describe_method(drop_key, "drop_key", plan, _document_call(_DROP_KEY), "key", returns=None)
 
 
 class PayingClient(Generic[Transport]):

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import httpx
 from pydantic_core import from_json
 
-from tollway.client.errors import AnswerUnreadable, GatewayUnreachable
+from tollway.client.errors import AnswerUnreadable, GatewayProblem, GatewayUnreachable
 from tollway.client.fee_limit import format_fee
 from tollway.client.response_rules import CallResult
 from tollway.client.steps import (
@@ -69,6 +69,17 @@ class CallResponse(httpx.Response):
     counts as UTF-8, and invalid bytes become U+FFFD."""
 
     payment: PaymentInfo
+
+    @property
+    def problem(self) -> GatewayProblem | None:
+        """The gateway's own refusal; None for every response of the provider. The body must have been read, as after `call`."""
+        if not is_from_gateway(self):
+            return None
+        try:
+            document = read_json(self.content)
+        except ValueError:
+            document = None
+        return GatewayProblem.read(self.status_code, document if isinstance(document, dict) else {})
 
     @property
     def charset_encoding(self) -> str | None:
