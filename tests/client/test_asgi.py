@@ -120,12 +120,14 @@ async def test_a_body_whose_length_is_signed_is_counted(provider: Provider) -> N
     assert [served["body"] for served in provider.api.served] == [b"1234"]
 
 
-async def exchange(provider: Provider, head: list[tuple[str, str]], chunks: list[bytes]) -> list[Any]:
+async def exchange(
+    provider: Provider, head: list[tuple[str, str]], chunks: list[bytes], *, method: str = "POST"
+) -> list[Any]:
     """The messages of the middleware for a request whose body arrives in these chunks."""
     path, _, query = TARGET.partition("?")
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": path,
         "raw_path": path.encode(),
         "query_string": query.encode(),
@@ -150,6 +152,11 @@ async def exchange(provider: Provider, head: list[tuple[str, str]], chunks: list
 async def test_a_client_that_leaves_gets_nothing_and_uses_no_nonce(provider: Provider) -> None:
     assert await exchange(provider, sign_forwarded(), []) == []
     assert (await provider.post(headers=sign_forwarded())).status_code == 200
+
+
+async def test_a_refused_head_has_no_body(provider: Provider) -> None:
+    start, body = await exchange(provider, [], [b""], method="HEAD")
+    assert (start["status"], body["body"]) == (401, b"")
 
 
 async def test_a_call_counts_once(provider: Provider) -> None:

@@ -171,6 +171,11 @@ def test_an_open_path_needs_no_signature_and_names_no_call(provider: WsgiProvide
     assert "tollway.forwarded" not in served
 
 
+def test_a_refused_head_has_no_body(provider: WsgiProvider) -> None:
+    reply = provider.post(headers=[], REQUEST_METHOD="HEAD")
+    assert (reply.status, reply.body, int(reply.headers["content-length"]) > 0) == (401, b"", True)
+
+
 def test_only_the_very_path_is_open() -> None:
     provider = WsgiProvider(open_paths={"/healthz"})
     check_refused(provider, provider.post("/healthz/x", headers=[]), 401, "signature_missing")

@@ -78,7 +78,7 @@ class AsgiForwardedMiddleware:
             forwarded.check_body(body)
             await asyncio.to_thread(self._verifier.accept, forwarded)
         except ForwardedRefused as refused:
-            await _send_refusal(RefusedResponse.build(refused), send)
+            await _send_refusal(RefusedResponse.build(refused), send, has_body=scope["method"] != "HEAD")
             return
         await self._pass_on(scope, receive, send, forwarded, body)
 
@@ -126,7 +126,7 @@ def _remove_identity(scope: AsgiScope) -> AsgiScope:
     return {**scope, "headers": headers}
 
 
-async def _send_refusal(response: RefusedResponse, send: AsgiSend) -> None:
+async def _send_refusal(response: RefusedResponse, send: AsgiSend, *, has_body: bool) -> None:
     headers = [(name.encode(), value.encode("latin-1")) for name, value in response.headers]
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body})
+    await send({"type": "http.response.body", "body": response.body if has_body else b""})

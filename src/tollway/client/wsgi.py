@@ -65,7 +65,7 @@ class WsgiForwardedMiddleware:
         except ForwardedRefused as refused:
             response = RefusedResponse.build(refused)
             start_response(f"{response.status} {response.reason}", list(response.headers))
-            return [response.body]
+            return [response.body if environ["REQUEST_METHOD"] != "HEAD" else b""]
         checked = {
             **environ,
             FORWARDED_KEY: forwarded,
