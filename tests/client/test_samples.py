@@ -40,7 +40,11 @@ class Sample:
     checks_body: bool = True
 
 
-NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+BENCH_NGINX = ROOT / ".venv-bench" / "debian" / "nginx" / "run-nginx"
+"""Where `make bench` unpacks nginx."""
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin") or (
+    str(BENCH_NGINX) if BENCH_NGINX.exists() else None
+)
 ALL_SAMPLES = (
     Sample(file="plain_wsgi.py", is_installed=True),
     Sample(file="express.mjs", is_installed=(ROOT / "node_modules" / "express").exists()),
