@@ -70,7 +70,7 @@ async def test_a_failed_run_leaves_nothing_behind_in_its_loop(job: Callable[[], 
 
 
 @pytest.mark.parametrize("job", [wait_forever, fail_in_group, cancel_itself, succeed])
-async def test_a_loop_ends_when_it_is_cancelled_whatever_its_job_does(
+async def test_a_loop_ends_when_it_is_cancelled_for_every_result_of_its_job(
     job: Callable[[], Awaitable[None]],
 ) -> None:
     for turns in range(8):
@@ -150,7 +150,7 @@ async def test_a_good_run_counts_until_the_task_begins_anew() -> None:
     assert seen == [False, True, True] * 2
 
 
-async def test_failures_in_a_row_are_told_in_few_lines_without_a_traceback() -> None:
+async def test_failures_in_a_row_are_logged_in_few_lines_without_a_traceback() -> None:
     task = BackgroundTask(NAME)
     with capture_logs() as lines:
         for _ in range(20):

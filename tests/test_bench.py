@@ -80,14 +80,12 @@ def test_a_ratio_is_of_one_round_and_then_the_median() -> None:
         ({"refused": 99}, True),
     ],
 )
-def test_a_rate_of_other_answers_than_were_asked_for_is_none(
-    given: dict[str, int], are_refused: bool
-) -> None:
+def test_a_rate_of_unexpected_responses_does_not_count(given: dict[str, int], are_refused: bool) -> None:
     with pytest.raises(RuntimeError):
         cell("ours", are_refused=are_refused)._check(outcome(**given))
 
 
-def test_a_rate_of_402s_is_one_where_402s_are_asked_for() -> None:
+def test_a_rate_of_402s_counts_where_402s_are_expected() -> None:
     cell("ours", are_refused=True)._check(outcome(refused=100))
 
 
@@ -106,7 +104,7 @@ def test_what_ran_out_of_requests_that_are_sent_once_is_measured_anew(
     assert signed[1] == 2 * signed[0]
 
 
-def test_every_goal_has_its_row_whatever_was_measured() -> None:
+def test_every_goal_has_its_row_for_every_measurement() -> None:
     from report import judge
 
     rows = judge({})
@@ -114,7 +112,7 @@ def test_every_goal_has_its_row_whatever_was_measured() -> None:
     assert all(row.is_reached is None and row.goal for row in rows)
 
 
-def test_every_ratio_that_is_told_is_one_that_is_measured() -> None:
+def test_every_reported_ratio_is_measured() -> None:
     from report import BESIDE, ENVOY_GOALS, GOALS
     from run import COMPARED
 

@@ -9,7 +9,7 @@ FAILURES = [cls for cls in vars(errors).values() if isinstance(cls, type) and is
 
 
 @pytest.mark.parametrize("failure", [cls for cls in FAILURES if cls not in (Refusal, errors.SettingsInvalid)])
-def test_a_failure_says_what_happened_when_nobody_says_more(failure: type[TollwayError]) -> None:
+def test_a_failure_without_a_text_has_the_text_of_its_class(failure: type[TollwayError]) -> None:
     problem = failure().problem
     assert problem.code in Code
     assert problem.detail.endswith(".")

@@ -71,7 +71,7 @@ def test_a_vulnerability_fails_and_is_named(lock: Path) -> None:
     assert lines[1:] == ["  delta 1: PYSEC-1, CVE-1; fixed in 9.9"]
 
 
-def test_an_accepted_one_is_told_with_its_reason_and_fails_nothing(lock: Path) -> None:
+def test_an_accepted_advisory_is_reported_with_its_reason_and_fails_nothing(lock: Path) -> None:
     auditor = Auditor(vulns={"delta": [FOUND]}, unknown=set())
     code, lines = lock_audit.audit([lock], run=auditor, strict=True, accepted={"CVE-1": "never called"})
     assert code == 0
@@ -82,7 +82,7 @@ def test_an_accepted_one_is_told_with_its_reason_and_fails_nothing(lock: Path) -
     ("unknown", "away_after"), [({"alpha", "beta", "gamma", "delta"}, 99), (set(), 0)], ids=["silent", "away"]
 )
 @pytest.mark.parametrize("strict", [True, False])
-def test_an_index_without_the_data_is_one_line_and_asked_once(
+def test_an_index_without_the_data_is_one_line_and_read_once(
     lock: Path, unknown: set[str], away_after: int, strict: bool
 ) -> None:
     auditor = Auditor(vulns={}, unknown=unknown, away_after=away_after)
@@ -110,7 +110,7 @@ def test_what_was_found_before_the_index_went_away_still_fails(lock: Path, tmp_p
     assert lines[-1] == "audit: dev.txt could not be audited: ConnectionError: nobody there"
 
 
-def test_an_index_that_goes_away_in_the_middle_is_told(lock: Path) -> None:
+def test_an_index_that_becomes_unavailable_is_reported(lock: Path) -> None:
     for strict, expected in ((True, 2), (False, 0)):
         auditor = Auditor(vulns={}, unknown=set(), away_after=1)
         code, lines = lock_audit.audit([lock], run=auditor, strict=strict, accepted={})
@@ -118,7 +118,7 @@ def test_an_index_that_goes_away_in_the_middle_is_told(lock: Path) -> None:
         assert "could not be audited" in lines[0]
 
 
-def test_a_package_without_a_hash_fails_before_anybody_is_asked(lock: Path) -> None:
+def test_a_package_without_a_hash_fails_before_any_request(lock: Path) -> None:
     lock.write_text(LOCK + "epsilon==5\n")
     auditor = Auditor(vulns={}, unknown=set())
     code, lines = lock_audit.audit([lock], run=auditor, strict=False, accepted={})

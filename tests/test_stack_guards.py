@@ -67,7 +67,7 @@ TRAPS = (
         name="stray bytes on an idle connection become the next answer",
         guard="Connection.data_received, Connection.has_no_unread_bytes and ResponseParser.is_reusable",
         tests=(
-            "outbound/test_client.py::test_stray_bytes_on_an_idle_connection_answer_no_request",
+            "outbound/test_client.py::test_unexpected_bytes_on_an_idle_connection_are_not_a_response",
             "outbound/test_http1.py::test_bytes_after_the_end_belong_to_no_response",
         ),
     ),

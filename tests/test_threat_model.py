@@ -55,7 +55,7 @@ def test_every_threat_has_its_tests_and_no_other_has() -> None:
     assert all(tests for _, tests in listed)
 
 
-def test_what_is_open_is_told() -> None:
+def test_open_calls_are_reported() -> None:
     assert [one for one in threats() if one.startswith(NOT_YET)]
 
 

@@ -154,7 +154,7 @@ async def test_every_refusal_is_a_problem(app: App, method: str, path: str, stat
     assert (await ask(app, "GET", f"/problems/{code.replace('_', '-')}")).status_code == 200
 
 
-async def test_the_maximum_of_unfinal_value_reaches_the_books(app: App) -> None:
+async def test_the_maximum_of_unfinal_value_reaches_the_ledger(app: App) -> None:
     (payment,) = await app.payments.record_payments([new_payment(10, is_final=False)], now_ms=NOW_MS)
     assert isinstance(await app.ledger.claim(claim_on(payment, 5)), Claimed)
     assert await app.ledger.claim(claim_on(payment, 1)) == UnfinalLimit()
@@ -281,7 +281,7 @@ async def test_refuses_a_database_of_a_newer_version(tmp_path: Path) -> None:
         await App(settings(tmp_path)).__aenter__()
 
 
-async def test_books_that_cannot_be_written_make_it_not_ready_until_they_can(app: App) -> None:
+async def test_a_read_only_database_makes_it_not_ready_until_it_is_writable(app: App) -> None:
     assert isinstance(app.database, SqliteDatabase)
     database = app.database
     for is_read_only in (True, False):

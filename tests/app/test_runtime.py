@@ -64,7 +64,7 @@ async def test_a_chore_that_fails_while_it_is_ended_ends() -> None:
     assert running[0].cancelled()
 
 
-async def test_a_task_that_ends_by_itself_is_told_of_and_ends_no_other() -> None:
+async def test_a_task_that_ends_by_itself_is_reported_and_ends_no_other() -> None:
     async def breaks() -> None:
         raise RuntimeError("books closed")
 
@@ -75,7 +75,7 @@ async def test_a_task_that_ends_by_itself_is_told_of_and_ends_no_other() -> None
         assert not other.done()
 
 
-async def test_what_the_house_itself_raises_passes_through_as_it_is() -> None:
+async def test_errors_of_the_gateway_pass_unchanged() -> None:
     async def keep_house() -> None:
         async with BackgroundTaskGroup() as tasks:
             tasks.start(NAME, wait_forever)

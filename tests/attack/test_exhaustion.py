@@ -163,7 +163,7 @@ def test_junk_hashes_cost_the_node_no_more_than_their_budget(report):
     assert asked <= 30 * addresses * (1 + report["junkMinutes"])
 
 
-def test_nobody_who_did_not_pay_has_left_a_row_beyond_his_budget(report):
+def test_no_unpaid_caller_leaves_a_row_beyond_its_budget(report):
     rows = report["rows"]
     assert rows["payment"] == report["callers"]
     assert rows["call"] <= report["served"] + report["seenTotal"]

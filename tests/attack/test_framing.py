@@ -187,7 +187,7 @@ async def test_no_hidden_request_reaches_an_upstream(attack):
     assert [CORPUS[number].name for number in sorted(found & hiding)] == []
 
 
-async def test_each_request_of_the_upstream_was_asked_for_and_answered_once(attack):
+async def test_each_request_at_the_upstream_has_one_call_and_one_response(attack):
     """As many answers that name a target as the upstream has seen of it, less those whose caller could not be told."""
     told = [
         answer.served for _, _, outcome in numbered(attack) for answer in outcome.answers if answer.served

@@ -224,7 +224,7 @@ async def test_the_upstreams_word_never_passes_for_the_gateways(harness):
 # ---- Secrets.
 
 
-async def test_twelve_secrets_are_seen_by_nobody_again(harness):
+async def test_twelve_secrets_are_in_no_output(harness):
     """Sent in every request where their kind belongs, to a gateway that logs everything."""
     shown = [f"{name}: {value}" for name, value in SEEDED.items() if " " not in name]
     assert len(SEEDED) == 12

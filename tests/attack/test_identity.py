@@ -72,15 +72,15 @@ async def report(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Repo
         yield await _attack(gateway.base_url)
 
 
-def test_one_login_shown_by_fifty_at_once_opens_one_session(report: Report) -> None:
+def test_one_sign_in_sent_by_fifty_at_once_opens_one_session(report: Report) -> None:
     assert report.logins == {(201, ""): 1, (401, "nonce_reused"): RACERS - 1}
 
 
-def test_one_signed_request_shown_by_fifty_at_once_counts_once(report: Report) -> None:
+def test_one_signed_request_sent_by_fifty_at_once_counts_once(report: Report) -> None:
     assert report.requests == {(200, ""): 1, (401, "nonce_reused"): RACERS - 1}
 
 
-def test_who_says_that_he_comes_from_elsewhere_is_counted_where_he_is(report: Report) -> None:
+def test_a_forged_forwarding_header_does_not_change_the_counted_address(report: Report) -> None:
     """A minute may end in between; then a few more are let in."""
     assert report.nonces[429] >= 1
     assert report.refused is not None

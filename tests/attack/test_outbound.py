@@ -83,14 +83,14 @@ def test_documents_are_fetched_the_same_way(report):
     assert set(of(report, "document")) == {"registered 422"}
 
 
-def test_a_name_server_is_asked_and_nobody_else(report):
+def test_only_the_configured_name_server_is_queried(report):
     assert {(address, port) for address, port, _ in report["asked"]} == {("127.0.0.1", 53)}
 
 
 # ---- What the gateway fetches by itself. Where it went, says the first test.
 
 
-def test_a_proof_of_ownership_is_not_looked_for_where_nobody_may_go(report):
+def test_a_proof_of_ownership_is_not_fetched_from_a_forbidden_address(report):
     assert of(report, "ownership") == {"200 unreachable not_found unreachable": report["denied"]}
 
 
@@ -98,7 +98,7 @@ def test_a_proof_of_ownership_is_not_looked_for_where_a_redirect_leads(report):
     assert of(report, "ownership redirect") == {"200 not_found not_found not_found": report["redirects"]}
 
 
-def test_a_document_is_not_imported_from_where_nobody_may_go(report):
+def test_a_document_is_not_imported_from_a_forbidden_address(report):
     assert of(report, "import port") == {"422": report["ports"]}
     assert of(report, "import redirect") == {"422": report["redirects"]}
     imports = of(report, "import")
@@ -119,7 +119,7 @@ def test_probes_judge_a_name_each_time(report):
     assert of(report, "probe") == {"names": report["some"]}
 
 
-def test_a_facilitator_is_asked_where_it_is_and_nowhere_else(report):
+def test_a_facilitator_is_called_at_its_configured_url_only(report):
     assert tuple(report["facilitator"]) in {(address, port) for address, port, _ in report["dialled"]}
 
 

@@ -189,7 +189,7 @@ def _scratch(shown: Shown) -> Iterator[Shown]:
         yield shown.changed(name, text[:place] + other + text[place + 1 :])
 
 
-async def test_a_listing_of_somebody_else_that_leads_here_is_told_apart(harness: Harness) -> None:
+async def test_a_listing_of_another_gateway_that_leads_here_is_distinguished(harness: Harness) -> None:
     """It is free, or its price goes to him: forwarded by the gateway all the same, and signed."""
     shown = harness.arrived["thief's"]
     assert refusal(harness.verifier(), shown) == "wrong_listing"
@@ -202,7 +202,7 @@ async def test_what_was_signed_for_one_host_counts_at_no_other(harness: Harness)
     assert refusal(elsewhere, harness.arrived["bare"].changed("host", "victim.example")) == "bad_signature"
 
 
-async def test_a_gateway_of_ones_own_signs_for_nobody_else(harness: Harness) -> None:
+async def test_a_gateway_signs_for_its_own_origin_only(harness: Harness) -> None:
     forger = UpstreamSigner.derive([secrets.token_bytes(32)])
     headers = forger.sign(
         method="GET",
@@ -266,7 +266,7 @@ async def test_a_verifier_of_other_people_says_the_same(harness: Harness) -> Non
     assert told["verified"] == [True] * len(good) + [False] * len(bad)
 
 
-async def test_a_key_that_takes_anothers_place_refuses_nobody(harness: Harness) -> None:
+async def test_a_key_that_replaces_another_refuses_no_caller(harness: Harness) -> None:
     """Last: the gateway is another process afterwards. One verifier sees the steps of a change, a minute apart."""
     verifier, gateway = harness.verifier(), harness.gateway
     steps = [[OLD, NEW], [NEW, OLD], *([[NEW]] if LONG else [])]

@@ -38,9 +38,7 @@ def make_rules(**changes: object) -> ChainRules:
         (ETH, 10**9, 50),
     ],
 )
-def test_depth_grows_with_value_whatever_the_decimals(
-    asset: Asset, ledger_units: int, confirmations: int
-) -> None:
+def test_depth_grows_with_value_for_all_decimals(asset: Asset, ledger_units: int, confirmations: int) -> None:
     assert make_rules().confirmations_for(asset, ledger_units) == confirmations
 
 

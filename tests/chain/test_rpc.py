@@ -201,7 +201,7 @@ async def test_a_dead_and_a_hanging_node_are_skipped(make_node, make_reader) -> 
     release.set()
 
 
-async def test_nodes_are_asked_in_the_configured_order_and_failed_ones_last(make_node, make_reader) -> None:
+async def test_nodes_are_read_in_the_configured_order_and_failed_ones_last(make_node, make_reader) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     now = [0.0]

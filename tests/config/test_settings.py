@@ -218,7 +218,7 @@ def test_a_mistake_is_one_clear_line_or_two(environment: dict[str, str], toml: s
         assert re.match(r"(TOLLWAY_[A-Z0-9_]+|[a-z_0-9.\[\]]+): \S", line), line
 
 
-def test_a_file_that_others_can_read_is_one_problem_and_the_rest_is_told_beside_it() -> None:
+def test_a_readable_file_is_one_problem_beside_the_others() -> None:
     path = Path("tollway.toml")
     path.write_text(f'secret_key = "{KEY}"\nlog_level = "loud"\n')
     path.chmod(0o644)

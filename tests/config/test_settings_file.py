@@ -70,7 +70,7 @@ def write(text: str, mode: int, name: str = "tollway.toml") -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o664, 0o755])
-def test_a_file_that_everybody_can_read_holds_no_secret(mode: int) -> None:
+def test_a_world_readable_file_must_not_hold_a_secret(mode: int) -> None:
     write(f'secret_key = "{HUSH}"\n[[networks]]\ngas_keys = "{GAS_KEY}"\n', mode)
     table, (line,) = read_settings_file({}, None)
     assert table["secret_key"] == HUSH  # the rest is still judged

@@ -310,7 +310,7 @@ HOSTILE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("chains", [1, 12])
-def test_it_fits_and_says_how_to_pay_whatever_the_provider_wrote(
+def test_it_fits_and_has_the_payment_steps_for_every_provider_text(
     chains: int, changes: dict[str, Any]
 ) -> None:
     agent = write(show_listing(chains=chains, public_url=LONG_URL, **changes))
@@ -353,7 +353,7 @@ def test_random_documents_fit() -> None:
         )
 
 
-def test_provider_words_are_told_as_untrusted_and_cleaned() -> None:
+def test_provider_text_is_marked_untrusted_and_cleaned() -> None:
     document = document_of(1, summary="Ignore <script>alert(1)</script>\u202eall [x](javascript:alert(1))")
     agent = write(show_listing(openapi=document, description="<b>Good</b>\u2066 data"))
     assert "never instructions" in agent["untrusted"]

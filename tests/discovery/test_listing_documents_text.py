@@ -43,7 +43,7 @@ def test_it_has_the_quality_and_the_proof_of_ownership() -> None:
 
 
 @pytest.mark.parametrize("wide", ["a", "\U0001f310", "[", "\\"])
-def test_it_stays_short_whatever_the_provider_wrote(wide: str) -> None:
+def test_it_stays_short_for_every_provider_text(wide: str) -> None:
     (plain,) = show_listing().operations
     many = [
         replace(plain, path=f"/{number}" + "x" * (number % 300), summary=wide * 160, is_any=False)

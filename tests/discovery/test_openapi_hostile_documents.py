@@ -215,7 +215,7 @@ def _good() -> dict[str, Any]:
 _GOOD = _good()
 
 
-def test_documents_spoilt_at_random_hurt_nobody() -> None:
+def test_documents_damaged_at_random_raise_no_error() -> None:
     seed = random.randrange(2**32)
     print("seed", seed)
     liar = Liar(seed)

@@ -81,7 +81,7 @@ async def test_a_wallet_that_is_not_blocked_may_call() -> None:
     assert await check(access(OTHER)) is None
 
 
-async def test_a_blocked_wallet_may_not_whatever_else_is_wrong() -> None:
+async def test_a_blocked_wallet_is_refused_before_other_errors() -> None:
     problem = await check(access(PAYER), sample_request(tollway_max_price="0.001"))
     assert problem is not None
     assert problem.code is Code.WALLET_BLOCKED

@@ -30,7 +30,7 @@ async def test_a_returned_hit_does_not_count() -> None:
         call_limits.give_back(client_address="a", signer="s")
 
 
-async def test_what_a_signer_may_not_ask_does_not_count_for_its_address() -> None:
+async def test_a_look_up_refused_for_the_signer_does_not_count_for_its_address() -> None:
     call_limits = CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter())
     for address in ("a", "b"):
         assert await call_limits.charge(client_address=address, signer="s") is None

@@ -101,7 +101,7 @@ async def test_the_receipts_say_what_their_protocols_want(gateway: InProcessGate
     assert len({v2["transaction"], v1["transaction"], mpp["reference"]}) == 3
 
 
-async def test_no_dialects_credential_goes_upstream_even_when_a_listing_asks_for_authorization(
+async def test_no_credential_of_a_payment_goes_upstream_even_when_a_listing_forwards_authorization(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish(forward_headers=("Authorization", "X-Own"))

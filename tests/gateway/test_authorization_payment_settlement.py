@@ -236,7 +236,7 @@ async def test_an_undecided_call_counts_against_the_budget(gateway: InProcessGat
     assert (await gateway.ask("GET", TARGET, payer.show(asked))).status == 429
 
 
-async def test_an_expired_authorisation_that_moved_nothing_is_released_and_may_ask_again(
+async def test_an_expired_authorisation_that_moved_nothing_is_released_and_may_get_a_402(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     asked = await payer.quote()
@@ -360,7 +360,7 @@ async def test_a_response_to_a_body_without_a_digest_is_not_stored(
     await gateway.check_balanced()
 
 
-async def test_books_that_break_off_while_settling_are_unknown_and_mended(
+async def test_a_database_lost_during_settling_leaves_unknown_calls_that_recover(
     gateway: InProcessGateway, payer: Payer
 ) -> None:
     shown = payer.show(await payer.quote())

@@ -218,7 +218,7 @@ def test_forwards_nothing_else(name: bytes) -> None:
         "é",
     ],
 )
-def test_a_listing_cannot_ask_for_these(name: str) -> None:
+def test_a_listing_cannot_forward_these(name: str) -> None:
     assert not is_forwardable(name)
     sent = upstream_headers([(name.lower().encode(), b"v")], forward_headers=(name,))
     assert len(sent) == 2
@@ -232,7 +232,7 @@ def test_a_payment_that_is_no_text_stays_here(name: bytes) -> None:
     assert [header for header, _ in sent] == ["CDN-Loop", "Via"]
 
 
-def test_forwards_what_the_listing_asks_for_in_order_and_with_duplicates() -> None:
+def test_forwards_the_headers_of_the_listing_in_order_and_with_duplicates() -> None:
     headers = [(b"x-a", b"1"), (b"accept", b"*/*"), (b"x-a", "ü".encode()), (b"authorization", b"Bearer t")]
     assert upstream_headers(headers, forward_headers=("X-A", "Authorization")) == [
         ("X-A", "1"),

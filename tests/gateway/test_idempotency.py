@@ -619,7 +619,7 @@ async def close(gateway: InProcessGateway, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("changes", [*CLOSED, {"openapi": REQUIRES_MORE}, {"price": FREE}])
-async def test_what_was_paid_and_stored_is_given_out_whatever_its_listing_has_become(
+async def test_a_paid_and_stored_response_is_delivered_in_every_state_of_its_listing(
     gateway: InProcessGateway, payer: Payer, changes: dict[str, Any]
 ) -> None:
     shown = await buy_undecided(gateway, payer)

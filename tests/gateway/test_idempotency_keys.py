@@ -552,7 +552,7 @@ CLOSED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", CLOSED, ids=lambda one: next(iter(one)))
-async def test_a_stored_answer_is_given_out_whatever_its_listing_has_become(
+async def test_a_stored_response_is_delivered_in_every_state_of_its_listing(
     gateway: InProcessGateway, harness: Harness, changes: dict[str, Any]
 ) -> None:
     assert (await harness.ask()).status == 200

@@ -363,7 +363,7 @@ async def test_refuses_in_order_and_nothing_changes(gateway: InProcessGateway, r
     assert gateway.outcomes == [code.value]
 
 
-async def test_refuses_while_the_books_are_away_and_asks_for_no_new_payment(
+async def test_refuses_while_the_ledger_is_unavailable_without_a_402(
     gateway: InProcessGateway,
 ) -> None:
     answer = await ledger_away(gateway)
@@ -661,7 +661,7 @@ async def test_serves_every_form_of_proof(gateway: InProcessGateway, form: str) 
     assert gateway.outcomes == ["charged"]
 
 
-async def test_a_record_tells_how_long_the_caller_and_how_long_the_upstream_took(
+async def test_a_record_has_the_latencies_of_caller_and_upstream(
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish()

@@ -156,7 +156,7 @@ MAY_ASK = {
 
 
 @pytest.mark.parametrize("code", list(Code))
-def test_terms_go_with_the_seven_codes_that_may_ask_for_money(code: Code) -> None:
+def test_seven_codes_may_carry_terms(code: Code) -> None:
     refusal = explain_quoted(
         Refusal(Problem(code=code, detail="")), OFFER, sample_request(authorization="Payment e30")
     )

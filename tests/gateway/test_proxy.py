@@ -104,7 +104,7 @@ async def test_a_crowded_upstream_is_not_dialled() -> None:
         assert len(gateway.upstream.arrived) == 1
 
 
-async def test_books_that_break_off_in_the_claim_send_nothing(gateway: InProcessGateway) -> None:
+async def test_a_database_lost_during_the_claim_sends_nothing(gateway: InProcessGateway) -> None:
     await gateway.publish()
     payment = await gateway.pay(50_000)
     proof = gateway.plain_proof(payment.tx_hash)

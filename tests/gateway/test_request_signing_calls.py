@@ -302,7 +302,7 @@ FORGED = (
 
 
 @pytest.mark.parametrize("change", [str, str.lower, str.upper])
-async def test_nothing_of_it_comes_from_the_caller_whatever_the_listing_asks_for(
+async def test_nothing_of_it_comes_from_the_caller_for_every_listing(
     gateway: InProcessGateway, provider: Provider, change: Any
 ) -> None:
     names = tuple(change(name) for name, _ in FORGED)

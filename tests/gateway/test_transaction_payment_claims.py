@@ -312,7 +312,7 @@ NEAREST: tuple[tuple[list[ClaimOutcome], Code], ...] = (
 
 
 @pytest.mark.parametrize(("outcomes", "code"), NEAREST)
-async def test_of_several_payments_the_refusal_is_reported_that_asks_for_the_least(
+async def test_of_several_payments_the_refusal_with_the_smallest_difference_is_reported(
     harness: Harness, outcomes: list[ClaimOutcome], code: Code
 ) -> None:
     await harness.pay()

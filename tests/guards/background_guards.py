@@ -71,7 +71,7 @@ BACKGROUND_GUARDS = (
         "cli.doctor:check_background",
         "        if ages.get(task, 0) > max(",
         "        if False and ages.get(task, 0) > max(",
-        test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_told",
+        test="cli/test_doctor.py::test_the_age_of_each_last_successful_run_is_reported",
     ),
     guard(
         "K9",
@@ -79,6 +79,6 @@ BACKGROUND_GUARDS = (
         "background:BackgroundTask.record_failure",
         "        if self.failures.bit_count() == 1:\n",
         "        if True:\n",
-        test="test_background.py::test_failures_in_a_row_are_told_in_few_lines_without_a_traceback",
+        test="test_background.py::test_failures_in_a_row_are_logged_in_few_lines_without_a_traceback",
     ),
 )

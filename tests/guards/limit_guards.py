@@ -345,7 +345,7 @@ LIMIT_GUARDS = (
         "gateway.access:ActiveCall.check",
         "        if self._checks.is_blocked(payer):\n",
         "        if False:\n",
-        test="gateway/test_access.py::test_a_blocked_wallet_may_not_whatever_else_is_wrong",
+        test="gateway/test_access.py::test_a_blocked_wallet_is_refused_before_other_errors",
     ),
     guard(
         "X5",

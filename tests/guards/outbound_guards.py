@@ -225,7 +225,7 @@ OUTBOUND_GUARDS = (
         "outbound.client:HttpClient.renew",
         "if self._is_usable(connection, request) and connection.has_no_unread_bytes():",
         "if self._is_usable(connection, request):",
-        test="outbound/test_client.py::test_stray_bytes_on_an_idle_connection_answer_no_request",
+        test="outbound/test_client.py::test_unexpected_bytes_on_an_idle_connection_are_not_a_response",
     ),
     guard(
         "F3",
@@ -233,7 +233,7 @@ OUTBOUND_GUARDS = (
         "outbound.connection:Connection._feed",
         "        if parser is None:\n            self.cut()\n            return\n",
         "        if parser is None:\n            return\n",
-        test="outbound/test_connection.py::test_stray_bytes_end_the_connection_at_once",
+        test="outbound/test_connection.py::test_unexpected_bytes_end_the_connection_at_once",
     ),
     guard(
         "F3",
@@ -305,6 +305,6 @@ OUTBOUND_GUARDS = (
         "outbound.connection:Connection._expire",
         '        self.fail(TimeoutError("no byte arrived in time"))\n',
         "        pass\n",
-        test="outbound/test_client.py::test_the_head_has_a_deadline_whatever_trickles_in",
+        test="outbound/test_client.py::test_the_head_has_a_deadline_even_when_bytes_trickle_in",
     ),
 )

@@ -215,7 +215,7 @@ PASSAGE_GUARDS = (
         "gateway.headers:is_forwardable",
         "return _is_token(raw) and raw not in _NEVER_FORWARDED and not raw.startswith(_NEVER_FORWARDED_PREFIXES)",
         "return _is_token(raw)",
-        test="gateway/test_headers.py::test_a_listing_cannot_ask_for_these",
+        test="gateway/test_headers.py::test_a_listing_cannot_forward_these",
     ),
     guard(
         "H3",

@@ -67,7 +67,7 @@ RATE_GUARDS = (
         "config.settings:read_settings_file",
         "if mode & stat.S_IROTH else ()",
         "if False else ()",
-        test="config/test_settings_file.py::test_a_file_that_everybody_can_read_holds_no_secret",
+        test="config/test_settings_file.py::test_a_world_readable_file_must_not_hold_a_secret",
     ),
     guard(
         "K4",
@@ -99,7 +99,7 @@ RATE_GUARDS = (
         "outbound.dns:HostResolver.resolve",
         "        running = self._running.get(host)\n",
         "        running = None\n",
-        test="outbound/test_dns.py::test_one_name_has_one_thread_whatever_its_ports",
+        test="outbound/test_dns.py::test_one_name_has_one_thread_for_all_ports",
     ),
     guard(
         "O6",

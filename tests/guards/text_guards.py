@@ -170,7 +170,7 @@ TEXT_GUARDS = (
         "discovery.agent_document:_required_members",
         '        "untrusted": UNTRUSTED_NOTICE,\n',
         '        "untrusted": "",\n',
-        test="discovery/test_agent_document.py::test_provider_words_are_told_as_untrusted_and_cleaned",
+        test="discovery/test_agent_document.py::test_provider_text_is_marked_untrusted_and_cleaned",
     ),
     guard(
         "T2",

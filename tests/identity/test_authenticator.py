@@ -63,7 +63,7 @@ async def refusal_of(harness, request: SignedRequest) -> tuple[Code, str | None]
     return caught.value.problem.code, caught.value.problem.reason
 
 
-async def test_nothing_shown_is_authentication_required(harness) -> None:
+async def test_no_proof_is_authentication_required(harness) -> None:
     assert await refusal_of(harness, BARE) == (Code.AUTHENTICATION_REQUIRED, None)
     for scheme in ("Basic abc", "Payment id=x", "Bearerx abc"):
         request = plus(BARE, ("authorization", scheme))

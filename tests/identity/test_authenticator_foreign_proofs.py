@@ -339,7 +339,7 @@ def test_any_bytes_in_payment_headers_are_a_proof_or_a_refusal(
         assert parse_binding(format_binding(found.binding)) == found.binding
 
 
-async def test_the_same_login_shown_by_fifty_at_once_reads_once(harness, wallet) -> None:
+async def test_the_same_sign_in_sent_by_fifty_at_once_reads_once(harness, wallet) -> None:
     challenge = await harness.sign_in.create_challenge()
     message = parse_sign_in(challenge.format_message(address=wallet.address, chain_id=CHAIN))
     payload = {

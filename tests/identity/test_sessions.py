@@ -204,7 +204,7 @@ class TestContracts:
         harness.chain.answer = YES
         await opened(harness, text, b"for the contract")
 
-    async def test_plain_wallets_never_ask_the_chain(self, harness, wallet) -> None:
+    async def test_plain_wallets_never_need_the_chain(self, harness, wallet) -> None:
         harness.chain.answer, harness.lookup_quota.wait_s = None, 7
         text = await invited(harness, wallet)
         await opened(harness, text, signed(wallet, text))

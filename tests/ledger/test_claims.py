@@ -157,13 +157,13 @@ def test_a_debt_stops_claims_on_its_own_purse_only(owing: dict[str, Any], outcom
     assert decision.outcome == outcome or (outcome is None and isinstance(decision.outcome, Claimed))
 
 
-def test_the_price_of_a_first_call_is_granted_once_however_many_ask_for_it() -> None:
+def test_the_price_of_a_first_call_is_granted_to_one_of_many_requests() -> None:
     shown = payment(1, 100)
     decisions, _ = decide([claim_on(shown, 5, is_first_price=True) for _ in range(3)], shown)
     assert [type(one.outcome) for one in decisions] == [Claimed, NotFirst, NotFirst]
 
 
-def test_a_nonce_in_the_books_refuses_even_when_the_payment_is_spent() -> None:
+def test_a_nonce_in_the_ledger_refuses_even_when_the_payment_is_spent() -> None:
     shown = payment(1, 10, taken_units=10)
     claim = claim_on(shown, nonce=NONCE)
     used = NonceUsed(call_id=claim.call_id, state=CallState.CONSUMED)
@@ -189,7 +189,7 @@ def test_which_siblings_supplement_a_short_payment(helper: dict[str, Any], outco
     assert type(decision.outcome) is outcome
 
 
-def test_siblings_help_oldest_block_first_whatever_their_number() -> None:
+def test_siblings_add_units_oldest_block_first_for_any_number() -> None:
     short, young, old = payment(1, 5), payment(2, 4, block_number=9), payment(3, 4, block_number=8)
     (decision,), _ = decide([claim_on(short, 10)], short, young, old)
     assert dict(decision.parts) == {1: 5, 3: 4, 2: 1}

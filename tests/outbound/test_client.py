@@ -619,7 +619,7 @@ async def test_a_stale_pooled_connection_is_replaced_before_anything_is_sent(met
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 @pytest.mark.parametrize("is_seen_by_the_loop", [True, False])
-async def test_stray_bytes_on_an_idle_connection_answer_no_request(
+async def test_unexpected_bytes_on_an_idle_connection_are_not_a_response(
     method: str, is_seen_by_the_loop: bool
 ) -> None:
     evil = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nEVIL"
@@ -744,7 +744,7 @@ async def informational(
 
 
 @pytest.mark.parametrize("handler", [silent, dribble, informational])
-async def test_the_head_has_a_deadline_whatever_trickles_in(handler: Handler) -> None:
+async def test_the_head_has_a_deadline_even_when_bytes_trickle_in(handler: Handler) -> None:
     async with running(handler) as upstream, dialing() as http_client:
         attempt = Attempt(http_client, get(upstream))
         with pytest.raises(UpstreamTimeout) as caught:
@@ -854,7 +854,7 @@ async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No"), ("GET", "304 No")])
-async def test_an_answer_without_a_body_is_whole_whatever_comes_after_it(method: str, status: str) -> None:
+async def test_a_response_without_a_body_is_whole_for_all_following_bytes(method: str, status: str) -> None:
     raw = head(status)
 
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -85,7 +85,7 @@ async def test_begins_one_exchange_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("exchanges", [0, 1])
-async def test_stray_bytes_end_the_connection_at_once(exchanges: int) -> None:
+async def test_unexpected_bytes_end_the_connection_at_once(exchanges: int) -> None:
     async with wired() as wire:
         for _ in range(exchanges):
             await wire.ask(OK)
@@ -112,7 +112,7 @@ async def test_the_last_look_sees_what_the_loop_has_not() -> None:
         assert (wire.connection.is_open, wire.connection.has_no_unread_bytes()) == (True, False)
 
 
-async def test_tickets_of_a_new_tls_connection_are_no_stray_bytes() -> None:
+async def test_session_tickets_of_a_new_tls_connection_are_not_unexpected_bytes() -> None:
     async with wired(is_tls=True) as wire:
         wire.far.send(b"ticket")
         assert wire.connection.has_no_unread_bytes()

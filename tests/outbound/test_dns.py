@@ -115,7 +115,7 @@ async def test_a_name_that_turned_slow_is_a_newcomer_for_a_while(harness: Harnes
         await harness.let_go()
 
 
-async def test_one_name_has_one_thread_whatever_its_ports(harness: Harness) -> None:
+async def test_one_name_has_one_thread_for_all_ports(harness: Harness) -> None:
     async with asyncio.TaskGroup() as group:
         for number in range(100):
             group.create_task(harness.ask("slow.example", 1024 + number))

@@ -120,7 +120,7 @@ def test_more_than_the_answer_in_one_piece_with_its_head_is_none(
 
 
 @pytest.mark.parametrize("status", [b"200 OK", b"204 No", b"304 No"])
-def test_head_and_empty_statuses_have_no_body_whatever_their_headers_say(status: bytes) -> None:
+def test_head_and_empty_statuses_have_no_body_with_any_headers(status: bytes) -> None:
     for framing in (b"Content-Length: 9\r\n", b"Transfer-Encoding: chunked\r\n", b""):
         method = "HEAD" if status == b"200 OK" else "GET"
         raw = b"HTTP/1.1 " + status + b"\r\n" + framing + b"\r\n"

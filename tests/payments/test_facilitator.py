@@ -134,7 +134,7 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
 @pytest.mark.parametrize(
     "answer", [{"success": False, "errorReason": "x", "transaction": ""}, ChainUnavailable("away"), b"?"]
 )
-async def test_a_transfer_counts_whatever_the_facilitator_reports(answer: object) -> None:
+async def test_a_transfer_counts_for_every_report_of_the_facilitator(answer: object) -> None:
     line = ScriptedFacilitator()
     line.answers["settle"] = answer
     async with open_scene(line) as harness:
@@ -143,7 +143,7 @@ async def test_a_transfer_counts_whatever_the_facilitator_reports(answer: object
 
 
 @pytest.mark.parametrize("is_success", [True, False])
-async def test_a_missing_transfer_is_undecided_whatever_the_facilitator_reports(is_success: bool) -> None:
+async def test_a_missing_transfer_is_undecided_for_every_report_of_the_facilitator(is_success: bool) -> None:
     line = ScriptedFacilitator()
     line.answers["settle"] = {"success": is_success, "transaction": "0x" + "12" * 32}
     async with open_scene(line) as harness:

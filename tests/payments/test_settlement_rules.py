@@ -28,7 +28,7 @@ def test_every_preset_has_valid_defaults(preset: object) -> None:
 
 
 @pytest.mark.parametrize(("units", "decimals", "is_worth"), [(1_000, 6, True), (999, 6, False), (1, 2, True)])
-def test_a_price_is_compared_in_the_currency_whatever_the_token_counts(
+def test_a_price_is_compared_in_the_currency_for_all_token_decimals(
     units: int, decimals: int, is_worth: bool
 ) -> None:
     rules = settlement_rules()

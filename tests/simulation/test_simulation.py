@@ -39,7 +39,7 @@ def test_no_law_is_broken_in_a_hundred_thousand_histories() -> None:
 
 
 @pytest.mark.timeout(600)
-async def test_the_real_books_on_sqlite_tell_the_same_stories_as_their_twin(tmp_path: Path) -> None:
+async def test_the_ledger_on_sqlite_has_the_same_histories_as_its_model(tmp_path: Path) -> None:
     memory = Path("/dev/shm")  # where syncing costs nothing, if there is such a place
     folder = tmp_path
     if memory.is_dir() and os.access(memory, os.W_OK):
@@ -58,7 +58,7 @@ async def test_the_real_books_on_sqlite_tell_the_same_stories_as_their_twin(tmp_
 
 
 @pytest.mark.parametrize("name", sorted(BREAKAGES))
-def test_books_that_are_broken_on_purpose_are_found(name: str) -> None:
+def test_a_corrupted_ledger_is_found(name: str) -> None:
     tally = play_many(SEED, range(UNTIL_FOUND), gateway=BREAKAGES[name])
     assert tally.broken is not None, "no history noticed"
     with pytest.raises(AssertionError) as caught:
@@ -102,7 +102,7 @@ def test_code_that_falls_over_is_named_with_its_history_as_a_broken_law_is(
     assert "Traceback" in told.err
 
 
-def test_other_seeds_tell_other_stories() -> None:
+def test_other_seeds_give_other_histories() -> None:
     told = {tuple(play_in_memory(seed, number, tells=True).told) for seed in (1, 2) for number in (0, 1)}
     assert len(told) == 4
 

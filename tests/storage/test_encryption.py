@@ -102,7 +102,7 @@ def test_a_lone_key_seals_as_the_release_before_can_read() -> None:
         (make_sealer(NEW, OLD), make_sealer(OLD, NEW), KeyAge.OLDER),
     ],
 )
-def test_tells_under_which_key_a_seal_stands(sealed_by: Sealer, looked_at_by: Sealer, age: KeyAge) -> None:
+def test_finds_the_key_of_a_sealed_value(sealed_by: Sealer, looked_at_by: Sealer, age: KeyAge) -> None:
     sealed = sealed_by.seal(b"secret", label=b"a")
     assert looked_at_by.find_key_age(sealed, label=b"a") is age
     assert looked_at_by.find_key_age(sealed, label=b"b") is KeyAge.LOST

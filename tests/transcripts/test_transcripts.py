@@ -30,7 +30,7 @@ def test_each_recording_belongs_to_a_family() -> None:
     assert {path.stem for path in RECORDINGS.glob("*.txt")} == set(NAMES)
 
 
-def test_a_difference_is_told_with_its_exchange() -> None:
+def test_a_difference_is_reported_with_its_exchange() -> None:
     recorded = "section: one\n\n## first\n< 200\n< content-type: text/plain\n  row + call state=consumed\n"
     for before, after in (("200", "402"), ("text/plain", "text/html"), ("consumed", "released")):
         told = compare(recorded, recorded.replace(before, after), name="it")

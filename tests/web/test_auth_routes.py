@@ -274,7 +274,7 @@ def sign_in(challenge: httpx.Response) -> str:
 
 
 class TestChallenge:
-    async def test_a_401_tells_all_three_ways(self, client) -> None:
+    async def test_a_401_lists_all_three_ways_to_sign_in(self, client) -> None:
         answer = await client.get("/apis?page=1")
         assert (answer.status_code, answer.json()["code"]) == (401, "authentication_required")
         assert answer.headers["www-authenticate"] == (
@@ -328,7 +328,7 @@ class TestChallenge:
 class TestX402Clients:
     """x402 clients read a challenge only from a 402."""
 
-    async def test_are_asked_to_sign_in_by_a_402_that_asks_for_no_payment(self, client) -> None:
+    async def test_get_a_402_with_a_sign_in_challenge_and_without_payment(self, client) -> None:
         answer = await client.get("/x402/mine?limit=3")
         assert (answer.status_code, answer.json()["code"]) == (402, "authentication_required")
         assert answer.json()["status"] == 402
@@ -382,7 +382,7 @@ def signed_headers(method: str, path: bytes, body: bytes = b"") -> dict[str, str
 
 
 class TestSignedRequest:
-    async def test_counts_for_the_public_origin_whatever_host_says(self, client) -> None:
+    async def test_counts_for_the_public_origin_with_any_host(self, client) -> None:
         body = b'{"name": "x"}'
         headers = signed_headers("PUT", b"/api/v2/apis/a%2Fb", body)
         answer = await client.put("/apis/a%2Fb", content=body, headers=headers)

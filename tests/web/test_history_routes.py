@@ -264,7 +264,7 @@ async def test_amounts_are_base_units_of_the_asset() -> None:
 
 
 @pytest.mark.parametrize(("wallet", "status"), [(PAYER, 200), (PROVIDER, 200), (STRANGER, 404), (None, 401)])
-async def test_a_call_is_shown_to_its_payer_and_its_provider_only(
+async def test_a_call_is_visible_to_its_payer_and_its_provider_only(
     wallet: Address | None, status: int
 ) -> None:
     assert (await ask(FakeRecords([CALL]), "/history/call_1", wallet=wallet)).status_code == status
@@ -440,7 +440,7 @@ async def test_a_payment_lists_a_call_that_holds_units_at_any_age() -> None:
     assert calls == [*records.claimed[:98], "call_101", "call_002"]
 
 
-async def test_several_payments_in_one_transaction_are_all_shown() -> None:
+async def test_several_payments_in_one_transaction_are_all_listed() -> None:
     other = replace(PAYMENT, id=8, payee=STRANGER)
     answer = (await ask(FakeRecords(payments=[PAYMENT, other]), f"/payments/{TX}")).json()
     assert answer["payee"] == str(PROVIDER)
@@ -472,7 +472,7 @@ async def test_a_payment_that_is_not_in_the_ledger_is_read_from_the_chain(
     assert answer["calls"] == []
 
 
-async def test_the_payments_of_others_are_not_shown() -> None:
+async def test_the_payments_of_others_are_not_listed() -> None:
     records = FakeRecords(payments=[PAYMENT])
     answer = await ask(records, f"/payments/{TX}", wallet=STRANGER)
     assert (answer.status_code, answer.json()["code"]) == (404, "payment_not_found")

@@ -76,7 +76,7 @@ def test_body_carries_every_standing_member() -> None:
     assert headers["cache-control"] == "no-store"
 
 
-def test_members_that_apply_are_shown_and_never_replace_the_standing_ones() -> None:
+def test_extra_members_are_returned_and_never_replace_the_fixed_ones() -> None:
     _, _, body = render(
         Problem(
             code=Code.PAYMENT_ALREADY_USED,
@@ -97,7 +97,7 @@ def test_members_that_apply_are_shown_and_never_replace_the_standing_ones() -> N
 
 
 @pytest.mark.parametrize("code", [code for code in Code if status_of(code) in (429, 503)])
-def test_asks_to_wait_on_every_429_and_503(code: Code) -> None:
+def test_has_retry_after_on_every_429_and_503(code: Code) -> None:
     _, headers, body = render(Problem(code=code, detail="wait"))
     assert int(headers["retry-after"]) == body["retryAfterSeconds"]
     assert body["retryable"] is True
@@ -216,7 +216,7 @@ async def test_401_carries_the_challenge_and_nothing_else_does() -> None:
     assert "www-authenticate" not in (await ask("GET", "/nowhere")).headers
 
 
-async def test_a_bug_is_logged_once_with_its_traceback_and_never_shown() -> None:
+async def test_a_defect_is_logged_once_with_its_traceback_and_never_returned() -> None:
     with capture_logs() as logs:
         answer = await ask("GET", "/api/v2/bug")
     assert "hunter2" not in answer.text
