@@ -854,7 +854,10 @@ async def test_the_public_detail_names_no_node(make_node, make_reader) -> None:
     script.http = fail
     with pytest.raises(ChainUnavailable) as caught:
         await (await make_reader(url + "SECRET")).fetch_facts(CHAIN, TX)
-    assert caught.value.problem.detail == "no node of eip155:84532 gave a usable answer"
+    assert (
+        caught.value.problem.detail
+        == "No node of eip155:84532 gave a usable response. Send the same request again after Retry-After."
+    )
     assert "SECRET" not in "".join(caught.value.__notes__)
 
 

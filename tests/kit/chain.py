@@ -363,7 +363,9 @@ class MemoryChain:
         if refusal is None and self.is_automining:
             self.mine_sent(chain_id)
         if self.loses_send_responses:
-            raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
+            raise ChainUnavailable(
+                f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
+            )
         return refusal
 
     async def resend_transaction(self, chain_id: ChainId, raw: bytes) -> SendRefused | None:
@@ -374,7 +376,9 @@ class MemoryChain:
         self.trusts.append(quorum)
         chain = await self._ask(method, chain_id)
         if quorum is Quorum.AGREED and chain_id in self._lone:
-            raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
+            raise ChainUnavailable(
+                f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
+            )
         return chain
 
     async def _ask(self, method: str, chain_id: ChainId) -> MemoryBlocks:
@@ -383,7 +387,9 @@ class MemoryChain:
             await self.barrier.wait()
         chain = self._chains.get(chain_id)
         if chain is None or chain.is_away:
-            raise ChainUnavailable(f"no node of eip155:{chain_id} gave a usable answer")
+            raise ChainUnavailable(
+                f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
+            )
         return chain
 
     def _look_up(
@@ -413,7 +419,9 @@ class MemoryChain:
             fee_wei=transaction.fee_wei,
         )
         if quorum is Quorum.AGREED and tx_hash in self.disputed:
-            raise NodesDisagree(f"no node of eip155:{chain_id} gave a usable answer")
+            raise NodesDisagree(
+                f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."
+            )
         if quorum is Quorum.ONE and tx_hash in self.unconfirmed:
             return self.unconfirmed[tx_hash](facts)
         return self.lies[tx_hash](facts) if tx_hash in self.lies else facts

@@ -311,7 +311,7 @@ class ScriptedFacilitator:
         if self.is_silent:
             await asyncio.Event().wait()
         if self.status is None:
-            raise ChainUnavailable("the facilitator does not answer")
+            raise ChainUnavailable("the facilitator does not respond")
         return self.status
 
 

@@ -100,5 +100,5 @@ async def test_a_refused_look_up_lets_the_next_caller_fetch(harness, charge) -> 
 async def test_an_outage_keeps_its_problem(harness, charge) -> None:
     harness.chain.disconnect(*harness.chain.chain_ids)
     chain_id = harness.chain.chain_ids[0]
-    with pytest.raises(ChainUnavailable, match="gave a usable answer"):
+    with pytest.raises(ChainUnavailable, match="gave a usable response"):
         await TransactionLookup(harness.chain).fetch(chain_id, harness.hash(), charge())

@@ -94,8 +94,8 @@ class RpcNode:
             async with asyncio.timeout(deadline_s):
                 yield
         except TimeoutError:
-            self._record_failure("no answer within the deadline")
-            raise UnusableResponse("no answer within the deadline") from None
+            self._record_failure("no response within the deadline")
+            raise UnusableResponse("no response within the deadline") from None
         except UnusableResponse as exc:
             self._record_failure(str(exc))
             raise
@@ -150,13 +150,13 @@ class RpcNode:
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != _HTTP_OK:
             response.close()
-            raise UnusableResponse(f"the node answered with HTTP status {response.status}")
+            raise UnusableResponse(f"the node returned HTTP status {response.status}")
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
             if len(body) > self._limits.rpc_answer_bytes_max:
                 response.close()
-                raise UnusableResponse("the answer is too large")
+                raise UnusableResponse("the response is too large")
         return bytes(body)
 
 
@@ -254,7 +254,9 @@ class NodePool:
         async with asyncio.TaskGroup() as group:
             checks = [group.create_task(check(node)) for node in self._nodes]
         if wrong_chain:
-            mismatch = ChainMismatch(f"a node of {format_network(self._chain_id)} serves another chain")
+            mismatch = ChainMismatch(
+                f"A node of {format_network(self._chain_id)} serves another chain. Send the same request later, or report it to the operator."
+            )
             for wrong in wrong_chain:
                 mismatch.add_note(wrong)
             raise mismatch
@@ -264,7 +266,9 @@ class NodePool:
     def unavailable(self, failures: Sequence[str], *, is_disputed: bool = False) -> ChainUnavailable:
         """The error of this chain. Its detail is public, so names and faults of nodes are notes, which only the operator's log has."""
         kind = NodesDisagree if is_disputed else ChainUnavailable
-        exc = kind(f"no node of {format_network(self._chain_id)} gave a usable answer")
+        exc = kind(
+            f"No node of {format_network(self._chain_id)} gave a usable response. Send the same request again after Retry-After."
+        )
         for failure in failures or ["no node is configured"]:
             exc.add_note(failure)
         return exc

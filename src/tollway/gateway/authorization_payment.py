@@ -322,7 +322,7 @@ class AuthorizationPayment(CallPayment):
         if not settlement.is_offered(requirement.asset, requirement.units, listing.id):
             if not settlement.is_reachable(chain_id):  # an outage must not ask for another payment
                 raise ChainUnavailable(
-                    f"The nodes of {format_network(chain_id)} do not answer at present. Send the same request again after Retry-After."
+                    f"The nodes of {format_network(chain_id)} are unavailable. Send the same request again after Retry-After."
                 )
             return RAIL_WITHDRAWN
         return await settlement.check(

@@ -42,7 +42,7 @@ class Identity:
 
 
 class Authenticator:
-    """One per process; safe to use from many tasks at once."""
+    """The authenticator of one gateway. Safe to use from many tasks at once."""
 
     def __init__(
         self,

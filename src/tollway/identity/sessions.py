@@ -188,7 +188,8 @@ class SignIn:
         try:
             message = parse_sign_in(text)
         except ValueError as exc:
-            problem = Problem(code=Code.INVALID_SIGNATURE, detail=f"{exc}.", reason="invalid_siwx_payload")
+            detail = f"The message is not valid: {exc}. Sign the text that the nonce response contains."
+            problem = Problem(code=Code.INVALID_SIGNATURE, detail=detail, reason="invalid_siwx_payload")
             raise Refusal(problem) from exc
         now_ms = self._now_ms()
         proof = SignInProof(message=message, signature=signature)

@@ -152,10 +152,10 @@ def format_sign_in(message: SignInMessage) -> str:
 def parse_sign_in(text: str) -> SignInMessage:
     """Parses exactly the grammar of EIP-4361. Raises ValueError on anything else, also on impossible times."""
     if len(text) > MESSAGE_CHARACTERS_MAX:
-        raise ValueError(f"the message is longer than {MESSAGE_CHARACTERS_MAX} characters")
+        raise ValueError(f"it is longer than {MESSAGE_CHARACTERS_MAX} characters")
     match = _MESSAGE.fullmatch(text)
     if match is None:
-        raise ValueError("the message is not an EIP-4361 text")
+        raise ValueError("it is not an EIP-4361 text")
     resources = match["resources"]
     message = SignInMessage(
         scheme=match["scheme"],
@@ -182,11 +182,11 @@ def parse_moment(text: str) -> int:
     """Parses an RFC 3339 time into milliseconds since the epoch; finer digits are cut off. Raises ValueError."""
     match = _MOMENT.fullmatch(text)
     if match is None:
-        raise ValueError("a time is written as in RFC 3339")
+        raise ValueError("a time in it is not in the form of RFC 3339")
     zone: timezone = UTC
     if match[3]:
         if int(match[4]) > 23 or int(match[5]) > 59:
-            raise ValueError("a time zone is at most 23:59 away")
+            raise ValueError("a time zone in it is more than 23:59 from UTC")
         away = timedelta(hours=int(match[4]), minutes=int(match[5]))
         zone = timezone(away if match[3] == "+" else -away)
     moment = datetime.strptime(match[1], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=zone)

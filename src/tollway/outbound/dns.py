@@ -133,7 +133,7 @@ class TxtRecords:
         self._texts_resolver: _TxtResolver | None = None
 
     async def find_texts(self, name: str) -> tuple[str, ...] | None:
-        """The TXT records of an ASCII name, each as one text; empty where there are none. None: no name server answers."""
+        """The TXT records of an ASCII name, each as one text; empty where there are none. None: no name server responds."""
         if self._texts_resolver is None:
             self._texts_resolver = await asyncio.to_thread(_TxtResolver, self._servers)
         return await self._texts_resolver.resolve_texts(name, deadline_s=self._deadline_s)

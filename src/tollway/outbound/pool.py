@@ -53,7 +53,7 @@ class AddressGuard:
         """Every address of `host`, all of them checked. Raises OSError where there is none or one is denied."""
         ips = await self._resolver.resolve(host, port)
         if not 0 < len(ips) <= RECORDS_MAX:
-            raise OSError("name resolution gave no usable answer")
+            raise OSError("name resolution gave no usable result")
         for ip in ips:
             self.check(ip, port)
         return ips

@@ -191,7 +191,7 @@ async def _is_signed_by_wallet(
     """Calls ERC-1271 `isValidSignature` within limits. The token makes the same call in the simulation, but with all the gas of a
     transfer; the gateway pays no transaction of a wallet that needs more gas than the limit."""
     assert asset.domain is not None  # `check_authorization` has refused the others
-    answer = await chains.call_contract(
+    result = await chains.call_contract(
         authorization.chain_id,
         to=authorization.payer,
         calldata=encode_is_valid_signature(
@@ -202,12 +202,12 @@ async def _is_signed_by_wallet(
         bytes_max=limits.erc1271_bytes_max + 1,
         deadline_s=limits.erc1271_deadline_s,
     )
-    is_short = len(answer.payload) <= limits.erc1271_bytes_max
-    return not answer.reverted and is_short and is_signature_valid(answer.payload)
+    is_short = len(result.payload) <= limits.erc1271_bytes_max
+    return not result.reverted and is_short and is_signature_valid(result.payload)
 
 
 _WALLET_REFUSES = (
-    "The paying wallet does not confirm the signature within the limits for its answer (ERC-1271)."
+    "The paying wallet does not confirm the signature within the limits of gas, size and time (ERC-1271)."
 )
 
 

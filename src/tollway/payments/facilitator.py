@@ -82,7 +82,7 @@ class FacilitatorClient:
         if response.get("isValid") is True:
             return None
         if response.get("isValid") is not False:
-            raise ChainUnavailable("the facilitator gave no usable answer")
+            raise ChainUnavailable("the facilitator gave no usable response")
         return _text(response.get("invalidReason")) or "facilitator_refused"
 
     async def settle(self, authorization: Authorization, asset: Asset, *, timeout_s: int) -> TxHash | None:
@@ -115,9 +115,9 @@ def _parse(answer: bytes) -> dict[str, Any]:
     try:
         response = from_json(answer, allow_inf_nan=False)  # refuses deep nesting by itself
     except ValueError as exc:
-        raise ChainUnavailable("the facilitator gave no usable answer") from exc
+        raise ChainUnavailable("the facilitator gave no usable response") from exc
     if not isinstance(response, dict):
-        raise ChainUnavailable("the facilitator gave no usable answer")
+        raise ChainUnavailable("the facilitator gave no usable response")
     return response
 
 
@@ -211,4 +211,4 @@ class HttpFacilitatorTransport:
                     raise ChainUnavailable("the facilitator returned a server error")
                 yield response
         except (aiohttp.ClientError, TimeoutError, asyncio.LimitOverrunError, ValueError) as exc:
-            raise ChainUnavailable("the facilitator does not answer") from exc
+            raise ChainUnavailable("the facilitator does not respond") from exc

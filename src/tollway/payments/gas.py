@@ -118,7 +118,7 @@ def _describe_rail(rail: WithdrawnRail) -> dict[str, object]:
 
 BUDGET_WINDOW_MS = 86_400_000
 CHECKS_UNTIL_STALE = 6
-"""After this many intervals without an answer the network's state counts as unknown, and nothing is offered."""
+"""After this many intervals without a response of its nodes the state of the network is unknown, and authorisations are not offered."""
 MINED_DEPTH_CHECKS = 3
 """A nonce counts as finally mined only when it was mined this many checks ago: a reorganisation can undo a later one."""
 COSTS_KEPT = 10_000

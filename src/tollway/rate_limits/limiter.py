@@ -1,6 +1,6 @@
 """Rate limits in sliding windows: the limiter, and quotas for a wallet and its client address. Never about money.
 
-Each process counts in local windows. Where gateways share a Redis server, a request is allowed when both windows allow it; without an answer of that server
+Each process counts in local windows. Where gateways share a Redis server, a request is allowed when both windows allow it; without a response of that server
 the local windows decide alone.
 """
 
