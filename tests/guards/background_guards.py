@@ -71,7 +71,7 @@ BACKGROUND_GUARDS = (
         "cli.doctor:check_background",
         "        if ages.get(task, 0) > max(",
         "        if False and ages.get(task, 0) > max(",
-        test="cli/test_doctor.py::test_the_age_of_each_last_successful_run_is_reported",
+        test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_told",
     ),
     guard(
         "K9",
