@@ -1,4 +1,4 @@
-"""The measured gateways: the real `tollway serve`, each with a listing and payers with credit there.
+"""The measured gateways: the real `tollway gateway serve`, each with a listing and payers with credit there.
 
 Every setting is the default except URLs, ports, keys and `allow_private_endpoints` (the upstream is on loopback).
 Each payer has two payments, one for each form of signature: after a bound signature a payment does not accept the

@@ -1,4 +1,4 @@
-"""Resident memory of a real `tollway serve` under work: over many paid calls, over a thousand slow readers, over one
+"""Resident memory of a real `tollway gateway serve` under work: over many paid calls, over a thousand slow readers, over one
 long stream. Whether it is flat, in JSON and Markdown.
 
 Memory must be flat against work: it may grow while caches fill (pages of SQLite, a few known payments), and not
@@ -304,7 +304,7 @@ def write_markdown(found: dict[str, Any]) -> str:
         f"Commit `{commit['commit']}`{dirty}. {machine['cpu']}, {machine['cores']} cores, databases on "
         f"{machine['databasesOn']}; load of the machine before: {machine['loadBefore']}. {found['tookS']} s in all.",
         "",
-        "Resident memory of one `tollway serve`, MiB. Growth: of calls, from the end of the first tenth to the last; of the "
+        "Resident memory of one `tollway gateway serve`, MiB. Growth: of calls, from the end of the first tenth to the last; of the "
         "stream, from before it to its peak; of slow readers, while all their queues were full.",
         "",
         "| work | before | after or at most | growth | flat (≤ 10 MiB) |",

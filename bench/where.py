@@ -1,4 +1,4 @@
-"""Where the CPU of a paid call goes in a real `tollway serve` under load: by thread, then by function. Markdown on standard output.
+"""Where the CPU of a paid call goes in a real `tollway gateway serve` under load: by thread, then by function. Markdown on standard output.
 
     python bench/where.py [--database sqlite|postgres] [--form plain|bound] [--connections 32] [--gil] [--least 2]
 

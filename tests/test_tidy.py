@@ -60,6 +60,7 @@ LONG_FILES: dict[str, str] = {}
 
 SHORT_FILES: dict[str, str] = {
     "cli/demo.py": "the options of `tollway demo`; what runs loads the server and the sandbox, which no other command waits for",
+    "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "ledger/history.py": "the read side: a port of its own, read by the web's history and by MCP, never by the call pipeline",
     "payments/eip3009.py": "what an EIP-3009 signature signs and whose key made it: callers need nothing else of payments",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",

@@ -23,7 +23,7 @@ Job = Callable[[], Awaitable[object]]
 
 
 class TaskName(StrEnum):
-    """Every background task of a gateway. The value is its name in the log, in metrics and in `tollway doctor`."""
+    """Every background task of a gateway. The value is its name in the log, in metrics and in `tollway gateway doctor`."""
 
     ANSWER_PRUNING = "answer_pruning"
     BLOCKED_WALLETS = "blocked_wallets"

@@ -38,10 +38,11 @@ import asyncio
 import os
 import sys
 from tollway.app.lifecycle import App
-from tollway.cli.main import make_operator_app
+from tollway.cli import operator
+from tollway.cli.main import make_app
 from tollway.config.settings import load_settings
 
-make_operator_app()
+make_app()
 
 async def start():
     async with App(load_settings(os.environ)):

@@ -1,4 +1,4 @@
-"""A gateway to be attacked: the real command `tollway serve`, in an interpreter of its own, with the settings of production but
+"""A gateway to be attacked: the real command `tollway gateway serve`, in an interpreter of its own, with the settings of production but
 for what an attack needs. No chain: what is attacked here comes before any payment.
 """
 

@@ -469,10 +469,8 @@ def print_tables(url: str, api_id: str) -> str:
     """What a person at a terminal sees of our commands."""
     told = []
     for command in (
-        ["list", "--limit", "100"],
         ["search", "a", "--limit", "100"],
         ["show", api_id],
-        ["describe", api_id],
     ):
         reader, writer = os.openpty()
         process = subprocess.Popen(

@@ -75,7 +75,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
         if self.path.startswith("/api/v2/apis") and self.command == "GET":
             api = {
                 "id": "api_1",
-                "name": "Quotes\x1b[2J",
+                "name": "[red]Quotes\x1b[2J",
                 "provider": PAYEE,
                 "pricePerRequest": "0.01",
                 "currency": "USDC",
@@ -347,7 +347,7 @@ DROPPED = ("description", "tags", "operations", "rateLimit", "status", "forwardS
 
 def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, gateway):
     gateway.listing = LISTED
-    done = run("publish", "--update", "api_9", "--name", "B")
+    done = run("listing", "publish", "--update", "api_9", "--name", "B")
     assert done.exit_code == 2
     error = json.loads(done.stderr)["error"]
     assert error["code"] == "update_drops_fields"
@@ -360,10 +360,13 @@ def test_an_update_drops_nothing_that_it_was_not_told_to_drop(run, gateway):
 def test_an_update_may_omit_members_that_it_resets(run, gateway):
     gateway.listing = LISTED
     words = [word for name in DROPPED[2:] for word in ("--reset", name)]
-    done = run("publish", "--update", "api_9", "--name", "B", "--description", "", "--tag", "y", *words)
+    done = run(
+        "listing", "publish", "--update", "api_9", "--name", "B", "--description", "", "--tag", "y", *words
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(gateway.seen[-1][3]) == {"name": "B", "description": "", "tags": ["y"]}
     done = run(
+        "listing",
         "publish",
         "--update",
         "api_9",
@@ -378,15 +381,15 @@ def test_an_update_may_omit_members_that_it_resets(run, gateway):
         *words,
     )
     assert json.loads(gateway.seen[-1][3]) == {"name": "B", "tags": ["y"], "upstreamAuth": None}
-    assert run("publish", "--update", "api_9", "--name", "B", "--reset", "tag").exit_code == 2
-    assert run("publish", "--name", "B", "--reset", "tags").exit_code == 2
+    assert run("listing", "publish", "--update", "api_9", "--name", "B", "--reset", "tag").exit_code == 2
+    assert run("listing", "publish", "--name", "B", "--reset", "tags").exit_code == 2
 
 
 def test_an_update_keeps_members_of_the_file(run, gateway, tmp_path):
     gateway.listing = LISTED
     file = tmp_path / "listing.json"
     file.write_text(json.dumps({name: LISTED[name] for name in DROPPED}))
-    assert run("publish", "--update", "api_9", "-f", str(file), "--name", "B").exit_code == 0
+    assert run("listing", "publish", "--update", "api_9", "-f", str(file), "--name", "B").exit_code == 0
 
 
 def test_without_a_key_a_paid_call_is_refused(run):
@@ -400,7 +403,9 @@ def test_publish_takes_options_over_a_file(run, gateway, tmp_path):
     file.write_text(
         'name = "A"\ncurrency = "USDC"\nendpoint = "https://x.test"\n[upstreamAuth]\nin = "header"\n'
     )
-    done = run("publish", "-f", str(file), "--price", "0.01", "--name", "B", "--tag", "x", "--tag", "y")
+    done = run(
+        "listing", "publish", "-f", str(file), "--price", "0.01", "--name", "B", "--tag", "x", "--tag", "y"
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["id"] == "api_9"
     method, path, headers, body = gateway.seen[-1]
@@ -414,24 +419,24 @@ def test_publish_takes_options_over_a_file(run, gateway, tmp_path):
         "pricePerRequest": "0.01",
         "tags": ["x", "y"],
     }
-    assert run("publish", "--dry-run", "--name", "B").exit_code == 0
+    assert run("listing", "publish", "--dry-run", "--name", "B").exit_code == 0
     assert gateway.seen[-1][1] == "/api/v2/apis?dryRun=true"
-    assert run("publish", "--update", "api_9", "--name", "B", "--description", "C").exit_code == 0
+    assert run("listing", "publish", "--update", "api_9", "--name", "B", "--description", "C").exit_code == 0
     assert gateway.seen[-1][:2] == ("PUT", "/api/v2/apis/api_9")
 
 
 def test_publish_refuses_nothing_and_nonsense(run, tmp_path):
     (tmp_path / "x.json").write_text("[1]")
     for words in ([], ["-f", str(tmp_path / "x.json")], ["-f", str(tmp_path / "none.json")]):
-        assert run("publish", *words).exit_code == 2
-    assert run("publish", "--name", "x", env={"TOLLWAY_KEY_FILE": ""}).exit_code == 2
+        assert run("listing", "publish", *words).exit_code == 2
+    assert run("listing", "publish", "--name", "x", env={"TOLLWAY_KEY_FILE": ""}).exit_code == 2
 
 
-def test_list_and_show_need_no_key(run, gateway):
+def test_search_and_show_need_no_key(run, gateway):
     nothing = {"TOLLWAY_KEY_FILE": "", "TOLLWAY_RPC": ""}
-    done = run("list", "quotes", "--tag", "t", env=nothing)
+    done = run("search", "quotes", "--tag", "t", env=nothing)
     assert json.loads(done.stdout)["total"] == 1
-    assert gateway.seen[-1][1] == "/api/v2/apis?q=quotes&page=1&limit=20&tag=t"
+    assert gateway.seen[-1][1] == "/api/v2/apis?q=quotes&sort=relevance&page=1&limit=20&tag=t"
     assert json.loads(run("show", "api_1", env=nothing).stdout)["id"] == "api_1"
 
 
@@ -448,7 +453,7 @@ def test_refusals_of_the_gateway_carry_its_problem(run, gateway):
         PROBLEM,
         json.dumps({"code": "not_provider", "detail": "Not yours."}).encode(),
     )
-    done = run("publish", "--update", "api_1", "--name", "x")
+    done = run("listing", "publish", "--update", "api_1", "--name", "x")
     assert done.exit_code == 1
     assert json.loads(done.stderr)["error"]["problem"]["code"] == "not_provider"
 
@@ -463,7 +468,7 @@ def test_wallet_new_prints_the_address_and_never_the_key(run, tmp_path):
 
 
 def test_no_command_takes_a_key_as_an_argument():
-    for words in (["call"], ["publish"], ["history"], ["wallet", "new"]):
+    for words in (["call"], ["listing", "publish"], ["history"], ["wallet", "new"]):
         shown = CliRunner().invoke(make_app(), [*words, "--help"]).stdout
         assert "--private-key" not in shown
         assert "--key " not in shown
@@ -480,9 +485,9 @@ def test_a_terminal_sees_a_payment_before_it_is_signed(run, monkeypatch):
 
 def test_a_terminal_gets_no_control_characters_and_no_markup(run, monkeypatch):
     monkeypatch.setattr("tollway.cli.caller.is_for_people", lambda as_json: not as_json)
-    done = run("list")
+    done = run("search")
     assert "\x1b" not in done.stdout
-    assert "[red]cheap" in done.stdout.replace("\n", "")
+    assert "[red]Quotes" in done.stdout.replace("\n", "")
 
 
 # ---- The answer reaches its buyer.

@@ -1,4 +1,4 @@
-"""`tollway search` and `tollway describe`: tables on a terminal, JSON for programs. Neither needs a key."""
+"""`tollway search` and `tollway show`: tables on a terminal, JSON for programs. Neither needs a key."""
 
 import json
 import threading
@@ -52,6 +52,8 @@ class Registry(ThreadingHTTPServer):
                 "code": "api_not_found" if name == "api_9/agent" else "route_not_found",
                 "detail": "No.",
             }
+        if name == "api_9":
+            return 404, {"code": "api_not_found", "detail": "No."}
         return (200, {"id": name, **DETAILS[name]}) if name in DETAILS else (410, {"code": "api_retired"})
 
 
@@ -133,29 +135,33 @@ def test_a_terminal_gets_a_table_without_control_characters(run: Callable[..., R
     assert "3 in all" in shown
 
 
-def test_describe_gives_the_agent_document(run: Callable[..., Result]) -> None:
-    assert json.loads(run("describe", "api_1").stdout) == AGENT
+def test_show_gives_a_program_every_field_of_the_listing(
+    run: Callable[..., Result], registry: Registry
+) -> None:
+    assert json.loads(run("show", "api_1").stdout)["networks"] == ["eip155:8453", "eip155:84532"]
+    assert registry.seen == ["/api/v2/apis/api_1"]
 
 
-def test_describe_gives_details_where_there_is_no_such_document(
+@pytest.mark.usefixtures("terminal")
+def test_show_outlines_the_listing_where_there_is_no_agent_document(
     run: Callable[..., Result], registry: Registry
 ) -> None:
     registry.has_agent = False
-    assert json.loads(run("describe", "api_1").stdout)["networks"] == ["eip155:8453", "eip155:84532"]
+    assert "eip155:8453" in run("show", "api_1").stdout
     assert registry.seen == ["/api/v2/apis/api_1/agent", "/api/v2/apis/api_1"]
 
 
 def test_an_unknown_listing_fails_with_the_code_of_the_gateway(run: Callable[..., Result]) -> None:
-    done = run("describe", "api_9")
+    done = run("show", "api_9")
     assert (done.exit_code, done.stdout) == (1, "")
     assert json.loads(done.stderr)["error"]["code"] == "api_not_found"
 
 
 @pytest.mark.usefixtures("terminal")
-def test_describe_shows_an_outline_in_which_no_text_makes_lines_of_its_own(
+def test_show_is_an_outline_in_which_no_text_makes_lines_of_its_own(
     run: Callable[..., Result],
 ) -> None:
-    lines = run("describe", "api_1").stdout.splitlines()
+    lines = run("show", "api_1").stdout.splitlines()
     assert "name  Rain" in lines
     assert "name  Sun" not in lines
     assert "payment  {required: yes}" in lines
@@ -163,5 +169,5 @@ def test_describe_shows_an_outline_in_which_no_text_makes_lines_of_its_own(
 
 @pytest.mark.usefixtures("terminal")
 def test_json_is_raw_on_a_terminal_too(run: Callable[..., Result]) -> None:
-    assert json.loads(run("describe", "api_1", "--json").stdout) == AGENT
+    assert json.loads(run("show", "api_1", "--json").stdout)["networks"] == ["eip155:8453", "eip155:84532"]
     assert json.loads(run("search", "--json").stdout)["apis"][0]["name"] == LISTED["name"]

@@ -1,4 +1,4 @@
-"""`tollway verify`: its output, its exit codes, and that only a check needs a key."""
+"""`tollway listing verify`: its output, its exit codes, and that only a check needs a key."""
 
 import json
 from collections.abc import Iterator
@@ -91,7 +91,7 @@ PATH = "/api/v2/apis/api_1/ownership"
 def test_a_check_is_signed_and_its_exit_code_is_the_result(gateway: Gateway, tmp_path: Path) -> None:
     key = tmp_path / "key"
     create_key_file(key)
-    words = ["verify", "api_1", "--gateway", gateway.url, "--key-file", str(key)]
+    words = ["listing", "verify", "api_1", "--gateway", gateway.url, "--key-file", str(key)]
     result = CliRunner().invoke(make_app(), words)
     assert (result.exit_code, json.loads(result.stdout)) == (1, UNPROVED)
     gateway.told = PROVED
@@ -101,13 +101,15 @@ def test_a_check_is_signed_and_its_exit_code_is_the_result(gateway: Gateway, tmp
 
 
 def test_show_needs_no_key(gateway: Gateway) -> None:
-    result = CliRunner().invoke(make_app(), ["verify", "api_1", "--show", "--gateway", gateway.url])
+    result = CliRunner().invoke(
+        make_app(), ["listing", "verify", "api_1", "--show", "--gateway", gateway.url]
+    )
     assert (result.exit_code, json.loads(result.stdout)) == (0, UNPROVED)
     assert gateway.seen == [("GET", PATH, False)]
 
 
 def test_without_a_key_nothing_is_asked(gateway: Gateway) -> None:
-    result = CliRunner().invoke(make_app(), ["verify", "api_1", "--gateway", gateway.url])
+    result = CliRunner().invoke(make_app(), ["listing", "verify", "api_1", "--gateway", gateway.url])
     assert (result.exit_code, gateway.seen) == (2, [])
 
 

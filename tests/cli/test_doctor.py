@@ -1,4 +1,4 @@
-"""`tollway doctor`: one finding for each fault and each risk, and no change."""
+"""`tollway gateway doctor`: one finding for each fault and each risk, and no change."""
 
 import asyncio
 import os

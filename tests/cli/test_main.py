@@ -39,25 +39,63 @@ def test_ctrl_c_in_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.value.code == INTERRUPTED
 
 
-def test_only_the_command_that_speaks_mcp_waits_for_it() -> None:
-    code = "import sys; from tollway.cli.main import make_app; make_app(); print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert {"mcp", "mcp_types", "jsonschema"}.isdisjoint(loaded.stdout.split())
+IMPORTED_BY_HELP = """
+import sys
+from tollway.cli import main
+try:
+    main()
+except SystemExit:
+    print(*sys.modules, file=sys.stderr)
+"""
 
 
-def test_the_mcp_command_line_does_not_load_the_operators_commands(tmp_path: Path) -> None:
-    code = "import sys; from tollway.cli import main\ntry: main()\nexcept SystemExit: print(*sys.modules, file=sys.stderr)"
+def list_imports(*words: str, folder: Path) -> set[str]:
+    """The modules that a process has imported when the command ends."""
     ended = subprocess.run(
-        [sys.executable, "-c", code, "mcp"],
-        env={"HOME": str(tmp_path)},
+        [sys.executable, "-c", IMPORTED_BY_HELP, *words],
+        env={"HOME": str(folder)},
         input="",
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    loaded = ended.stderr.split()
-    assert "mcp" in loaded
-    assert {"sqlalchemy", "granian", "tollway.app.lifecycle", "tollway.cli.operator"}.isdisjoint(loaded)
+    return set(ended.stderr.splitlines()[-1].split())
+
+
+HEAVY = {
+    "httpx",
+    "rich",
+    "aiohttp",
+    "sqlalchemy",
+    "granian",
+    "eth_account",
+    "web3",
+    "mcp",
+    "jsonschema",
+}
+
+
+@pytest.mark.parametrize(
+    "words", [("--help",), ("--version",), ("gateway", "--help"), ("nothing",)], ids=" ".join
+)
+def test_the_overview_imports_no_command(words: tuple[str, ...], tmp_path: Path) -> None:
+    imported = list_imports(*words, folder=tmp_path)
+    assert imported & HEAVY == set()
+    assert "pydantic" not in imported or words not in (
+        ("--help",),
+        ("--version",),
+    )  # typer checks options with it
+    assert {name for name in imported if name.startswith("tollway")} == {
+        "tollway",
+        "tollway.cli",
+        "tollway.cli.command_group",
+        "tollway.cli.commands",
+        "tollway.cli.main",
+    }
+
+
+def test_the_mcp_command_does_not_import_the_operators_commands(tmp_path: Path) -> None:
+    imported = list_imports("mcp", folder=tmp_path)
+    assert "mcp" in imported
+    assert {"sqlalchemy", "granian", "tollway.app.lifecycle", "tollway.cli.operator"}.isdisjoint(imported)

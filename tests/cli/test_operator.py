@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from tests.kit.listings import sample_listing
 from tests.kit.stores import ControlStores
 from tollway.cli import operator
+from tollway.cli.main import make_app
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
@@ -63,17 +63,8 @@ class Office:
         self.settings: Any = None
         self.database: Any = None
         self.is_write_safe = False
-        self.app = typer.Typer()
-        wallet, listing = typer.Typer(), typer.Typer()
-        self.app.add_typer(wallet, name="wallet")
-        self.app.add_typer(listing, name="listing")
-        operator.register_operator(
-            self.app,
-            wallet=wallet,
-            listing=listing,
-            environment=operator.OperatorEnvironment(
-                make_services=self.furnish, is_write_safe=lambda: self.is_write_safe
-            ),
+        self.environment = operator.OperatorEnvironment(
+            make_services=self.furnish, is_write_safe=lambda: self.is_write_safe
         )
 
     def furnish(self, settings: Settings) -> "Office":
@@ -82,7 +73,7 @@ class Office:
         return self
 
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(self.app, list(arguments))
+        return CliRunner().invoke(make_app(), ["gateway", *arguments], obj=self.environment)
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +182,7 @@ def test_admit_takes_a_hash_in_any_case(office: Office) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("admit", "0x12"), ("wallet", "block", "0x12"), ("wallet", "unblock", "x")]
+    "arguments", [("admit", "0x12"), ("wallets", "block", "0x12"), ("wallets", "unblock", "x")]
 )
 def test_a_malformed_argument_is_wrong_usage(office: Office, arguments: tuple[str, ...]) -> None:
     assert office.run(*arguments).exit_code == operator.USAGE
@@ -205,13 +196,13 @@ async def test_a_wallet_is_blocked_until_it_is_unblocked(office: Office) -> None
         answer: dict[str, Any] = json.loads(result.stdout)
         return answer
 
-    assert (await run("wallet", "block", str(WALLET), "--reason", "spam"))["changed"] is True
+    assert (await run("wallets", "block", str(WALLET), "--reason", "spam"))["changed"] is True
     assert office.moderation.is_blocked(WALLET)
     assert [block.reason for block in await office.moderation.list_blocked()] == ["spam"]
-    assert (await run("wallet", "block", str(WALLET)))["changed"] is False
-    assert (await run("wallet", "unblock", str(WALLET)))["changed"] is True
+    assert (await run("wallets", "block", str(WALLET)))["changed"] is False
+    assert (await run("wallets", "unblock", str(WALLET)))["changed"] is True
     assert not office.moderation.is_blocked(WALLET)
-    assert (await run("wallet", "unblock", str(WALLET)))["changed"] is False
+    assert (await run("wallets", "unblock", str(WALLET)))["changed"] is False
 
 
 async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> None:
@@ -227,16 +218,16 @@ async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> No
 
     await office.catalog.publish(LISTING)
     for command, expected in (("suspend", True), ("suspend", True), ("restore", False), ("restore", False)):
-        assert await run("listing", command, LISTING.id) == 0
+        assert await run("listings", command, LISTING.id) == 0
         assert await suspended() is expected
-    assert await run("listing", "suspend", "api_unknown") == operator.FAILED
+    assert await run("listings", "suspend", "api_unknown") == operator.FAILED
     versions = await office.catalog.terms_since(LISTING.id, 0)
     assert [version.status for version in versions] == ["active", "suspended", "active"]
     assert versions[0].since_ms >= versions[1].since_ms > versions[2].since_ms == LISTING.created_ms
 
 
-WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallet", "block", str(WALLET)),
-           ("wallet", "unblock", str(WALLET)), ("listing", "suspend", "api_1")]  # fmt: skip
+WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallets", "block", str(WALLET)),
+           ("wallets", "unblock", str(WALLET)), ("listings", "suspend", "api_1")]  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", WRITING)

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from tollway.cli import operator
+from tollway.cli.main import make_app
 from tollway.storage.database import ProcessLock
 from tollway.storage.restore_detection import BACKUP_GENERATION, mark_path
 
@@ -24,13 +24,8 @@ PAYMENT = (
 
 
 class Office:
-    def __init__(self) -> None:
-        self.app = typer.Typer()
-        operator.register_operator(self.app, wallet=typer.Typer(), listing=typer.Typer())
-        operator.register_backups(self.app)
-
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(self.app, list(arguments))
+        return CliRunner().invoke(make_app(), ["gateway", *arguments])
 
     def tell(self, *arguments: str) -> Any:
         result = self.run(*arguments)

@@ -15,7 +15,6 @@ from tollway.cli.output import (
     print_calls,
     print_failure,
     print_json,
-    print_listings,
     print_members,
     print_response,
     print_search_results,
@@ -89,13 +88,13 @@ def test_deeply_nested_json_is_printed_as_text() -> None:
 @pytest.mark.parametrize(
     "show",
     [
-        lambda: print_listings({"apis": [{"id": "api_1", "name": TRICKS, "description": TRICKS}]}),
+        lambda: print_search_results({"apis": [{"id": "api_1", "name": TRICKS}]}, [{}]),
         lambda: print_calls({"calls": [{"id": "call_1", "apiName": TRICKS, "path": TRICKS}]}),
         lambda: print_members({"name": TRICKS, "nested": {"name": TRICKS}}),
         lambda: print_response(answer(TRICKS.encode(), "text/plain; charset=utf-8")),
         lambda: print_response(answer(b"\x00", TRICKS.encode("ascii", "ignore").decode())),
     ],
-    ids=("listings", "calls", "members", "text", "type"),
+    ids=("search", "calls", "members", "text", "type"),
 )
 def test_untrusted_text_reaches_no_terminal_with_its_tricks(
     show: Callable[[], None], capsys: pytest.CaptureFixture[str]

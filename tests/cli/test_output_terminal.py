@@ -23,15 +23,11 @@ TRICK = "x\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u2066\r"
 DEADLINE_S = 60
 
 COMMANDS = (
-    ("list",),
-    ("list", "--json"),
     ("search", "x"),
     ("search", "x", "--json"),
     ("show", "api_1"),
     ("show", "api_1", "--json"),
-    ("describe", "api_1"),
-    ("describe", "api_1", "--json"),
-    ("verify", "api_1", "--show"),
+    ("listing", "verify", "api_1", "--show"),
     ("history",),
     ("history", "--json"),
     ("call", "api_1"),

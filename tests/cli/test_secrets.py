@@ -1,4 +1,4 @@
-"""`tollway secrets`: counts values by the key that they are encrypted with, and encrypts them again with the first key."""
+"""`tollway gateway secrets`: counts values by the key that they are encrypted with, and encrypts them again with the first key."""
 
 import asyncio
 import json
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner, Result
 
 from tests.kit.listings import sample_listing
-from tollway.cli import operator, secrets
+from tollway.cli import operator
+from tollway.cli.main import make_app
 from tollway.ids import Address, ListingId
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
@@ -28,13 +28,10 @@ class CommandLine:
 
     def __init__(self) -> None:
         self.is_write_safe = True
-        environment = operator.OperatorEnvironment(is_write_safe=lambda: self.is_write_safe)
-        self.app = typer.Typer()
-        operator.register_operator(self.app, wallet=typer.Typer(), listing=typer.Typer())
-        secrets.register_secrets(self.app, environment=environment)
+        self.environment = operator.OperatorEnvironment(is_write_safe=lambda: self.is_write_safe)
 
     def run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(self.app, list(arguments))
+        return CliRunner().invoke(make_app(), ["gateway", *arguments], obj=self.environment)
 
     def secrets(self, *action: str, exit_code: int = operator.DONE) -> Any:
         result = self.run("secrets", *action)

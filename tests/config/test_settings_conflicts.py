@@ -128,10 +128,7 @@ MISTAKES: dict[str, Mistake] = {
 SERVE_MANY = """
 import json, os, sys
 import pydantic.main
-from tollway.cli import main
-from tollway.cli.main import make_operator_app
-
-make_operator_app()  # before the forks
+from tollway.cli import main, operator  # before the forks
 
 sys.argv = ["tollway", "serve"]
 for case in json.load(sys.stdin):

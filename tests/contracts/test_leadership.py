@@ -432,7 +432,7 @@ async def end_session(url: str, process: int | None) -> None:
         await connection.close()
 
 
-# ---- `tollway doctor`.
+# ---- `tollway gateway doctor`.
 
 
 class Lent(PostgresDatabase):

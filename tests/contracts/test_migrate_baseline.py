@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from tests.kit.databases import create_database, execute_sql, open_database
-from tollway.cli.main import make_operator_app
+from tollway.cli.main import make_app
 from tollway.storage.migrate import TOO_OLD
 
 T = TypeVar("T")
@@ -98,7 +98,7 @@ def operate(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
 
     def run(*arguments: str) -> tuple[int, Any]:
         with capture_logs():  # logs of the node that does not respond
-            result = CliRunner(env=env).invoke(make_operator_app(), [*arguments, "--json"])
+            result = CliRunner(env=env).invoke(make_app(), ["gateway", *arguments, "--json"])
         return result.exit_code, json.loads(result.stdout or result.stderr)
 
     return run

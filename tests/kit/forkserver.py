@@ -150,7 +150,7 @@ def _fork(wanted: dict[str, Any]) -> int:
 
 
 def _run_gateway() -> int:
-    """`tollway serve`, with the faults that the environment asks for. Gives the exit code."""
+    """`tollway gateway serve`, with the faults that the environment asks for. Gives the exit code."""
     from tests.kit import fault_injection, process_dump
     from tollway.cli.main import main as run_command
 

@@ -176,10 +176,10 @@ class GatewayCluster:
             await database.close()
 
     async def operate(self, gateway: GatewayProcess, *arguments: str) -> tuple[int, Any]:
-        """An operator's command with the settings of that gateway: exit code, and what it printed as JSON. Runs in this
+        """A command of `tollway gateway` with the settings of that gateway: exit code, and what it printed as JSON. Runs in this
         process, which has everything imported."""
         runner = CliRunner(env={name: value for name, value in gateway.env.items() if name[:8] == "TOLLWAY_"})
-        outcome = await asyncio.to_thread(runner.invoke, make_app(), [*arguments, "--json"])
+        outcome = await asyncio.to_thread(runner.invoke, make_app(), ["gateway", *arguments, "--json"])
         return outcome.exit_code, json.loads(outcome.stdout or outcome.stderr)
 
     # ---- Wallets.

@@ -175,10 +175,10 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
     await hears("the pause", lambda: is_code("api_paused"))
     await edit(pricePerRequest="0.03")
     await hears("the resumption", lambda: asks_price("0.03"))
-    exit_code, _ = await cluster.operate(pair.one, "listing", "suspend", api_id)
+    exit_code, _ = await cluster.operate(pair.one, "listings", "suspend", api_id)
     assert exit_code == 0
     await hears("the suspension", lambda: is_code("api_paused", "suspended"))
-    exit_code, _ = await cluster.operate(pair.one, "listing", "restore", api_id)
+    exit_code, _ = await cluster.operate(pair.one, "listings", "restore", api_id)
     assert exit_code == 0
     await hears("the restoration", lambda: asks_price("0.03"))
     assert (await cluster.control(pair.one, pair.provider, "DELETE", f"/apis/{api_id}")).status == 204
@@ -200,10 +200,10 @@ async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
             await poll(lambda at=gateway: is_code(at, code), deadline_s=DEADLINE_S, what=f"{code}")
 
     await reaches_both(None)
-    block = ("wallet", "block", str(caller.address), "--reason", "test")
+    block = ("wallets", "block", str(caller.address), "--reason", "test")
     assert (await cluster.operate(pair.one, *block))[0] == 0
     await reaches_both("wallet_blocked")
-    assert (await cluster.operate(pair.one, "wallet", "unblock", str(caller.address)))[0] == 0
+    assert (await cluster.operate(pair.one, "wallets", "unblock", str(caller.address)))[0] == 0
     await reaches_both(None)
 
 

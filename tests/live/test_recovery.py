@@ -74,18 +74,18 @@ async def test_the_operator_admits_blocks_suspends_and_restores(cluster: Any, pe
         }
         assert (await call()).status == 200
 
-        told = await change(cluster, gateway, "wallet", "block", str(caller.address))
+        told = await change(cluster, gateway, "wallets", "block", str(caller.address))
         assert (told["blocked"], told["changed"]) == (True, True)
         blocked = await poll_code(call, "wallet_blocked")
         assert blocked.status == 403
-        await change(cluster, gateway, "wallet", "unblock", str(caller.address))
+        await change(cluster, gateway, "wallets", "unblock", str(caller.address))
         assert (await poll_code(call, None)).status == 200
 
-        await change(cluster, gateway, "listing", "suspend", api_id)
+        await change(cluster, gateway, "listings", "suspend", api_id)
         paused = await poll_code(call, "api_paused")
         assert paused.status == 503
         assert not paused.asks_for_money
-        await change(cluster, gateway, "listing", "restore", api_id)
+        await change(cluster, gateway, "listings", "restore", api_id)
         assert (await poll_code(call, None)).status == 200
 
         assert (await cluster.audit(gateway)).wrong == ()

@@ -143,7 +143,7 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
         code, told = await operate_newer(gateway, "doctor")
         (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
         assert (code, found["level"]) == (0, "warning")
-        assert "run tollway migrate" in found["detail"]
+        assert "run tollway gateway migrate" in found["detail"]
         assert await operate_newer(gateway, "migrate") == (
             0,
             {"before": "serviceable", "now": "current"},

@@ -288,10 +288,10 @@ class Harness:
         self.note("a new process, once the lease of the dead one is over")
 
     def operate(self, *arguments: str) -> None:
-        """A command of the operator, with this gateway's settings."""
-        code = self._forks.wait(self._fork(*arguments))
+        """A command of `tollway gateway`, with this gateway's settings."""
+        code = self._forks.wait(self._fork("gateway", *arguments))
         assert code == 0, f"{arguments}: exit code {code}\n{self.read_log()}"
-        self.note("operator: tollway " + " ".join(arguments))
+        self.note("operator: tollway gateway " + " ".join(arguments))
 
     def set(self, name: str, value: str) -> None:
         """A setting, from the next start on."""

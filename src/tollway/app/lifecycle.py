@@ -461,7 +461,7 @@ class App:
 
 
 async def run(settings: Settings) -> None:
-    """`tollway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
+    """`tollway gateway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
     async with App(settings) as app:
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, app.stop)

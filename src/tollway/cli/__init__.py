@@ -1,4 +1,4 @@
-"""The command line: one module for each group of commands. Importing this loads nothing (`cli/main.py`)."""
+"""The command line: a table of commands, and one module for each group of them. Importing this loads nothing (`cli/main.py`)."""
 
 from tollway.cli.main import INTERRUPTED, main
 

@@ -1,4 +1,4 @@
-"""Commands of providers and callers: publish, verify, list, search, show, describe, call, history, and the wallet's own.
+"""Commands of callers and providers: search, show, call, history, those of the wallet, and those of listings.
 
 Keys come from a file or the environment and never from an argument, which every other user of the machine can read.
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
@@ -45,7 +45,6 @@ from tollway.cli.output import (
     print_calls,
     print_document,
     print_json,
-    print_listings,
     print_outline,
     print_search_results,
     print_text,
@@ -55,18 +54,6 @@ from tollway.client.requests import KEPT_MEMBERS, LISTING_DEFAULTS, find_dropped
 from tollway.client.responses import is_retryable_response
 from tollway.client.safe_text import format_value, plain_line
 from tollway.money import format_decimal
-
-
-def register_caller(app: typer.Typer, *, wallet: typer.Typer) -> None:
-    """Adds the commands of providers and callers."""
-    app.command("publish")(publish)
-    app.command("list")(list_apis)
-    app.command("show")(show_listing)
-    app.command("call")(call)
-    app.command("history")(history)
-    wallet.command("new")(new_wallet)
-    wallet.command("payments")(list_payments)
-    wallet.command("abandon")(abandon)
 
 
 def publish(
@@ -161,50 +148,24 @@ def check_dropped(
         )
 
 
-def list_apis(
-    words: Annotated[str | None, typer.Argument(help="Search for these words.")] = None,
-    page: Annotated[int, typer.Option("--page")] = 1,
-    limit: Annotated[int, typer.Option("--limit")] = 20,
-    tag: Annotated[str | None, typer.Option("--tag")] = None,
-    currency: Annotated[str | None, typer.Option("--currency")] = None,
-    provider: Annotated[str | None, typer.Option("--provider")] = None,
-    max_price: Annotated[str | None, typer.Option("--max-price", help="Needs --currency.")] = None,
-    sort: Annotated[str | None, typer.Option("--sort")] = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    as_json: AsJson = False,
-) -> None:
-    """Lists the APIs of a gateway."""
-    with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
-            query = {
-                "q": words,
-                "page": page,
-                "limit": limit,
-                "tag": tag,
-                "currency": currency,
-                "provider": provider,
-                "maxPrice": max_price,
-                "sort": sort,
-            }
-            found = client.fetch_document(requests.list_apis(query))
-        if is_for_people(as_json=as_json):
-            print_listings(found)
-        else:
-            print_json(found)
-
-
 def show_listing(
     api_id: Annotated[str, typer.Argument(metavar="ID")],
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Shows one listing with its terms."""
+    """Explains how to use one API: operations, examples, price, charging, limits, trust. JSON has every field of the listing."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
-            found = client.fetch_document(requests.show_listing(api_id))
-        print_document(found, as_json=as_json)
+            document = (
+                client.fetch_agent_document(api_id)
+                if is_for_people(as_json=as_json)
+                else client.fetch_document(requests.show_listing(api_id))
+            )
+        if is_for_people(as_json=as_json):
+            print_outline(document)
+        else:
+            print_json(document)
 
 
 def call(
@@ -367,12 +328,6 @@ LOOKUPS_AT_ONCE_MAX = 8
 LOOKUPS_MAX = 100
 
 
-def register_search(app: typer.Typer) -> None:
-    """Adds the commands."""
-    app.command("search")(search)
-    app.command("describe")(describe)
-
-
 def search(
     words: Annotated[list[str] | None, typer.Argument(help="Each of these words must occur.")] = None,
     page: Annotated[int, typer.Option("--page")] = 1,
@@ -432,27 +387,6 @@ def _fetch_details(client: TollwayClient, page: dict[str, Any]) -> list[dict[str
     listed = [item for item in page.get("apis", ()) if isinstance(item, dict)]
     with ThreadPoolExecutor(LOOKUPS_AT_ONCE_MAX) as pool:
         return list(pool.map(fetch, listed[:LOOKUPS_MAX]))
-
-
-def describe(
-    api_id: Annotated[str, typer.Argument(metavar="ID")],
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    as_json: AsJson = False,
-) -> None:
-    """Explains how to use one API: operations, examples, price, charging, limits, trust."""
-    with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
-            document = client.fetch_agent_document(api_id)
-        if is_for_people(as_json=as_json):
-            print_outline(document)
-        else:
-            print_json(document)
-
-
-def register_verify(app: typer.Typer) -> None:
-    """Adds the command."""
-    app.command("verify")(verify)
 
 
 def verify(

@@ -9,11 +9,6 @@ INTERRUPTED = 130
 """The exit code of a command that SIGINT ended before it was done."""
 
 
-def register(app: typer.Typer) -> None:
-    """Adds `tollway demo`."""
-    app.command("demo")(demo)
-
-
 def demo(
     once: Annotated[bool, typer.Option("--once", help="Stop after the walk-through.")] = False,
     port: Annotated[

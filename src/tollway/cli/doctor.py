@@ -1,4 +1,4 @@
-"""`tollway doctor`: checks the settings, the database, the chains and the clock of a gateway, and reports what is wrong or risky.
+"""`tollway gateway doctor`: checks the settings, the database, the chains and the clock of a gateway, and reports what is wrong or risky.
 
 It makes no table, no file and no key.
 """
@@ -158,9 +158,13 @@ async def _examine_database(settings: Settings, database: Database) -> Finding:
             check="database", level="note", detail=f"{where} will be migrated when the gateway starts"
         )
     if state == "serviceable":
-        detail = f"{where} is from the release before; this one can serve from it, but run tollway migrate"
+        detail = (
+            f"{where} is from the release before; this one can serve from it, but run tollway gateway migrate"
+        )
         return Finding(check="database", level="warning", detail=detail)
-    return Finding(check="database", level="failed", detail=f"{where} is {state}; run tollway migrate")
+    return Finding(
+        check="database", level="failed", detail=f"{where} is {state}; run tollway gateway migrate"
+    )
 
 
 async def _examine_seals(settings: Settings, database: Database) -> Finding:
@@ -184,7 +188,7 @@ async def _examine_seals(settings: Settings, database: Database) -> Finding:
     if counts.older:
         detail = (
             f"{counts.secrets.older} secret(s) of listings and {counts.responses.older} stored response(s) need a key "
-            "that is not the first; when every gateway has the new key first, run tollway secrets reencrypt"
+            "that is not the first; when every gateway has the new key first, run tollway gateway secrets reencrypt"
         )
         return Finding(check=check, level="note", detail=detail)
     detail = f"the first key opens all {counts.secrets.current} secret(s) of listings"

@@ -47,11 +47,6 @@ SessionBudget = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Adds `tollway mcp`."""
-    app.command("mcp")(serve_mcp)
-
-
 def serve_mcp(
     max_price: MaxPrice = None,
     max_fee: MaxFee = None,

@@ -49,6 +49,8 @@ Config = Annotated[
     typer.Option("--config", help="The settings file; default: TOLLWAY_CONFIG, then tollway.toml."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
+ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
+WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]
 
 
 class OperatorServices(Protocol):
@@ -97,194 +99,179 @@ class OperatorEnvironment:
     is_write_safe: Callable[[], bool] = is_shared_write_safe
 
 
-def register_operator(
-    app: typer.Typer,
-    *,
-    wallet: typer.Typer,
-    listing: typer.Typer,
-    environment: OperatorEnvironment | None = None,
-) -> None:
-    """Adds the operator's commands."""
-    environment = environment or OperatorEnvironment()
-    _register_running(app, environment)
-    _register_ledger(app, environment)
-    _register_moderation(wallet, listing, environment)
+def read_environment(ctx: typer.Context) -> OperatorEnvironment:
+    """The environment that the tests give as the context's object; else the real one."""
+    return ctx.find_object(OperatorEnvironment) or OperatorEnvironment()
 
 
-def _register_running(app: typer.Typer, environment: OperatorEnvironment) -> None:
-    @app.command()
-    def serve(config: Config = None) -> None:
-        """Runs the gateway until SIGINT or SIGTERM."""
-        with explained_failures(as_json=False):
-            settings = load_settings(os.environ, config=config)
-            configure_logging(level=settings.log_level, style=settings.log_format)
-            import uvloop
+def serve(config: Config = None) -> None:
+    """Runs the gateway until SIGINT or SIGTERM."""
+    with explained_failures(as_json=False):
+        settings = load_settings(os.environ, config=config)
+        configure_logging(level=settings.log_level, style=settings.log_format)
+        import uvloop
 
-            from tollway.app import lifecycle
+        from tollway.app import lifecycle
 
-            uvloop.run(lifecycle.run(settings))
-
-    @app.command()
-    def migrate(config: Config = None, as_json: AsJson = False) -> None:
-        """Brings the database to this version. Safe to run again."""
-
-        async def work(services: OperatorServices) -> None:
-            state = await schema_state(services.database)
-            now = await upgrade(services.database)
-            if now == "foreign":
-                raise CommandFailed("the database needs a newer version of Tollway than this one")
-            if now == "too_old":
-                raise CommandFailed(TOO_OLD)
-            print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
-
-        _run_with_services(work, environment, config, as_json=as_json, access="write")
-
-    @app.command()
-    def doctor(config: Config = None, as_json: AsJson = False) -> None:
-        """Checks settings, database, chains and clock, and changes nothing."""
-
-        async def work(services: OperatorServices) -> None:
-            from tollway.cli.doctor import examine  # loads PostgreSQL's driver
-
-            async with _opened_chains(services.chains):
-                found = await examine(
-                    given,
-                    database=services.database,
-                    chains=services.chains,
-                    fetch_status=_fetch_status,
-                    fetch_text=_fetch_text,
-                    now_s=time.time(),
-                )
-            lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
-            print_result({"findings": [asdict(finding) for finding in found]}, lines, as_json)
-            if any(finding.level == "failed" for finding in found):
-                raise typer.Exit(FAILED)
-
-        with explained_failures(as_json=as_json):
-            given = load_settings(os.environ, config=config)
-            # Where there is no key yet, the app gets a temporary one, so that it makes no key file.
-            wired = given.model_copy(update={"secret_keys": given.secret_keys or (Secret(os.urandom(32)),)})
-            asyncio.run(_use_services(environment, wired, work, access="look"))
+        uvloop.run(lifecycle.run(settings))
 
 
-def _register_ledger(app: typer.Typer, environment: OperatorEnvironment) -> None:
-    @app.command()
-    def audit(
-        release: Annotated[
-            bool,
-            typer.Option("--release", help="Make balances that are held after a restore spendable again."),
-        ] = False,
-        restored: Annotated[
-            bool, typer.Option("--restored", help="Hold all balances, because the database was restored.")
-        ] = False,
-        config: Config = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Checks that every balance equals the sum of its calls, and lists held calls and payments."""
-        if release and restored:
-            raise typer.BadParameter(
-                "--restored holds balances and --release frees them; give one of the two"
+def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
+    """Brings the database to this version. Safe to run again."""
+
+    async def work(services: OperatorServices) -> None:
+        state = await schema_state(services.database)
+        now = await upgrade(services.database)
+        if now == "foreign":
+            raise CommandFailed("the database needs a newer version of Tollway than this one")
+        if now == "too_old":
+            raise CommandFailed(TOO_OLD)
+        print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
+
+    _run_with_services(ctx, work, config, as_json=as_json, access="write")
+
+
+def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
+    """Checks settings, database, chains and clock, and changes nothing."""
+
+    async def work(services: OperatorServices) -> None:
+        from tollway.cli.doctor import examine  # loads PostgreSQL's driver
+
+        async with _opened_chains(services.chains):
+            found = await examine(
+                given,
+                database=services.database,
+                chains=services.chains,
+                fetch_status=_fetch_status,
+                fetch_text=_fetch_text,
+                now_s=time.time(),
             )
+        lines = [f"{finding.level:8} {finding.check}: {finding.detail}" for finding in found]
+        print_result({"findings": [asdict(finding) for finding in found]}, lines, as_json)
+        if any(finding.level == "failed" for finding in found):
+            raise typer.Exit(FAILED)
 
-        async def work(services: OperatorServices) -> None:
-            if restored:
-                await services.operator_ledger.mark_restored(now_ms=_now_ms())
-            report = await services.operator_ledger.audit()
-            if release and not report.is_balanced:
-                raise CommandFailed(
-                    "the ledger does not balance, so nothing was released. Keep the database and report this: "
-                    + "; ".join(report.wrong)
-                )
-            released = await services.operator_ledger.release_held() if release else 0
-            answer = {
-                "balanced": report.is_balanced,
-                "payments": report.payments,
-                "calls": report.calls,
-                "wrong": list(report.wrong),
-                "heldCalls": list(report.held_calls),
-                "heldPayments": list(report.held_payments),
-                "released": released,
-            }
-            verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
-            lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
-            lines += [f"wrong: {line}" for line in report.wrong]
-            lines += [f"held call: {call_id}" for call_id in report.held_calls]
-            lines += [f"held payment: {payment}" for payment in report.held_payments]
-            lines += [f"released: {released}"] if release else []
-            print_result(answer, lines, as_json)
-            if not report.is_balanced:
-                raise typer.Exit(FAILED)
+    with explained_failures(as_json=as_json):
+        given = load_settings(os.environ, config=config)
+        # Where there is no key yet, the app gets a temporary one, so that it makes no key file.
+        wired = given.model_copy(update={"secret_keys": given.secret_keys or (Secret(os.urandom(32)),)})
+        asyncio.run(_use_services(read_environment(ctx), wired, work, access="look"))
 
-        _run_with_services(
-            work, environment, config, as_json=as_json, access="write" if release or restored else "read"
+
+def audit(
+    ctx: typer.Context,
+    release: Annotated[
+        bool,
+        typer.Option("--release", help="Make balances that are held after a restore spendable again."),
+    ] = False,
+    restored: Annotated[
+        bool, typer.Option("--restored", help="Hold all balances, because the database was restored.")
+    ] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Checks that every balance equals the sum of its calls, and lists held calls and payments."""
+    if release and restored:
+        raise typer.BadParameter("--restored holds balances and --release frees them; give one of the two")
+
+    async def work(services: OperatorServices) -> None:
+        if restored:
+            await services.operator_ledger.mark_restored(now_ms=_now_ms())
+        report = await services.operator_ledger.audit()
+        if release and not report.is_balanced:
+            raise CommandFailed(
+                "the ledger does not balance, so nothing was released. Keep the database and report this: "
+                + "; ".join(report.wrong)
+            )
+        released = await services.operator_ledger.release_held() if release else 0
+        answer = {
+            "balanced": report.is_balanced,
+            "payments": report.payments,
+            "calls": report.calls,
+            "wrong": list(report.wrong),
+            "heldCalls": list(report.held_calls),
+            "heldPayments": list(report.held_payments),
+            "released": released,
+        }
+        verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
+        lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
+        lines += [f"wrong: {line}" for line in report.wrong]
+        lines += [f"held call: {call_id}" for call_id in report.held_calls]
+        lines += [f"held payment: {payment}" for payment in report.held_payments]
+        lines += [f"released: {released}"] if release else []
+        print_result(answer, lines, as_json)
+        if not report.is_balanced:
+            raise typer.Exit(FAILED)
+
+    _run_with_services(ctx, work, config, as_json=as_json, access="write" if release or restored else "read")
+
+
+def admit(
+    ctx: typer.Context,
+    transaction: Annotated[str, typer.Argument(metavar="TX", help="The transaction hash.")],
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accepts a transaction that is too old, or that was mined before a restore."""
+    tx_hash = _parse(TxHash.parse, transaction)
+
+    async def work(services: OperatorServices) -> None:
+        await services.operator_ledger.admit(tx_hash, now_ms=_now_ms())
+        print_result(
+            {"transaction": str(tx_hash), "admitted": True}, [f"callers may pay with {tx_hash}"], as_json
         )
 
-    @app.command()
-    def admit(
-        transaction: Annotated[str, typer.Argument(metavar="TX", help="The transaction hash.")],
-        config: Config = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Accepts a transaction that is too old, or that was mined before a restore."""
-        tx_hash = _parse(TxHash.parse, transaction)
-
-        async def work(services: OperatorServices) -> None:
-            await services.operator_ledger.admit(tx_hash, now_ms=_now_ms())
-            print_result(
-                {"transaction": str(tx_hash), "admitted": True}, [f"callers may pay with {tx_hash}"], as_json
-            )
-
-        _run_with_services(work, environment, config, as_json=as_json, access="write")
+    _run_with_services(ctx, work, config, as_json=as_json, access="write")
 
 
-def _register_moderation(wallet: typer.Typer, listing: typer.Typer, environment: OperatorEnvironment) -> None:
-    ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]  # noqa: N806
-    WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]  # noqa: N806
+def suspend_listing(
+    ctx: typer.Context, listing_id: ListingArgument, config: Config = None, as_json: AsJson = False
+) -> None:
+    """Hides a listing and refuses its calls. Credit for it stays."""
+    work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
+    _run_with_services(ctx, work, config, as_json=as_json, access="write")
 
-    @listing.command()
-    def suspend(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
-        """Hides a listing and refuses its calls. Credit for it stays."""
-        work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
-        _run_with_services(work, environment, config, as_json=as_json, access="write")
 
-    @listing.command()
-    def restore(listing_id: ListingArgument, config: Config = None, as_json: AsJson = False) -> None:
-        """Ends the suspension of a listing."""
-        work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
-        _run_with_services(work, environment, config, as_json=as_json, access="write")
+def restore_listing(
+    ctx: typer.Context, listing_id: ListingArgument, config: Config = None, as_json: AsJson = False
+) -> None:
+    """Ends the suspension of a listing."""
+    work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
+    _run_with_services(ctx, work, config, as_json=as_json, access="write")
 
-    @wallet.command()
-    def block(
-        address: WalletArgument,
-        reason: Annotated[
-            str, typer.Option("--reason", help="A note for operators; callers do not see it.")
-        ] = "",
-        config: Config = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Refuses a wallet, as a caller and as a provider."""
-        blocked = _parse(Address.parse, address)
 
-        async def work(services: OperatorServices) -> None:
-            is_new = await services.moderation.block(blocked, reason=reason, now_ms=_now_ms())
-            line = f"{blocked} is blocked" + ("" if is_new else " already")
-            print_result({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
+def block_wallet(
+    ctx: typer.Context,
+    address: WalletArgument,
+    reason: Annotated[
+        str, typer.Option("--reason", help="A note for operators; callers do not see it.")
+    ] = "",
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuses a wallet, as a caller and as a provider."""
+    blocked = _parse(Address.parse, address)
 
-        _run_with_services(work, environment, config, as_json=as_json, access="write")
+    async def work(services: OperatorServices) -> None:
+        is_new = await services.moderation.block(blocked, reason=reason, now_ms=_now_ms())
+        line = f"{blocked} is blocked" + ("" if is_new else " already")
+        print_result({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
 
-    @wallet.command()
-    def unblock(address: WalletArgument, config: Config = None, as_json: AsJson = False) -> None:
-        """Ends the block of a wallet."""
-        unblocked = _parse(Address.parse, address)
+    _run_with_services(ctx, work, config, as_json=as_json, access="write")
 
-        async def work(services: OperatorServices) -> None:
-            was_blocked = await services.moderation.unblock(unblocked)
-            line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
-            print_result(
-                {"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json
-            )
 
-        _run_with_services(work, environment, config, as_json=as_json, access="write")
+def unblock_wallet(
+    ctx: typer.Context, address: WalletArgument, config: Config = None, as_json: AsJson = False
+) -> None:
+    """Ends the block of a wallet."""
+    unblocked = _parse(Address.parse, address)
+
+    async def work(services: OperatorServices) -> None:
+        was_blocked = await services.moderation.unblock(unblocked)
+        line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
+        print_result({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
+
+    _run_with_services(ctx, work, config, as_json=as_json, access="write")
 
 
 def _moderate_listing(
@@ -317,15 +304,17 @@ async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_
 
 
 def _run_with_services(
+    ctx: typer.Context,
     work: Callable[[OperatorServices], Awaitable[None]],
-    environment: OperatorEnvironment,
     config: Path | None,
     *,
     as_json: bool,
     access: Access,
 ) -> None:
     run_with_settings(
-        lambda settings: _use_services(environment, settings, work, access=access), config, as_json=as_json
+        lambda settings: _use_services(read_environment(ctx), settings, work, access=access),
+        config,
+        as_json=as_json,
     )
 
 
@@ -371,7 +360,9 @@ def _guard_database(database: Database, access: Access, environment: OperatorEnv
         return
     if access == "read":
         if not database.path.exists():
-            raise CommandFailed(f"there is no database at {database.path} yet; run tollway migrate or serve")
+            raise CommandFailed(
+                f"there is no database at {database.path} yet; run tollway gateway migrate or serve"
+            )
         yield
         return
     database.path.parent.mkdir(parents=True, exist_ok=True)
@@ -430,7 +421,9 @@ def print_result(answer: Mapping[str, Any], lines: list[str], as_json: bool) -> 
 
 def _print_lines(lines: list[str], *, file: TextIO) -> None:
     """Removes control characters, which a chain node or a listing may have sent."""
-    from tollway.client.safe_text import plain  # loads the client, which `tollway serve` does not need
+    from tollway.client.safe_text import (
+        plain,
+    )  # loads the client, which `tollway gateway serve` does not need
 
     for line in lines:
         print(plain(line), file=file)
@@ -478,55 +471,49 @@ def _now_ms() -> int:
 
 POSTGRES_NOTICE = (
     "this database is PostgreSQL: use its base backups and archived log, restore to a point in time,"
-    " and then run `tollway audit --restored` (docs/operators.md, Backups)"
+    " and then run `tollway gateway audit --restored` (docs/operators.md, Backups)"
 )
-HELD_NOTICE = (
-    "every balance in it is held; `tollway audit` lists them and `tollway audit --release` frees them"
-)
+HELD_NOTICE = "every balance in it is held; `tollway gateway audit` lists them and `tollway gateway audit --release` frees them"
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The copy.")]
 
 
-def register_backups(app: typer.Typer) -> None:
-    @app.command()
-    def backup(
-        file: File,
-        force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
-        config: Config = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Copies a SQLite database to FILE, also while a gateway uses it."""
-        with explained_failures(as_json=as_json):
-            settings = load_settings(os.environ, config=config)
-            copy = _back_up(_find_database(settings), file, force=force)
-            key_file = _name_key_file(settings)
-            lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
-            lines.append(
-                f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere"
-            )
-            print_result({"file": str(file), **_report(copy), "secretKeyFile": key_file}, lines, as_json)
-            _fail_unbalanced(copy)
+def backup(
+    file: File,
+    force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copies a SQLite database to FILE, also while a gateway uses it."""
+    with explained_failures(as_json=as_json):
+        settings = load_settings(os.environ, config=config)
+        copy = _back_up(_find_database(settings), file, force=force)
+        key_file = _name_key_file(settings)
+        lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
+        lines.append(f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere")
+        print_result({"file": str(file), **_report(copy), "secretKeyFile": key_file}, lines, as_json)
+        _fail_unbalanced(copy)
 
-    @app.command()
-    def restore(file: File, config: Config = None, as_json: AsJson = False) -> None:
-        """Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first."""
-        with explained_failures(as_json=as_json):
-            settings = load_settings(os.environ, config=config)
-            database = _find_database(settings)
-            done = _restore(database, file)
-            kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
-            lines = [f"{database.path} is now the copy", *_describe_audit(done.copy)]
-            lines += [f"what it replaced: {kept}"] if kept else []
-            lines += (
-                [
-                    f"restore {key_file} too before you start a gateway: a new key cannot decrypt the secrets of listings"
-                ]
-                if (key_file and not Path(key_file).exists())
-                else []
-            )
-            answer = {"database": str(database.path), **_report(done.copy), "replaced": kept}
-            print_result(answer, [*lines, HELD_NOTICE], as_json)
-            _fail_unbalanced(done.copy)
+
+def restore(file: File, config: Config = None, as_json: AsJson = False) -> None:
+    """Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first."""
+    with explained_failures(as_json=as_json):
+        settings = load_settings(os.environ, config=config)
+        database = _find_database(settings)
+        done = _restore(database, file)
+        kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
+        lines = [f"{database.path} is now the copy", *_describe_audit(done.copy)]
+        lines += [f"what it replaced: {kept}"] if kept else []
+        lines += (
+            [
+                f"restore {key_file} too before you start a gateway: a new key cannot decrypt the secrets of listings"
+            ]
+            if (key_file and not Path(key_file).exists())
+            else []
+        )
+        answer = {"database": str(database.path), **_report(done.copy), "replaced": kept}
+        print_result(answer, [*lines, HELD_NOTICE], as_json)
+        _fail_unbalanced(done.copy)
 
 
 def _find_database(settings: Settings) -> SqliteDatabase:
@@ -593,7 +580,7 @@ def _describe_audit(copy: BackupCopy) -> list[str]:
     verdict = (
         "the ledger balances"
         if copy.report.is_balanced
-        else "THE LEDGER DOES NOT BALANCE; run `tollway audit`"
+        else "THE LEDGER DOES NOT BALANCE; run `tollway gateway audit`"
     )
     return [f"{verdict}: {copy.report.payments} payments, {copy.report.calls} calls"]
 

@@ -89,25 +89,6 @@ def print_json(document: object, *, is_error: bool = False) -> None:
     (sys.stderr if is_error else sys.stdout).write(text + "\n")
 
 
-def print_listings(page: JsonObject) -> None:
-    """Prints a page of listings, one line each."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("id", "name", "price", "provider", "description"):
-        table.add_column(heading, no_wrap=heading in ("id", "price"))
-    for api in _parts(page.get("apis")):
-        words = (
-            api.get("id"),
-            api.get("name"),
-            _format_price(api),
-            api.get("provider"),
-            api.get("description"),
-        )
-        table.add_row(*_cells(words))
-    _print_page(
-        table, f"page {format_value(page.get('page', 1))}, {format_value(page.get('total', 0))} in all"
-    )
-
-
 def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> None:
     """Prints the listings that a search found, in its order. `details`: of each listing; empty for one that no longer exists."""
     table = Table(box=None, pad_edge=False)

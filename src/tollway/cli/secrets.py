@@ -1,4 +1,4 @@
-"""`tollway secrets`: the operator's command for a change of `secret_key`. It counts stored values by the key that they are encrypted with, or
+"""`tollway gateway secrets`: the operator's command for a change of `secret_key`. It counts stored values by the key that they are encrypted with, or
 encrypts them again with the first key.
 
 It never prints a key, never makes one, and changes nothing but the encryption of stored values.
@@ -21,6 +21,7 @@ from tollway.cli.operator import (
     OperatorEnvironment,
     opened_database,
     print_result,
+    read_environment,
     run_with_settings,
 )
 from tollway.config.settings import Settings
@@ -37,42 +38,38 @@ class SecretsAction(StrEnum):
     REENCRYPT = "reencrypt"
 
 
-def register_secrets(app: typer.Typer, *, environment: OperatorEnvironment | None = None) -> None:
-    """Adds the command. `environment`: whether two processes may write to one SQLite file."""
-    environment = environment or OperatorEnvironment()
+def count_or_reencrypt(
+    ctx: typer.Context,
+    action: Annotated[
+        SecretsAction,
+        typer.Argument(help="`status` changes nothing; `reencrypt` encrypts again with the first key."),
+    ] = SecretsAction.STATUS,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.
 
-    @app.command()
-    def secrets(
-        action: Annotated[
-            SecretsAction,
-            typer.Argument(help="`status` changes nothing; `reencrypt` encrypts again with the first key."),
-        ] = SecretsAction.STATUS,
-        config: Config = None,
-        as_json: AsJson = False,
-    ) -> None:
-        """Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.
+    Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again.
+    """
 
-        Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again.
-        """
+    async def work(rotation: KeyRotation, keys: int) -> None:
+        if action is SecretsAction.STATUS:
+            _print_key_counts(await rotation.count(), keys=keys, reencrypted=None, as_json=as_json)
+            return
+        reencrypted = 0
+        for _ in range(PASSES_MAX):
+            counts = await rotation.reencrypt()
+            reencrypted += counts.reencrypted
+            if not counts.older:
+                break
+        _print_key_counts(counts, keys=keys, reencrypted=reencrypted, as_json=as_json)
+        if counts.older:
+            raise typer.Exit(LATER)
 
-        async def work(rotation: KeyRotation, keys: int) -> None:
-            if action is SecretsAction.STATUS:
-                _print_key_counts(await rotation.count(), keys=keys, reencrypted=None, as_json=as_json)
-                return
-            reencrypted = 0
-            for _ in range(PASSES_MAX):
-                counts = await rotation.reencrypt()
-                reencrypted += counts.reencrypted
-                if not counts.older:
-                    break
-            _print_key_counts(counts, keys=keys, reencrypted=reencrypted, as_json=as_json)
-            if counts.older:
-                raise typer.Exit(LATER)
-
-        access: Access = "read" if action is SecretsAction.STATUS else "write"
-        run_with_settings(
-            lambda settings: _use_keys(work, settings, environment, access), config, as_json=as_json
-        )
+    access: Access = "read" if action is SecretsAction.STATUS else "write"
+    run_with_settings(
+        lambda settings: _use_keys(work, settings, read_environment(ctx), access), config, as_json=as_json
+    )
 
 
 def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, as_json: bool) -> None:
@@ -97,10 +94,10 @@ def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, 
         )
     if counts.older and reencrypted is None:
         lines.append(
-            "Older keys are still needed. When every gateway has the new key first, run: tollway secrets reencrypt"
+            "Older keys are still needed. When every gateway has the new key first, run: tollway gateway secrets reencrypt"
         )
     elif counts.older:
-        lines.append("Gateways were writing to the rest. Run it again: tollway secrets reencrypt")
+        lines.append("Gateways were writing to the rest. Run it again: tollway gateway secrets reencrypt")
     elif keys > 1:
         lines.append(
             "No value needs an older key. An hour after the last restart you can remove the older keys."

@@ -310,7 +310,7 @@ class CatalogStore:
         try:
             value = self._sealer.open(row.auth_sealed, label=label).decode()
         except StorageUnavailable:
-            _log.error("listing_secret_lost", listing=row.id, advice="tollway secrets")
+            _log.error("listing_secret_lost", listing=row.id, advice="tollway gateway secrets")
             value = None
         return UpstreamAuth(location=row.auth_location, name=row.auth_name, value=value)
 

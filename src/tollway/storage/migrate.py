@@ -174,7 +174,9 @@ class SchemaCheck:
             case "ahead":
                 _log.warning("schema_ahead", hint="this gateway is older than its tables; it can serve")
             case "serviceable":
-                _log.warning("schema_serviceable", hint="the tables are one release old; run tollway migrate")
+                _log.warning(
+                    "schema_serviceable", hint="the tables are one release old; run tollway gateway migrate"
+                )
             case "foreign":
                 raise SettingsInvalid(
                     ["database_url: the database needs a newer version of Tollway than this one"]
@@ -183,7 +185,7 @@ class SchemaCheck:
                 raise SettingsInvalid([f"database_url: {TOO_OLD}"])
             case _:
                 raise SettingsInvalid(
-                    ["database_url: the tables are missing or old; run `tollway migrate` first"]
+                    ["database_url: the tables are missing or old; run `tollway gateway migrate` first"]
                 )
         self.is_served = True
 

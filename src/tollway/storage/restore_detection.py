@@ -22,7 +22,7 @@ BACKUP_GENERATION = -1
 # The table has one row.
 _GENERATION_ROW = 1
 _CHECKED = "tollway_is_checked"
-_HINT = "every balance is held; list them with `tollway audit`, free them with `tollway audit --release`"
+_HINT = "every balance is held; list them with `tollway gateway audit`, free them with `tollway gateway audit --release`"
 
 _log = structlog.get_logger(__name__)
 
@@ -36,8 +36,8 @@ class RestoreDetector:
 
     Promise: before this gateway claims from a database that lacks a write it has acknowledged to this gateway, every balance in
     that database is held. The hold is a row and a mark on each payment: it counts for all gateways and survives restarts. It has
-    no deadline, because time does not show which calls were lost. The operator ends it: `tollway audit` lists what is held,
-    `tollway audit --release` frees it.
+    no deadline, because time does not show which calls were lost. The operator ends it: `tollway gateway audit` lists what is held,
+    `tollway gateway audit --release` frees it.
 
     Compares rows, never clocks:
     - the last renewal and the last claim of this gateway that were acknowledged, in each renewal (`check`) and before the first
@@ -45,7 +45,7 @@ class RestoreDetector:
     - on SQLite the generation in the file with the mark beside the file, at start and in each recovery (`check_file`).
 
     Does not detect a restore of PostgreSQL while all gateways are stopped, nor the loss of writes of other gateways only: after
-    such a restore the operator runs `tollway audit --restored`.
+    such a restore the operator runs `tollway gateway audit --restored`.
 
     Use from one event loop; `check` and `check_once` also run in the database's threads.
     """

@@ -113,7 +113,7 @@ def play_operator(harness: Harness) -> None:
     proof = pay(harness, 4, DAVE)
     with harness.section("a wallet that the operator blocks"):
         harness.call("before", api, "/echo", proof)
-        harness.operate("wallet", "block", DAVE.address)
+        harness.operate("wallets", "block", DAVE.address)
         harness.restart()
         harness.call("blocked", api, "/echo", proof)
         for dialect in DIALECTS:
@@ -128,12 +128,12 @@ def play_operator(harness: Harness) -> None:
             "endpoint": harness.upstream.url,
         }
         harness.control("publishing", DAVE, "POST", "/apis", draft)
-        harness.operate("wallet", "unblock", DAVE.address)
+        harness.operate("wallets", "unblock", DAVE.address)
         harness.restart()
         harness.call("after", api, "/echo", proof)
 
     with harness.section("a listing that the operator suspends"):
-        harness.operate("listing", "suspend", api)
+        harness.operate("listings", "suspend", api)
         harness.restart()
         harness.call("unpaid", api, "/echo")
         harness.call("paid", api, "/echo", proof)
@@ -141,7 +141,7 @@ def play_operator(harness: Harness) -> None:
         harness.ask("read", "GET", f"{API}/apis/{api}")
         harness.ask("its documents", "GET", f"{API}/apis/{api}/agent")
         harness.control("changed by its provider", ALICE, "PUT", f"/apis/{api}", {})
-        harness.operate("listing", "restore", api)
+        harness.operate("listings", "restore", api)
         harness.restart()
         harness.call("restored", api, "/echo", proof)
 

@@ -1,0 +1,182 @@
+"""Builds the command line from the table of commands (`cli/commands.py`), without an import of a command before it runs.
+
+The help is plain text: it fits a terminal, a pipe and a screen reader, and loads no library for pictures of boxes.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
+
+from tollway import __version__
+from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, ROLES, CommandRow
+
+EXTRA_MISSING = 1
+"""The exit code of a command whose extra is not installed."""
+
+_SUMMARY = "Pays for HTTP APIs by the request, sells them, and runs the gateway between caller and provider."
+
+
+def build_app() -> typer.Typer:
+    """The command line with every command of the table."""
+    app = typer.Typer(
+        name="tollway",
+        cls=CommandGroup,
+        help=_SUMMARY,
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(_read_root_options)
+    return app
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        print(f"tollway {__version__}")
+        raise typer.Exit
+
+
+def _read_root_options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    """The options of `tollway` itself."""
+
+
+class CommandGroup(TyperGroup):
+    """`tollway`, or a group of its commands such as `tollway wallet`."""
+
+    def __init__(self, *, path: str = "", **attributes: Any) -> None:
+        """`path` is what follows `tollway`; empty for `tollway` itself."""
+        attributes["commands"] = dict(_build_commands(path))
+        super().__init__(**attributes)
+        self.path = path
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Refuses an unknown command with the nearest ones, also of other groups."""
+        word = args[0]
+        if word not in self.commands and not word.startswith("-") and not ctx.resilient_parsing:
+            near = find_near_commands(self.path, word)
+            hint = f" Did you mean: {' or '.join(f'tollway {name}' for name in near)}?" if near else ""
+            ctx.fail(f"There is no command {word!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Writes the commands by role with an example of each role; a group writes its commands alone."""
+        if self.path:
+            with formatter.section("Commands"):
+                formatter.write_dl(_list_help(self.path))
+            return
+        for role in ROLES:
+            with formatter.section(role.title):
+                formatter.write_dl([row for row in _list_help(self.path) if row[0] in _names_of(role)])
+                formatter.write(f"\n{'':{formatter.current_indent}}Example: {role.example}\n")
+
+
+class _TableCommand(TyperCommand):
+    """A command of the table. Its module is imported when its arguments are parsed."""
+
+    def __init__(self, row: CommandRow, *, name: str, hidden: bool = False) -> None:
+        super().__init__(name=name, help=row.help, hidden=hidden, rich_markup_mode=None)
+        self._row = row
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        return load_command(self._row).make_context(info_name, args, parent=parent, **extra)
+
+
+def load_command(row: CommandRow) -> TyperCommand:
+    """Imports the command. Ends the process with the line that installs it when its extra is not installed."""
+    _require_extra(row)
+    module, _, function = row.target.partition(":")
+    command = get_command_from_info(
+        CommandInfo(
+            name=row.name.split()[-1],
+            callback=getattr(importlib.import_module(module), function),
+            epilog=f"\b\nExample:\n  {row.example}" if row.example else None,
+        ),
+        pretty_exceptions_short=True,
+        rich_markup_mode=None,
+    )
+    assert isinstance(command, TyperCommand)
+    return command
+
+
+def _require_extra(row: CommandRow) -> None:
+    packages = EXTRA_PACKAGES.get(row.extra, ())
+    if all(importlib.util.find_spec(package) for package in packages):
+        return
+    print(
+        f"error: `tollway {row.name}` needs packages that are not installed. "
+        f"Run: pip install 'tollway[{row.extra}]'",
+        file=sys.stderr,
+    )
+    raise typer.Exit(EXTRA_MISSING)
+
+
+def find_near_commands(path: str, word: str) -> list[str]:
+    """The names of the commands whose last word is nearest to an unknown `word` below `path`; also a group below `path`."""
+    names: dict[str, list[str]] = {}
+    for row in COMMANDS:
+        names.setdefault(row.name.split()[-1], []).append(row.name)
+    names |= {child: [f"{path} {child}".strip()] for child in _children(path) if child not in names}
+    return [name for near in get_close_matches(word, names, n=1) for name in names[near]]
+
+
+def _build_commands(path: str) -> Iterator[tuple[str, TyperCommand | CommandGroup]]:
+    """The commands and groups directly below `path`, then its hidden aliases."""
+    for name, row in _children(path).items():
+        if row is None:
+            below = f"{path} {name}".strip()
+            yield (
+                name,
+                CommandGroup(
+                    path=below,
+                    name=name,
+                    help=_describe_group(below),
+                    no_args_is_help=True,
+                    rich_markup_mode=None,
+                ),
+            )
+        else:
+            yield name, _TableCommand(row, name=name)
+    if not path:
+        for row in COMMANDS:
+            if row.alias:
+                yield row.alias, _TableCommand(row, name=row.alias, hidden=True)
+
+
+def _children(path: str) -> dict[str, CommandRow | None]:
+    """The next word of each command below `path`; None for a group."""
+    depth = len(path.split())
+    children: dict[str, CommandRow | None] = {}
+    for row in COMMANDS:
+        words = row.name.split()
+        if words[:depth] == path.split() and len(words) > depth:
+            children[words[depth]] = row if len(words) == depth + 1 else None
+    return children
+
+
+def _list_help(path: str) -> list[tuple[str, str]]:
+    return [
+        (name, row.help if row is not None else _describe_group(f"{path} {name}".strip()))
+        for name, row in _children(path).items()
+    ]
+
+
+def _describe_group(path: str) -> str:
+    return f"{GROUPS[path]}: {', '.join(_children(path))}."
+
+
+def _names_of(role: object) -> set[str]:
+    return {row.name.split()[0] for row in COMMANDS if row.role is role}

@@ -1,0 +1,243 @@
+"""The table of commands: the name, the help, the function and the extra of each one. `--help` and the parser read it (`cli/command_group.py`).
+
+It imports nothing of Tollway: a command's module is imported when that command runs, and `tollway --help` imports none.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """A section of `--help`."""
+
+    title: str
+    example: str
+
+
+CALLERS = Role(title="Callers", example='tollway call api_… /quote/ETH --max-price "0.05 USDC"')
+PROVIDERS = Role(title="Providers", example="tollway listing publish --file listing.toml")
+OPERATORS = Role(title="Operators", example="tollway gateway serve --config tollway.toml")
+EVERYBODY = Role(title="Everybody", example="tollway demo --once")
+
+ROLES = (CALLERS, PROVIDERS, OPERATORS, EVERYBODY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRow:
+    """One command. `name` is what follows `tollway`; `help` is the first line of the function's docstring."""
+
+    name: str
+    role: Role
+    help: str
+    target: str
+    """`module:function`."""
+    extra: str = ""
+    """The extra of the distribution that the command needs; empty for the base install."""
+    alias: str = ""
+    """A second name that `--help` leaves out: images, units and habits rely on it."""
+    example: str = ""
+
+
+GROUPS = {
+    "wallet": "The wallet that pays",
+    "listing": "Your listings",
+    "gateway": "A gateway",
+    "gateway listings": "Moderation of listings",
+    "gateway wallets": "Moderation of wallets",
+}
+"""Commands of several words, by their first words. `--help` adds the names of the commands."""
+
+EXTRA_PACKAGES = {
+    "mcp": ("mcp",),
+    "gateway": ("granian", "sqlalchemy"),
+    "demo": ("granian", "sqlalchemy"),
+}
+"""The packages whose absence shows that an extra is not installed."""
+
+_CALLER = "tollway.cli.caller"
+_OPERATOR = "tollway.cli.operator"
+
+COMMANDS = (
+    CommandRow(
+        name="search",
+        role=CALLERS,
+        help="Finds APIs, with their price, networks, measured quality, and the reason for each match.",
+        target=f"{_CALLER}:search",
+        example='tollway search weather --max-price "0.05" --currency USDC',
+    ),
+    CommandRow(
+        name="show",
+        role=CALLERS,
+        help="Explains how to use one API: operations, examples, price, charging, limits, trust. JSON has every field of the listing.",
+        target=f"{_CALLER}:show_listing",
+        example="tollway show api_…",
+    ),
+    CommandRow(
+        name="call",
+        role=CALLERS,
+        help="Calls an API, and pays if the gateway asks for payment.",
+        target=f"{_CALLER}:call",
+        example='tollway call api_… /quote/ETH --max-price "0.05 USDC"',
+    ),
+    CommandRow(
+        name="history",
+        role=CALLERS,
+        help="Lists the calls of your wallet, newest first.",
+        target=f"{_CALLER}:history",
+        example="tollway history --limit 10",
+    ),
+    CommandRow(
+        name="wallet new",
+        role=CALLERS,
+        help="Makes a wallet and prints its address. The key is in the file alone: keep a copy.",
+        target=f"{_CALLER}:new_wallet",
+        example="tollway wallet new --out wallet.key",
+    ),
+    CommandRow(
+        name="wallet payments",
+        role=CALLERS,
+        help="Lists the payments of this wallet from this machine, with the credit left as far as this machine knows.",
+        target=f"{_CALLER}:list_payments",
+        example="tollway wallet payments",
+    ),
+    CommandRow(
+        name="wallet abandon",
+        role=CALLERS,
+        help="Gives up a payment that is stuck or refused, so that its payee can be paid again.",
+        target=f"{_CALLER}:abandon",
+        example="tollway wallet abandon 0x…",
+    ),
+    CommandRow(
+        name="mcp",
+        role=CALLERS,
+        help="An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs.",
+        target="tollway.cli.mcp:serve_mcp",
+        extra="mcp",
+        example='tollway mcp --max-price "0.05 USDC" --budget "1 USDC"',
+    ),
+    CommandRow(
+        name="listing publish",
+        role=PROVIDERS,
+        help="Publishes an API, or changes one of your listings.",
+        target=f"{_CALLER}:publish",
+        example="tollway listing publish --file listing.toml --dry-run",
+    ),
+    CommandRow(
+        name="listing verify",
+        role=PROVIDERS,
+        help="Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof.",
+        target=f"{_CALLER}:verify",
+        example="tollway listing verify api_… --show",
+    ),
+    CommandRow(
+        name="gateway serve",
+        role=OPERATORS,
+        help="Runs the gateway until SIGINT or SIGTERM.",
+        target=f"{_OPERATOR}:serve",
+        extra="gateway",
+        alias="serve",
+        example="tollway gateway serve --config tollway.toml",
+    ),
+    CommandRow(
+        name="gateway migrate",
+        role=OPERATORS,
+        help="Brings the database to this version. Safe to run again.",
+        target=f"{_OPERATOR}:migrate",
+        extra="gateway",
+        alias="migrate",
+        example="tollway gateway migrate",
+    ),
+    CommandRow(
+        name="gateway doctor",
+        role=OPERATORS,
+        help="Checks settings, database, chains and clock, and changes nothing.",
+        target=f"{_OPERATOR}:doctor",
+        extra="gateway",
+        alias="doctor",
+        example="tollway gateway doctor",
+    ),
+    CommandRow(
+        name="gateway backup",
+        role=OPERATORS,
+        help="Copies a SQLite database to FILE, also while a gateway uses it.",
+        target=f"{_OPERATOR}:backup",
+        extra="gateway",
+        alias="backup",
+        example="tollway gateway backup tollway.backup",
+    ),
+    CommandRow(
+        name="gateway restore",
+        role=OPERATORS,
+        help="Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first.",
+        target=f"{_OPERATOR}:restore",
+        extra="gateway",
+        alias="restore",
+        example="tollway gateway restore tollway.backup",
+    ),
+    CommandRow(
+        name="gateway audit",
+        role=OPERATORS,
+        help="Checks that every balance equals the sum of its calls, and lists held calls and payments.",
+        target=f"{_OPERATOR}:audit",
+        extra="gateway",
+        alias="audit",
+        example="tollway gateway audit",
+    ),
+    CommandRow(
+        name="gateway admit",
+        role=OPERATORS,
+        help="Accepts a transaction that is too old, or that was mined before a restore.",
+        target=f"{_OPERATOR}:admit",
+        extra="gateway",
+        example="tollway gateway admit 0x…",
+    ),
+    CommandRow(
+        name="gateway secrets",
+        role=OPERATORS,
+        help="Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.",
+        target="tollway.cli.secrets:count_or_reencrypt",
+        extra="gateway",
+        example="tollway gateway secrets reencrypt",
+    ),
+    CommandRow(
+        name="gateway listings suspend",
+        role=OPERATORS,
+        help="Hides a listing and refuses its calls. Credit for it stays.",
+        target=f"{_OPERATOR}:suspend_listing",
+        extra="gateway",
+        example="tollway gateway listings suspend api_…",
+    ),
+    CommandRow(
+        name="gateway listings restore",
+        role=OPERATORS,
+        help="Ends the suspension of a listing.",
+        target=f"{_OPERATOR}:restore_listing",
+        extra="gateway",
+        example="tollway gateway listings restore api_…",
+    ),
+    CommandRow(
+        name="gateway wallets block",
+        role=OPERATORS,
+        help="Refuses a wallet, as a caller and as a provider.",
+        target=f"{_OPERATOR}:block_wallet",
+        extra="gateway",
+        example="tollway gateway wallets block 0x… --reason spam",
+    ),
+    CommandRow(
+        name="gateway wallets unblock",
+        role=OPERATORS,
+        help="Ends the block of a wallet.",
+        target=f"{_OPERATOR}:unblock_wallet",
+        extra="gateway",
+        example="tollway gateway wallets unblock 0x…",
+    ),
+    CommandRow(
+        name="demo",
+        role=EVERYBODY,
+        help="Starts a chain, an API and a gateway, and shows each step of paid calls.",
+        target="tollway.cli.demo:demo",
+        extra="demo",
+        example="tollway demo --once",
+    ),
+)
+"""Every command, in the order of `--help`."""
