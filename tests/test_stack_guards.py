@@ -24,7 +24,7 @@ class Trap:
 TRAPS = (
     Trap(
         name="granian before 2.8.7 ends a stream that failed as if it were whole",
-        guard="requirements/runtime.in pins it; CallRoutes leaves out the last message",
+        guard="requirements/gateway.in pins it; CallRoutes leaves out the last message",
         tests=(
             "test_stack_guards.py::test_the_server_is_new_enough_to_cut_visibly",
             "web/test_server.py::test_an_incomplete_response_ends_without_its_end",

@@ -59,10 +59,8 @@ LONG_FILES: dict[str, str] = {}
 """File of more than 700 lines -> why it is one idea."""
 
 SHORT_FILES: dict[str, str] = {
-    "cli/demo.py": "the options of `tollway demo`; what runs loads the server and the sandbox, which no other command waits for",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "ledger/history.py": "the read side: a port of its own, read by the web's history and by MCP, never by the call pipeline",
-    "payments/eip3009.py": "what an EIP-3009 signature signs and whose key made it: callers need nothing else of payments",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
     "storage/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
     "storage/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
@@ -126,6 +124,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
         "its own door: listens there, and knocks to see that it is open",
     ),
     "web/gateway_app.py": ("socket", "looks at the callers' own sockets, and opens none"),
+    "sandbox/anvil_binary.py": ("httpx", "the npm registry that the user's npm names, for the chain node"),
     "sandbox/chain.py": ("aiohttp", "the demo's chain node"),
     "sandbox/provider.py": ("aiohttp", "the demo's provider, a server"),
     "sandbox/tour.py": ("httpx", "the demo's own caller"),

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -131,3 +132,23 @@ def test_a_command_without_its_extra_says_the_line_that_installs_it(extra: str) 
         f"error: `tollway {row.name}` needs packages that are not installed. "
         f"Run: pip install 'tollway[{extra}]'\n"
     )
+
+
+def test_shared_rates_without_their_extra_are_a_problem_of_the_settings(tmp_path: Path) -> None:
+    settings = {
+        "TOLLWAY_RATE_LIMIT_URL": "redis://127.0.0.1:9",
+        "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:9",
+        "TOLLWAY_SECRET_KEY": "11" * 32,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGES.format(missing=("redis",)), "gateway", "serve"],
+        env=settings,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "pip install 'tollway[redis]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from tollway.sandbox import chain as anvil_module
-from tollway.sandbox.chain import AnvilUnavailable, ChainDriver, find_anvil, run_anvil
+from tollway.sandbox.anvil_binary import AnvilUnavailable
+from tollway.sandbox.chain import ChainDriver, run_anvil
 
 
 async def eventually(is_true) -> None:
@@ -102,13 +103,3 @@ async def test_dies_with_a_parent_that_is_killed():
     finally:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
-
-
-def test_without_a_binary_the_error_names_the_command(monkeypatch, tmp_path):
-    monkeypatch.setattr(anvil_module, "_checkouts", lambda: iter(()))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(AnvilUnavailable, match="make install"):
-        find_anvil()
-    (tmp_path / "anvil").write_text("#!/bin/sh\n")
-    (tmp_path / "anvil").chmod(0o755)
-    assert find_anvil() == tmp_path / "anvil"

@@ -218,7 +218,14 @@ class App:
         settings, limits = self.settings, self.settings.limits
         if settings.rate_limit_url is None:
             return None
-        from tollway.rate_limits.redis_windows import RedisWindows  # noqa: PLC0415 - loads redis, which most gateways do not use
+        try:
+            from tollway.rate_limits.redis_windows import RedisWindows  # noqa: PLC0415 - loads redis, which most gateways do not use
+        except ModuleNotFoundError as exc:
+            raise SettingsInvalid(
+                [
+                    "rate_limit_url: the packages for shared rates are not installed; run: pip install 'tollway[redis]'"
+                ]
+            ) from exc
 
         assert settings.secret_key is not None
         return RedisWindows(

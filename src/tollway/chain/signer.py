@@ -1,6 +1,6 @@
-"""The gas key of a gateway, and RLP, the encoding of the transactions that it signs. Pure.
+"""Signs digests and EIP-1559 transactions with a secp256k1 key; the gas key of a gateway; and RLP, the encoding of transactions. Pure.
 
-The key signs the transactions that carry payers' authorisations to their token, and pays their gas. It sends nothing, chooses no
+The gas key signs the transactions that carry payers' authorisations to their token, and pays their gas. It sends nothing, chooses no
 nonce and no fee, and never exposes its secret. Its transactions move no value (`value` is 0); the settlement ensures that the
 calldata comes only from an authorisation.
 
@@ -109,6 +109,48 @@ class TransactionFields:
     tip_wei: int
 
 
+def derive_address(key: coincurve.PrivateKey) -> Address:
+    """The address of the wallet that the key controls."""
+    return Address(keccak256(key.public_key.format(compressed=False)[1:])[12:])
+
+
+def sign_digest(key: coincurve.PrivateKey, digest: bytes) -> bytes:
+    """Signs a 32-byte digest: 65 bytes, r, s (low), v (27 or 28). The same digest has the same signature (RFC 6979)."""
+    signature = key.sign_recoverable(digest, hasher=None)
+    return signature[:64] + bytes((27 + signature[64],))
+
+
+def sign_transaction(
+    key: coincurve.PrivateKey,
+    *,
+    chain_id: ChainId,
+    nonce: int,
+    to: Address | None,
+    value: int,
+    calldata: bytes,
+    gas: int,
+    max_fee_wei: int,
+    tip_wei: int,
+) -> SignedTransaction:
+    """Signs an EIP-1559 transaction with an empty access list. `to` None creates a contract; `value` in wei; `max_fee_wei` and `tip_wei` are
+    prices per gas. Source: EIP-2718, EIP-1559."""
+    fields: list[int | bytes | list[bytes]] = [
+        chain_id,
+        nonce,
+        tip_wei,
+        max_fee_wei,
+        gas,
+        bytes(to or b""),
+        value,
+        calldata,
+        [],
+    ]
+    signature = key.sign_recoverable(keccak256(_TYPE_2 + encode_item(fields)), hasher=None)
+    r, s = (int.from_bytes(word, "big") for word in (signature[:32], signature[32:64]))
+    raw = _TYPE_2 + encode_item([*fields, signature[64], r, s])
+    return SignedTransaction(raw=raw, tx_hash=TxHash(keccak256(raw)))
+
+
 class GasKey:
     """A private key that signs transactions. Safe to use from many tasks at once: signing takes 0.05 ms and changes no state."""
 
@@ -116,7 +158,7 @@ class GasKey:
 
     def __init__(self, key: coincurve.PrivateKey) -> None:
         self._key = key
-        self.address = Address(keccak256(key.public_key.format(compressed=False)[1:])[12:])
+        self.address = derive_address(key)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -145,24 +187,17 @@ class GasKey:
     ) -> SignedTransaction:
         """Signs an EIP-1559 transaction without value. `max_fee_wei` and `tip_wei` are prices per gas; a tip above the maximum is
         lowered to it."""
-        tip_wei = min(tip_wei, max_fee_wei)
-        # EIP-2718, EIP-1559: value 0, and an empty access list.
-        fields: list[int | bytes | list[bytes]] = [
-            chain_id,
-            nonce,
-            tip_wei,
-            max_fee_wei,
-            gas,
-            bytes(to),
-            0,
-            calldata,
-            [],
-        ]
-        digest = keccak256(_TYPE_2 + encode_item(fields))
-        signature = self._key.sign_recoverable(digest, hasher=None)
-        r, s = (int.from_bytes(word, "big") for word in (signature[:32], signature[32:64]))
-        raw = _TYPE_2 + encode_item([*fields, signature[64], r, s])
-        return SignedTransaction(raw=raw, tx_hash=TxHash(keccak256(raw)))
+        return sign_transaction(
+            self._key,
+            chain_id=chain_id,
+            nonce=nonce,
+            to=to,
+            value=0,
+            calldata=calldata,
+            gas=gas,
+            max_fee_wei=max_fee_wei,
+            tip_wei=min(tip_wei, max_fee_wei),
+        )
 
 
 def read_transaction(raw: bytes) -> TransactionFields:

@@ -33,9 +33,9 @@ from tollway.client.safe_text import plain
 from tollway.config.settings import Settings
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.ids import TxHash, format_network
+from tollway.sandbox.anvil_binary import AnvilUnavailable
 from tollway.sandbox.chain import (
     ROLES,
-    AnvilUnavailable,
     ChainDriver,
     Playground,
     RpcRefused,

@@ -4,25 +4,24 @@ The key comes from a file that only its owner can read, or from the environment.
 error or a command line.
 """
 
-import json
 import os
 import secrets
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
-from eth_account import Account
-from eth_account.signers.local import LocalAccount
-from eth_account.types import AccessListEntry
-from eth_typing import Hash32, HexStr
+import coincurve
 
+from tollway.chain.signer import derive_address, sign_digest, sign_transaction
+from tollway.client.keystore import open_keystore
 from tollway.client.steps import SignAuthorization, SignedAuthorization, SignedTransfer, SignTransfer
 from tollway.client.x402 import encode_payment
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import paid_call_digest
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import Address, ChainId, TxHash, keccak256
+from tollway.payments.eip3009 import transfer_digest
 from tollway.payments.proof import Binding, format_binding
 
 CALL_VALIDITY_S = 240
@@ -33,28 +32,17 @@ KEY_FILE_BYTES_MAX = 16_384
 VALID_AFTER = 0
 """Valid at once, because block times may be behind the local clock."""
 
-_TRANSFER_WITH_AUTHORIZATION = {
-    "TransferWithAuthorization": [
-        {"name": "from", "type": "address"},
-        {"name": "to", "type": "address"},
-        {"name": "value", "type": "uint256"},
-        {"name": "validAfter", "type": "uint256"},
-        {"name": "validBefore", "type": "uint256"},
-        {"name": "nonce", "type": "bytes32"},
-    ]
-}
-
 
 class KeyUnusable(ValueError):
     """The key cannot be read or is invalid."""
 
 
 class Wallet:
-    """An account with its private key in this process. Safe to use from many threads at once."""
+    """A private key in this process, and its address. Safe to use from many threads at once."""
 
-    def __init__(self, account: LocalAccount) -> None:
-        self._account = account
-        self.address = Address.parse(account.address)
+    def __init__(self, key: coincurve.PrivateKey) -> None:
+        self._key = key
+        self.address = derive_address(key)
 
     def __repr__(self) -> str:
         return f"Wallet({self.address})"
@@ -66,7 +54,7 @@ class Wallet:
             raw = bytes.fromhex(key.strip().removeprefix("0x")) if isinstance(key, str) else key
             if len(raw) != 32:
                 raise ValueError("not 32 bytes")
-            return cls(Account.from_key(raw))
+            return cls(coincurve.PrivateKey(raw))
         except Exception:  # noqa: BLE001 - an exception of the library could hold the key
             raise KeyUnusable("a private key must be 32 bytes, written as 64 hex digits") from None
 
@@ -88,7 +76,7 @@ class Wallet:
         if password is None:
             raise KeyUnusable("the keystore needs its password")
         try:
-            return cls.from_key(bytes(Account.decrypt(json.loads(text), password)))
+            return cls.from_key(open_keystore(text, password))
         except Exception:  # noqa: BLE001 - as above
             raise KeyUnusable("the keystore cannot be opened with that password") from None
 
@@ -103,19 +91,18 @@ class Wallet:
 
     def sign_transfer(self, step: SignTransfer) -> SignedTransfer:
         """Signs an EIP-1559 transaction."""
-        fields: dict[str, Sequence[AccessListEntry] | bytes | HexStr | int] = {
-            "type": 2,
-            "chainId": step.chain_id,
-            "nonce": step.nonce,
-            "to": bytes(step.to),
-            "value": step.value,
-            "data": step.calldata,
-            "gas": step.gas,
-            "maxFeePerGas": step.fee_max_wei,
-            "maxPriorityFeePerGas": step.tip_wei,
-        }
-        signed = self._account.sign_transaction(fields)
-        return SignedTransfer(tx_hash=TxHash(signed.hash), raw=bytes(signed.raw_transaction))
+        signed = sign_transaction(
+            self._key,
+            chain_id=step.chain_id,
+            nonce=step.nonce,
+            to=step.to,
+            value=step.value,
+            calldata=step.calldata,
+            gas=step.gas,
+            max_fee_wei=step.fee_max_wei,
+            tip_wei=step.tip_wei,
+        )
+        return SignedTransfer(tx_hash=signed.tx_hash, raw=signed.raw)
 
     def sign_authorization(
         self, step: SignAuthorization, *, gateway: str, now_s: int, nonce: bytes
@@ -123,28 +110,24 @@ class Wallet:
         """Signs an EIP-3009 `TransferWithAuthorization` for one call. `nonce`: 32 new random bytes."""
         offer = step.offer
         valid_before = now_s + offer.timeout_s
-        domain = {
-            "name": offer.domain.name,
-            "version": offer.domain.version,
-            "chainId": int(offer.chain_id),
-            "verifyingContract": str(offer.token),
-        }
-        message = {
-            "from": str(self.address),
-            "to": str(offer.pay_to),
-            "value": offer.amount,
-            "validAfter": VALID_AFTER,
-            "validBefore": valid_before,
-            "nonce": nonce,
-        }
-        signed = self._account.sign_typed_data(domain, _TRANSFER_WITH_AUTHORIZATION, message)
+        digest = transfer_digest(
+            offer.domain,
+            chain_id=offer.chain_id,
+            token=offer.token,
+            payer=self.address,
+            payee=offer.pay_to,
+            base_units=offer.amount,
+            valid_after=VALID_AFTER,
+            valid_before=valid_before,
+            nonce=nonce,
+        )
         proof = encode_payment(
             offer,
             payer=self.address,
             nonce=nonce,
             valid_after=VALID_AFTER,
             valid_before=valid_before,
-            signature=bytes(signed.signature),
+            signature=self.sign_digest(digest),
         )
         return SignedAuthorization(
             nonce=nonce,
@@ -207,7 +190,7 @@ class Wallet:
 
     def sign_digest(self, digest: bytes) -> bytes:
         """Signs a digest: 65 bytes, r, s (low), v (27 or 28)."""
-        return bytes(self._account.unsafe_sign_hash(Hash32(digest)).signature)
+        return sign_digest(self._key, digest)
 
 
 def create_key_file(path: Path) -> Address:
@@ -216,7 +199,7 @@ def create_key_file(path: Path) -> Address:
     Raises FileExistsError where the file exists.
     """
     key = secrets.token_bytes(32)
-    address = Address.parse(Account.from_key(key).address)
+    address = derive_address(coincurve.PrivateKey(key))
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import http_sf
 
@@ -19,7 +19,9 @@ from tollway.errors import Code, Problem
 from tollway.identity.signatures import SIGNATURE_BYTES_MAX, eip191_digest
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import Address, ChainId
-from tollway.limits import Limits
+
+if TYPE_CHECKING:  # the callers' client loads this module, and nothing of the gateway's limits and ledger
+    from tollway.limits import Limits
 
 SignatureParams = dict[str, Any]
 SignatureMember = tuple[Any, SignatureParams]
@@ -92,7 +94,7 @@ class _InvalidSignature(Exception):
 
 
 def read_http_proofs(
-    request: SignedRequest, *, origin: PublicOrigin, limits: Limits, now_ms: int
+    request: SignedRequest, *, origin: PublicOrigin, limits: "Limits", now_ms: int
 ) -> tuple[HttpProof, ...] | Problem:
     """All ERC-8128 signatures of a request; a Problem where one of them cannot count. Other HTTP signatures are ignored."""
     lines = request.field_lines("signature-input")
@@ -213,7 +215,7 @@ def _read_proof(
     signature: SignatureMember | None,
     *,
     origin: PublicOrigin,
-    limits: Limits,
+    limits: "Limits",
     now_ms: int,
 ) -> HttpProof:
     params = member[1]
@@ -272,7 +274,7 @@ def _read_components(covered: object) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _check_times(params: SignatureParams, *, limits: Limits, now_ms: int) -> int:
+def _check_times(params: SignatureParams, *, limits: "Limits", now_ms: int) -> int:
     created, expires = params.get("created"), params.get("expires")
     if type(created) is not int or type(expires) is not int:
         raise _InvalidSignature("times_missing", "created and expires are unix seconds.")

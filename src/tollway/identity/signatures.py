@@ -12,14 +12,17 @@ import string
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from importlib import resources
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import coincurve
 
 from tollway.chain.port import ChainReader
+from tollway.chain.signer import derive_address, sign_digest
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, TxHash, keccak256
-from tollway.limits import Limits
+
+if TYPE_CHECKING:  # the callers' client loads this module, and nothing of the gateway's limits and ledger
+    from tollway.limits import Limits
 
 KEY_SIGNATURE_BYTES = 65
 SIGNATURE_BYTES_MAX = 4 * 1024
@@ -158,7 +161,7 @@ class SignatureVerifier:
     needs no chain. Safe to use from many tasks at once.
     """
 
-    def __init__(self, chains: ChainReader, *, limits: Limits) -> None:
+    def __init__(self, chains: ChainReader, *, limits: "Limits") -> None:
         self._chains = chains
         self._limits = limits
         artifact = resources.files("tollway.identity.contracts").joinpath("SignatureValidator.json")
@@ -263,7 +266,7 @@ class ReceiptSigner:
 
     def __init__(self, key: coincurve.PrivateKey) -> None:
         self._key = key
-        self.address = Address(keccak256(key.public_key.format(compressed=False)[1:])[12:])
+        self.address = derive_address(key)
 
     @classmethod
     def derive(cls, secret: bytes) -> Self:
@@ -275,5 +278,4 @@ class ReceiptSigner:
 
     def sign(self, digest: bytes) -> bytes:
         """65 bytes r || s || v over a 32-byte digest, s low, v 27 or 28."""
-        signature = self._key.sign_recoverable(digest, hasher=None)
-        return signature[:64] + bytes((signature[64] + 27,))
+        return sign_digest(self._key, digest)

@@ -12,13 +12,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from tollway.errors import Code, Problem
 from tollway.identity.signatures import eip191_digest
 from tollway.ids import Address, ChainId, parse_network
-from tollway.limits import Limits
+
+if TYPE_CHECKING:  # the callers' client loads this module, and nothing of the gateway's limits and ledger
+    from tollway.limits import Limits
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\]")
@@ -201,7 +203,7 @@ def format_moment(now_ms: int) -> str:
 
 
 def check_sign_in(
-    message: SignInMessage, *, origin: PublicOrigin, limits: Limits, now_ms: int
+    message: SignInMessage, *, origin: PublicOrigin, limits: "Limits", now_ms: int
 ) -> Problem | None:
     """Checks that a message is for this gateway and valid now; None where it is. The reasons are those of the x402 SDKs."""
     if message.domain != origin.authority or message.scheme not in (None, origin.scheme):

@@ -4,12 +4,15 @@ Contract wallets have no key: the token calls them itself.
 """
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from tollway.chain.tokens import compute_domain_separator
 from tollway.identity.signatures import recover
 from tollway.ids import Address, ChainId, keccak256
-from tollway.ledger.records import Authorization
 from tollway.money import TokenDomain
+
+if TYPE_CHECKING:  # the callers' client loads this module, and nothing of the gateway's limits and ledger
+    from tollway.ledger.records import Authorization
 
 _TRANSFER_TYPE = keccak256(
     b"TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,"
@@ -18,24 +21,49 @@ _TRANSFER_TYPE = keccak256(
 _WRAPPED = bytes.fromhex("6492" * 16)
 
 
-def authorization_digest(authorization: Authorization, domain: TokenDomain) -> bytes:
+def authorization_digest(authorization: "Authorization", domain: TokenDomain) -> bytes:
     """The 32 bytes that the payer signs (EIP-3009; EIP-712 under the token's domain)."""
+    return transfer_digest(
+        domain,
+        chain_id=authorization.chain_id,
+        token=authorization.token,
+        payer=authorization.payer,
+        payee=authorization.payee,
+        base_units=authorization.base_units,
+        valid_after=authorization.valid_after,
+        valid_before=authorization.valid_before,
+        nonce=authorization.nonce,
+    )
+
+
+def transfer_digest(
+    domain: TokenDomain,
+    *,
+    chain_id: ChainId,
+    token: Address,
+    payer: Address,
+    payee: Address,
+    base_units: int,
+    valid_after: int,
+    valid_before: int,
+    nonce: bytes,
+) -> bytes:
+    """The same digest, from the values that a payer signs. `nonce`: 32 bytes; times in unix seconds."""
     struct = b"".join(
         (
             _TRANSFER_TYPE,
-            bytes(authorization.payer).rjust(32, b"\0"),
-            bytes(authorization.payee).rjust(32, b"\0"),
-            authorization.base_units.to_bytes(32, "big"),
-            authorization.valid_after.to_bytes(32, "big"),
-            authorization.valid_before.to_bytes(32, "big"),
-            authorization.nonce,
+            bytes(payer).rjust(32, b"\0"),
+            bytes(payee).rjust(32, b"\0"),
+            base_units.to_bytes(32, "big"),
+            valid_after.to_bytes(32, "big"),
+            valid_before.to_bytes(32, "big"),
+            nonce,
         )
     )
-    separator = _domain_separator(domain, authorization.chain_id, authorization.token)
-    return keccak256(b"\x19\x01" + separator + keccak256(struct))
+    return keccak256(b"\x19\x01" + _domain_separator(domain, chain_id, token) + keccak256(struct))
 
 
-def recover_signer(authorization: Authorization, domain: TokenDomain) -> Address | None:
+def recover_signer(authorization: "Authorization", domain: TokenDomain) -> Address | None:
     """The wallet whose key made the signature; None for another length, a high s or a bad v, which no key makes."""
     return recover(authorization_digest(authorization, domain), authorization.signature)
 

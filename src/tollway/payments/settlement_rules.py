@@ -5,13 +5,16 @@ A network with neither a gas key nor a facilitator accepts no authorisations.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from tollway.chain.networks import NetworkKind
 from tollway.chain.signer import GasKey
 from tollway.ids import Address, ChainId
-from tollway.ledger.ledger import CodeRecord
-from tollway.limits import Limits
 from tollway.money import LEDGER_DECIMALS_MAX, Asset
+
+if TYPE_CHECKING:  # the callers' client loads this module, and nothing of the gateway's limits and ledger
+    from tollway.ledger.ledger import CodeRecord
+    from tollway.limits import Limits
 
 WEI_PER_COIN = 10**18
 NETWORK_BUDGET_FACTOR = 10
@@ -85,11 +88,11 @@ class SettlementRules:
         """The cost of one settlement in 10^-9 of the listing's currency, rounded up; 0 without a native price."""
         return -(-SETTLEMENT_GAS * gas_price_wei * (self.native_price_nano or 0) // WEI_PER_COIN)
 
-    def wait_s(self, depth: int, *, limits: Limits) -> float:
+    def wait_s(self, depth: int, *, limits: "Limits") -> float:
         """How long to wait for a settlement that must be `depth` blocks deep: for its own block and the blocks above it."""
         return min(limits.settle_wait_s + (depth - 1) * self.block_time_s, _wait_s_max(limits))
 
-    def is_in_time(self, depth: int, *, limits: Limits) -> bool:
+    def is_in_time(self, depth: int, *, limits: "Limits") -> bool:
         """Whether that wait is long enough for the expected block time."""
         return limits.settle_wait_s + (depth - 1) * self.block_time_s <= _wait_s_max(limits)
 
@@ -106,7 +109,7 @@ class SettlementDefaults:
     listing_gas_budget: str
 
 
-def _wait_s_max(limits: Limits) -> float:
+def _wait_s_max(limits: "Limits") -> float:
     return max(limits.settle_wait_s, limits.settle_wait_s_max)
 
 
@@ -149,7 +152,7 @@ _BY_CHAIN: Mapping[int, SettlementDefaults] = {
 }
 
 
-def is_code_trusted(record: CodeRecord | None) -> bool:
+def is_code_trusted(record: "CodeRecord | None") -> bool:
     """Whether settlements for payers with this code are allowed: False when it reverts at least `CODE_REVERTS_MAX` times and in too
     large a part of its transactions. None: it has never reverted."""
     if record is None or record.reverted < CODE_REVERTS_MAX:

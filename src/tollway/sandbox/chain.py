@@ -11,16 +11,14 @@ import ctypes
 import itertools
 import json
 import os
-import platform
 import re
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -29,12 +27,13 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import aiohttp
-from eth_account import Account
-from hexbytes import HexBytes
+import coincurve
 
 from tollway.chain.port import Log
+from tollway.chain.signer import derive_address, sign_transaction
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, TokenDomain
+from tollway.sandbox.anvil_binary import AnvilUnavailable, find_anvil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,7 +264,7 @@ class ChainDriver:
                 method,
                 error["code"],
                 error["message"],
-                HexBytes(payload) if isinstance(payload, str) else b"",
+                _parse_hex(payload) if isinstance(payload, str) else b"",
             )
         return answer["result"]
 
@@ -313,23 +312,22 @@ class ChainDriver:
         nonce: int | None = None,
     ) -> tuple[bytes, TxHash]:
         """Signs a transaction without sending it: its raw bytes and its hash."""
-        account = Account.from_key(key)
+        signer = coincurve.PrivateKey(key)
         if nonce is None:
-            nonce = int(await self.rpc("eth_getTransactionCount", account.address, "pending"), 16)
-        fields: dict[str, Any] = {
-            "type": 2,
-            "chainId": self.chain_id,
-            "nonce": nonce,
-            "value": value,
-            "data": payload,
-            "gas": gas,
-            "maxFeePerGas": _FEE_MAX_WEI,
-            "maxPriorityFeePerGas": _TIP_WEI,
-        }
-        if to is not None:
-            fields["to"] = str(to)
-        signed = account.sign_transaction(fields)
-        return bytes(signed.raw_transaction), TxHash(signed.hash)
+            address = str(derive_address(signer))
+            nonce = int(await self.rpc("eth_getTransactionCount", address, "pending"), 16)
+        signed = sign_transaction(
+            signer,
+            chain_id=self.chain_id,
+            nonce=nonce,
+            to=to,
+            value=value,
+            calldata=payload,
+            gas=gas,
+            max_fee_wei=_FEE_MAX_WEI,
+            tip_wei=_TIP_WEI,
+        )
+        return signed.raw, signed.tx_hash
 
     async def deploy(self, artifact: Artifact, *arguments: Any, key: bytes) -> Contract:
         """Creates a contract and waits until it is mined."""
@@ -345,7 +343,7 @@ class ChainDriver:
         """Calls a contract by `eth_call` at the latest block."""
         entry = contract.artifact.function(function)
         request = {"to": str(contract.address), "data": "0x" + entry.encode(arguments).hex()}
-        return entry.decode(HexBytes(await self.rpc("eth_call", request, "latest")))
+        return entry.decode(_parse_hex(await self.rpc("eth_call", request, "latest")))
 
     async def wait_receipt(self, tx_hash: TxHash, *, deadline_s: float = _DEADLINE_S) -> MinedReceipt:
         """Polls until the transaction is mined and all responses of the node agree on its block. Raises TimeoutError after the deadline."""
@@ -391,6 +389,10 @@ class ChainDriver:
         await self.rpc("anvil_setCode", str(address), "0x" + code.hex())
 
 
+def _parse_hex(text: str) -> bytes:
+    return bytes.fromhex(text.removeprefix("0x"))
+
+
 def _parse_receipt(raw: dict[str, Any]) -> MinedReceipt:
     created = raw.get("contractAddress")
     return MinedReceipt(
@@ -399,7 +401,7 @@ def _parse_receipt(raw: dict[str, Any]) -> MinedReceipt:
         sender=Address.parse(raw["from"]),
         contract=Address.parse(created) if created else None,
         block_number=int(raw["blockNumber"], 16),
-        block_hash=bytes(HexBytes(raw["blockHash"])),
+        block_hash=_parse_hex(raw["blockHash"]),
         gas_used=int(raw["gasUsed"], 16),
         logs=tuple(_parse_logs(raw["logs"])),
     )
@@ -409,8 +411,8 @@ def _parse_logs(raws: Iterable[dict[str, Any]]) -> Iterable[Log]:
     for raw in raws:
         yield Log(
             address=Address.parse(raw["address"]),
-            topics=tuple(bytes(HexBytes(topic)) for topic in raw["topics"]),
-            payload=bytes(HexBytes(raw["data"])),
+            topics=tuple(_parse_hex(topic) for topic in raw["topics"]),
+            payload=_parse_hex(raw["data"]),
             removed=bool(raw.get("removed", False)),
         )
 
@@ -423,10 +425,6 @@ _START_DEADLINE_S = 15.0
 _STOP_DEADLINE_S = 3.0
 _POLL_S = 0.005
 _PR_SET_PDEATHSIG = 1
-
-
-class AnvilUnavailable(Exception):
-    """The test chain cannot be started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -454,31 +452,6 @@ async def run_anvil(*, port: int = 0, chain_id: ChainId = SANDBOX_CHAIN_ID) -> A
             yield anvil
         finally:
             await _stop(process)
-
-
-def find_anvil() -> Path:
-    """The anvil binary, not its Node launcher: from node_modules of the checkout, else from PATH."""
-    name = "anvil.exe" if sys.platform == "win32" else "anvil"
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(
-        platform.machine().lower(), platform.machine().lower()
-    )
-    package = f"anvil-{sys.platform}-{machine}"
-    for root in _checkouts():
-        binary = root / "node_modules" / "@foundry-rs" / package / "bin" / name
-        if binary.is_file():
-            return binary
-    on_path = shutil.which("anvil")
-    if on_path is None:
-        raise AnvilUnavailable(
-            "anvil is missing: run `make install` in the project's checkout, or put anvil on PATH"
-        )
-    return Path(on_path)
-
-
-def _checkouts() -> Iterator[Path]:
-    yield from Path(__file__).resolve().parents
-    here = Path.cwd()
-    yield from (here, *here.parents)
 
 
 def _spawn(binary: Path, *, port: int, chain_id: ChainId, output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -595,7 +568,7 @@ class Playground:
 def make_account(role: str) -> FundedAccount:
     """A wallet with a fresh key and no funds."""
     key = secrets.token_bytes(32)
-    return FundedAccount(role=role, address=Address.parse(Account.from_key(key).address), key=key)
+    return FundedAccount(role=role, address=derive_address(coincurve.PrivateKey(key)), key=key)
 
 
 async def prepare_playground(driver: ChainDriver, *, roles: Iterable[str] = ROLES) -> Playground:
@@ -627,7 +600,7 @@ async def fund_accounts(driver: ChainDriver, token: Contract, accounts: Iterable
     async def fund(account: FundedAccount) -> None:
         minter = keccak256(account.key)
         await driver.set_native_balance(account.address, START_ETH_WEI)
-        await driver.set_native_balance(Address.parse(Account.from_key(minter).address), START_ETH_WEI)
+        await driver.set_native_balance(derive_address(coincurve.PrivateKey(minter)), START_ETH_WEI)
         minted = await driver.transact(token, "mint", account.address, START_USDC_UNITS, key=minter)
         receipt = await driver.wait_receipt(minted)
         if not receipt.succeeded:
