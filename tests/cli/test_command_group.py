@@ -138,7 +138,7 @@ def test_shared_rates_without_their_extra_are_a_problem_of_the_settings(tmp_path
     settings = {
         "TOLLWAY_RATE_LIMIT_URL": "redis://127.0.0.1:9",
         "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:9",
-        "TOLLWAY_SECRET_KEY": "11" * 32,
+        "TOLLWAY_SECRET_KEY": bytes(range(32)).hex(),
     }
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_PACKAGES.format(missing=("redis",)), "gateway", "serve"],
