@@ -1,10 +1,15 @@
-"""The documentation keeps up with the code: every setting, limit and error has its row, and no link leads nowhere."""
+"""The documentation keeps up with the code: every setting, limit and error has its row, every command exists, and no link leads nowhere."""
 
+import inspect
 import re
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.models import OptionInfo
 
+from tollway.cli.commands import COMMANDS, CommandRow
 from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.errors import Code
@@ -14,6 +19,13 @@ from tollway.web.problems import PROBLEM_KINDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.exists())
+COMMAND_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+"""The changelog and the decisions may name commands of their time."""
+UNCLEAR_WORDS = re.compile(
+    r"\b(he|his|him|she|nobody|somebody|everybody|anybody|whoever|told|tells|asked|sign of life)\b",
+    re.IGNORECASE,
+)
+COMMAND = re.compile(r"(?:^|[\s`(/])tollway ((?:[a-z][a-z-]*\b ?)+)([^`\n]*)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -86,3 +98,66 @@ def anchors(page: Path) -> set[str]:
     """The anchors of a page's headings, as the usual renderers make them."""
     headings = re.findall(r"^#+ +(.+)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_pages_name_the_actor(page: Path) -> None:
+    """Rule: the noun of the protocol (caller, operator, gateway, request, response) in place of a pronoun for a person."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    assert [line for line in text.splitlines() if UNCLEAR_WORDS.search(line)] == []
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_command_exists_with_its_options(page: Path) -> None:
+    wrong = []
+    for words, rest in COMMAND.findall(page.read_text().replace("\\\n", " ")):
+        row = find_command(words.split())
+        if row is None:
+            wrong.append(words)
+            continue
+        module, _, function = row.target.partition(":")
+        options = find_options(getattr(import_module(module), function))
+        text = re.split(r"#|\s\|\s|[;&]|\$\(", rest)[0]
+        wrong += [
+            f"{row.name} {name}" for name in re.findall(r"(?<!\S)(--[a-z-]+)", text) if name not in options
+        ]
+    assert wrong == []
+
+
+def find_command(words: list[str]) -> CommandRow | None:
+    """The command that begins with the most of these words, or a short form of it."""
+    for count in range(len(words), 0, -1):
+        name = " ".join(words[:count])
+        for row in COMMANDS:
+            if name in (row.name, row.alias):
+                return row
+    return None
+
+
+def find_options(function: Any) -> set[str]:
+    """The long options of a command, from the annotations of its function."""
+    options = {"--help"}
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        for detail in getattr(parameter.annotation, "__metadata__", ()):
+            if isinstance(detail, OptionInfo):
+                declared = [
+                    one
+                    for text in (detail.default, *(detail.param_decls or ()))
+                    if isinstance(text, str)
+                    for one in text.split("/")
+                ]
+                options |= {one for one in declared if one.startswith("--")} or {
+                    f"--{name.replace('_', '-')}"
+                }
+    return options
+
+
+@pytest.mark.parametrize("page", ["providers.md", "operators.md", "tutorial.md"])
+def test_the_guides_say_that_an_endpoint_is_public(page: str) -> None:
+    assert re.search(r"`endpoint`[^.]* is public", (ROOT / "docs" / page).read_text())
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
+    assert [name for name in pages if f"({name})" not in index] == []
