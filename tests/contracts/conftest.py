@@ -88,7 +88,7 @@ async def empty_database(request: pytest.FixtureRequest, tmp_path: Path) -> Asyn
 
 @pytest.fixture
 def newer(tmp_path: Path) -> Callable[[str], Path]:
-    """Gives the migrations of a release after this one, by its floor."""
+    """Makes the migrations of a later release with the given floor."""
     written: dict[str, Path] = {}
 
     def write(floor: str) -> Path:
@@ -115,7 +115,7 @@ class Clock:
 
 
 async def outlive(shared: Clock, *living: Any) -> None:
-    """A whole lease passes in which only these gateways renew, without a gap."""
+    """Lets a whole lease pass in which only these gateways renew, without a gap."""
     for _ in range(10):
         shared.ms += int(DEFAULT_LIMITS.owner_lease_s * 100)
         for ledger in living:
@@ -133,7 +133,7 @@ class Ledgers:
         self._stores: dict[str, tuple[SqlLedger, asyncio.Task[None]]] = {}
 
     async def gateway(self, owner_id: str, **options: Any) -> Any:
-        """The ledger of a live gateway of that name."""
+        """The ledger of a running gateway of that name."""
         if self.database is None:
             options.pop("boot_mark", None)
             if self._first is None:
@@ -175,7 +175,7 @@ class Ledgers:
         return self._first._owner_id != owner_id
 
     async def bury(self, owner_id: str) -> None:
-        """Makes a gateway dead for all others."""
+        """Makes a gateway count as stopped for all others."""
         if self.database is None:
             assert self._first is not None
             self._first._rows.seen_ms.pop(owner_id)

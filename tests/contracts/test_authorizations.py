@@ -46,7 +46,7 @@ async def conclude(ledger: Any, claim: Any, **fields: Any) -> Any:
 
 
 async def bring(ledger: Any, to: CallState, price_units: int = 4, nonce: int = 0, **fields: Any) -> Any:
-    """A call paid by an authorisation, in that state."""
+    """Makes a call paid by an authorisation, in that state."""
     claim = authorized_claim(authorization_of(price_units), **fields)
     assert isinstance(await ledger.claim(claim), Claimed)
     if to in (CallState.SETTLING, CallState.CONSUMED, CallState.REORGED):
@@ -238,7 +238,7 @@ async def test_what_runs_settles_or_may_run_again_counts_against_the_balance(
 async def test_an_unknown_call_counts_until_its_authorisation_has_expired(
     ledgers: Any, ledger: Any, seconds: int, is_counted: bool
 ) -> None:
-    """And a little longer, because the time of a block may be behind the clock of the batch, which decides."""
+    """And a little longer, because a block time may be behind the clock of the batch, which decides."""
     claim = await bring(ledger, CallState.UNKNOWN)
     await ledgers.set_clocks((claim.authorization.valid_before + seconds) * 1000, ledger)
     outcome = await ledger.claim(authorized_claim(authorization_of(4), 4))

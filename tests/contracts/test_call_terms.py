@@ -116,8 +116,8 @@ async def test_known_terms_that_the_database_has_lost_are_written_again(
 
 
 class RolledBackOnce:
-    """A database that rolls the first write of a call back when it is done, as PostgreSQL rolls back one of two transactions that
-    wait for each other."""
+    """A database that rolls back the first write of a call at its end, as PostgreSQL rolls back one of two
+    transactions in a deadlock."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -196,7 +196,7 @@ async def test_other_terms_with_the_same_id_are_refused(database: Database) -> N
 
 
 def test_an_id_depends_on_every_part_and_on_nothing_else() -> None:
-    """A gateway of another release, or on another machine, computes the same: it is written in tables."""
+    """A gateway of another release or machine computes the same id, because tables contain it."""
     assert reference_of(TERMS) == TermsReference(1908357035066106454, 1308935768163801860)
     changes: dict[str, Any] = {
         "listing_id": "api_2",

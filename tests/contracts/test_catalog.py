@@ -52,7 +52,7 @@ class Setup:
     database: Database | None = None
 
     async def know(self, listing: Listing, reputation: Reputation) -> None:
-        """What other rooms have found out."""
+        """Writes the quality and the ownership of a listing."""
         assert self.database is not None
         await self.database.write(lambda connection: write_reputation(connection, listing.id, reputation))
 
@@ -266,7 +266,7 @@ async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(c
 
 
 async def test_a_version_of_older_tables_has_no_operations(database: Database) -> None:
-    """One that had ended when the tables learnt what a version sells sets no price."""
+    """A version that had ended before the tables had operations sets no price."""
     catalog = make_store(database, Clock())
     listing = make_listing(methods=("GET",), other_paths="refuse")
     await catalog.publish(listing)
@@ -479,7 +479,7 @@ GRADED: list[tuple[ListingQuery, list[str]]] = [
 
 
 async def test_filters_by_what_is_known_of_a_listing(setup: Setup) -> None:
-    """Whatever is known of a listing that lists do not show: it is not found by that."""
+    """Facts about a listing that lists do not contain do not make it visible."""
     suspended = make_listing(name="suspended")
     await publish_all(setup.catalog, [*SHELF, suspended])
     await setup.know(suspended, replace(measured(1_000_000), verified_ms=3))
@@ -496,7 +496,7 @@ async def test_filters_by_what_is_known_of_a_listing(setup: Setup) -> None:
 
 
 async def test_relevance_is_weighed_by_measured_quality(setup: Setup) -> None:
-    """Among listings that fit alike; what is not measured stands where a rate of 0.82 would."""
+    """Among listings with the same match; a listing without quality is ranked as one with a rate of 0.82."""
     grades = {"worst": 0, "poor": 700_000, "unmeasured": None, "good": 850_000, "best": 1_000_000}
     newest_last = sorted(grades, key=lambda name: grades[name] or 0)
     listings = {name: make_listing(name=f"{name} weather") for name in reversed(newest_last)}

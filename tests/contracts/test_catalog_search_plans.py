@@ -57,7 +57,7 @@ def is_sorted(plan: str) -> bool:
 
 
 def all_but_ties(plan: str) -> str:
-    """Without what sorts the calls of one millisecond by their ids, while the index is read."""
+    """The plan without the sort of calls of one millisecond by id, which runs while the index is read."""
     return re.sub(
         "USE TEMP B-TREE FOR LAST TERM OF ORDER BY|Incremental Sort; Sort Key: [^;]*; Presorted Key: [^;]*created_ms;",
         "",
@@ -66,8 +66,8 @@ def all_but_ties(plan: str) -> str:
 
 
 def call_rows() -> list[dict[str, Any]]:
-    """Of the calls whose outcome is known, most are PAYER's and all PROVIDER's; few fail, and few run. Of those whose outcome is unknown,
-    few are theirs."""
+    """Most calls with a known outcome are of PAYER and all of PROVIDER; few fail, and few run. Of the calls with an
+    unknown outcome few are theirs."""
     rows = []
     for number in range(CALLS):
         state, status = STATES.get(number % 100, ("consumed", 200))
@@ -81,7 +81,7 @@ def call_rows() -> list[dict[str, Any]]:
 
 
 async def settle_down(request: pytest.FixtureRequest, database: Database) -> None:
-    """PostgreSQL learns how many rows there are, and which it need not look at to count them."""
+    """Updates the statistics of PostgreSQL and its visibility map."""
     if database.dialect == "postgresql":
         connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
         await connection.execute("VACUUM ANALYZE")
@@ -89,7 +89,7 @@ async def settle_down(request: pytest.FixtureRequest, database: Database) -> Non
 
 
 def as_if_large(connection: Connection) -> None:
-    """PostgreSQL would rather read a short table than its index."""
+    """Makes PostgreSQL use the indexes of short tables."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL enable_seqscan = off"))
 
@@ -173,7 +173,7 @@ async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_in
 
 @pytest.fixture
 async def of_listings(database: Database, request: pytest.FixtureRequest) -> Database:
-    """Half of the listings have one tag and one network, one in a hundred another; and so with words."""
+    """Half of the listings have one tag and one network, one in a hundred has another; the same for words."""
 
     def fill(connection: Connection) -> None:
         for number in range(1, LISTINGS + 1):

@@ -116,7 +116,7 @@ async def test_one_that_failed_frees_its_key_for_any_body(setup: Setup) -> None:
 
 
 async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -> None:
-    """And the one that seemed dead can neither create its listing any more nor free the key of the other."""
+    """The creation that lost the key can neither create its listing nor free the key of the other."""
     slow = await setup.begin()
     setup.clock.now_ms += LEASE_MS
     quick = await setup.begin(body=b"b")
@@ -203,7 +203,7 @@ async def test_the_oldest_answers_go_and_their_keys_stay(setup: Setup) -> None:
 
 
 async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
-    """Though their sizes are added up now and then only."""
+    """Although the total size is read from time to time only."""
     limits = replace(DEFAULT_LIMITS, answer_bytes_max=10, creation_answers_bytes_max=640)
     setup.creations, setup.catalog = setup.make(limits)
     for number in range(100):

@@ -59,7 +59,7 @@ async def database(postgres_url: str, opened: list[InterruptedConnection]) -> As
 
 @pytest.fixture
 async def operator(postgres_url: str) -> AsyncIterator[Any]:
-    """A session beside the gateway's."""
+    """A session of the operator, beside those of the gateway."""
     connection = await asyncpg.connect(postgres_url)
     yield connection
     await connection.close()
@@ -78,7 +78,7 @@ async def numbers(database: PostgresDatabase) -> list[int]:
 
 
 async def end_sessions(operator: Any) -> None:
-    """All sessions of the database but the operator's, to their end."""
+    """Ends all sessions of the database but the operator's."""
     others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     await operator.execute(f"SELECT pg_terminate_backend(pid) {others}")
     while await operator.fetchval(f"SELECT count(*) {others}"):
@@ -151,7 +151,7 @@ async def test_a_connection_whose_transaction_did_not_begin_or_not_end_is_not_us
 
 
 async def test_an_operators_default_does_not_choose_our_isolation(postgres_url: str, operator: Any) -> None:
-    """What is looked up behind a lock must be what the one before has committed, not what was there at the beginning."""
+    """A look-up after a wait for a lock must see the commit of the transaction that held it."""
     name = await operator.fetchval("SELECT current_database()")
     await operator.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
     database = PostgresDatabase(postgres_url)
@@ -170,7 +170,7 @@ async def test_a_read_that_would_write_is_a_defect_and_not_an_outage(database: P
 
 @pytest.fixture
 async def lonely(operator: Any, postgres_url: str) -> AsyncIterator[None]:
-    """Each durable commit waits for a standby that there is not."""
+    """A database whose durable commits wait for a missing standby."""
     await operator.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
     await reload(operator, "nobody")
     await wait_until_commits_wait(operator, postgres_url)
@@ -189,7 +189,8 @@ async def reload(operator: Any, expected: str) -> None:
 
 
 async def wait_until_commits_wait(operator: Any, postgres_url: str) -> None:
-    """A session waits in its commit once the checkpointer has read the setting too, which may be after the session of `operator` has."""
+    """A session waits in its commit after the checkpointer has read the setting too, possibly later than the session
+    of `operator`."""
     session = await asyncpg.connect(postgres_url)
     try:
         process, is_waiting = session.get_server_pid(), False
@@ -209,7 +210,7 @@ async def wait_until_commits_wait(operator: Any, postgres_url: str) -> None:
 
 
 async def wait_for(operator: Any, condition: str) -> int:
-    """The process of the gateway's session of which this is true."""
+    """The process id of the gateway session that meets this condition."""
     question = f"SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
     deadline = time.monotonic() + DEADLINE_S
     while (found := await operator.fetchval(question)) is None:
@@ -237,8 +238,8 @@ async def test_a_commit_that_did_not_wait_for_the_standby_counts_as_unknown(
 async def test_a_row_found_after_an_unknown_commit_counts_only_when_it_is_durable(
     database: PostgresDatabase, operator: Any, lonely: None
 ) -> None:
-    """As when a batch whose commit was cut off is written again, and finds its claims there: they would be lost with the
-    primary, and their payments could be spent again."""
+    """A batch with an interrupted commit is written again and finds its claims: they could be lost with the primary,
+    and their payments be spent again."""
     for statement in ("INSERT INTO t VALUES (1)", "SELECT n FROM t", "SELECT n FROM t"):
         async with asyncio.TaskGroup() as group:
             group.create_task(cancel_wait(operator))
@@ -271,7 +272,7 @@ async def test_reads_the_server_settings_that_can_lose_commits(database: Postgre
 async def test_writes_that_wait_for_a_paused_gateways_transaction_continue(
     database: PostgresDatabase,
 ) -> None:
-    """Its session ends before others give up on its lock."""
+    """The session of the paused gateway ends before the others give up on its lock."""
     await database.write(run("INSERT INTO t VALUES (1)"))
     still = await database.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
     await still.execute("BEGIN")

@@ -91,7 +91,7 @@ async def test_unchecked_payments_are_listed_and_stay_unfinal(ledger: Any) -> No
 
 
 async def test_a_payment_that_is_raised_or_returns_is_read_again(ledger: Any) -> None:
-    """The claim of one node may have been enough."""
+    """One node may have been enough for the first record."""
     raised, back = await pay(ledger, "raised"), await pay(ledger, "back", 6)
     await ledger.mark_checked([raised.id], block_number=5, block_hash=b"\x05" * 32, now_ms=NOW_MS)
     await ledger.mark_checked([back.id], block_number=6, block_hash=b"\x05" * 32, now_ms=NOW_MS)

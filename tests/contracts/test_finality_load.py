@@ -42,7 +42,7 @@ def payment_hash(number: int) -> TxHash:
 
 
 class Hour:
-    """A chain with a block every two seconds, and the ledger of a gateway that records all that is paid in it."""
+    """A chain with a block every two seconds, and a ledger that records all payments in it."""
 
     def __init__(self, database: Database, ledger: Any) -> None:
         self.database, self.ledger = database, ledger
@@ -107,7 +107,7 @@ class Hour:
         self.recorded += count
 
     async def replace_blocks(self) -> None:
-        """The newest blocks give way to others, which have the same transactions."""
+        """Replaces the newest blocks by others with the same transactions."""
         count = PAYMENTS_PER_S * BLOCK_S * REORG_BLOCKS
         transactions = [
             Transaction(

@@ -22,7 +22,8 @@ from tollway.ledger.records import CallState, PaymentState
 
 
 async def settled(ledger: Any, price_units: int = 4, name: str = "settled", **fields: Any) -> Any:
-    """A call whose authorisation moved its money in that transaction; a POST got no answer, so it is credit."""
+    """A call whose authorisation was settled in that transaction; a POST without a response, so the payment is
+    credit."""
     claim = authorized_claim(authorization_of(price_units), **fields)
     assert isinstance(await ledger.claim(claim), Claimed)
     await ledger.settle(close_of(claim, CallState.SETTLING), attempt=None, digest=None)

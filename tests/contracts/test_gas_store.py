@@ -24,7 +24,7 @@ OTHER_KEY = Address(b"\xee" * 20)
 
 
 async def settling(ledger: Any, nonce: int, **fields: Any) -> SettlementAttempt:
-    """The attempt of a new call that settles."""
+    """The attempt of a new call in `settling`."""
     claim = authorized_claim(authorization_of())
     assert isinstance(await ledger.claim(claim), Claimed)
     attempt = attempt_of(claim, nonce, **fields)

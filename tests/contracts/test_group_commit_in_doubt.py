@@ -40,7 +40,7 @@ async def states(ledger: FaultyLedger) -> list[str]:
 
 
 async def make_unknown(ledger: FaultyLedger) -> Any:
-    """A keyed call that was sent once, and got no answer."""
+    """A keyed call that was sent once and has no response."""
     claim = claim_on(await ledger.pay(10), method="POST", idempotency_key="k")
     await ledger.ledger.claim(claim)
     await ledger.ledger.close(close_of(claim, CallState.UNKNOWN))
@@ -82,7 +82,8 @@ async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_ran_and_was
 async def test_a_repeat_whose_write_failed_is_not_taken_for_one_that_recovery_ends(
     ledger: FaultyLedger,
 ) -> None:
-    """The first was written although its caller heard of a failure: recovery gives it back, and not to a second one."""
+    """The first repeat was written although its caller got a failure: recovery ends it, and does not end the second
+    one."""
     claim = await make_unknown(ledger)
     ledger.database.fail_after = ledger.disconnect_after_commit
     with pytest.raises(StorageUnavailable):
@@ -294,7 +295,8 @@ def fail_writes(ledger: FaultyLedger, count: int) -> Any:
 async def test_a_second_end_of_a_call_whose_end_is_late_does_not_keep_the_writer_busy(
     ledger: FaultyLedger,
 ) -> None:
-    """It would wait behind the late one for as long as the database is away, and the writer would try without a pause."""
+    """Otherwise it would wait behind the late one while the database is unavailable, and the writer would retry
+    without a pause."""
     claim = claim_on(await ledger.pay(10))
     await ledger.ledger.claim(claim)
     unknown = close_of(claim, CallState.UNKNOWN, upstream_status=None)

@@ -164,7 +164,7 @@ async def test_lists_the_payments_of_a_wallet_newest_first(ledger: Any) -> None:
 
 
 async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:
-    """Only in SQL: the twin in memory counts a list."""
+    """SQL only: the model in memory counts a list."""
     told = {"provider": PAYER, "state": "released"}
     first = call_record_row(1, created_ms=1, **told)
     same = (

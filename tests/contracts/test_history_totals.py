@@ -35,7 +35,7 @@ async def totals(database: Database) -> dict[str, int]:
 
 
 async def test_every_written_call_is_counted_for_payer_and_provider(database: Database) -> None:
-    """Gateways of the release before write them without a word about totals."""
+    """Gateways of the release before write calls without totals."""
     await add(
         database,
         call_record_row(1),

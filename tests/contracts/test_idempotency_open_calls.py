@@ -30,7 +30,7 @@ def same(payment: Any, **fields: Any) -> Any:
 
 
 async def leave_open(ledger: Any, payment: Any, **fields: Any) -> Any:
-    """A call of the request that every test here repeats, without an outcome."""
+    """An open call of the request that every test here repeats."""
     claim = same(payment, **fields)
     assert isinstance(await ledger.claim(claim), Claimed)
     await ledger.close(close_of(claim, CallState.UNKNOWN))

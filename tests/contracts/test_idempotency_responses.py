@@ -20,7 +20,7 @@ FRAME = len(encode_stored_response(StoredResponse(status=200, headers=(), body=b
 
 
 def answer(size: int = 5, **fields: Any) -> StoredResponse:
-    """An answer that takes exactly so many bytes."""
+    """A response of exactly so many bytes."""
     return StoredResponse(**{"status": 200, "headers": (), "body": b"x" * (size - FRAME), **fields})
 
 
@@ -120,7 +120,7 @@ async def test_one_answer_kept_by_many_at_once_is_kept_once(ledgers: Any) -> Non
 
 
 async def test_an_answer_is_sealed_and_opens_for_its_own_call_only(database: Database) -> None:
-    """Only in SQL: the ledger in memory encrypts nothing."""
+    """SQL only: the ledger in memory encrypts nothing."""
     answers = ResponseStore(database, sealer=Sealer(b"\x01" * 32, entropy=lambda size: b"\x02" * size))
     secret = StoredResponse(status=200, headers=((b"x-secret", b"hush"),), body=b"paid for")
     await answers.keep(name(1), PAYER, secret, now_ms=NOW_MS)

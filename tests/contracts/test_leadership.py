@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Candidate:
-    """One gateway that would sweep."""
+    """A gateway that takes part in the election of the recovery duty."""
 
     def __init__(self, database: Database, *, duty: Duty = Duty.SWEEPER, lease_s: float = 5.0) -> None:
         self.terms = 0
@@ -70,7 +70,7 @@ class Candidate:
 
 
 class AwayAtFirst(PostgresDatabase):
-    """Does not respond until the test lets it."""
+    """A node that does not respond until the test lets it."""
 
     is_away = True
     asked = 0
@@ -166,7 +166,7 @@ async def test_another_takes_over_when_the_leader_is_gone(
 
 @pytest.mark.postgres
 async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[PostgresDatabase]) -> None:
-    """Its process and its connection exist, but it is silent: the server ends its session."""
+    """Its process and its connection exist, but it does not respond: the server ends its session."""
     duty = Duty.SWEEPER
     stalled = Leadership(
         databases[0],
@@ -204,7 +204,7 @@ async def test_a_paused_leader_stops_its_work_at_its_next_check(
 
 
 class Wandering(PostgresDatabase):
-    """Every question of a held session but the first two goes to another session, as behind a pooler."""
+    """A session whose statements after the first two go to another session, as behind a pooler."""
 
     @contextlib.asynccontextmanager
     async def open_session(self) -> AsyncIterator[FetchScalar]:
@@ -230,7 +230,7 @@ async def test_a_leader_in_another_session_leads_no_more(postgres_url: str) -> N
 
 @pytest.mark.postgres
 async def test_a_leader_keeps_its_lead_by_making_sure(databases: list[PostgresDatabase]) -> None:
-    """Far beyond its lease."""
+    """For much longer than its lease."""
     one = Candidate(databases[0], lease_s=2.0)
     async with one.standing():
         await until(lambda: one.is_working)
@@ -348,7 +348,7 @@ async def test_a_leader_without_a_network_gives_way_to_a_gateway_with_it(
 
 @pytest.mark.postgres
 async def test_no_leader_gives_way_to_an_equal_gateway(databases: list[PostgresDatabase]) -> None:
-    """A network that is away for all, or another one for each: then they do not take turns."""
+    """When a network is unavailable to all, or another one to each, they do not alternate."""
     one, two = Candidate(databases[0]), Candidate(databases[1])
     two.networks_away = 1
     async with one.standing():
@@ -436,7 +436,7 @@ async def end_session(url: str, process: int | None) -> None:
 
 
 class Lent(PostgresDatabase):
-    """A database behind a pooler, which shares its sessions, for one transaction at a time."""
+    """A database behind a pooler, which lends a session for one transaction."""
 
     @contextlib.asynccontextmanager
     async def open_session(self) -> AsyncIterator[FetchScalar]:

@@ -83,7 +83,7 @@ async def test_a_batch_carries_so_many_at_most(database: Database) -> None:
 
 
 async def run_full_batches(ledger: FaultyLedger, callers: int) -> list[Any]:
-    """So many claims in one batch, and all their closes but one in the queue."""
+    """Runs so many claims in one batch, with all their closes but one in the queue."""
     claims = [claim_on(None) for _ in range(callers)]
     await asyncio.gather(*(ledger.ledger.claim(one) for one in claims))
     closes = [start(ledger.ledger.close(close_of(one))) for one in claims[:-1]]

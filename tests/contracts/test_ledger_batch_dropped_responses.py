@@ -43,8 +43,8 @@ CONCLUDE_LOST, CONCLUDE_LANDED = Fault(number=2, landed=False), Fault(number=2, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`soon`: what the same request gets at once: 200, or the code of a refusal. `swept`: after settlement recovery has looked.
-    `held`: the call is given back after the hold, and its price is credit."""
+    """One row. `soon`: the response to the same request at once: 200, or the code of a refusal. `swept`: its response
+    after settlement recovery. `held`: the call is released after the hold, and its price is credit."""
 
     name: str
     rail: str
@@ -240,7 +240,7 @@ class Harness:
         self.gateways[0].reconnect()
 
     async def sweep(self) -> None:
-        """What a gateway does every few seconds."""
+        """Runs the periodic recovery of a gateway."""
         await self.gateways[0].ledger.recover(now_ms=self.gateways[0].clock.ms)
         for _ in range(2):  # the first sends it, the second finds it
             await self.gateway.settlement.sweep()
@@ -266,7 +266,7 @@ class Harness:
             assert (self.gateway.earned, self.gateway.transfers) == (PRICE, 1)
 
     async def check_credit(self) -> None:
-        """The price buys something else."""
+        """The price buys another call."""
         call = await self.call()
         assert (call.state, self.gateway.served) == (CallState.RELEASED, 1)
         payments = await self.gateway.ledger.find_payments(call.tx_hash)

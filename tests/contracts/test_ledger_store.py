@@ -58,7 +58,7 @@ async def state(ledger: Any, call_id: Any) -> CallState:
 
 
 async def bring(ledger: Any, payment: Any, to: CallState, price_units: int = 4) -> Any:
-    """A call in that state."""
+    """Makes a call in that state."""
     claim = claim_on(payment, price_units)
     assert isinstance(await ledger.claim(claim), Claimed)
     if to is CallState.REORGED:
@@ -365,7 +365,7 @@ async def test_unfinal_value_of_any_size_is_summed_exactly(ledgers: Any) -> None
 
 
 async def test_a_call_that_succeeded_has_an_end_before_its_answer_has_streamed(ledger: Any) -> None:
-    """Its gateway may die before the finish is written; then the end is the moment of the head."""
+    """Its gateway may be killed before the finish is written; then the end is the moment of the head."""
     claim = claim_on(await paid(ledger, 10))
     await ledger.claim(claim)
     await ledger.close(close_of(claim))

@@ -37,7 +37,7 @@ BEFORE_THE_BASELINE = (
 
 
 def is_ours(_subject: object, name: str | None, kind: str, is_reflected: bool, _other: object) -> bool:
-    """Leaves out what only one dialect has: the tables of SQLite's full-text search."""
+    """False for the parts of one dialect: the tables of the full-text search of SQLite."""
     return not (kind == "table" and is_reflected and "search" in (name or ""))
 
 
@@ -127,7 +127,7 @@ async def test_two_that_migrate_at_once_make_the_tables_once(
 async def test_a_migration_that_fails_leaves_the_tables_as_they_were(
     database: Database, newer: Callable[[str], Path]
 ) -> None:
-    """All of it or nothing, also of those before it in the same run."""
+    """All or nothing, earlier migrations of the same run included."""
     folder = newer("")
     first = (folder / "versions" / "9001_newer.py").read_text()
     again = first.replace("9001_newer", "9002_later").replace(list_revisions()[0], "9001_newer")
@@ -140,7 +140,7 @@ async def test_a_migration_that_fails_leaves_the_tables_as_they_were(
 
 
 async def test_each_migration_of_this_release_only_adds(empty_database: Database) -> None:
-    """Whatever older code writes and reads is still there, unchanged, and nothing new is demanded of it."""
+    """Everything that older code writes and reads stays unchanged, and it needs nothing new."""
     await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
     before = await empty_database.read(columns_of)
     await upgrade(empty_database)

@@ -40,8 +40,8 @@ CATALOG = (
 
 
 def describe(connection: Connection) -> list[Any]:
-    """The schema: all that the server knows of it on PostgreSQL; on SQLite its statements without their layout, and what
-    they mean, with the order of a table's indexes."""
+    """The schema: on PostgreSQL from the server's catalog; on SQLite its statements without layout and their meaning,
+    with the order of a table's indexes."""
     if connection.dialect.name == "postgresql":
         return [[tuple(row) for row in connection.exec_driver_sql(query)] for query in CATALOG]
     objects = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name")
@@ -53,7 +53,7 @@ def describe(connection: Connection) -> list[Any]:
 
 
 def squeeze(sql: str | None) -> str:
-    """Without the spaces that mean nothing."""
+    """Removes spaces without meaning."""
     return re.sub(r"\s*([(),]|\s)\s*", r"\1", re.sub(r"\s+", " ", sql or ""))
 
 
@@ -88,7 +88,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def operate(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Any]]:
-    """Runs a command of the operator on it: exit code, and what it printed."""
+    """Runs an operator's command on it: exit code and output."""
     monkeypatch.chdir(tmp_path)
     env = {
         "TOLLWAY_DATABASE_URL": url,

@@ -12,7 +12,7 @@ from tollway.ledger.records import RecordedTransaction
 
 
 async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger: Any) -> None:
-    """It may have been recorded and spent in what the database has forgotten."""
+    """The restored database may lack its record and its spending."""
     based_on = await ledger.find_transaction(tx_hash("late"))
     assert based_on == RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
     await ledger.mark_restored(now_ms=NOW_MS)
@@ -32,7 +32,7 @@ async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger
 
 
 async def test_concurrent_recordings_get_their_own_payments(ledger: Any) -> None:
-    """Questions that wait together are one read, and what waits to be written is one transaction."""
+    """Reads that wait together are one read, and waiting writes are one transaction."""
     await ledger.admit(tx_hash("b"), now_ms=NOW_MS)
     names = ("a", "b", "c")
     told = await asyncio.gather(*(ledger.find_transaction(tx_hash(name)) for name in names))

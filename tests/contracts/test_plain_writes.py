@@ -71,7 +71,7 @@ RULES = BatchRules(owner_id="one", attempts_max=3, unfinal_max_nano={}, answer_t
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest) -> Any:
-    """Of a fresh, migrated database of each kind."""
+    """The URL of a fresh, migrated database of each kind."""
     return request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
 
 
@@ -81,14 +81,14 @@ async def pay(ledger: Any, value_units: int, name: str = "tx", **fields: Any) ->
 
 
 def write_terms_of(connection: Connection, claims: Sequence[Claim]) -> list[TermsReference]:
-    """Of each of these claims; there from now on."""
+    """Writes the terms of each of these claims; they stay."""
     terms = list(map(terms_of, claims))
     written = write_terms(connection, set(terms)) if terms else {}
     return [written[one] for one in terms]
 
 
 async def learn_terms(ledger: Any, *currencies: str) -> None:
-    """From now on this gateway knows the terms of such calls, paid and free: a claim with others is never plain."""
+    """Afterwards this gateway knows the terms of such calls, paid and free: a claim with other terms is never plain."""
     payment = await pay(ledger, 10, "of another payer", payer=OTHER)
     for currency in currencies or ("USDC",):
         await ledger.claim(claim_on(payment, currency=currency))
@@ -245,7 +245,7 @@ async def test_a_used_nonce_fails_no_other_claim_of_its_batch(url: str) -> None:
 
 @pytest.mark.parametrize("left", ["its nonce is used by the one before", "it is not covered"])
 async def test_on_sqlite_claims_are_granted_in_order(sqlite_url: str, left: str) -> None:
-    """As far as the first of a payment that is left: the smaller one behind it is not faster."""
+    """Up to the first claim of a payment that is not granted: a smaller claim behind it does not overtake it."""
     async with open_ledger(sqlite_url) as (ledger, database):
         payment, other = await pay(ledger, 5), await pay(ledger, 10, "other")
         nonces = [NONCE, NONCE] if "nonce" in left else [None, None]
@@ -271,7 +271,7 @@ class _Undo(Exception):
 
 
 def undone(connection: Connection, work: Callable[[], Any]) -> Any:
-    """The result of `work`, none of whose writes stay."""
+    """The result of `work`, whose writes are rolled back."""
     try:
         with connection.begin_nested():
             raise _Undo(work())
@@ -280,7 +280,7 @@ def undone(connection: Connection, work: Callable[[], Any]) -> Any:
 
 
 def decide(connection: Connection, entries: Sequence[Any], *, is_retry: bool = False) -> list[Any]:
-    """The batch with locked rows, decided by `decide_claims`."""
+    """Decides the batch with locked rows, by `decide_claims`."""
     accounts: Any = frozenset()
     while True:
         try:
@@ -363,7 +363,7 @@ class RandomBooks:
                 decide(connection, [Reopen(call_id=claim.call_id, epoch=1)])
 
     def running(self) -> list[Claim]:
-        """A few that were granted, whatever has become of their calls; in any run."""
+        """Some granted calls, in any state and any run."""
         return self._random.sample(self._granted, min(len(self._granted), 6))
 
     def claim(self, *, is_plain_only: bool) -> Claim:
@@ -391,7 +391,7 @@ class RandomBooks:
 
 
 def find_plain(connection: Connection, claims: Sequence[Claim]) -> set[str]:
-    """Which of these claims, all of one statement, `is_plain_claim` lets through."""
+    """The claims of one statement that `is_plain_claim` accepts."""
     rows = connection.execute(payment_table.select())
     payments = {payment.id: payment for payment in map(parse_payment, rows)}
     debts = find_debts(connection, {payment.payer for payment in payments.values()})
@@ -541,7 +541,7 @@ async def open_ledger(url: str, owner_id: str = "one") -> AsyncIterator[tuple[An
 
 
 class HeldCommit:
-    """The next commit of that database, of its statement queues not, waits with all its locks until `go_on`."""
+    """Holds the next commit of that database with all its locks until `go_on`; the statement queues are not affected."""
 
     def __init__(self, database: Any) -> None:
         self._database = database
@@ -588,7 +588,8 @@ async def awaited(job: Awaitable[Any]) -> Any:
 async def run_meanwhile(
     held: HeldCommit, database: Database, change: Awaitable[Any], asked: Callable[[], Any], *, waits: bool
 ) -> Any:
-    """What `asked` gets, begun while `change` has written and not committed yet, and ended after its commit where it `waits`."""
+    """The result of `asked`, which begins after `change` has written and before it commits, and ends after that
+    commit when it `waits`."""
     with held.holding():
         changing = start(awaited(change))
         await held.reached.wait()
@@ -643,7 +644,7 @@ async def test_a_claim_that_waited_sees_what_became_of_its_payment(
 async def test_an_end_that_meets_the_loss_of_its_payment_leaves_a_debt(
     postgres_url: str, is_alone: bool
 ) -> None:
-    """The end locks the call alone, and `mark_gone` has found it still running."""
+    """The end locks the call alone, and `mark_gone` found it running."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         payment = await pay(one, 10, **UNFINAL)
         claims = [claim_on(payment, 3)] + ([] if is_alone else [claim_on(None)])
@@ -674,7 +675,7 @@ async def test_an_end_after_the_loss_of_its_payment_leaves_a_debt_too(url: str) 
 @pytest.mark.postgres
 @pytest.mark.parametrize("is_alone", [True, False], ids=("alone", "in a batch"))
 async def test_an_end_that_meets_recovery_is_fenced(postgres_url: str, is_alone: bool) -> None:
-    """Others take this gateway for dead, and are faster."""
+    """Other gateways recover the call before the end is written."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         payment = await pay(one, 10)
         claims = [claim_on(payment, 3)] + ([] if is_alone else [claim_on(payment)])
@@ -721,7 +722,7 @@ async def test_an_end_carries_the_end_of_its_body_or_leaves_what_is_there(url: s
 
 
 async def test_what_is_not_covered_fails_no_other_claim_of_its_batch(url: str) -> None:
-    """The CHECK of the balance, behind the guard, would."""
+    """Without the guard, the CHECK of the balance would fail the batch."""
     async with open_ledger(url) as (ledger, database):
         payment, other = await pay(ledger, 3), await pay(ledger, 10, "other")
         claims = [claim_on(payment, 2), claim_on(payment, 2), claim_on(other)]
@@ -739,7 +740,8 @@ async def test_what_is_not_covered_fails_no_other_claim_of_its_batch(url: str) -
 
 @pytest.mark.postgres
 async def test_a_debt_that_is_not_committed_yet_stops_no_claim(postgres_url: str) -> None:
-    """As if the claim had come first: the payment that it draws from is not the one that left, and keeps its value."""
+    """The result is that of a claim before the debt: the payment of the claim is not the one that left, and keeps its
+    value."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         gone, left = await pay(one, 2, "gone", **UNFINAL), await pay(one, 10, "left")
         await one.claim(bought := claim_on(gone, 2))
@@ -760,7 +762,8 @@ async def test_a_debt_that_is_not_committed_yet_stops_no_claim(postgres_url: str
 async def test_a_claim_that_waited_while_the_same_request_became_unknown_is_another_call(
     postgres_url: str,
 ) -> None:
-    """As if it had come while that one was running. The next one sees it, and nothing is taken twice from one unit."""
+    """The result is that of a claim during the first call. A later claim sees the unknown call, and no unit is taken
+    twice."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         payment = await pay(one, 10)
         await one.claim(first := claim_on(payment, 3))
@@ -803,7 +806,7 @@ async def test_an_end_waits_for_no_claim(postgres_url: str) -> None:
 @pytest.mark.postgres
 @pytest.mark.parametrize("second", [CallState.CONSUMED, CallState.RELEASED])
 async def test_of_two_ends_of_one_call_the_first_counts(postgres_url: str, second: CallState) -> None:
-    """The second waits behind the statement queue that has the first, and is the writer's."""
+    """The second waits behind the statement queue that has the first, and goes to the writer."""
     async with two_gateways(postgres_url) as (one, two, database, held):
         payment = await pay(one, 10)
         await one.claim(claim := claim_on(payment))
@@ -839,7 +842,8 @@ async def test_what_is_in_a_statement_queue_when_the_writer_ends_fails(postgres_
 
 @pytest.mark.postgres
 async def test_a_claim_after_a_cut_that_waits_for_its_close_finds_it(postgres_url: str) -> None:
-    """The close of the call is written, and the finishes of its batch are not yet; then the answer is cut, and the same request comes."""
+    """The close of the call is written, and the finishes of its batch are not; then the response is cut, and the same
+    request arrives."""
     async with open_database(postgres_url) as database:
         ledger = FaultyLedger(database, finish_delay_s=3600.0)
         await ledger.ledger.open()

@@ -75,7 +75,7 @@ async def execute(database: Database, sql: str, **values: object) -> None:
 
 
 async def outlive(clock: SharedClock, *living: Any) -> None:
-    """A whole lease passes in which only these renew, without a gap."""
+    """Lets a whole lease pass in which only these renew, without a gap."""
     for _ in range(10):
         clock.ms += LEASE_MS // 10
         for ledger in living:

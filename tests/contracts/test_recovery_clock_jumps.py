@@ -126,7 +126,7 @@ async def state_of(gateway: Gateway, wanted: Any) -> CallState:
 
 @pytest.mark.parametrize("skew_ms", [HOUR, -HOUR])
 async def test_a_hold_lasts_as_long_whosoever_clock_is_wrong(database: Database, skew_ms: int) -> None:
-    """What the one that is wrong writes, and what it judges."""
+    """For the writes and the decisions of the gateway with the wrong clock."""
     async with open_stage(database) as harness:
         clocks = harness.clocks
         right, wrong = await harness.enter("right"), await harness.enter("wrong", skew_ms=skew_ms)

@@ -92,7 +92,7 @@ async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore)
         return keccak256(next(numbers).to_bytes(8, "big"))[:size]
 
     class Watched:
-        """The store, with every session that is put into it."""
+        """A store that records every session put into it."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(store, name)

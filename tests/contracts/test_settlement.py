@@ -136,7 +136,7 @@ async def test_to_settle_by_another_gateway_epoch_or_twice_is_fenced(ledgers: An
 
 
 async def test_an_audit_lists_what_is_settling_as_held(ledgers: Any) -> None:
-    """Its price and its answer hang in the air as those of an unknown call do."""
+    """Its price and its response are undecided, as those of an unknown call."""
     ledger = await ledgers.gateway("one")
     first, second = await settling(ledger), await orphaned(ledger)
     assert (await ledger.audit()).held_calls == (first.call_id, second.call_id)
@@ -556,7 +556,7 @@ async def test_one_of_many_recoveries_concludes(ledgers: Any) -> None:
 
 
 async def unknown(ledger: Any, **fields: Any) -> Any:
-    """Sent, and no head came; its authorisation may have moved its money all the same."""
+    """A call that was sent and has no response head; its authorisation may have been settled."""
     claim = await opened(ledger, **fields)
     await ledger.close(close_of(claim, CallState.UNKNOWN, http_status=504, upstream_status=None))
     return claim

@@ -349,7 +349,7 @@ async def test_two_gateways_conclude_into_one_payment_without_loss(database: Dat
 
 
 async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(database: Database) -> None:
-    """The balance was 40 in block 100; ten times 4 are on their way, and leave in block 101."""
+    """The balance was 40 in block 100; ten settlements of 4 leave it in block 101."""
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     running = [await settling(desks[0], n) for n in range(10)]
     fresh = [authorized_claim(authorization_of(4), balance_units=40) for _ in range(10)]
@@ -363,7 +363,7 @@ async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(
 
 
 class Barrier:
-    """Stops the n-th statement of a kind until the test lets it go on."""
+    """Stops the n-th statement of a kind until the test continues it."""
 
     def __init__(self, database: Any, kind: str, *, stop_before: int = 1) -> None:
         self.reached, self.go_on = asyncio.Event(), asyncio.Event()
@@ -394,8 +394,9 @@ class Barrier:
 async def test_what_is_concluded_while_another_gateway_decides_counts(
     postgres_url: str, stop_before: int
 ) -> None:
-    """The balance was 4 in block 100, and leaves it in block 101. On PostgreSQL each statement of a claim sees what is
-    committed when it begins, so the conclusion is let in before each of those that look for what counts."""
+    """The balance was 4 in block 100, and leaves it in block 101. On PostgreSQL each statement of a claim sees the
+    commits before its beginning, so the conclusion commits before each of the statements that search for counting
+    authorisations."""
     database = connect_database(postgres_url)
     desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
     try:

@@ -311,13 +311,13 @@ class RpcReader:
             )
 
         pool = self._pool(chain_id)
-        equal = await pool.read_agreeing(
+        agreeing = await pool.read_agreeing(
             read,
             compared=lambda result: None if result.reverted else result.payload,
             quorum=Quorum.AGREED,
             deadline_s=deadline_s,
         )
-        return equal[0]
+        return agreeing[0]
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
         async def read(node: RpcNode) -> int:
@@ -371,11 +371,11 @@ class RpcReader:
                 facts.gas_estimate is None,
             )
 
-        equal = await self._pool(chain_id).read_agreeing(
+        agreeing = await self._pool(chain_id).read_agreeing(
             read, compared=compared, quorum=quorum, deadline_s=self._limits.rpc_deadline_s
         )
-        slowest = min(equal, key=lambda facts: facts.head_number)
-        gas_estimates = [facts.gas_estimate for facts in equal if facts.gas_estimate is not None]
+        slowest = min(agreeing, key=lambda facts: facts.head_number)
+        gas_estimates = [facts.gas_estimate for facts in agreeing if facts.gas_estimate is not None]
         gas_estimate = max(gas_estimates, default=None)
         return (
             slowest if slowest.gas_estimate == gas_estimate else replace(slowest, gas_estimate=gas_estimate)

@@ -71,14 +71,14 @@ class FacilitatorClient:
         """The facilitator's reason to refuse, or None when it would settle. Raises `ChainUnavailable` without a usable response."""
         content = _encode(authorization, asset, timeout_s)
         try:
-            answer = await self._transport.post(
+            body = await self._transport.post(
                 self._locate("verify"), content, headers=self._rules.verify_headers
             )
         except ChainUnavailable:
             self._is_healthy = False
             raise
         self._is_healthy = True
-        response = _parse(answer)
+        response = _parse(body)
         if response.get("isValid") is True:
             return None
         if response.get("isValid") is not False:
@@ -90,10 +90,10 @@ class FacilitatorClient:
         Never raises for a failure of the facilitator: from this request on money can move."""
         content = _encode(authorization, asset, timeout_s)
         try:
-            answer = await self._transport.post(
+            body = await self._transport.post(
                 self._locate("settle"), content, headers=self._rules.settle_headers
             )
-            response = _parse(answer)
+            response = _parse(body)
             tx_hash = TxHash.parse(str(response.get("transaction")))
         except (ChainUnavailable, ValueError) as exc:
             _log.warning("facilitator_unclear", detail=str(exc)[:REASON_LENGTH_MAX])
@@ -110,10 +110,10 @@ def _encode(authorization: Authorization, asset: Asset, timeout_s: int) -> bytes
     return json.dumps(facilitator_request_json(authorization, asset, timeout_s=timeout_s)).encode()
 
 
-def _parse(answer: bytes) -> dict[str, Any]:
+def _parse(body: bytes) -> dict[str, Any]:
     """Raises `ChainUnavailable` when the body is not a JSON object."""
     try:
-        response = from_json(answer, allow_inf_nan=False)  # refuses deep nesting by itself
+        response = from_json(body, allow_inf_nan=False)  # refuses deep nesting by itself
     except ValueError as exc:
         raise ChainUnavailable("the facilitator gave no usable response") from exc
     if not isinstance(response, dict):
@@ -187,12 +187,12 @@ class HttpFacilitatorTransport:
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
         body_bytes_max = self._limits.facilitator_answer_bytes_max
         async with self._request("POST", url, headers=headers, content=content) as response:
-            answer = await response.content.read(body_bytes_max + 1)
-            while len(answer) <= body_bytes_max and (more := await response.content.read(body_bytes_max)):
-                answer += more
-        if len(answer) > body_bytes_max:
+            body = await response.content.read(body_bytes_max + 1)
+            while len(body) <= body_bytes_max and (more := await response.content.read(body_bytes_max)):
+                body += more
+        if len(body) > body_bytes_max:
             raise ChainUnavailable("the facilitator's response is too long")
-        return answer
+        return body
 
     async def fetch_status(self, url: str, *, headers: tuple[tuple[str, str], ...]) -> int:
         async with self._request("GET", url, headers=headers) as response:

@@ -1,4 +1,4 @@
-"""Authorisations in SQL: the call of an authorisation, the authorisations that count against a balance, the queue of settlement recovery.
+"""Authorisations in SQL: the call of an authorisation, the authorisations that count against a balance, the queue of settlement recovery (`take_unsettled`).
 
 Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and `ledger_store` run them, and `ledger/claims` decides.
 On PostgreSQL, claims on one wallet's balance take an advisory lock before every other lock of a batch; SQLite has one writer.
@@ -71,15 +71,15 @@ def take_unsettled(
         columns.looked_ms > now_ms + POSTPONED_MS_MAX, text("is_adrift")
     )
     connection.execute(too_far.values(looked_ms=now_ms))
-    in_turn = (
+    in_order = (
         select(columns.looked_ms, columns.call_id)
         .where(columns.looked_ms <= now_ms)
         .order_by(columns.looked_ms, columns.call_id)
         .limit(limit)
         .with_for_update(skip_locked=True, of=authorization_table)
     )
-    orphaned = in_turn.where(text("is_adrift"))
-    overdue = in_turn.join(call_table, calls.id == columns.call_id).where(
+    orphaned = in_order.where(text("is_adrift"))
+    overdue = in_order.join(call_table, calls.id == columns.call_id).where(
         _is_unknown(), calls.moved_ms <= now_ms - hold_ms, columns.settled_block.is_(None)
     )
     rows = [tuple(row) for query in (orphaned, overdue) for row in connection.execute(query)]
