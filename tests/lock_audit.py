@@ -1,8 +1,8 @@
-"""Asks for every locked Python package whether it has a known vulnerability (`make audit`, a part of `make check`).
+"""Checks every locked Python package for known vulnerabilities (`make audit`, a part of `make check`).
 
-Run by the Python of `.venv-audit`, in which pip-audit is installed. It must never pass over a lock file that names a
-package without a hash, nor over a vulnerability that was found. Where the package index tells of no vulnerabilities, as
-many mirrors do, it says so in one line and fails nothing, unless it was asked to be `--strict`.
+It runs in the Python of `.venv-audit`, where pip-audit is installed. It must never accept a lock file that names a
+package without a hash, nor a vulnerability. Where the package index has no data about vulnerabilities, as many
+mirrors, it reports that in one line and fails nothing, unless it runs with `--strict`.
 """
 
 import argparse
@@ -89,7 +89,7 @@ def audit(
 
 
 def _only_read(lock: Path, *, run: Run) -> Ran:
-    """pip-audit reads the lock and asks nobody: every package has a hash, or it says which has none."""
+    """pip-audit reads the lock and sends no request: every package has a hash, or the audit names the one without."""
     return run(("--dry-run", "--requirement", str(lock)))
 
 

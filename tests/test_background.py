@@ -1,4 +1,4 @@
-"""Background tasks: a failed run is counted and told in one line, and never ends the loop, on every Python."""
+"""Background tasks: a failed run is counted and logged in one line, and never ends the loop, on every Python."""
 
 import asyncio
 import re

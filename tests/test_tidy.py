@@ -271,7 +271,7 @@ def test_a_network_is_seen_however_it_is_reached(text: str, found: str) -> None:
 
 
 def find_networking(tree: ast.Module) -> set[str]:
-    """What of a module leads to a network; also a module that is loaded by a name that nobody can see."""
+    """The parts of a module that lead to a network, modules loaded by a computed name included."""
     found: set[str | None] = set()
     for node in ast.walk(tree):
         match node:

@@ -6,7 +6,7 @@ from tollway.app.runtime import POOL_BYTES, RandomPool
 
 
 class Source:
-    """Counts up, so that each byte drawn can be told from the others."""
+    """A counter, so that every drawn byte is distinguishable."""
 
     def __init__(self) -> None:
         self.draws: list[int] = []

@@ -56,7 +56,7 @@ class AttackedGateway(GatewayProcess):
         return body, self.sign_body(wallet, method, path, body)
 
     def sign_body(self, wallet: Wallet, method: str, path: str, body: bytes) -> dict[str, str]:
-        """The headers of a request with just that body, whatever it is."""
+        """The headers of a request with exactly that body, valid or not."""
         raw_path, _, query = path.encode().partition(b"?")
         headers = {"Content-Type": "application/json"} if body else {}
         request = SignedRequest(

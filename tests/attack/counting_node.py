@@ -1,4 +1,4 @@
-"""A chain node that knows a few payments and nothing else, and counts what it is asked. Its blocks come by the clock."""
+"""A chain node that has a few payments and nothing else, and counts its requests. Its blocks follow the clock."""
 
 import json
 import time
@@ -20,7 +20,7 @@ def _word(number: int) -> str:
 
 
 class CountingNode:
-    """`methods`: how often each was asked; `strange`: how often for a transaction that is not there."""
+    """`methods`: the number of requests by method; `strange`: of those for an unknown transaction."""
 
     def __init__(self, token: Address) -> None:
         self.methods: Counter[str] = Counter()

@@ -1,7 +1,7 @@
-"""The attack on memory and patience, run inside a network of its own: a production gateway, callers who pay and do no harm,
-and beside them everything in `exhaustion_moves.py`. Prints one line of JSON.
+"""The attack on memory and time, run inside its own network: a production gateway, ordinary callers that pay, and
+beside them all moves of `exhaustion_moves.py`. Prints one line of JSON.
 
-Nothing in here decides whether the gateway has passed; `test_exhaustion.py` does.
+This module decides nothing about the result; `test_exhaustion.py` does.
 """
 
 import asyncio
@@ -107,7 +107,7 @@ class MemoryMeter:
         return int(self._statm.read_text().split()[1]) * self._page_kib
 
     def take_peak(self) -> int:
-        """Since it was asked last."""
+        """The peak since the last call."""
         peak, self._peak = max(self._peak, self.read()), 0
         return peak
 
@@ -134,7 +134,7 @@ class Attack:
 
     @contextlib.asynccontextmanager
     async def weighed(self, name: str, count: int) -> AsyncIterator[Outcomes]:
-        """What the move does inside is told as its outcomes."""
+        """The outcomes of a move, with the memory that it took."""
         await self.begin(name)
         before, started, outcomes = self.meter.read(), time.monotonic(), Counter[str]()
         self.meter.take_peak()
@@ -159,7 +159,7 @@ class Attack:
                 outcomes.update(await (self._stand(name) if name in STANDING else self._do(name)))
         async with self.weighed("all at once", self.form.count) as outcomes, asyncio.TaskGroup() as group:
             standing = {}
-            for name in STANDING:  # one after another: who has dialled and says nothing yet is on the clock
+            for name in STANDING:  # one after another: a silent new connection has a deadline
                 standing[name] = group.create_task(self._stand(name))
                 await asyncio.sleep(self.form.rest_s)
             for name in self.form.together:
@@ -261,7 +261,7 @@ async def open_target(gateway: AttackedGateway, http: httpx.AsyncClient) -> tupl
 async def ordinary_callers(
     node: CountingNode, quotes: str, provider: Wallet
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Each with a payment of his own that the gateway sees for the first time."""
+    """Callers with a payment each that the gateway has not seen."""
     callers = []
     for number in range(CALLERS):
         wallet, tx_hash = Wallet.from_key(secrets.token_bytes(32)), TxHash(secrets.token_bytes(32))

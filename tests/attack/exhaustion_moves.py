@@ -1,6 +1,5 @@
-"""What somebody does who wants to wear a gateway out, from as many addresses as it takes: each move is so many connections
-or requests of one kind, and tells what became of them. Nothing in here decides whether the gateway has passed.
-"""
+"""The moves of an attacker that wants to exhaust a gateway, from as many addresses as needed: each move is a number
+of connections or requests of one kind, and reports their outcomes. This module decides nothing about the result."""
 
 import asyncio
 import contextlib
@@ -76,7 +75,7 @@ class AttackTarget:
     _wallet: Wallet | None = None
 
     def sources(self, count: int, per: int = PER_ADDRESS) -> Iterator[str]:
-        """Addresses that nobody has used before."""
+        """Addresses that were not used before."""
         for number in range(count):
             if number % per == 0:
                 self._sources += 1
@@ -378,7 +377,8 @@ async def json_bombs(target: AttackTarget, count: int) -> Outcomes:
 
 
 async def tool_floods(target: AttackTarget, count: int) -> Outcomes:
-    """Agents who begin and never come back, who list, and who have the gateway fetch what has no end."""
+    """Agents that begin a session and never return, that list tools, and that let the gateway fetch endless
+    documents."""
     sources = list(target.sources(count))
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     asked = (
@@ -398,7 +398,7 @@ async def tool_floods(target: AttackTarget, count: int) -> Outcomes:
 
 
 async def pipelines(target: AttackTarget, count: int) -> Outcomes:
-    """A thousand requests on each connection, by somebody who reads no answer."""
+    """A thousand requests on each connection of a client that reads no response."""
     sources = list(target.sources(count))
     request = target.head("GET /api/v2/apis?limit=100") * 1_000
 
@@ -429,7 +429,7 @@ async def nonces(target: AttackTarget, count: int) -> Outcomes:
 
 
 async def junk_hashes(target: AttackTarget, count: int) -> Outcomes:
-    """Payments that never were, each shown with a good signature; the addresses are few and the wallets are many."""
+    """Payments that do not exist, each with a valid signature; few addresses and many wallets."""
     sources = list(target.sources(count, per=JUNK_PER_ADDRESS))
     target.junk_sources.update(sources)
     wallets = [Wallet.from_key(secrets.token_bytes(32)) for _ in range(min(SIGNERS, count))]

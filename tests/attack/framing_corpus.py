@@ -16,8 +16,8 @@ _CHUNKED_END = b"0\r\n\r\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """`wire` with `API`, `HOST` and `NUMBER` to be filled in. `hides`: no reader who keeps to RFC 9112 finds the
-    hidden request in it, because it is a body or because the message before it is invalid. Else it is a request of its own."""
+    """`wire` with the placeholders `API`, `HOST` and `NUMBER`. `hides`: by RFC 9112 its second request is part of a
+    body, or follows an invalid message, so a correct reader does not find it. Else it is a request."""
 
     name: str
     wire: bytes

@@ -1,6 +1,5 @@
-"""An upstream that wears a gateway out: what it does is named by the path. Answers without end, heads without end, heads
-before the head, lengths that lie, and bodies that grow a thousandfold where somebody unpacks them.
-"""
+"""An upstream that tries to exhaust a gateway: the path selects its behaviour. Responses and heads without end, many
+interim heads, wrong lengths, and bodies that grow a thousandfold when they are decompressed."""
 
 import asyncio
 import contextlib

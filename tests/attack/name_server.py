@@ -1,6 +1,5 @@
-"""A name server that lies: names that change, mix, chain, embed, hang, are not there, or are enormous. UDP and TCP on one
-port. What a name answers is a function of how often it was asked.
-"""
+"""A hostile name server: records that change, mix, chain, embed, hang, are missing, or are enormous. UDP and TCP on
+one port. The response for a name depends on how often it was queried."""
 
 import asyncio
 import ipaddress
@@ -24,7 +23,7 @@ Answer = Sequence[str] | None
 
 
 class NameServer:
-    """`zone(name, times)`: the answer for a name without its final dot, asked for the so-many-th time (from 1)."""
+    """`zone(name, times)`: the response for a name without its final dot at its n-th query (from 1)."""
 
     def __init__(self, zone: Callable[[str, int], Answer]) -> None:
         self._zone = zone

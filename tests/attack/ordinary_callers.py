@@ -1,7 +1,6 @@
-"""Callers who pay and do no harm, and the provider whom they call, in a process of their own, so that what they wait for is
-the gateway. Started by `exhaustion_inside.py`: a line on the standard input begins a phase, its end ends all; then one line
-of JSON tells of each phase.
-"""
+"""Ordinary callers that pay, and their provider, in a separate process, so that they wait for the gateway only.
+Started by `exhaustion_inside.py`: a line on standard input begins a phase, its end stops the process; then it prints
+one line of JSON for all phases."""
 
 import asyncio
 import json
@@ -49,7 +48,7 @@ class Callers:
         self.phase = self.phases.setdefault(name, Phase())
 
     async def call_on(self, caller: Mapping[str, Any]) -> None:
-        """One caller, from an address of his own, at a steady pace; a slow answer delays no more than the next call."""
+        """One caller with its own address, at a steady rate; a slow response delays the next call only."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in caller["headers"])
         request = f"GET {self.wish['target']} HTTP/1.1\r\nHost: {self.wish['host']}\r\n{lines}\r\n".encode()
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None

@@ -350,7 +350,7 @@ async def serve_everybody(seen: Counter[str]) -> None:
 
 
 def find_redirect(path: str) -> str | None:
-    """Where a server of this world sends who asks for that path."""
+    """The target of the redirect that a server of this network returns for that path."""
     if path.startswith("/redirect"):
         return REDIRECTS[int(path.split("/")[2]) if path.count("/") > 1 else 0]
     is_proof = path.startswith("/.well-known/") or path == "/openapi.json"

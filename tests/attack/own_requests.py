@@ -63,7 +63,7 @@ def write_settings(folder: Path) -> None:
 
 
 class OwnRequests:
-    """`asked`: how often each name was asked for, by the name server of this network."""
+    """`asked`: the number of queries for each name at the name server of this network."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class OwnRequests:
     # ---- Each kind of request.
 
     async def _prove(self) -> None:
-        """A name that was fine when it was listed, and from then on leads where nobody may go."""
+        """A name that was allowed when it was listed, and leads to a forbidden address afterwards."""
 
         async def prove(what: str, endpoint: str) -> None:
             api_id = await self._publish(endpoint)
@@ -156,7 +156,7 @@ class OwnRequests:
         await _crowd(edit(place) for place in places)
 
     async def _look_at_endpoints(self) -> None:
-        """Whether an endpoint answers without its secret is asked after it was judged, by another look-up."""
+        """The probe of an endpoint without its secret comes after the address check, with a separate look-up."""
 
         async def publish(number: int) -> None:
             secret = {"in": "header", "name": "X-Key", "value": "secret-of-the-provider"}

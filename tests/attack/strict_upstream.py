@@ -37,7 +37,7 @@ class StrictUpstream:
         except Breach as breach:
             self.breaches.append(str(breach))
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass  # a caller who left in the middle of a body
+            pass  # a caller that left during a body
         finally:
             writer.close()
 

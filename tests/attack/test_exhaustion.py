@@ -1,7 +1,8 @@
-"""Those who want to wear a gateway out, against a production process in a network of its own, beside callers who pay and do
-no harm: what it takes of memory, what it writes down, what it asks its node, and that it serves all the while.
+"""Attackers that want to exhaust a gateway, against a production process in its own network, beside ordinary callers
+that pay: the memory that the gateway takes, the rows that it writes, the requests to its node, and that it serves all
+the time.
 
-No time is asserted: how long ordinary callers wait, quiet and attacked, is written into a table (`ATTACK=long`, in `.stamps`).
+No time is asserted: the waits of ordinary callers, quiet and attacked, go into a table (`ATTACK=long`, in `.stamps`).
 """
 
 import json
@@ -71,7 +72,7 @@ def of(report: dict[str, Any], move: str) -> Counter[str]:
 
 
 def kinds(outcomes: Counter[str]) -> set[str]:
-    """What became of them, whatever shape they had."""
+    """The outcomes of any form, by kind."""
     return {told.rpartition(": ")[2] for told in outcomes}
 
 

@@ -1,6 +1,5 @@
-"""Requests that can be read in two ways, through a real gateway to an upstream that reads by the letter: no entry may become
-two requests, and what comes next on the connection is answered as what it is, or not at all.
-"""
+"""Requests that can be read in two ways, through a real gateway to an upstream that reads by the standard: no entry
+may become two requests, and the next bytes on the connection get their own response or none."""
 
 import asyncio
 import re
@@ -188,7 +187,8 @@ async def test_no_hidden_request_reaches_an_upstream(attack):
 
 
 async def test_each_request_at_the_upstream_has_one_call_and_one_response(attack):
-    """As many answers that name a target as the upstream has seen of it, less those whose caller could not be told."""
+    """The number of responses that name a target equals the number of requests at the upstream, minus those whose
+    caller had left."""
     told = [
         answer.served for _, _, outcome in numbered(attack) for answer in outcome.answers if answer.served
     ]

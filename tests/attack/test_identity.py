@@ -1,6 +1,5 @@
-"""Who is at the door, against a production process: one login shown by fifty at once, one signed request shown by fifty at
-once, and callers who say that they come from somewhere else.
-"""
+"""Authentication at a production process: one sign-in sent fifty times at once, one signed request sent fifty times
+at once, and callers that forge their address."""
 
 import asyncio
 import secrets

@@ -1,6 +1,5 @@
-"""Providers who register whatever they like, against a gateway with its production settings and no exemption, in a network
-where every address of the world is local: what is dialled is seen on the wire.
-"""
+"""Providers that register hostile endpoints, against a gateway with its production settings and no exemption, in a
+network where every address is local: every connection is visible on the wire."""
 
 from typing import Any
 

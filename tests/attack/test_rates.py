@@ -1,6 +1,5 @@
-"""Whoever asks for too much, against a production process behind a trusted proxy: by wallet, by address with many wallets, by
-listing. Each is refused in the same way, and what they leave behind is counted in the tables.
-"""
+"""Callers above their limits, against a production process behind a trusted proxy: by wallet, by address with many
+wallets, by listing. Each gets the same kind of refusal, and their rows in the tables are counted."""
 
 import json
 import secrets
@@ -181,7 +180,7 @@ async def attack_door(harness: Harness) -> None:
 
 
 async def forge(harness: Harness) -> None:
-    """Signed by somebody else than it names; and nobody at all, who is invited to sign in by each 401."""
+    """A signature of another wallet than it names, and no signature, which gets a sign-in challenge with each 401."""
     signed_before, nonces_before = harness.count_rows("signature_nonce"), harness.count_rows("signin_nonce")
     here, history = harness.somewhere(), "/api/v2/history"
     for _ in range(SIGNED * 3):

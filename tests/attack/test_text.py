@@ -1,6 +1,6 @@
-"""Hostile text through a real gateway, over SQLite and over PostgreSQL: planted in every field of a listing and of its document,
-asked for in every query and header, and looked for in every answer, page, document, tool, table and log line.
-"""
+"""Hostile text through a real gateway, over SQLite and over PostgreSQL: written into every field of a listing and of
+its document, sent in every query and header, and searched in every response, page, document, tool, table and log
+line."""
 
 import asyncio
 import contextlib
@@ -510,7 +510,7 @@ async def test_a_listing_is_taken_whole_or_refused_by_name(harness: Harness) -> 
 
 
 async def test_what_was_looked_for_changed_no_row(harness: Harness) -> None:
-    given = {"signin_nonce": 0}  # whoever is asked for a proof is given one, within a budget of its own
+    given = {"signin_nonce": 0}  # a request without proof gets a challenge, within a separate budget
     assert {**harness.rows_after, **given} == {**harness.rows_before, **given}
     assert max(harness.rows_before.values()) >= len(harness.ids)
 

@@ -158,7 +158,7 @@ async def test_what_was_overheard_counts_once(harness: Harness) -> None:
 
 
 async def test_nothing_that_was_overheard_can_be_changed(harness: Harness) -> None:
-    """Each covered value, and single characters of whatever is signed or says so: none is taken."""
+    """Every covered value, and single characters of every signed header: no change is accepted."""
     verifier, shown = harness.verifier(), harness.arrived["short body"]
     changes = [
         replace(shown, method="PUT"),
@@ -190,7 +190,7 @@ def _scratch(shown: Shown) -> Iterator[Shown]:
 
 
 async def test_a_listing_of_another_gateway_that_leads_here_is_distinguished(harness: Harness) -> None:
-    """It is free, or its price goes to him: forwarded by the gateway all the same, and signed."""
+    """The listing is free, or its price goes to its owner: the gateway forwards the call all the same, and signs it."""
     shown = harness.arrived["thief's"]
     assert refusal(harness.verifier(), shown) == "wrong_listing"
     assert refusal(harness.verifier(), shown.changed("tollway-api-id", harness.api_id)) == "bad_signature"

@@ -1,6 +1,5 @@
-"""Sees every TCP connection that anybody in this network begins, and every datagram that asks something: the destination of
-each on the loopback wire.
-"""
+"""Records every TCP connection that a process of this network opens, and every datagram that it sends: the
+destination of each on the loopback wire."""
 
 import asyncio
 import ipaddress
@@ -16,7 +15,7 @@ Destination = tuple[str, int]
 
 
 class WireTap:
-    """`dialled`, `asked`: how often each address and port was dialled, or sent a datagram to, since it began."""
+    """`dialled`, `asked`: the number of connections and of datagrams to each address and port since its start."""
 
     def __init__(self) -> None:
         self.dialled: Counter[Destination] = Counter()
@@ -42,7 +41,7 @@ class WireTap:
                 self.asked[asked] += 1
 
     def close(self) -> None:
-        self._read()  # what nobody has asked for yet was dialled all the same
+        self._read()  # connections before the first read count too
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 

@@ -195,7 +195,7 @@ async def test_no_more_requests_are_in_flight_than_allowed(make_node, session) -
         for _ in range(6):
             group.create_task(read(node, session))
         await two_wait.wait()
-        for _ in range(3):  # whatever else was under way has arrived by the time that these come back
+        for _ in range(3):  # all other pending events are handled before these return
             await read(make(url + "probe"), session)
         assert waiting == LIMITS.rpc_in_flight_max
         release.set()

@@ -91,7 +91,7 @@ def test_a_query_call_shows_examples_that_the_document_gives() -> None:
     }
     described = extension["schema"]["properties"]["input"]["properties"]["queryParams"]
     assert set(described["properties"]) == {"city", "days", "units", "lang"}
-    assert described["required"] == ["city"]  # `units` is required too, but nobody knows an example
+    assert described["required"] == ["city"]  # `units` is required too, and has no example
 
 
 def test_a_body_call_shows_the_plain_members_of_its_body() -> None:

@@ -1,6 +1,5 @@
-"""Providers' documents that lie about themselves: whatever stands in them, every document that the gateway writes from them is
-whole, within its size, and valid for tools that nobody here wrote.
-"""
+"""Hostile documents of providers: for every content, each document that the gateway writes from them is complete,
+within its size, and valid for tools of others."""
 
 import copy
 import json

@@ -14,7 +14,7 @@ from tollway.registry.text import find_refused_character
         ("Forecast for a city", "Forecast for a city"),
         ("  two\n lines\t here ", "two lines here"),
         ("a < b and b > c", "a < b and b > c"),
-        ("if a<b", "if a"),  # cannot be told from a tag
+        ("if a<b", "if a"),  # not distinguishable from a tag
         ("<b>Bold</b> move", "Bold move"),
         ("<script>alert(1)</script>", "alert(1)"),
         ("<img src=x onerror=alert(1)", ""),

@@ -1,6 +1,5 @@
-"""What is fuzzed: each reader of strangers' bytes, as a function of bytes. Whatever it is given, it reads it or refuses it in the
-way that it promises; anything else that it raises is a finding. Pure, and used by two runners: `run.py` and `test_corpus.py`.
-"""
+"""The fuzzed functions: each reader of untrusted bytes, as a function of bytes. It parses its input or refuses it in
+the promised way; any other error is a finding. Pure, and used by two runners: `run.py` and `test_corpus.py`."""
 
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -289,7 +288,7 @@ def offers(raw: bytes) -> None:
 
 
 def forwarded(raw: bytes) -> None:
-    """What a provider's verifier is shown, under keys that it knows: refused, for nobody here can sign."""
+    """The input of a provider's verifier, with its known keys: refused, because no test can sign."""
     verifier = ForwardedVerifier(
         "https://gw.example.com",
         endpoint=ENDPOINT,

@@ -1,5 +1,5 @@
-"""One idempotency key has one outcome: a call without a response runs again under its claim with any method, and a paid call gets no
-402, whatever else would refuse the repeat."""
+"""One idempotency key has one outcome: a call without a response runs again under its claim with any method, and a
+paid call gets no 402 in place of any other refusal of the repeat."""
 
 import asyncio
 from collections.abc import AsyncIterator

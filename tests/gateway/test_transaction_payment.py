@@ -79,7 +79,7 @@ async def test_a_plain_signature_opens_nothing_without_a_payment_that_it_could_s
 
 
 async def test_a_plain_signature_opens_no_keys_of_other_payers(gateway: InProcessGateway) -> None:
-    """Anybody can sign a hash that stands on the chain."""
+    """Any wallet can sign a hash that is on the chain."""
     gateway.upstream.answer = plain(b"secret")
     payment = await gateway.pay(PRICE)
     assert (await ask(gateway, gateway.plain_proof(payment.tx_hash))).status == 200

@@ -1,4 +1,4 @@
-"""Guards that the attack on memory and patience has asked for (threats X)."""
+"""Guards against the attack on memory and time (threats X)."""
 
 from tests.guards.guard import guard
 

@@ -1,4 +1,5 @@
-"""Guards of identity: who signed what, for whom, when and how often (threats I); what a page may do."""
+"""Guards of identity: the signer, the audience, the time and the single use of a signature (threats I); and what a
+page may do."""
 
 from tests.guards.guard import guard
 

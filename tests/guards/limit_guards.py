@@ -1,4 +1,5 @@
-"""Guards against exhaustion and abuse: how large, how slow, how many and how often (threats X), and who is counted (X6)."""
+"""Guards against exhaustion and abuse: sizes, speeds, counts and rates (threats X), and the subject of each count
+(X6)."""
 
 from tests.guards.guard import guard
 
@@ -427,7 +428,7 @@ LIMIT_GUARDS = (
         "    if False:\n",
         test="web/test_listing_routes.py::test_an_allowlist_lets_only_its_wallets_publish",
     ),
-    # ---- Who is counted.
+    # ---- The subject of a count.
     guard(
         "X6",
         "only a trusted proxy says who is asking",

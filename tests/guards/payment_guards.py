@@ -1,6 +1,5 @@
-"""Guards of payments against those who have not paid: what counts as a payment, whose, when and how often (threats P); and
-of origins that must be proved (I7).
-"""
+"""Guards of payments against callers that have not paid: what counts as a payment, of which wallet, at which time and
+how often (threats P); and of origins that must be proved (I7)."""
 
 from tests.guards.guard import guard
 

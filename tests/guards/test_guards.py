@@ -1,6 +1,5 @@
-"""The table of guards stands: each can still be taken away, each names a test that is there, and the machine tells what it
-saw. That the tests fail is shown by `make guards`.
-"""
+"""The table of guards is complete: each guard can be removed, each names an existing test, and the runner reports its
+result. `make guards` shows that the tests fail."""
 
 import re
 from collections.abc import Sequence

@@ -27,7 +27,7 @@ NOW_MS = 1_795_239_000_000
 
 @dataclass
 class FakeChain:
-    """Answers every `eth_call` with `answer`; None: the chain is away. Keeps what it was asked."""
+    """Returns `answer` for every `eth_call`; None: the chain is unavailable. Records its requests."""
 
     chain_ids: tuple[ChainId, ...] = (CHAIN,)
     answer: ContractResult | None = field(default_factory=lambda: ContractResult(reverted=False, payload=b""))

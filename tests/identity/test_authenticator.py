@@ -73,7 +73,7 @@ async def test_no_proof_is_authentication_required(harness) -> None:
 async def test_a_wallet_and_an_address_sign_so_many_requests_and_no_more(
     harness, wallet, other_wallet
 ) -> None:
-    """Each leaves a row behind. What is refused, for whatever reason, leaves none and is not counted."""
+    """Each accepted request leaves a row. A request that is refused for any reason leaves none and does not count."""
     harness.authenticator = Authenticator(
         harness.stores.sessions,
         harness.sign_in,

@@ -103,7 +103,7 @@ FOR_SOMETHING_ELSE: dict[str, Callable[[Address, TxHash], bytes]] = {
 
 
 def mine_payment(gateway: InProcessGateway, paid: Payment) -> None:
-    """The transaction of a payment, in a final block: the transfer is the payer's, whatever is signed."""
+    """The transaction of a payment, in a final block: the transfer is of the payer, for any signature."""
     logs = (transfer_log(TOKEN, paid.payer, paid.payee, paid.value_units),)
     transaction = Transaction(tx_hash=paid.tx_hash, sender=paid.payer, recipient=TOKEN, logs=logs)
     gateway.chain.mine(CHAIN, transaction)
@@ -237,7 +237,7 @@ def test_a_signature_covers_method_path_query_and_body(
             assert digest_of(changed) != digest_of(signed), name
 
 
-# ---- Whatever arrives, a parser gives a record or a refusal.
+# ---- For every input, a parser returns a record or a refusal.
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=10),

@@ -177,7 +177,7 @@ def bind_nonce(challenge: dict[str, str]) -> bytes:
 
 
 def dress(dialect: str, encoded: bytes) -> Header:
-    """The header of a dialect around whatever bytes."""
+    """The header of a dialect around any bytes."""
     if dialect == MPP:
         return "Authorization", f"Payment {encoded.decode()}"
     return {V2: "PAYMENT-SIGNATURE", V1: "X-PAYMENT"}[dialect], encoded.decode()

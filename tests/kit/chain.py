@@ -1,6 +1,7 @@
-"""Chains in memory: the twin of `chain/rpc.py`. A test scripts the blocks, the transactions and the trouble.
+"""Chains in memory: the model of `chain/rpc.py`. A test scripts the blocks, the transactions and the faults.
 
-It answers as an honest node would, unless it is told to be away; `tests/payments` and the watcher live on it.
+It responds as a correct node, unless the test makes it unavailable; `tests/payments` and the tests of the watcher use
+it.
 """
 
 import asyncio
@@ -220,7 +221,7 @@ class MemoryChain:
         base_units: int,
         nonce: bytes,
     ) -> TxHash:
-        """Somebody else lands that authorisation, in a block of its own."""
+        """Another account sends that authorisation, in a separate block."""
         logs = settlement_logs(token, payer=payer, payee=payee, base_units=base_units, nonce=nonce)
         return self._mine_foreign(chain_id, token, logs)
 

@@ -262,7 +262,7 @@ def transfer_log(token: Address, payer: Address, payee: Address, base_units: int
 
 
 def authorization_log(token: Address, authorizer: Address, nonce: bytes = bytes(32)) -> Log:
-    """The event of EIP-3009 that says who signed the transfer beside it."""
+    """The event of EIP-3009 that names the signer of the transfer beside it."""
     topics = (AUTHORIZATION_USED_TOPIC, _PAD + authorizer, nonce)
     return Log(address=token, topics=topics, payload=b"", removed=False)
 

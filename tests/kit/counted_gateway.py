@@ -63,7 +63,7 @@ LISTING_QUERY = r"^SELECT listing\.revision"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CountedGateway:
-    """A gateway in this process, and who calls there: a new provider, and a new caller with tokens."""
+    """A gateway in this process, a new provider, and a new caller with tokens."""
 
     cluster: Any
     app: App
@@ -126,7 +126,7 @@ async def run_app(env: dict[str, str]) -> AsyncIterator[App]:
 
 
 def has_done_first_rounds(app: App) -> bool:
-    """Whether this gateway leads in every duty, and whatever it does by the clock, for itself or as the leader, was done once."""
+    """Whether this gateway leads every duty and has run every periodic task once, for itself or as the leader."""
     return all(task.has_succeeded for task in app.background if task.name not in ON_DEMAND)
 
 

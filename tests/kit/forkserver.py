@@ -111,7 +111,7 @@ def main() -> None:
                 _answer({"pid": pid})
             case {"kill": pid, "signal": number}:
                 if _poll(codes, pid) is None:
-                    os.kill(pid, number)  # a child that nobody has waited for: the number is its own
+                    os.kill(pid, number)  # a child that is not reaped yet: no other process has its id
                 _answer({"code": _wait(codes, pid) if number == signal.SIGKILL else _poll(codes, pid)})
             case {"poll": pid}:
                 _answer({"code": _poll(codes, pid)})

@@ -1,4 +1,4 @@
-"""Sample payments, claims and closes for tests of the ledger and of whoever keeps them. Every field can be given."""
+"""Sample payments, claims and closes for tests of the ledger and of its stores. Every field can be given."""
 
 import asyncio
 from dataclasses import replace

@@ -54,8 +54,8 @@ class NodeProxy:
         self._bend = bend
 
     def rename(self, told: str, real: str) -> None:
-        """Whatever it is asked about `told` it answers as if that were `real`: a receipt for a transaction that was never
-        sent, say."""
+        """Returns the results of `real` for every request about `told`: such as a receipt for a transaction that was
+        never sent."""
         self._translate = {told.removeprefix("0x"): real.removeprefix("0x")}
 
     def cut_at(self, method: str, *, is_heard: bool) -> None:
@@ -153,7 +153,7 @@ def answer_for_another_chain(asked: list[Call], answers: list[Call]) -> list[Cal
 
 
 def answer_with(real: int, told: int) -> Bend:
-    """Each amount (a word of 32 bytes) of `real` is one of `told`."""
+    """Replaces each amount (a word of 32 bytes) of `real` by the one of `told`."""
     words = f"{real:064x}", f"{told:064x}"
 
     def bend(asked: list[Call], answers: list[Call]) -> list[Call]:

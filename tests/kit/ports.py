@@ -1,6 +1,5 @@
-"""Ports of loopback for servers of tests that die and come back at their place. Nothing listens there yet, and the kernel
-gives none of them to outgoing connections, so nobody takes a dead server's port before its heir does.
-"""
+"""Loopback ports for servers of tests that are killed and restarted at the same port. They have no listener yet, and
+the kernel assigns none of them to outgoing connections, so no other process takes the port between two servers."""
 
 import contextlib
 import secrets

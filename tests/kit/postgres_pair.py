@@ -124,8 +124,8 @@ class PostgresNode:
                 one.resume()
 
     def limit_files(self, file_bytes_max: int | None) -> None:
-        """The largest file that it may write, for the processes that it has and will have: a full disk. Nobody may limit
-        the processes of another user, so it is done as theirs."""
+        """Limits the size of the files that its processes may write, present and future ones: a full disk. A process
+        may not limit those of another user, so it runs as theirs."""
         limit = "unlimited" if file_bytes_max is None else str(file_bytes_max)
         for one in self._family():
             command = ["prlimit", "--pid", str(one.pid), f"--fsize={limit}:"]
@@ -146,7 +146,7 @@ class PostgresNode:
         return (self.folder / "server.log").read_text(errors="replace")
 
     async def end(self) -> None:
-        """Whatever state it is in."""
+        """Ends it in any state."""
         if self._process is not None and self._process.poll() is None:
             await self.kill()
 
@@ -206,7 +206,7 @@ async def run_pair(find_port: Any) -> AsyncIterator[PostgresPair]:
 
 
 def _find_user(folder: Path) -> str | None:
-    """Whom the servers run as; None: as whoever runs the tests."""
+    """The user of the servers; None: the user of the tests."""
     if os.geteuid() != 0:
         return None
     user = "pgserver"

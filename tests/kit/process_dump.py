@@ -1,7 +1,7 @@
-"""What a process of the rig and its database do at this moment, as text: shown where a test has waited in vain.
+"""The present state of a process of the tests and its database, as text: printed when a test has waited in vain.
 
-`install` runs in a gateway's process, before its event loop; the others in the test's. A dump changes nothing in the
-process that it shows.
+`install` runs in the process of a gateway, before its event loop; the other functions run in that of the test. A dump
+changes nothing in the process.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ _LOCKS = """
 """
 
 
-# ---- In the process that is shown.
+# ---- In the dumped process.
 
 
 def install() -> None:
@@ -96,7 +96,7 @@ async def dump_gateway(gateway: Any) -> str:
 
 
 async def dump_postgres(database_url: str) -> str:
-    """Who does what in that database, and who waits for whom."""
+    """The activity of each session of that database, and the sessions that wait for others."""
     connection = await asyncpg.connect(database_url, timeout=ANSWER_DEADLINE_S)
     try:
         lines: list[str] = []

@@ -16,7 +16,7 @@ _TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
 
 
 async def describe(folder: Path, migrations: Path = MIGRATIONS) -> str:
-    """By the migrations themselves, whatever is written down."""
+    """Describes the schema that the migrations make, not the stored one."""
     database = SqliteDatabase(folder / "written.sqlite3")
     await database.open()
     try:

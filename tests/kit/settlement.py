@@ -222,7 +222,7 @@ class SettlementHarness:
         return payer
 
     async def claim(self, payer: AuthorizationSigner | None = None, **given: Any) -> "ClaimedCall":
-        """A call whose upstream is being asked; its authorisation is held by it."""
+        """A call at its upstream; it holds its authorisation."""
         authorization = (payer or self.payer()).authorize()
         claim = authorized_claim(
             authorization, block_number=self.chain.head(CHAIN).number, listing_id=LISTING, **given
@@ -265,7 +265,7 @@ class ClaimedCall:
         return await self.harness.ledger.mark_orphaned(self.claim.call_id, epoch=1)
 
     def land(self, *, payee: Address | None = None) -> None:
-        """Somebody else uses the authorisation's nonce, for its payee or for another."""
+        """Another account uses the authorisation's nonce, for its payee or for another."""
         self.harness.chain.settle_by_third_party(
             CHAIN,
             TOKEN,

@@ -1,6 +1,5 @@
-"""Calls paid by authorisation, for live tests of crashes and races: each can be shown again exactly as it was, and the
-chain's own logs say what it moved. Loaded by `conftest.py`.
-"""
+"""Calls paid by authorisation, for live tests of crashes and races: each can be sent again unchanged, and the logs of
+the chain show its transfers. Loaded by `conftest.py`."""
 
 import contextlib
 import time
@@ -44,7 +43,7 @@ class SignedCall:
         return self.payer.signer
 
     async def send(self, gateway: Any = None, *, headers: list[Header] | None = None, **options: Any) -> Any:
-        """`headers`: shown instead of the signed payment."""
+        """`headers`: sent instead of the signed payment."""
         payer = self.payer
         return await payer.cluster.call(
             gateway or payer.gateway,
@@ -77,7 +76,7 @@ class SignedCall:
 
     @property
     def calldata(self) -> bytes:
-        """What anybody can send to the token with it."""
+        """The calldata with which any account can send it to the token."""
         payload = undress(self.header)["payload"]
         signed = payload["authorization"]
         return encode_transfer_with_authorization(
@@ -147,7 +146,7 @@ async def count_sent(cluster: Any, account: FundedAccount) -> int:
 
 @contextlib.asynccontextmanager
 async def unmined(driver: Any) -> AsyncIterator[None]:
-    """Inside, nothing is mined until somebody says so; on the way out everything is."""
+    """Inside, nothing is mined until the test mines; at the end everything is mined."""
     await driver.rpc("evm_setAutomine", False)
     try:
         yield
@@ -166,7 +165,7 @@ async def find_pending(cluster: Any, sender: Address) -> list[TxHash]:
 
 
 async def send_dearly(cluster: Any, account: FundedAccount, token: Address, calldata: bytes) -> TxHash:
-    """Somebody else's transaction, paid so well that it stands first in its block."""
+    """Sends the transaction of another account with a high fee, so that it comes first in its block."""
     key = GasKey.parse(account.private_key)
     count = await cluster.driver.rpc("eth_getTransactionCount", str(key.address), "pending")
     signed = key.sign(

@@ -19,7 +19,7 @@ LOOK_S = 0.25
 
 @contextlib.asynccontextmanager
 async def resend_stranded(driver: ChainDriver) -> AsyncIterator[None]:
-    """Looks at the pool for as long as the context is open. A node that does not answer is asked again."""
+    """Checks the pool while the context is open. Repeats the request to a node without a response."""
 
     async def look() -> None:
         before: frozenset[str] = frozenset()

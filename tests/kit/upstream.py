@@ -1,6 +1,5 @@
-"""An upstream of raw bytes on loopback, for tests: it answers as it is told to, lies included, and its own log is the
-counter of truth. It knows nothing of a gateway.
-"""
+"""An upstream of raw bytes on loopback, for tests: it returns the configured bytes, invalid ones included, and its
+log counts the served requests. It does not depend on the gateway."""
 
 import asyncio
 import socket
@@ -108,7 +107,8 @@ class LoopbackUpstream:
     async def _converse(
         self, arrived: Arrived, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Answers once the body is here; or, told so, at once, while the body comes in. A caller that leaves ends it."""
+        """Responds when the body is complete; or, if configured, at once, while the body arrives. A caller that
+        leaves ends it."""
         if self.is_body_read_first:
             await _read_body(arrived, reader)
             reading = asyncio.get_running_loop().create_task(_wait_gone(reader))

@@ -46,7 +46,7 @@ class ValkeyServer:
             time.sleep(POLL_S)
 
     def halt(self) -> None:
-        """It keeps its connections and answers nobody."""
+        """It keeps its connections and sends no responses."""
         self._signal(signal.SIGSTOP)
 
     def go_on(self) -> None:

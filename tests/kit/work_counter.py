@@ -1,7 +1,8 @@
-"""Counts what a gateway in this process asks of its database, of its chain's node and of its curve. Loaded by `conftest.py`.
+"""Counts the work of a gateway in this process: its database statements, its requests to the chain node, its
+signature recoveries. Loaded by `conftest.py`.
 
-Counted where it leaves the process, not where the code says that it does: SQLite's own trace, the bytes to PostgreSQL,
-the requests to the node. So whatever way a statement takes, it is seen.
+The work is counted where it leaves the process, not where the code reports it: by SQLite's trace, the bytes to
+PostgreSQL, the requests to the node. So every way of a statement counts.
 """
 
 import asyncio
@@ -86,7 +87,7 @@ class _Session:
             self._open = None
 
     def end(self) -> None:
-        """The connection is gone, and with it whatever it had begun."""
+        """The connection is closed, and its open transaction with it."""
         if self._open is not None:
             self._open = None
             self._counter.open -= 1
@@ -98,8 +99,8 @@ class _Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What was done between two moments. `flushed`: durable commits; `written`: those that the next durable one flushes;
-    `read`: transactions that only asked. `round_trips`: to PostgreSQL; SQLite has none."""
+    """The work between two moments. `flushed`: durable commits; `written`: commits that the next durable one flushes;
+    `read`: read-only transactions. `round_trips`: to PostgreSQL; SQLite has none."""
 
     flushed: int
     written: int
@@ -209,7 +210,7 @@ def count_sqlite(counter: WorkCounter) -> Iterator[None]:
 
 @contextlib.contextmanager
 def count_recoveries(counter: WorkCounter) -> Iterator[None]:
-    """The curve's own function, below whatever memory the gateway keeps of it."""
+    """Counts calls of the curve's own function, below every cache of the gateway."""
     recover = coincurve.PublicKey.from_signature_and_message
 
     def recover_counted(*args: Any, **options: Any) -> Any:

@@ -33,7 +33,7 @@ class MemoryStatement:
 
     @property
     def rows(self) -> MemoryRows:
-        """What everybody over this ledger shares."""
+        """The rows that all users of this ledger share."""
         return self._rows
 
     async def history(self, query: HistoryQuery) -> HistoryPage:

@@ -26,7 +26,7 @@ LONG_S = 5.0
 
 @dataclass
 class Wire:
-    """A connection and the far end of it. `lost`: how often it was told that it is gone."""
+    """A connection and its far end. `lost`: how often it was notified of its loss."""
 
     connection: Connection
     far: socket.socket
@@ -247,7 +247,7 @@ async def test_a_waiting_reader_gets_the_failure_of_a_cut() -> None:
 
 @pytest.mark.parametrize(("large_max", "buffers"), [(0, 1), (1, LARGE_BUFFERS)])
 async def test_holds_no_more_of_an_answer_than_its_limit(large_max: int, buffers: int) -> None:
-    """A reader who is as quick as this one may have the large measure, where it is left."""
+    """A reader as fast as this one may get the large limit, where it is free."""
     whole = 32 * 1024 * 1024
     async with wired(read_buffer=ReadBuffer(BUFFER_BYTES, large_max=large_max)) as wire:
         wire.connection.begin("GET", ASKED)

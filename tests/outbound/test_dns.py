@@ -69,7 +69,7 @@ class Harness:
         """What hangs ends, and what comes after it may hang again."""
         self.resolver.released.set()
         await self.until_running(0)
-        await self.ask("last.example")  # whatever was noted of those before is noted now
+        await self.ask("last.example")  # the results of the earlier names are recorded now
         self.resolver.released.clear()
 
 

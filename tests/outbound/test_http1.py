@@ -108,7 +108,8 @@ def test_bytes_after_the_end_belong_to_no_response(raw: bytes, body: bytes, is_r
 def test_more_than_the_answer_in_one_piece_with_its_head_is_none(
     raw: bytes, body: bytes, is_reusable: bool
 ) -> None:
-    """But for empty lines, which some servers put there. Of chunks, a head is told before their end is looked for."""
+    """Except empty lines, which some servers send. Of a chunked response the head is delivered before its end is
+    checked."""
     for stray in (b"H", raw, b"\x00", b"0\r\n\r\n"):
         seen = read(raw + stray)
         if b"chunked" in raw.lower() or raw.startswith((b"HTTP/1.1 204", b"HTTP/1.1 304")):

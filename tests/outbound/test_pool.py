@@ -29,8 +29,8 @@ ASKED = b"GET / HTTP/1.1\r\n\r\n"
 
 @dataclass
 class Far:
-    """A server that answers OK to everything, or hangs up on everybody. `names`: those that TLS clients asked for;
-    `protocols`: what was agreed."""
+    """A server that returns OK for everything, or closes every connection. `names`: the names that TLS clients
+    requested; `protocols`: the agreed ones."""
 
     port: int = 0
     accepted: int = 0

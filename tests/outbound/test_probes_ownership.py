@@ -94,7 +94,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
         checker = OwnershipChecker(
             http_client=http_client,
             txt_records=txt_records,
-            verifier=SignatureVerifier(chain, limits=limits),  # type: ignore[arg-type] # only wallets are asked
+            verifier=SignatureVerifier(chain, limits=limits),  # type: ignore[arg-type] # only wallets are used
             gateway="https://gw.example.com",
             limits=limits,
         )

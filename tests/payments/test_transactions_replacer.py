@@ -1,4 +1,5 @@
-"""Sequences that continue: lost transactions are resent, and the first unmined one is replaced, whatever the state of its call."""
+"""Nonce sequences that continue: lost transactions are resent, and the first unmined one is replaced, in every state
+of its call."""
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -196,7 +197,7 @@ async def test_a_recent_transaction_is_not_sent_again(harness: SettlementHarness
     assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [0]
 
 
-# ---- Whatever became of its call.
+# ---- In every state of its call.
 
 
 async def test_a_lost_transaction_is_resent_although_its_call_has_ended(harness: SettlementHarness) -> None:

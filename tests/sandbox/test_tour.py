@@ -38,7 +38,7 @@ def created_then(
     found: object = "api_1",
     told: object = "api_1",
 ) -> Answer:
-    """`challenge`, `state`: of the proof. `found`, `told`: the ids that the search and the agent document show."""
+    """`challenge`, `state`: of the proof. `found`, `told`: the ids in the search and in the agent document."""
 
     def respond(request: httpx.Request) -> httpx.Response:
         if is_create(request):

@@ -1,8 +1,8 @@
-"""The fake database: the ledger in memory behind a machine that loses commits, answers and power, on command.
+"""The fake database: the ledger in memory behind a machine that loses commits, responses and power, on command.
 
-`FakeMachine` is the disk and its server, `FakeGateway` one gateway process over it. Who gets what is decided by the real
-twin (`tests.model.ledger`) and so by `tollway.ledger`; here is only what a process remembers and a crash forgets:
-which calls it has open, which commits it never heard of, which closes it still has to write.
+`FakeMachine` is the disk and its server, `FakeGateway` one gateway process over it. The model (`tests.model.ledger`),
+and so `tollway.ledger`, decides the claims; this module has only the state that a process loses in a crash: its open
+calls, its commits of unknown outcome, and its unwritten closes.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Fate(Enum):
     """The outcome of the next commit. After either the database is unavailable until it is restored."""
 
     LOST = auto()  # nothing was written
-    UNHEARD = auto()  # it was written, and nobody heard
+    UNHEARD = auto()  # it was written, and its response was lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
-"""One history: gateways, callers, an upstream, a chain and a database, and what one seed lets happen to them.
+"""One history: gateways, callers, an upstream, a chain and a database, and the events that one seed causes.
 
-`play` draws a world and its steps from (seed, number) alone. Every outcome is told in order, so that two machines can be
-compared, and one history played again step by step. The gateway's part is written here in the order of
-`gateway.proxy`; whatever is decided about money is decided by the ledger.
+`play` draws a world and its steps from (seed, number) alone. Every outcome is recorded in order, so that two machines
+can be compared, and one history replayed step by step. The part of the gateway is written here in the order of
+`gateway.proxy`; the ledger decides everything about money.
 """
 
 from collections.abc import Callable

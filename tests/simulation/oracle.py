@@ -1,7 +1,7 @@
-"""What really happened in a history, whatever the ledger says of it: what the upstream saw, what callers were shown, what
-moved on the chain. And the laws that the ledger must keep in the light of it, checked after each step.
+"""The facts of a history, independent of the ledger: the requests at the upstream, the responses of the callers, the
+transfers on the chain. And the laws that the ledger must keep against these facts, checked after each step.
 
-It reads the rows of the ledger and never asks their own audit.
+It reads the rows of the ledger and does not use its audit.
 """
 
 from dataclasses import dataclass, field

@@ -50,7 +50,7 @@ def play_in_memory(
     try:
         return at_once(history.play(machine))
     except Exception as exc:
-        exc.story = history.story  # type: ignore[attr-defined]  # for whoever prints it
+        exc.story = history.story  # type: ignore[attr-defined]  # for the printer
         exc.add_note(f"python -m tests.simulation --seed {seed} --history {number}")
         raise
 
@@ -61,7 +61,7 @@ def play_many(seed: int, numbers: Iterable[int], *, gateway: type[FakeGateway] |
     for number in numbers:
         try:
             story = play_in_memory(seed, number, gateway=gateway)
-        except Exception as exc:  # told with its number, so that it can be played again
+        except Exception as exc:  # raised with its number, so that it can be replayed
             law = name_law(exc)
             return Tally(histories=histories + 1, steps=steps, claims=claims, broken=number, law=law)
         histories += 1
@@ -127,7 +127,7 @@ def _replay(seed: int, number: int, gateway: type[FakeGateway] | None, *, is_alo
     try:
         story = play_in_memory(seed, number, gateway=gateway, is_alone=is_alone, tells=True)
         print(*story.told, sep="\n")
-    except Exception as exc:  # the story up to there is what is asked for
+    except Exception as exc:  # only the history up to there is wanted
         print(*exc.story.told, sep="\n")  # type: ignore[attr-defined]  # set by play_in_memory
         if not isinstance(exc, AssertionError):
             traceback.print_exc()

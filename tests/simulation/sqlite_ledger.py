@@ -99,7 +99,7 @@ class SqliteMachine:
         if self.context.has_power_cuts:
             await self._keep_image(flush=flush)
         outcome = await self.database.write(work, flush=flush, **more)
-        if self.fate is Fate.UNHEARD:  # the work itself may have asked to be done again, with more locks
+        if self.fate is Fate.UNHEARD:  # the work itself may require another try with more locks
             self.is_away, self.fate = True, None
             raise StorageUnavailable
         return outcome

@@ -1,6 +1,5 @@
-"""CORS: every origin may read every response, without credentials, whatever the upstream sends. A matrix of origins, methods and kinds of
-response. Source: Fetch §3.2; the HTTP contract, "Gateway call".
-"""
+"""CORS: every origin may read every response, without credentials, for all headers of the upstream. A matrix of
+origins, methods and kinds of response. Source: Fetch §3.2; the HTTP contract, "Gateway call"."""
 
 from collections.abc import AsyncIterator
 
