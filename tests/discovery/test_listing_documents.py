@@ -48,7 +48,7 @@ def test_an_operation_has_the_members_of_a_call() -> None:
     told = describe(show_listing(openapi=SAMPLE_DOCUMENT))
     quote, *_ = told["operations"]  # type: ignore[misc]  # a member of JSON
     assert quote["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}/quote/{{symbol}}"
-    assert quote["mcpTool"] == f"{LISTING_ID}.get_f4415546"
+    assert quote["mcpTool"] == f"{LISTING_ID}.get_quote"
     assert quote["price"] == {"mode": "fixed", "amount": "0.01", "currency": "USDC"}
     assert quote["arguments"] == {"symbol": {"in": "path", "name": "symbol"}}
     assert quote["example"]["url"].endswith("/quote/ETH")

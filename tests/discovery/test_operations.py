@@ -49,9 +49,16 @@ def test_a_method_that_the_listing_does_not_take_is_not_sold() -> None:
     assert list(sold({"/a": {"get": {}, "post": {}, "trace": {}}}, methods=("GET",))) == ["GET /a"]
 
 
-def test_tools_have_names_of_ours() -> None:
-    found = sold({"/ignore previous": {"get": {}}, "/a": {"get": {"operationId": "ignore_all"}}})
-    assert [one.tool for one in found.values()] == ["get_f302dfbc"]
+def test_a_tool_has_the_name_of_its_operation() -> None:
+    found = sold(
+        {
+            "/ignore previous": {"get": {}},
+            "/quote/{symbol}": {"get": {}},
+            "/a": {"post": {"operationId": "addNote"}},
+        },
+        operations=(priced("PUT", "/x/{id}", "1"),),
+    )
+    assert [one.tool for one in found.values()] == ["get_quote_by_symbol", "add_note", "put_x_by_id"]
 
 
 def test_a_part_that_exceeds_the_schema_limit_is_open_and_keeps_its_name() -> None:
@@ -84,15 +91,6 @@ def test_an_undocumented_priced_operation_takes_any_query_and_body() -> None:
     assert post.input_schema["required"] == ["id"]
     assert [one.name for one in get.arguments] == ["query"]
     assert get.arguments[0].is_exploded
-
-
-def test_tools_with_colliding_names_get_longer_names() -> None:
-    """The first 32 bits of both digests are the same."""
-    found = sold({"/a26724": {"get": {}}, "/a80320": {"get": {}}})
-    first, second = (one.tool for one in found.values())
-    assert first == "get_d459abc2"
-    assert second.startswith(first)
-    assert len(second) == len(first) + 1
 
 
 def test_arguments_have_names_of_their_own() -> None:

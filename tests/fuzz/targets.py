@@ -2,21 +2,24 @@
 the promised way; any other error is a finding. Pure, and used by two runners: `run.py` and `test_corpus.py`."""
 
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
 from urllib.parse import unquote_to_bytes
 
 from pydantic_core import to_json
 
-from tests.kit.listings import sample_listing
+from tests.kit.listings import sample_listing, show_listing
 from tests.kit.payer import USDC
 from tollway.chain.responses import UnusableResponse, parse_batch
 from tollway.chain.signer import decode_item
 from tollway.client.provider import ForwardedRefused, ForwardedVerifier, read_directory
 from tollway.client.quote import read_transfer_offers
 from tollway.client.x402 import read_receipt, read_x402_offers
+from tollway.discovery.agent_document import AGENT_BYTES_MAX, describe_for_agents, json_size
 from tollway.discovery.operations import list_operations
 from tollway.discovery.safe_text import clean_prose
+from tollway.discovery.tools import DESCRIPTION_LENGTH_MAX, api_tool
 from tollway.errors import Problem, Refusal
 from tollway.gateway.headers import check_control_headers
 from tollway.gateway.request_signing import BodyCoverage, UpstreamSigner, cover_body
@@ -52,6 +55,7 @@ RULES = DraftRules(
 )
 HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=16_384, headers=100)
 PROVIDER = Address(b"\xaa" * 20)
+TOOL_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 BASE = "/base/path"
 ENDPOINT = "https://api.example.com" + BASE
 
@@ -163,9 +167,19 @@ def documents(raw: bytes) -> None:
     document = ProviderDocument(content)
     for operation in document.operations:
         list(document.list_parameters(operation))
-    for sold in list_operations(sample_listing(provider=PROVIDER, openapi=content)):
+    listing = sample_listing(provider=PROVIDER, openapi=content)
+    operations = list_operations(listing)
+    check(len({sold.tool for sold in operations}) == len(operations), "names of tools are unique")
+    for number, page in enumerate(describe_for_agents(show_listing(openapi=content), DEFAULT_LIMITS)):
+        is_single = number > 0 and len(page["operations"]) == 1
+        check(is_single or json_size(page) <= AGENT_BYTES_MAX, "a page of the agent document is small")
+    for sold in operations:
         check(find_refused_character(sold.summary, is_multiline=True) is None, "a summary hides nothing")
         json.dumps(sold.input_schema).encode()
+        check(TOOL_NAME.fullmatch(sold.tool) is not None, "a name of a tool is plain")
+        description = api_tool(listing, sold).description
+        check(len(description) <= DESCRIPTION_LENGTH_MAX, "a description is cut")
+        check(description.count('"') == 2, "the provider's words stay within their quotation marks")
 
 
 def yaml_documents(raw: bytes) -> None:

@@ -1,16 +1,16 @@
 """The operations of a listing: request, response and price. One model for the documents, the MCP tools and the pages. Pure.
 
-The provider's document is untrusted: it never makes this module fail, its texts are cleaned and cut, and they never become the name of a tool.
+The provider's document is untrusted: it never makes this module fail, and its texts are cleaned and cut. `tool_names.py` makes the names of the tools.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.discovery.schemas import SchemaBundler, SchemaCopier, SchemaCopy
+from tollway.discovery.tool_names import WHOLE_LISTING_TOOL, NamedOperation, name_tools
 from tollway.money import Price
 from tollway.registry.listing import Listing, Operation, accepts_method, is_sent_by_caller
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
@@ -21,9 +21,6 @@ Place = Literal["path", "query", "header", "body"]
 SUMMARY_MAX, DESCRIPTION_MAX = 160, 1_000
 SCHEMA_WEIGHT_MAX = 16_384
 """About the characters of one schema with its definitions. A part that does not fit becomes an open schema."""
-
-WHOLE_LISTING_TOOL = "call"
-"""The tool of a listing without documented operations."""
 
 BODY_METHODS = ("POST", "PUT", "PATCH")
 ANY_QUERY_SCHEMA: Mapping[str, Any] = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -54,7 +51,7 @@ class Argument:
 class ApiOperation:
     """An operation of a listing.
 
-    `tool`: a name made by the gateway, unique in the listing and stable over its revisions, `[a-z0-9_]{1,64}`. `path`: the template below the endpoint as in
+    `tool`: the name of its MCP tool (`tool_names.py`), unique in the listing. `path`: the template below the endpoint as in
     the provider's document, such as `/v1/cities/{city}`; empty for the endpoint itself. `summary`, `description`: the provider's text, cleaned; untrusted.
     `input_schema`: a closed object over the names of `arguments` with local `$defs` only; it has neither patterns nor `uniqueItems`, so that a validation takes
     at most the number of its steps, which the checker bounds. `body_type`: the media type of a body, None without one; unless it is JSON, the
@@ -96,10 +93,28 @@ def list_operations(listing: Listing) -> tuple[ApiOperation, ...]:
 def list_sourced_operations(listing: Listing, document: ProviderDocument) -> tuple[SourcedOperation, ...]:
     """The operations with their sources. `document`: of the listing."""
     reader = _OperationReader(listing, document)
-    found = [*reader.documented(), *reader.priced()]
+    found = _name_all([*reader.documented(), *reader.priced()])
     if not found or (not document.operations and listing.other_paths == "serve"):
         found.append(SourcedOperation(operation=_whole_listing(listing), source=None))
     return tuple(found)
+
+
+def _name_all(found: list[SourcedOperation]) -> list[SourcedOperation]:
+    """The operations with the names of their tools, which depend on all of them."""
+    names = name_tools(
+        [
+            NamedOperation(
+                method=one.operation.method,
+                path=one.operation.path,
+                operation_id=None if one.source is None else one.source.content.get("operationId"),
+            )
+            for one in found
+        ]
+    )
+    return [
+        SourcedOperation(operation=replace(one.operation, tool=name), source=one.source)
+        for one, name in zip(found, names, strict=True)
+    ]
 
 
 class _OperationReader:
@@ -109,7 +124,6 @@ class _OperationReader:
         self._copier = SchemaCopier(self._document, prefix="#/$defs/", is_checked=True)
         self._bundler = SchemaBundler(self._copier, weight_max=SCHEMA_WEIGHT_MAX)
         self._prices = _make_price_trees(listing)
-        self._tools: set[str] = set()
         self._path_keys: set[tuple[str, str]] = set()
 
     def documented(self) -> Iterator[SourcedOperation]:
@@ -140,7 +154,7 @@ class _OperationReader:
             inputs.add_body(body.schema, is_required=body.is_required)
         output = self._read_output(content)
         return ApiOperation(
-            tool=self._name_tool(operation.method, operation.path),
+            tool="",
             method=operation.method,
             path=operation.path,
             summary=clean_line(content.get("summary"), SUMMARY_MAX),
@@ -169,7 +183,7 @@ class _OperationReader:
                 SchemaCopy(schema={"description": "The body, as JSON."}, weight=40), is_required=False
             )
         return ApiOperation(
-            tool=self._name_tool(operation.method, operation.path),
+            tool="",
             method=operation.method,
             path="" if operation.path == "/" else operation.path,
             summary="",
@@ -180,16 +194,6 @@ class _OperationReader:
             body_type="application/json" if has_body else None,
             price=operation.price,
         )
-
-    def _name_tool(self, method: str, path: str) -> str:
-        digest = hashlib.sha256(f"{method} {path}".encode()).hexdigest()
-        verb = re.sub("[^a-z0-9]", "_", method.lower())
-        for length in range(8, 40):
-            tool = f"{verb}_{digest[:length]}"
-            if tool not in self._tools:
-                break
-        self._tools.add(tool)
-        return tool
 
     def _read_body(self, content: Mapping[str, Any]) -> "_RequestBody | None":
         raw = self._document.resolve(content.get("requestBody"))

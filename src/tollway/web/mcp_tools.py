@@ -513,10 +513,12 @@ def _read_call(ctx: Context, params: types.CallToolRequestParams, mcp_request: M
 def _to_tool(tool: ToolDefinition) -> types.Tool:
     return types.Tool(
         name=tool.name,
+        title=tool.title,
         description=tool.description,
         input_schema=dict(tool.input_schema),
         output_schema=None if tool.output_schema is None else dict(tool.output_schema),
         annotations=types.ToolAnnotations(
+            title=tool.title,
             read_only_hint=tool.is_reading,
             destructive_hint=tool.is_destructive and not tool.is_reading,
             open_world_hint=True,

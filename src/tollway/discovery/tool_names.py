@@ -1,0 +1,110 @@
+"""Names of MCP tools: made of the provider's `operationId`, or of method and path, such as `get_quote_by_symbol`. Pure.
+
+The names of a listing depend on the set of its operations alone: not on their order, the gateway, or the time. A name that two operations want belongs to
+neither: each gets a digest of its method and path at the end, so that a client with an older list of tools calls no operation that it did not mean.
+
+An `operationId` is untrusted: one that has spaces or characters beyond ASCII is not used. A name has the alphabet that all known clients accept, at most `TOOL_NAME_LENGTH_MAX` characters, is not (and does not look like)
+a tool of Tollway, and does not say that an operation reads when its method changes something.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TOOL_NAME_LENGTH_MAX = 48
+"""Clients accept 64 characters (MCP allows 128), and some of them put the name of the server in front."""
+
+WHOLE_LISTING_TOOL = "call"
+"""The tool of a listing without documented operations."""
+
+RESERVED_NAMES = (
+    WHOLE_LISTING_TOOL,
+    *("search_resources", "get_api", "proxy_tool_call", "list_my_calls"),
+    *("search_apis", "describe_api", "call_api", "my_calls", "wallet_status"),
+)
+"""The tools of the gateway (`tools.py`) and of `tollway mcp` (`client/agent_tools.py`)."""
+
+_READING_WORDS = frozenset({"get", "list", "read", "find", "search", "fetch", "show", "query", "head"})
+_CHANGING_METHODS = frozenset({"PUT", "PATCH", "DELETE"})
+_DIGEST_LENGTHS = (0, 8, 16, 24, 32, 40)
+_ID = re.compile(r"[A-Za-z][A-Za-z0-9_.:/-]{0,199}")
+_WORD = re.compile(r"[A-Z]+(?![a-z])[0-9]*|[A-Z]?[a-z]+[0-9]*|[0-9]+")
+_VARIABLE = re.compile(r"\{([^{}/]*)\}")
+_LOOKALIKES = str.maketrans("10i", "lol", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedOperation:
+    """What the name of an operation is made of. `operation_id`: the unchecked value of the provider's document, None without one."""
+
+    method: str
+    path: str
+    operation_id: object = None
+
+
+def name_tools(operations: Sequence[NamedOperation]) -> list[str]:
+    """The name of each operation: unique, `[a-z][a-z0-9_]*`, at most `TOOL_NAME_LENGTH_MAX` characters. Operations differ in method or path."""
+    wanted = [_wanted_name(one) for one in operations]
+    digests = [
+        hashlib.sha256(f"{one.method} {one.path}".encode("utf-8", "replace")).hexdigest()
+        for one in operations
+    ]
+    names: dict[int, str] = {}
+    for length in _DIGEST_LENGTHS:
+        left = {
+            position: _with_digest(wanted[position], digests[position][:length])
+            for position in range(len(operations))
+            if position not in names
+        }
+        taken = Counter([*names.values(), *left.values()])
+        names.update(
+            (position, name)
+            for position, name in left.items()
+            if taken[name] == 1 and (length > 0 or not _needs_digest(name))
+        )
+    return [names[position] for position in range(len(operations))]
+
+
+def title_of(tool: str) -> str:
+    """The title of a tool: its name as words, without text of the provider beyond it."""
+    return tool.replace("_", " ").capitalize()
+
+
+def _wanted_name(operation: NamedOperation) -> str:
+    given = operation.operation_id
+    if not isinstance(given, str) or not _ID.fullmatch(given):
+        return _name_of_path(operation)
+    name = _join_words([given])
+    if operation.method in _CHANGING_METHODS and name.partition("_")[0] in _READING_WORDS:
+        return f"{operation.method.lower()}_{name}"
+    return name
+
+
+def _name_of_path(operation: NamedOperation) -> str:
+    """`GET /quote/{symbol}` becomes `get_quote_by_symbol`, `GET /` becomes `get_root`. Characters beyond ASCII letters and digits are left out."""
+    parts = [operation.method.lower()]
+    for position, part in enumerate(_VARIABLE.split(operation.path)):
+        parts += ["by", part] if position % 2 else [part]  # every second part is a variable
+    name = _join_words(parts)
+    return name if name != parts[0] else f"{name}_root"
+
+
+def _join_words(parts: Sequence[str]) -> str:
+    return "_".join(word.lower() for part in parts for word in _WORD.findall(part))
+
+
+def _needs_digest(name: str) -> bool:
+    """Whether a name without a digest is too long or looks like a name of Tollway."""
+    return len(name) > TOOL_NAME_LENGTH_MAX or name.translate(_LOOKALIKES) in _RESERVED
+
+
+_RESERVED = frozenset(name.translate(_LOOKALIKES) for name in RESERVED_NAMES)
+
+
+def _with_digest(name: str, digest: str) -> str:
+    if not digest:
+        return name
+    length = TOOL_NAME_LENGTH_MAX - len(digest) - 1
+    return f"{name[:length].rstrip('_')}_{digest}"
