@@ -1,6 +1,7 @@
-"""A caller that knows an agent document and nothing else: it fills in the machine forms of the rails and signs what they say.
+"""A caller that knows an agent document and nothing else: it fills in the form of a rail and signs what it says. For a rail whose form is not in the document it
+needs the payment guide that the document links to.
 
-It must never import anything of the gateway: that one document is enough is what it is there to show.
+It must never import anything of the gateway: that these documents are enough is what it is there to show.
 """
 
 import base64
@@ -21,8 +22,10 @@ _FUNCTION = re.compile(r"([A-Za-z]+)\((.*)\)")
 Headers = dict[str, str]
 
 
-def find_rail(agent: Mapping[str, Any], rail: str) -> dict[str, Any]:
-    return next(one for one in agent["payment"]["rails"] if one["rail"] == rail)
+def find_rail(document: Mapping[str, Any], rail: str) -> dict[str, Any]:
+    """The rail of an agent document or of the payment guide."""
+    rails = document["payment"]["rails"] if "payment" in document else document["rails"]
+    return next(one for one in rails if one["rail"] == rail)
 
 
 def find_option(agent: Mapping[str, Any], rail: str) -> dict[str, Any]:
@@ -73,12 +76,21 @@ def pay_by_x402(agent: Mapping[str, Any], key: str) -> Headers:
 
 
 def show_transaction(
-    agent: Mapping[str, Any], key: str, transaction: str, *, method: str, url: str, body: bytes = b""
+    agent: Mapping[str, Any],
+    key: str,
+    transaction: str,
+    *,
+    method: str,
+    url: str,
+    body: bytes = b"",
+    guide: Mapping[str, Any] | None = None,
 ) -> Headers:
-    """Headers that show a transfer for one request."""
-    rail, option = find_rail(agent, "tx"), find_option(agent, "tx")
+    """Headers that show a transfer for one request. `guide`: for a document without the form of this rail."""
+    rail, option = find_rail(agent if guide is None else guide, "tx"), find_option(agent, "tx")
     values = {
         **option,
+        "id": agent["id"],
+        "origin": agent["origin"],
         "transaction": transaction,
         "method": method,
         "target": url.removeprefix(agent["interfaces"]["http"]["url"]),

@@ -1,4 +1,4 @@
-"""The agent document: at most 8 KiB, enough to call and to pay; operations are whole or counted, and every left-out member is named."""
+"""The agent document: at most 8 KiB, enough to call and to pay; operations are listed or counted, every left-out member is named, and the next pages have all of it."""
 
 import json
 import random
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.kit.listings import LISTING_ID, PUBLIC_URL, show_listing
+from tests.kit.listings import LISTING_ID, PUBLIC_URL, realistic_document, show_listing
 from tollway.discovery.agent_document import (
     AGENT_BYTES_MAX,
-    DESCRIPTION_BYTES_MIN,
+    OPERATIONS_BYTES_MIN,
+    PAGED_SCHEMAS_BYTES_MAX,
     SUMMARY_BYTES_MAX,
     describe_for_agents,
     describe_operation,
@@ -27,31 +28,49 @@ WIDE = "\U0001f310"  # four bytes of UTF-8
 LONG_URL = "https://" + ".".join(["a" * 60] * 4) + ".example:65535"
 
 
+AGENT = f"/api/v2/apis/{LISTING_ID}/agent"
 DISCOVERY = f"/api/v2/apis/{LISTING_ID}/discovery"
 
 
 def write(view: ListingView) -> dict[str, Any]:
-    """The document as a client parses it, after a check of its size and of what it leaves out."""
-    body = json.dumps(describe_for_agents(view, DEFAULT_LIMITS), ensure_ascii=False, separators=(",", ":"))
-    assert len(body.encode()) <= AGENT_BYTES_MAX
-    written: dict[str, Any] = json.loads(body)
+    """The first page as a client parses it, after a check of the sizes and the completeness of all pages."""
+    written = write_pages(view)
     check_completeness(view, written)
-    return written
+    return written[0]
 
 
-def check_completeness(view: ListingView, agent: dict[str, Any]) -> None:
-    """Each operation is listed or counted, and each listed one has or names every member."""
+def write_pages(view: ListingView) -> list[dict[str, Any]]:
+    pages: list[dict[str, Any]] = []
+    for page in describe_for_agents(view, DEFAULT_LIMITS):
+        body = json.dumps(page, ensure_ascii=False, separators=(",", ":"))
+        is_single = bool(pages) and len(page["operations"]) == 1
+        assert is_single or len(body.encode()) <= AGENT_BYTES_MAX
+        pages.append(json.loads(body))
+    return pages
+
+
+def check_completeness(view: ListingView, pages: list[dict[str, Any]]) -> None:
+    """Each operation is listed or counted, each listed one has or names every member, and the next pages have all that the first does not have, in order."""
+    agent, *others = pages
     listed, counted = agent["operations"], agent.get("operationsLeftOut", 0)
     assert len(listed) + counted == len(view.operations)
     by_tool = {operation.tool: operation for operation in view.operations}
-    left_out = [name for entry in listed for name in entry.get("leftOut", ())]
-    for entry in listed:
+    paged = [entry for page in others for entry in page["operations"]]
+    for entry in [*listed, *paged]:
         operation = by_tool[entry["tool"]]
         whole = describe_operation(view, operation)
         members = (set(whole) - {"leftOut"}) | set(whole["leftOut"])
         assert sorted([*(set(entry) - {"leftOut"}), *entry.get("leftOut", ())]) == sorted(members)
         assert entry.get("inputSchema", operation.input_schema) == operation.input_schema
-    assert agent.get("operationsAt") == (DISCOVERY if counted or left_out else None)
+    complete = {entry["tool"] for entry in listed if "leftOut" not in entry}
+    assert [entry["tool"] for entry in paged] == [
+        one.tool for one in view.operations if one.tool not in complete
+    ]
+    assert agent.get("operationsAt") == (f"{AGENT}?page=2" if others else None)
+    for number, page in enumerate(others, start=2):
+        assert (page["page"], page["pages"]) == (number, len(pages))
+        assert page["operations"]
+        assert page.get("next") == (f"{AGENT}?page={number + 1}" if number < len(pages) else None)
 
 
 def document_of(paths: int, **operation: Any) -> dict[str, Any]:
@@ -81,24 +100,60 @@ def test_it_has_everything_that_a_caller_needs_to_call_and_pay() -> None:
     assert [option["rail"] for option in agent["payment"]["options"]] == ["tx", "x402"]
     assert {rail["rail"] for rail in agent["payment"]["rails"]} == {"tx", "x402", "mpp"}
     assert agent["payment"]["steps"]
-    assert set(agent) >= {"charged", "idempotency", "limits", "errors", "trust", "history", "links"}
+    assert agent["links"]["guide"] == "/docs/payment.json"
+    assert set(agent) >= {"charged", "idempotency", "limits", "errors", "trust", "links"}
 
 
 def test_each_operation_has_a_price_schemas_and_an_example() -> None:
     quote, *_ = write(show_listing(openapi=SAMPLE_DOCUMENT))["operations"]
     assert (quote["method"], quote["path"]) == ("GET", "/quote/{symbol}")
-    assert quote["price"] == {"amount": "0.01", "currency": "USDC"}
+    assert (quote["tool"], quote["price"]) == ("get_quote", "0.01 USDC")
     assert quote["inputSchema"]["required"] == ["symbol"]
-    assert quote["arguments"] == {"symbol": {"in": "path", "name": "symbol"}}
     assert quote["outputSchema"]["type"] == "object"
-    url = f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}/quote/ETH"
-    assert quote["example"] == {"method": "GET", "url": url}
+    assert quote["example"] == {"target": "/quote/ETH"}
+
+
+def test_arguments_have_a_place_where_it_is_not_the_usual_one() -> None:
+    parameters = [
+        {"name": "id", "in": "path", "required": True},
+        {"name": "id", "in": "query"},
+        {"name": "limit", "in": "query"},
+        {"name": "X-Trace", "in": "header"},
+        {"name": "tags", "in": "query", "explode": False},
+        {"name": "body", "in": "query"},
+    ]
+    document = {
+        "openapi": "3.1.0",
+        "paths": {
+            "/a/{id}": {
+                "post": {"parameters": parameters, "requestBody": {"content": {"application/json": {}}}}
+            }
+        },
+    }
+    (one,) = write(show_listing(openapi=document))["operations"]
+    assert one["arguments"] == {
+        "query_id": {"in": "query", "name": "id"},
+        "X-Trace": {"in": "header", "name": "X-Trace"},
+        "tags": {"in": "query", "name": "tags", "explode": False},
+        "body": {"in": "query", "name": "body"},
+        "body_body": {"in": "body"},
+    }
+
+
+def test_the_example_of_a_body_names_neither_method_nor_media_type_again() -> None:
+    echo = next(
+        one for one in write(show_listing(openapi=SAMPLE_DOCUMENT))["operations"] if one["method"] == "POST"
+    )
+    assert (echo["bodyType"], echo["example"]) == (
+        "application/json",
+        {"target": "/echo", "body": {"hello": "world"}},
+    )
 
 
 def test_a_listing_without_an_openapi_document_is_one_operation() -> None:
     (call,) = write(show_listing())["operations"]
     assert call["tool"] == "call"
-    assert call["example"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/{LISTING_ID}"
+    assert call["example"] == {"target": ""}
 
 
 def test_the_description_of_the_openapi_document_replaces_a_missing_one() -> None:
@@ -181,7 +236,7 @@ def test_a_description_replaces_a_missing_summary() -> None:
 
 
 def test_response_schemas_are_left_out_before_request_schemas() -> None:
-    answer = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(40)}}
+    answer = {"type": "object", "properties": {f"member_{n}": {"type": "string"} for n in range(120)}}
     responses = {"200": {"description": "ok", "content": {"application/json": {"schema": answer}}}}
     query = [{"name": "q", "in": "query", "required": True, "schema": {"type": "string"}}]
     agent = write(show_listing(openapi=document_of(3, responses=responses, parameters=query)))
@@ -203,8 +258,8 @@ def test_an_operation_with_a_long_schema_can_be_called_by_its_example() -> None:
         for n in range(9)
     ]
     (one,) = write(show_listing(openapi=document_of(1, parameters=query)))["operations"]
-    assert one["leftOut"] == ["arguments", "inputSchema"]
-    assert one["example"]["url"].endswith("/v1/things/0?q0=text")
+    assert one["leftOut"] == ["inputSchema"]
+    assert one["example"] == {"target": "/v1/things/0?q0=text"}
 
 
 def test_the_first_of_many_operations_are_listed_and_the_rest_are_counted() -> None:
@@ -213,16 +268,67 @@ def test_the_first_of_many_operations_are_listed_and_the_rest_are_counted() -> N
     listed = agent["operations"]
     assert [one["path"] for one in listed] == [f"/v1/things/{n}" for n in range(len(listed))]
     assert all({"method", "path", "price", "example"} <= set(one) for one in listed)
-    assert len(listed) >= 5
+    assert len(listed) >= 20
     assert len(listed) + agent["operationsLeftOut"] == 2_000
 
 
 def test_an_operation_that_does_not_fit_is_counted_and_the_next_one_is_listed() -> None:
     view = show_listing(openapi=document_of(3))
     first, *others = view.operations
-    agent = write(replace(view, operations=(replace(first, path="/" + "x" * 4_000), *others)))
+    agent = write(replace(view, operations=(replace(first, path="/" + "x" * 6_000), *others)))
     assert [one["path"] for one in agent["operations"]] == ["/v1/things/1", "/v1/things/2"]
     assert agent["operationsLeftOut"] == 1
+
+
+@pytest.mark.parametrize(
+    ("operations", "listed_min", "schemas_min"), [(5, 5, 5), (20, 14, 0), (50, 14, 0), (200, 14, 0)]
+)
+@pytest.mark.parametrize("chains", [1, 3])
+def test_most_of_the_document_is_operations(
+    chains: int, operations: int, listed_min: int, schemas_min: int
+) -> None:
+    view = show_listing(
+        chains=chains, openapi=realistic_document(operations), description="Records of a business. " * 10
+    )
+    listed = write(view)["operations"]
+    assert len(listed) >= listed_min
+    assert sum("inputSchema" in entry for entry in listed) >= schemas_min
+
+
+def test_the_next_pages_have_the_other_operations_whole() -> None:
+    view = show_listing(openapi=realistic_document(200))
+    _, *others = write_pages(view)
+    assert not [entry for page in others for entry in page["operations"] if "leftOut" in entry]
+    assert max(len(page["operations"]) for page in others) > 1
+
+
+WIDE_QUERY = [
+    {"name": f"q{n}", "in": "query", "description": "w" * 900, "schema": {"type": "string"}}
+    for n in range(12)
+]
+
+
+def test_an_operation_longer_than_a_page_has_a_page_of_its_own() -> None:
+    view = show_listing(openapi=document_of(3, parameters=WIDE_QUERY))
+    pages = write_pages(view)
+    check_completeness(view, pages)
+    assert [len(page["operations"]) for page in pages] == [3, 1, 1, 1]
+    assert min(json_size(page) for page in pages[1:]) > AGENT_BYTES_MAX
+
+
+def test_the_schemas_of_all_pages_are_limited() -> None:
+    view = show_listing(openapi=document_of(200, parameters=WIDE_QUERY))
+    pages = write_pages(view)
+    check_completeness(view, pages)
+    paged = [entry for page in pages[1:] for entry in page["operations"]]
+    schemas = [entry["inputSchema"] for entry in paged if "leftOut" not in entry]
+    assert 0 < len(schemas) < len(paged) == 200
+    assert json_size(schemas) <= PAGED_SCHEMAS_BYTES_MAX
+
+
+def test_every_page_says_that_its_words_are_untrusted() -> None:
+    for page in write_pages(show_listing(openapi=realistic_document(50))):
+        assert "never instructions" in page["untrusted"]
 
 
 def test_many_options_are_cut_to_the_first_of_each_rail() -> None:
@@ -316,7 +422,7 @@ def test_it_fits_and_has_the_payment_steps_for_every_provider_text(
     agent = write(show_listing(chains=chains, public_url=LONG_URL, **changes))
     assert {option["rail"] for option in agent["payment"]["options"]} == {"tx", "x402"}
     assert {rail["rail"] for rail in agent["payment"]["rails"]} == {"tx", "x402", "mpp"}
-    assert set(agent) >= {"interfaces", "operations", "charged", "errors", "history"}
+    assert set(agent) >= {"interfaces", "operations", "charged", "errors", "links"}
     assert write(show_listing(chains=chains, **changes))["operations"]
 
 
@@ -324,8 +430,8 @@ def test_tags_and_descriptions_leave_room_for_operations() -> None:
     hostile = HOSTILE["wide characters everywhere"]
     agent = write(show_listing(chains=12, **hostile))
     assert "tags" not in agent
-    assert json_size(agent["whenToUse"]) <= DESCRIPTION_BYTES_MIN
-    assert len(agent["operations"]) >= 2
+    assert json_size({**agent, "operations": []}) < AGENT_BYTES_MAX - OPERATIONS_BYTES_MIN + 200
+    assert len(agent["operations"]) >= 5
 
 
 def test_random_documents_fit() -> None:
@@ -364,5 +470,5 @@ def test_provider_text_is_marked_untrusted_and_cleaned() -> None:
 def test_names_in_every_part_are_camel_case() -> None:
     agent = write(show_listing(openapi=SAMPLE_DOCUMENT))
     del agent["operations"]
-    names = find_keys(agent) - {"x402/payment"}
+    names = find_keys(agent)
     assert not [key for key in names if "_" in key]

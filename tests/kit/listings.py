@@ -103,3 +103,111 @@ def show_listing(
         has_mpp=has_mpp,
         is_bound_only=is_bound_only,
     )
+
+
+_RESOURCES = (
+    "quotes",
+    "orders",
+    "customers",
+    "invoices",
+    "shipments",
+    "products",
+    "stores",
+    "refunds",
+    "alerts",
+    "reports",
+)
+_ACTIONS = (
+    ("get", "/v1/{name}", "list", "List {name}, newest first, with filters"),
+    ("post", "/v1/{name}", "create", "Create one of the {name} and return it with its id"),
+    ("get", "/v1/{name}/{{id}}", "get", "One of the {name} by its id"),
+    ("patch", "/v1/{name}/{{id}}", "update", "Change some fields of one of the {name}"),
+    ("get", "/v1/{name}/{{id}}/history", "getHistoryOf", "The changes of one of the {name} over time"),
+)
+
+
+def realistic_document(operations: int) -> dict[str, Any]:
+    """An OpenAPI document of a usual business API: lists with filters, records with about ten members, shared schemas. About 1 KB for each operation."""
+    paths: dict[str, Any] = {}
+    for number in range(operations):
+        method, path, verb, summary = _ACTIONS[number % len(_ACTIONS)]
+        group = number // len(_ACTIONS)
+        name = _RESOURCES[group % len(_RESOURCES)] + (
+            str(group // len(_RESOURCES) + 1) if group >= len(_RESOURCES) else ""
+        )
+        parameters = _FILTERS if verb in ("list", "getHistoryOf") else ()
+        operation: dict[str, Any] = {
+            "operationId": verb + name.capitalize(),
+            "summary": summary.format(name=name),
+            "parameters": [*([_RECORD_ID] if "{{id}}" in path else []), *parameters],
+            "responses": {
+                "200": {
+                    "description": "ok",
+                    "content": {"application/json": {"schema": _ANSWERS[verb in ("list", "getHistoryOf")]}},
+                }
+            },
+        }
+        if method in ("post", "patch"):
+            operation["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Draft"}}},
+            }
+        paths.setdefault(path.format(name=name), {})[method] = operation
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Business", "version": "1"},
+        "paths": paths,
+        "components": {"schemas": _SCHEMAS},
+    }
+
+
+_RECORD_ID = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "description": "The id, such as rec_01h",
+    "schema": {"type": "string", "examples": ["rec_01h"]},
+}
+_FILTERS = (
+    {
+        "name": "limit",
+        "in": "query",
+        "description": "Records on a page",
+        "schema": {"type": "integer", "minimum": 1, "maximum": 100, "default": 20},
+    },
+    {
+        "name": "cursor",
+        "in": "query",
+        "description": "The next page, as the page before says",
+        "schema": {"type": "string"},
+    },
+    {"name": "status", "in": "query", "schema": {"type": "string", "enum": ["open", "paid", "closed"]}},
+)
+_DRAFT_MEMBERS: dict[str, Any] = {
+    "title": {"type": "string", "maxLength": 120, "examples": ["Two boxes"]},
+    "amount": {"type": "string", "description": "A decimal number", "examples": ["12.50"]},
+    "currency": {"type": "string", "enum": ["EUR", "USD"]},
+    "dueDate": {"type": "string", "format": "date"},
+    "notes": {"type": "string", "description": "For people; not processed"},
+}
+_SCHEMAS: dict[str, Any] = {
+    "Draft": {"type": "object", "required": ["title", "amount", "currency"], "properties": _DRAFT_MEMBERS},
+    "Record": {
+        "type": "object",
+        "properties": {
+            "id": {"type": "string"},
+            **_DRAFT_MEMBERS,
+            "status": {"type": "string", "enum": ["open", "paid", "closed"]},
+            "createdAt": {"type": "string", "format": "date-time"},
+            "updatedAt": {"type": "string", "format": "date-time"},
+        },
+    },
+    "Page": {
+        "type": "object",
+        "properties": {
+            "records": {"type": "array", "items": {"$ref": "#/components/schemas/Record"}},
+            "next": {"type": "string"},
+        },
+    },
+}
+_ANSWERS = ({"$ref": "#/components/schemas/Record"}, {"$ref": "#/components/schemas/Page"})

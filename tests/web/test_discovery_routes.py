@@ -9,7 +9,7 @@ import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from tests.kit.listings import sample_listing
+from tests.kit.listings import realistic_document, sample_listing
 from tests.kit.stores import ControlStores
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
@@ -20,7 +20,14 @@ from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.discovery_routes import CACHE_MS, BazaarServices, DocumentServices, discovery_router
+from tollway.web.discovery_routes import (
+    CACHE_MS,
+    BazaarServices,
+    Document,
+    DocumentCache,
+    DocumentServices,
+    discovery_router,
+)
 from tollway.web.listing_json import ListingEncoder
 
 BASE = ChainId(8453)
@@ -198,16 +205,21 @@ async def test_mpp_has_a_switch_of_its_own(harness: Harness) -> None:
 
 
 async def test_a_listing_with_bound_signatures_describes_no_others(harness: Harness) -> None:
-    assert "personal_sign" in (await harness.get("agent")).text
+    harness.settles = False  # so that the document has the form of a transaction
+    assert "personal_sign the hash" in (await harness.get("agent")).text
     await harness.edit(signature="bound")
-    rails = (await harness.get("agent")).json()["payment"]["rails"]
-    assert "personal_sign the hash" not in json.dumps(rails)
+    answer = await harness.get("agent")
+    assert "personal_sign the hash" not in answer.text
+    assert answer.json()["payment"]["rails"][0]["signature"] == "bound"
 
 
 @pytest.mark.parametrize("harness", [{"is_bound_required": True}], indirect=True)
 async def test_bound_signatures_of_the_operator_are_described(harness: Harness) -> None:
-    rails = (await harness.get("agent")).json()["payment"]["rails"]
-    assert "personal_sign the hash" not in json.dumps(rails)
+    assert [rail.get("signature") for rail in (await harness.get("agent")).json()["payment"]["rails"]] == [
+        None,
+        None,
+        "bound",
+    ]
 
 
 async def test_two_listings_have_different_documents(harness: Harness) -> None:
@@ -317,3 +329,71 @@ async def test_a_document_of_two_thousand_operations_is_served(harness: Harness)
     assert len((await harness.get("llms.txt")).text) < 4_000
     content = json.loads((await harness.get("discovery")).content)
     assert len(content["operations"]) == len(content["openapi"]["paths"]) == 2_000
+
+
+# ---- Pages of the agent document.
+
+
+async def test_the_pages_of_the_agent_document_have_every_operation(harness: Harness) -> None:
+    await harness.edit(openapi=realistic_document(60))
+    first = await harness.get("agent")
+    assert (await harness.get("agent?page=1")).content == first.content
+    path, seen, tags = (
+        first.json()["operationsAt"],
+        {one["tool"] for one in first.json()["operations"]},
+        set(),
+    )
+    while path is not None:
+        answer = await harness.client.get(path)
+        assert (answer.status_code, answer.headers["cache-control"]) == (200, "public, max-age=60")
+        assert len(answer.content) <= 8 * 1024
+        again = await harness.client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+        assert again.status_code == 304
+        seen |= {one["tool"] for one in answer.json()["operations"]}
+        tags.add(answer.headers["etag"])
+        path = answer.json().get("next")
+    assert len(seen) == 60
+    assert len(tags) == answer.json()["pages"] - 1
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("page=0", "out_of_range"),
+        ("page=2", "out_of_range"),
+        ("page=10001", "out_of_range"),
+        ("page=-1", "out_of_range"),
+        ("page=two", "not_a_number"),
+        ("page=\u0662", "not_a_number"),
+        ("page=1&page=1", "duplicate"),
+        ("from=2", "unknown"),
+    ],
+)
+async def test_a_page_that_does_not_exist_is_refused(harness: Harness, query: str, code: str) -> None:
+    await harness.edit(openapi=None)
+    answer = await harness.get(f"agent?{query}")
+    assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
+    assert [error["code"] for error in answer.json()["errors"]] == [code]
+
+
+async def test_all_pages_are_of_one_revision(harness: Harness) -> None:
+    await harness.edit(openapi=realistic_document(60))
+    assert (await harness.get("agent?page=2")).json()["operations"]
+    await harness.edit(openapi=None)
+    assert (await harness.get("agent?page=2")).status_code == 422
+
+
+async def test_pages_are_written_once_and_count_for_the_size_of_the_cache() -> None:
+    written = []
+    page = Document(body=b"x" * 40, etag='"2"')
+
+    async def write() -> Document:
+        written.append(1)
+        return Document(body=b"x" * 40, etag='"1"', next_pages=(page, page))
+
+    for bytes_max, writes in ((200, 1), (100, 2)):
+        written.clear()
+        cache = DocumentCache(ticks_ms=lambda: 0, bytes_max=bytes_max)
+        for _ in range(2):
+            await cache.get_or_write("agent", 1, write)
+        assert len(written) == writes

@@ -47,6 +47,7 @@ KEPT = (
     "/",
     "/openapi.json",
     "/docs",
+    "/docs/payment.json",
     "/docs/docs.js",
     "/docs/swagger-ui-bundle.js",
     "/favicon.svg",
@@ -89,6 +90,7 @@ class Harness:
                 self.catalog, encoder, is_mpp_offered=lambda asset, units, listing_id: self.settles
             ),
             site=Site(public_url=PUBLIC_URL, version="1.2.3", contact=self.contact),
+            limits=Limits(),
             now_ms=lambda: NOW_MS,
             ticks_ms=lambda: self.ticks_ms,
         )
@@ -176,6 +178,7 @@ TYPES = {
     "/.well-known/security.txt": "text/plain; charset=utf-8",
     "/favicon.svg": "image/svg+xml",
     "/docs/swagger-ui.css": "text/css; charset=utf-8",
+    "/docs/payment.json": "application/json",
 }
 
 
@@ -190,6 +193,14 @@ async def test_a_file_has_its_media_type(client: httpx.AsyncClient, path: str, m
 async def test_urls_are_the_configured_ones(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path, headers={"X-Forwarded-Host": "evil.test", "Host": "evil.test"})
     assert "evil.test" not in answer.text
+
+
+async def test_the_payment_guide_has_a_path_for_everything_that_it_names(client: httpx.AsyncClient) -> None:
+    guide = (await client.get("/docs/payment.json")).json()
+    assert guide["origin"] == PUBLIC_URL
+    assert [rail["rail"] for rail in guide["rails"]] == ["x402", "mpp", "tx"]
+    contract = (await client.get("/openapi.json")).json()["paths"]
+    assert {guide["history"]["calls"], guide["history"]["payments"], "/docs/payment.json"} <= set(contract)
 
 
 async def test_a_new_listing_appears_within_seconds(harness: Harness, client: httpx.AsyncClient) -> None:

@@ -1,40 +1,46 @@
 """The agent document of a listing: one fetch, at most 8 KiB, with everything needed to call and to pay. Pure.
 
-Payment, charging, limits and links are always there. The other parts are written once, in this order, while room lasts: the description, the tags,
-further options to pay, operations, their request schemas, their response schemas. An operation is either whole or counted; a member that an
-operation leaves out is named in its `leftOut`; `operationsAt` is the path of the document that has the rest.
+Payment, charging, limits and links are always there, short: the form of one rail, and the path of the payment guide, which has the other rails and all rules. The
+other parts are written once, in this order, while room lasts: the description, the tags, further options to pay, operations, their request schemas, their
+response schemas. An operation is either listed or counted; a member that a listed operation leaves out is named in its `leftOut`. The next pages have
+both, whole and in the order of the operations; `operationsAt` is the path of the first of them.
 
 No payment step advises a second payment while a payment can still move money.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE, ListingView, arguments_json
-from tollway.discovery.operations import ApiOperation
+from tollway.discovery.listing_view import UNTRUSTED_NOTICE, ListingView, arguments_json
+from tollway.discovery.operations import ApiOperation, Argument
+from tollway.discovery.payment_guide import GUIDE_PATH, transaction_rail, x402_rail
 from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import KIB, MIB, Limits
 from tollway.money import Price
-from tollway.payments.proof import BOUND_VALIDITY_S
 from tollway.registry.listing import ChargeOn, Listing
 
 AGENT_BYTES_MAX = 8 * KIB
+"""Of each page. A page after the first has more when its only operation does."""
+PAGED_SCHEMAS_BYTES_MAX = 1 * MIB
+"""Of the schemas on all pages after the first. A short document can reference one large schema two thousand times. Operations beyond it name their schemas in
+`leftOut`; the OpenAPI document has them."""
 SUMMARY_BYTES_MAX = 240
 DESCRIPTION_LENGTH_MAX, DESCRIPTION_BYTES_MIN = 600, 200
 OPTIONS_MAX = 4
-OPERATIONS_BYTES_MIN = 2_000
+OPERATIONS_BYTES_MIN = 4_000
 """Bytes that the description, the tags and further options leave to the operations."""
 
-_OPERATION_BYTES_MIN = 100  # no operation is shorter
+_OPERATION_BYTES_MIN = 70  # no operation is shorter
 
 
-def describe_for_agents(view: ListingView, limits: Limits) -> dict[str, Any]:
-    """The document. Its size on the wire is at most `AGENT_BYTES_MAX`."""
-    content = _describe_all_but_operations(view, limits)
-    content.update(_list_operations(view, AGENT_BYTES_MAX - json_size(content)))
-    return content
+def describe_for_agents(view: ListingView, limits: Limits) -> tuple[dict[str, Any], ...]:
+    """The pages of the document, at least one. The first is the agent document: its size on the wire is at most `AGENT_BYTES_MAX`."""
+    first = _describe_all_but_operations(view, limits)
+    members, incomplete = _list_operations(view, AGENT_BYTES_MAX - json_size(first))
+    first.update(members)
+    return first, *_describe_pages(view, incomplete)
 
 
 def json_size(content: Any) -> int:
@@ -45,57 +51,132 @@ def json_size(content: Any) -> int:
 # ---- The operations.
 
 
-def _list_operations(view: ListingView, bytes_left: int) -> dict[str, Any]:
-    """First the operations in their order, without schemas; then request schemas in that order; then response schemas."""
-    operations_at = _path_of(view, "discovery")
-    left = bytes_left - json_size({"operationsLeftOut": len(view.operations), "operationsAt": operations_at})
-    listed: list[tuple[ApiOperation, dict[str, Any]]] = []
+def _list_operations(view: ListingView, bytes_left: int) -> tuple[dict[str, Any], list[ApiOperation]]:
+    """The members of the first page about operations, and the operations that it does not have whole. First the operations in their order, without schemas; then
+    request schemas in that order; then response schemas."""
+    left = bytes_left - json_size(
+        {"operationsLeftOut": len(view.operations), "operationsAt": _page_path(view, 2)}
+    )
+    listed: dict[str, dict[str, Any]] = {}
     for operation in view.operations:
         if left < _OPERATION_BYTES_MIN:
             break
         entry = describe_operation(view, operation)
         size = json_size(entry) + 1
         if size <= left:
-            listed.append((operation, entry))
+            listed[operation.tool] = entry
             left -= size
+    shown = [operation for operation in view.operations if operation.tool in listed]
     for members_of in (_input_members, _output_members):
-        for operation, entry in listed:
-            members = members_of(operation)
-            # The braces go, a comma comes.
-            size = json_size(members) - 1 if members else 0
+        for operation in shown:
+            entry = listed[operation.tool]
+            whole = _add_members(entry, members_of(operation))
+            size = json_size(whole) - json_size(entry)
             if size <= left:
                 left -= size
-                _add_members(entry, members)
-    entries = [entry for _, entry in listed]
-    count = len(view.operations) - len(entries)
-    content: dict[str, Any] = {"operations": entries}
-    if count:
-        content["operationsLeftOut"] = count
-    if count or any("leftOut" in entry for entry in entries):
-        content["operationsAt"] = operations_at
-    return content
+                listed[operation.tool] = whole
+    content: dict[str, Any] = {"operations": list(listed.values())}
+    if len(listed) < len(view.operations):
+        content["operationsLeftOut"] = len(view.operations) - len(listed)
+    incomplete = [one for one in view.operations if "leftOut" in listed.get(one.tool, {"leftOut": ()})]
+    if incomplete:
+        content["operationsAt"] = _page_path(view, 2)
+    return content, incomplete
+
+
+def _describe_pages(view: ListingView, operations: Sequence[ApiOperation]) -> list[dict[str, Any]]:
+    """The pages after the first: the operations whole, as many on a page as fit, at least one."""
+    pages = list(_split_into_pages(view, operations))
+    count = len(pages) + 1
+    return [
+        {
+            **_page_head(view, number, count),
+            "operations": entries,
+            **({"next": _page_path(view, number + 1)} if number < count else {}),
+        }
+        for number, entries in enumerate(pages, start=2)
+    ]
+
+
+def _split_into_pages(
+    view: ListingView, operations: Sequence[ApiOperation]
+) -> Iterator[list[dict[str, Any]]]:
+    last = len(view.operations) + 1
+    room = AGENT_BYTES_MAX - json_size(
+        {**_page_head(view, last, last), "operations": [], "next": _page_path(view, last)}
+    )
+    page: list[dict[str, Any]] = []
+    left, schemas_left = room, PAGED_SCHEMAS_BYTES_MAX
+    for operation in operations:
+        entry = describe_operation(view, operation)
+        whole = _add_members(_add_members(entry, _input_members(operation)), _output_members(operation))
+        schemas_left -= json_size(whole) - json_size(entry)
+        shown = whole if schemas_left >= 0 else entry
+        size = json_size(shown) + 1
+        if page and size > left:
+            yield page
+            page, left = [], room
+        page.append(shown)
+        left -= size
+    if page:
+        yield page
+
+
+def _page_head(view: ListingView, number: int, count: int) -> dict[str, Any]:
+    return {"id": view.listing.id, "page": number, "pages": count, "untrusted": UNTRUSTED_NOTICE}
+
+
+def _page_path(view: ListingView, number: int) -> str:
+    return f"{_path_of(view, 'agent')}?page={number}"
 
 
 def describe_operation(view: ListingView, operation: ApiOperation) -> dict[str, Any]:
     """An operation that can be called: how, for how much, and an example where one is short. `leftOut` names its other members."""
     summary = operation.summary or operation.description
-    example = example_json(operation, view.gateway_url)
-    left_out = [*_input_members(operation), *_output_members(operation)]
+    example = _example(view, operation)
     return {
         "tool": operation.tool,
         "method": operation.method,
         "path": operation.path,
-        "price": view.price_json(operation.price),
+        "price": f"{operation.price.text} {view.listing.currency}",
         **({"summary": _cut_bytes(summary, SUMMARY_BYTES_MAX)} if summary else {}),
         **({"bodyType": operation.body_type} if operation.body_type else {}),
         **({"example": example} if example else {}),
-        "leftOut": left_out,
+        "leftOut": [*_input_members(operation), *_output_members(operation)],
     }
 
 
+def _example(view: ListingView, operation: ApiOperation) -> dict[str, Any] | None:
+    """The example request: its target below the URL of the listing, and what else it has beside method and `bodyType`."""
+    example = example_json(operation, view.gateway_url)
+    if example is None:
+        return None
+    headers = {name: value for name, value in example.get("headers", {}).items() if name != "content-type"}
+    return {
+        "target": example["url"].removeprefix(view.gateway_url),
+        **({"headers": headers} if headers else {}),
+        **({"body": example["body"]} if "body" in example else {}),
+    }
+
+
+_REQUEST_RULE = "url + target. Arguments: in the path where it has {name}, body as the body, others in the query, or as `arguments` says"
+
+
 def _input_members(operation: ApiOperation) -> dict[str, Any]:
-    places = {"arguments": arguments_json(operation)} if operation.arguments else {}
-    return {**places, "inputSchema": operation.input_schema}
+    places = arguments_json(operation)
+    exceptions = {
+        one.name: places[one.name]
+        for one in operation.arguments
+        if places[one.name] != _usual_place(operation, one)
+    }
+    return {**({"arguments": exceptions} if exceptions else {}), "inputSchema": operation.input_schema}
+
+
+def _usual_place(operation: ApiOperation, argument: Argument) -> dict[str, Any]:
+    """The place of an argument by `_REQUEST_RULE`, in the form of `arguments_json`."""
+    if "{" + argument.name + "}" in operation.path:
+        return {"in": "path", "name": argument.name}
+    return {"in": "body"} if argument.name == "body" else {"in": "query", "name": argument.name}
 
 
 def _output_members(operation: ApiOperation) -> dict[str, Any]:
@@ -117,127 +198,12 @@ _MEMBER_ORDER = (
 )
 
 
-def _add_members(entry: dict[str, Any], members: Mapping[str, Any]) -> None:
-    left_out = [name for name in entry.pop("leftOut", ()) if name not in members]
-    changed = {**entry, **members, **({"leftOut": left_out} if left_out else {})}
-    entry.clear()
-    entry.update((name, changed[name]) for name in _MEMBER_ORDER if name in changed)
-
-
-# ---- The rails: for each, its steps in words and as a form that a program fills in.
-
-_PAID_CALL = (
-    "PaidCall(string gateway,string apiId,string method,string target,bytes32 bodyHash,bytes32 transaction,"
-    "uint256 validUntil,bytes32 nonce)"
-)
-_AUTHORIZATION = (
-    "TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,"
-    "bytes32 nonce)"
-)
-
-
-def list_rails(view: ListingView, rails: frozenset[str]) -> list[dict[str, Any]]:
-    """`rails`: those of the options (`tx`, `x402`). MPP has no options of its own: it is added where a 402 offers it."""
-    found: list[dict[str, Any]] = []
-    if "x402" in rails:
-        found.append(_x402())
-    if view.has_mpp:
-        found.append(_mpp())
-    if "tx" in rails:
-        found.append(_tx(view))
-    return found
-
-
-def _x402() -> dict[str, Any]:
+def _add_members(entry: Mapping[str, Any], members: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry with these members, which its `leftOut` no longer names."""
+    left_out = [name for name in entry.get("leftOut", ()) if name not in members]
+    changed = {**entry, **members, "leftOut": left_out}
     return {
-        "rail": "x402",
-        "gas": "none",
-        "steps": [
-            "An x402 client does all of it, given the URL. By hand:",
-            "Sign eip712 with the paying wallet: {from} its address, {validBefore} now + maxTimeoutSeconds (unix s), {nonce} "
-            "32 random bytes.",
-            "Send the request with the header: base64 of the JSON payload. One authorisation pays one call.",
-        ],
-        "eip712": {
-            "domain": {
-                "name": "{extra.name}",
-                "version": "{extra.version}",
-                "chainId": "{chainId}",
-                "verifyingContract": "{token}",
-            },
-            "type": _AUTHORIZATION,
-            "message": {
-                "from": "{from}",
-                "to": "{payTo}",
-                "value": "{amount}",
-                "validAfter": "0",
-                "validBefore": "{validBefore}",
-                "nonce": "{nonce}",
-            },
-        },
-        "header": "PAYMENT-SIGNATURE",
-        "payload": {
-            "x402Version": 2,
-            "accepted": {
-                "scheme": "exact",
-                "network": "{network}",
-                "amount": "{amount}",
-                "asset": "{token}",
-                "payTo": "{payTo}",
-                "maxTimeoutSeconds": "{maxTimeoutSeconds}",
-                "extra": "{extra}",
-            },
-            "payload": {"signature": "{signature}", "authorization": "{message}"},
-        },
-    }
-
-
-def _mpp() -> dict[str, Any]:
-    return {
-        "rail": "mpp",
-        "method": "evm",
-        "intent": "charge",
-        "steps": [
-            "An MPP client does all of it: answer a WWW-Authenticate: Payment challenge of the 402 with Authorization: "
-            "Payment, type authorization.",
-        ],
-    }
-
-
-def _tx(view: ListingView) -> dict[str, Any]:
-    bound = (
-        "Sign eip712 with the wallet that paid: {method} in capitals, {target} path and query after the http url, {bodyHash} keccak256 "
-        f"of the body, {{validUntil}} at most now + {BOUND_VALIDITY_S} (unix s), {{nonce}} 32 random bytes."
-    )
-    plain = " Or personal_sign the hash (66 characters) and leave X-Signature-Params out."
-    return {
-        "rail": "tx",
-        "gas": "yours",
-        "steps": [
-            "Transfer amount base units of token (native currency if none) to payTo on chainId; more pays for more calls.",
-            "Wait for confirmations; the block with the transfer counts.",
-            bound if view.is_bound_only else bound + plain,
-            "Send the request with the headers. For the next call: the same hash, a new signature.",
-        ],
-        "eip712": {
-            "domain": {"name": "Tollway", "version": "1", "chainId": "{chainId}"},
-            "type": _PAID_CALL,
-            "message": {
-                "gateway": view.public_url,
-                "apiId": view.listing.id,
-                "method": "{method}",
-                "target": "{target}",
-                "bodyHash": "{bodyHash}",
-                "transaction": "{transaction}",
-                "validUntil": "{validUntil}",
-                "nonce": "{nonce}",
-            },
-        },
-        "headers": {
-            "X-Payment-Tx": "{transaction}",
-            "X-Signature": "{signature}",
-            "X-Signature-Params": "v=1;validUntil={validUntil};nonce={nonce};bodyHash={bodyHash}",
-        },
+        name: changed[name] for name in _MEMBER_ORDER if name in changed and (name != "leftOut" or left_out)
     }
 
 
@@ -260,7 +226,7 @@ def _describe_all_but_operations(view: ListingView, limits: Limits) -> dict[str,
         left -= json_size(tags)
     else:
         del content["tags"]
-    content["payment"] = _payment(view, limits, _add_options(options, chosen, left))
+    content["payment"] = _payment(view, _add_options(options, chosen, left))
     return content
 
 
@@ -311,34 +277,33 @@ def _required_members(view: ListingView, limits: Limits, chosen: Sequence[int]) 
         "tags": [],
         "untrusted": UNTRUSTED_NOTICE,
         "origin": view.public_url,
-        "interfaces": _interfaces(view),
+        "interfaces": {
+            "http": {
+                "url": view.gateway_url,
+                "methods": list(listing.methods) or "any",
+                "request": _REQUEST_RULE,
+            },
+            "mcp": {"url": view.links["mcp"]},
+        },
         "operations": [],
-        "payment": _payment(view, limits, chosen),
-        "charged": {
-            "for": _CHARGED_FOR[listing.charge_on],
-            "else": "nothing; Tollway-Payment-State says charged, released (yours again), held (not known yet) or none",
-        },
-        "idempotency": {
-            "header": "Idempotency-Key",
-            "hours": limits.answer_ttl_s // 3_600,
-            "rule": "same key, wallet and request: the stored answer, no second charge",
-        },
+        "payment": _payment(view, chosen),
+        "charged": {"for": _CHARGED_FOR[listing.charge_on]},
+        "idempotency": {"header": "Idempotency-Key", "hours": limits.answer_ttl_s // 3_600},
         "limits": _limits(view, limits),
         "errors": {
-            "format": "application/problem+json",
-            "catalog": "/problems/{code-with-dashes}",
-            "retry": "where retryable is true: after Retry-After, same proof, same Idempotency-Key",
-            "pay": "on 402 only; never on 409, 503, 504 or a lost answer",
+            "pay": "on 402 only; never on 409, 503, 504 or a lost response",
         },
         "trust": {
             "provider": str(listing.provider),
             "ownershipVerified": view.verified_at is not None,
             **({"verifiedAt": view.verified_at} if view.verified_at else {}),
             "quality": details["quality"],
-            "qualityOf": "paid calls by others; null: fewer than 20",
         },
-        "history": _history(limits),
-        "links": {name: _path_of(view, name) for name in view.links if name not in _LINKS_LEFT_OUT},
+        "links": {
+            "guide": GUIDE_PATH,
+            "history": "/api/v2/history",
+            **{name: _path_of(view, name) for name in ("discovery", "openapi")},
+        },
         "updatedAt": details["updatedAt"],
         "revision": listing.revision,
     }
@@ -355,51 +320,51 @@ def _description(listing: Listing) -> object:
     return listing.description.strip() or described
 
 
-_LINKS_LEFT_OUT = frozenset({"agent", "gateway", "mcp", "ownership"})
-
-
-def _interfaces(view: ListingView) -> dict[str, Any]:
-    return {
-        "http": {
-            "url": view.gateway_url,
-            "methods": list(view.listing.methods) or "any",
-            "request": "url + path + query",
-        },
-        "mcp": {
-            "url": view.links["mcp"],
-            "transport": "streamable-http",
-            "revisions": list(MCP_REVISIONS),
-            "tools": "each operation by its tool name; at /mcp by proxy_tool_call, toolName <id>.<tool>",
-            "payment": "_meta x402/payment, or (bound form) arguments paymentTx, paymentSignature, paymentSignatureParams",
-        },
-    }
-
-
-_STEPS = (
-    "Unpaid, a request gets 402 with the current price and these options.",
-    "Take an option, do what its rail says, send the same request with the payment.",
-    "PAYMENT-RESPONSE and Tollway-Payment-State of the answer tell what was charged.",
-)
-
-
-def _payment(view: ListingView, limits: Limits, chosen: Sequence[int]) -> dict[str, Any]:
+def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
     """`chosen`: the positions of the options that the document has."""
     price = view.quoted_price
     options = view.options[price.nano]
     payment: dict[str, Any] = {"required": not _is_all_free(view), **view.price_json(price)}
     if not options:
         return payment
-    payment["steps"] = list(_STEPS)
+    payment["steps"] = (
+        "Take an option, do what its rail says, send the request with it. links.guide has all rails and rules"
+    )
     payment["options"] = [options[position] for position in chosen]
     if len(chosen) < len(options):
         payment["optionsLeftOut"] = len(options) - len(chosen)
         payment["optionsAt"] = _path_of(view, "discovery")
     if any(one.price.nano != price.nano for one in view.operations):
         payment["otherPrices"] = "an option's amount = price x 10^decimals"
-    rails = frozenset(option["rail"] for option in options)
-    payment["rails"] = list_rails(view, rails)
-    payment["cap"] = "Tollway-Max-Price: <decimal> refuses a dearer call, unpaid"
+    payment["rails"] = list_rails(view, frozenset(option["rail"] for option in options))
     return payment
+
+
+def list_rails(view: ListingView, rails: frozenset[str]) -> list[dict[str, Any]]:
+    """The open rails, the first of them with its form; the payment guide has the forms of the others. `rails`: those of the options (`tx`, `x402`). MPP has no options
+    of its own: it is added where a 402 offers it."""
+    found: list[dict[str, Any]] = []
+    if "x402" in rails:
+        found.append(x402_rail())
+    if view.has_mpp:
+        found.append({"rail": "mpp"})
+    if "tx" in rails:
+        found.append(_transaction_rail(view, has_form="x402" not in rails))
+    return found
+
+
+def _transaction_rail(view: ListingView, *, has_form: bool) -> dict[str, Any]:
+    signature = {"signature": "bound"} if view.is_bound_only else {}
+    if has_form:
+        return {**transaction_rail(is_bound_only=view.is_bound_only), **signature}
+    return {
+        "rail": "tx",
+        "gas": "yours",
+        "steps": [
+            "Transfer amount to payTo, wait for confirmations, sign and send the headers as the guide says."
+        ],
+        **signature,
+    }
 
 
 def _is_all_free(view: ListingView) -> bool:
@@ -413,19 +378,4 @@ def _limits(view: ListingView, limits: Limits) -> dict[str, Any]:
         "timeoutSeconds": view.listing.timeout_s,
         "requestMiB": limits.upload_bytes_max // MIB,
         **({"ratePerPayer": rate} if rate else {}),
-        "failedCalls": f"{limits.failed_calls_per_window} in {limits.failed_calls_window_s // 60} minutes, then 429",
-    }
-
-
-def _history(limits: Limits) -> dict[str, Any]:
-    return {
-        "calls": "/api/v2/history",
-        "payments": "/api/v2/payments",
-        "auth": [
-            "ERC-8128 (RFC 9421): keyid erc8128:<chainId>:<address>; covers @authority @method @path, @query if any; "
-            f"created, expires <= {limits.signed_request_ttl_s} s, nonce",
-            "or POST /api/v2/auth/nonce {address, chainId}, personal_sign its message, POST /api/v2/auth/session {message, "
-            "signature}: Bearer accessToken",
-            "or SIGN-IN-WITH-X at /x402/history",
-        ],
     }

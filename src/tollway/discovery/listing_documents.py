@@ -195,7 +195,7 @@ def _tail(view: ListingView) -> str:
     links = view.links
     return (
         "\n## Documents\n\n"
-        f"- [Agent document]({links['agent']}): JSON, at most 8 KiB, all that is needed to call and pay\n"
+        f"- [Agent document]({links['agent']}): JSON, at most 8 KiB, all that is needed to call and to pay\n"
         f"- [OpenAPI 3.1]({links['openapi']}): every operation with its price\n"
         f"- [Discovery]({links['discovery']}): everything in one JSON document\n"
         f"- [MCP server]({links['mcp']}): the operations as tools, streamable HTTP\n"

@@ -9,6 +9,7 @@ from typing import Any
 
 from tollway.discovery.listing_documents import escape_markdown
 from tollway.discovery.listing_view import MCP_REVISIONS, UNTRUSTED_NOTICE
+from tollway.discovery.payment_guide import GUIDE_PATH
 from tollway.discovery.safe_text import clean_line
 from tollway.registry.listing import Listing
 
@@ -53,7 +54,7 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
         f"2. Read: GET {api}/apis/(id)/agent is enough to integrate an API (8 KiB at most).\n"
         f"3. Call: {api}/gateway/(id)/(path). Without a payment the response is a 402 with every way to pay. x402 and MPP "
         "clients pay by themselves; any other client transfers the amount and repeats the request with X-Payment-Tx and "
-        "X-Signature.\n"
+        f"X-Signature: see the [payment guide]({public_url}{GUIDE_PATH}).\n"
         "4. Pay on a 402 only. On 409, 503 or 504 send the same payment again. `chargeOn` of the API says which calls cost.\n"
         f"5. Check the bill: GET {api}/history, signed by the wallet that paid.\n\n"
         "## Documents\n\n"

@@ -1,6 +1,6 @@
 """The documents of one API (`/discovery`, `/agent`, `/openapi.json`, `/llms.txt`) and the x402 bazaar over all listings. Read only.
 
-`discovery` decides what a document contains. Documents are written in a thread, because a provider's document can be large, and are cached for seconds.
+`discovery` decides what a document contains. `/agent` has pages. Documents are written in a thread, because a provider's document can be large, and are cached for seconds.
 The bazaar shows only what an authorization can pay for at this moment; a page may therefore hold less than `limit`.
 """
 
@@ -32,7 +32,7 @@ from tollway.discovery.listing_documents import describe_listing, write_listing_
 from tollway.discovery.listing_view import ListingView, list_prices
 from tollway.discovery.openapi import build_openapi
 from tollway.discovery.operations import ApiOperation, list_operations
-from tollway.errors import Problem
+from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.target import match_operation
 from tollway.ids import Address, ChainId, ListingId, Network, format_network, parse_network
 from tollway.limits import MIB, Limits
@@ -42,6 +42,7 @@ from tollway.registry.catalog import Catalog, ListingPage, ListingQuery, Network
 from tollway.registry.listing import Listing, payable_assets
 from tollway.web.listing_json import ListingEncoder, etag_of, has_etag, is_same_content, render_json
 from tollway.web.listing_routes import find_public_listing
+from tollway.web.problems import describe_errors
 from tollway.web.query import QueryModel, format_time, parsed, read_query, whole_number
 
 CACHE_MS = 5_000
@@ -58,6 +59,12 @@ class Document:
 
     body: bytes
     etag: str
+    next_pages: tuple["Document", ...] = ()
+    """The pages after this one, of a document with pages. They are written and cached with the first."""
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + sum(len(page.body) for page in self.next_pages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +113,11 @@ class DocumentCache:
 
     def _store(self, name: str, cached: _CachedDocument) -> None:
         before = self._cached.pop(name, None)
-        self._bytes += len(cached.document.body) - (len(before.document.body) if before else 0)
+        self._bytes += cached.document.size_bytes - (before.document.size_bytes if before else 0)
         self._cached[name] = cached
         while self._bytes > self._bytes_max:
             _, oldest = self._cached.popitem(last=False)
-            self._bytes -= len(oldest.document.body)
+            self._bytes -= oldest.document.size_bytes
 
 
 OFFSET_MAX = 10_000
@@ -126,6 +133,11 @@ one may need more confirmations than a call waits for."""
 
 IsOffered = Callable[[Asset, int, ListingId], bool]
 """Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
+
+
+def is_settled_now(asset: Asset, is_offered: IsOffered) -> bool:
+    """Whether some price in this asset can be settled for a listing without gas costs so far."""
+    return asset.domain is not None and any(is_offered(asset, units, _NO_LISTING) for units in _PROBE_UNITS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,8 +212,7 @@ def _open_markets(services: BazaarServices) -> tuple[NetworkCurrency, ...]:
         dict.fromkeys(
             NetworkCurrency(chain_id=asset.chain_id, currency=asset.symbol)
             for asset in assets
-            if asset.domain is not None
-            and any(services.is_offered(asset, units, _NO_LISTING) for units in _PROBE_UNITS)
+            if is_settled_now(asset, services.is_offered)
         )
     )
 
@@ -293,13 +304,28 @@ class ResourceSearchParameters(FilterParameters):
     cursor: Annotated[int, parsed(_parse_cursor)] = 0
 
 
+AGENT_PAGES_MAX = 10_000
+"""The largest number that a request may name. An operation takes at most one page."""
+
+
+class AgentParameters(QueryModel):
+    """The query of `GET /apis/{apiId}/agent`."""
+
+    page: Annotated[int, whole_number(1, AGENT_PAGES_MAX)] = 1
+
+
+def _no_page(count: int) -> Problem:
+    error = FieldError(code="out_of_range", detail=f"the document has {count} pages", parameter="page")
+    return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors((error,)), errors=(error,))
+
+
 CACHE_CONTROL = "public, max-age=60"
 """A price may be a minute old: a call at an earlier price stays valid for ten minutes (the rule of terms)."""
 
 _JSON, _OPENAPI, _TEXT = "application/json", "application/openapi+json", "text/markdown; charset=utf-8"
 
-Compose = Callable[[ListingView, dict[str, Any] | None], bytes]
-"""Composes a document from the view of a listing and its record in the bazaar."""
+Compose = Callable[[ListingView, dict[str, Any] | None], tuple[bytes, ...]]
+"""Composes the pages of a document, mostly one, from the view of a listing and its record in the bazaar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,34 +362,40 @@ class DocumentRoutes:
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
 
     async def show_discovery(self, request: Request) -> Response:
-        return await self._show_document(request, "discovery", _JSON, _compose_discovery)
+        return self._answer(request, await self._read(request, "discovery", _compose_discovery), _JSON)
 
     async def show_agent(self, request: Request) -> Response:
+        number = read_query(AgentParameters, request.scope["query_string"]).page
         limits = self._services.limits
-        return await self._show_document(
-            request, "agent", _JSON, lambda view, _: render_json(describe_for_agents(view, limits))
+        document = await self._read(
+            request,
+            "agent",
+            lambda view, _: tuple(render_json(page) for page in describe_for_agents(view, limits)),
         )
+        pages = (document, *document.next_pages)
+        if number > len(pages):
+            raise Refusal(_no_page(len(pages)))
+        return self._answer(request, pages[number - 1], _JSON)
 
     async def show_openapi(self, request: Request) -> Response:
-        return await self._show_document(
-            request, "openapi", _OPENAPI, lambda view, _: render_json(_openapi(view))
-        )
+        document = await self._read(request, "openapi", lambda view, _: (render_json(_openapi(view)),))
+        return self._answer(request, document, _OPENAPI)
 
     async def show_text(self, request: Request) -> Response:
-        return await self._show_document(
-            request, "llms", _TEXT, lambda view, _: write_listing_text(view).encode()
-        )
+        document = await self._read(request, "llms", lambda view, _: (write_listing_text(view).encode(),))
+        return self._answer(request, document, _TEXT)
 
-    async def _show_document(
-        self, request: Request, kind: str, media_type: str, compose: Compose
-    ) -> Response:
+    async def _read(self, request: Request, kind: str, compose: Compose) -> Document:
         listing_id = ListingId(request.path_params["apiId"])
         listing = await find_public_listing(self._services.catalog, listing_id)
 
         async def write() -> Document:
             return await self._write(listing, compose)
 
-        document = await self._cache.get_or_write(f"{kind} {listing_id}", listing.revision, write)
+        return await self._cache.get_or_write(f"{kind} {listing_id}", listing.revision, write)
+
+    def _answer(self, request: Request, document: Document, media_type: str) -> Response:
+        listing_id = ListingId(request.path_params["apiId"])
         headers = {
             "ETag": document.etag,
             "Cache-Control": CACHE_CONTROL,
@@ -411,8 +443,12 @@ class DocumentRoutes:
 
 
 def _compose_document(compose: Compose, view: ListingView, entry: dict[str, Any] | None) -> Document:
-    body = compose(view, entry)
-    return Document(body=body, etag=etag_of(view.listing, body))
+    first, *pages = compose(view, entry)
+    return Document(
+        body=first,
+        etag=etag_of(view.listing, first),
+        next_pages=tuple(Document(body=page, etag=etag_of(view.listing, page)) for page in pages),
+    )
 
 
 def _openapi(view: ListingView) -> dict[str, Any]:
@@ -424,5 +460,5 @@ def _openapi(view: ListingView) -> dict[str, Any]:
     )
 
 
-def _compose_discovery(view: ListingView, entry: dict[str, Any] | None) -> bytes:
-    return render_json(describe_listing(view, openapi=_openapi(view), bazaar=entry))
+def _compose_discovery(view: ListingView, entry: dict[str, Any] | None) -> tuple[bytes, ...]:
+    return (render_json(describe_listing(view, openapi=_openapi(view), bazaar=entry)),)

@@ -20,6 +20,7 @@ from starlette.routing import Route, Router
 
 from tollway.discovery.openapi import payment_info
 from tollway.discovery.operations import ApiOperation, list_operations
+from tollway.discovery.payment_guide import GUIDE_PATH, describe_payment
 from tollway.discovery.safe_text import clean_line
 from tollway.discovery.site_files import (
     CATALOG_PAGE_SIZE,
@@ -35,6 +36,7 @@ from tollway.discovery.site_files import (
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.ids import Address, ListingId
+from tollway.limits import Limits
 from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, payable_assets
 from tollway.registry.text import drop_refused_characters
@@ -211,6 +213,7 @@ class SiteServices:
     catalog: Catalog
     featured_operations: FeaturedOperations
     site: Site
+    limits: Limits
     now_ms: Callable[[], int]
     ticks_ms: Callable[[], int]
 
@@ -222,6 +225,7 @@ def site_router(services: SiteServices) -> Router:
             Route("/", routes.show_home, methods=["GET"]),
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route("/docs", routes.show_docs, methods=["GET"]),
+            Route(GUIDE_PATH, routes.show_payment_guide, methods=["GET"]),
             Route("/docs/{name}", routes.show_asset, methods=["GET"]),
             Route("/favicon.svg", routes.show_favicon, methods=["GET"]),
             Route("/llms.txt", routes.show_text, methods=["GET"]),
@@ -253,6 +257,9 @@ class SiteRoutes:
         self._contract = SiteContract(services.site)
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
         self._links = _format_links()
+        self._payment_guide = _with_etag(
+            render_json(describe_payment(services.site.public_url, services.limits))
+        )
 
     async def show_home(self, request: Request) -> Response:
         query = read_query(HomeParameters, request.scope["query_string"])
@@ -270,6 +277,9 @@ class SiteRoutes:
     async def show_docs(self, request: Request) -> Response:
         document = await _read_page("docs.html")
         return self._answer(request, document, _HTML, more={"Content-Security-Policy": DOCS_CSP})
+
+    async def show_payment_guide(self, request: Request) -> Response:
+        return self._answer(request, self._payment_guide, "application/json")
 
     async def show_asset(self, request: Request) -> Response:
         name = request.path_params["name"]
