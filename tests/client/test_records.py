@@ -11,8 +11,12 @@ from tollway.client import records
 from tollway.client.errors import AnswerMalformed, FieldProblem, GatewayProblem, GatewayRefused
 from tollway.client.records import (
     CallPage,
+    FacetCounts,
+    GatewayStatus,
     ListingDetails,
     ListingNotice,
+    ListingStats,
+    NetworkList,
     OwnershipStatus,
     PaymentStatus,
     SearchPage,
@@ -252,3 +256,77 @@ def test_a_record_is_frozen_and_holds_no_raw_json(kind):
     for field in dataclasses.fields(kind):
         described = str(field.type)
         assert not any(raw in described for raw in ("dict", "Mapping", "list", "Any", "object")), field.name
+
+
+# ---- Counts of the catalog, networks, status.
+
+
+def test_a_network_is_read_with_its_assets() -> None:
+    usdc = {
+        "asset": "eip155:8453/erc20:0x01",
+        "symbol": "USDC",
+        "token": "0x01",
+        "decimals": 6,
+        "domain": {"name": "USD Coin", "version": "2"},
+        "rails": ["tx", "x402"],
+        "confirmations": [{"amountMin": "0", "confirmations": 1}],
+    }
+    ether = {
+        "asset": "eip155:8453/slip44:60",
+        "symbol": "ETH",
+        "decimals": 18,
+        "rails": [],
+        "confirmations": [],
+    }
+    network = {
+        "network": "eip155:8453",
+        "chainId": 8453,
+        "name": "Base",
+        "kind": "main",
+        "nativeCurrency": {"symbol": "ETH", "decimals": 18},
+        "explorerUrl": None,
+        "walletRpcUrl": "https://rpc.example",
+        "reachable": True,
+        "rails": ["tx", "x402"],
+        "assets": [usdc, ether],
+    }
+    (found,) = read_record(NetworkList, {"networks": [network]}).networks
+    assert (found.chain_id, found.name, found.rails, found.reachable) == (8453, "Base", ("tx", "x402"), True)
+    assert (found.explorer_url, found.wallet_rpc_url) == (None, "https://rpc.example")
+    token, native = found.assets
+    assert (token.token, token.domain and token.domain.version) == ("0x01", "2")
+    assert (native.token, native.domain) == (None, None)
+    assert token.confirmations[0].confirmations == 1
+
+
+def test_a_status_has_the_time_since_when_a_rail_is_withdrawn() -> None:
+    withdrawn = {"rails": ["x402"], "reason": "gas_too_dear", "since": "2026-11-21T05:30:00.000Z"}
+    network = {
+        "network": "eip155:8453",
+        "chainId": 8453,
+        "name": "Base",
+        "reachable": False,
+        "unreachableSince": None,
+        "rails": [],
+        "withdrawn": [withdrawn],
+    }
+    status = read_record(
+        GatewayStatus, {"version": "1.2.3", "asOf": "2026-11-21T05:31:00.000Z", "networks": [network]}
+    )
+    (found,) = status.networks
+    assert (found.unreachable_since, found.withdrawn[0].reason) == (None, "gas_too_dear")
+    assert (status.as_of - found.withdrawn[0].since).total_seconds() == 60
+
+
+def test_counts_and_days_are_read() -> None:
+    facets = {"tags": [{"tag": "a", "count": 2}], "currencies": [], "networks": [], "total": 2}
+    assert read_record(FacetCounts, facets).tags[0].count == 2
+    day = {"day": "2026-11-21", "calls": 3, "successes": 2, "p50Ms": 10, "p95Ms": None}
+    stats = read_record(ListingStats, {"id": "api_1", "days": [day]})
+    assert (stats.days[0].p50_ms, stats.days[0].p95_ms) == (10, None)
+
+
+def test_a_further_page_of_an_agent_document_has_operations_only() -> None:
+    page = {"id": "api_1", "page": 2, "pages": 3, "operations": [{"method": "GET", "path": "/a"}]}
+    found = read_agent_document(page)
+    assert (found.page, found.pages, found.name, len(found.operations)) == (2, 3, "", 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tollway
-from tollway.chain.networks import FINALITY_DEPTH
+from tollway.chain.networks import FINALITY_DEPTH, NetworkProfile
 from tollway.config.settings import (
     CLIENT_NAMES,
     SETTING_NAMES,
@@ -551,3 +551,58 @@ def test_a_token_of_ones_own_names_its_domain_and_a_known_one_keeps_it() -> None
         TokenDomain(name="USD Coin", version="2"),
         None,
     ]
+
+
+# ---- Public facts of a network.
+
+
+def profile_of(more: str = "", toml: str = OPTIMISM) -> NetworkProfile:
+    return load({}, toml + more).networks[0].profile
+
+
+def test_a_preset_has_the_public_facts_of_its_network() -> None:
+    assert profile_of() == NetworkProfile(
+        name="OP Mainnet",
+        native_symbol="ETH",
+        native_decimals=18,
+        explorer_url="https://optimistic.etherscan.io",
+        wallet_rpc_url="https://mainnet.optimism.io",
+    )
+
+
+def test_the_public_facts_of_a_network_can_be_set_and_removed() -> None:
+    set_all = profile_of('name = "OP"\nexplorer_url = "https://e.example/op/"\nwallet_rpc_url = ""')
+    assert (set_all.name, set_all.explorer_url, set_all.wallet_rpc_url) == (
+        "OP",
+        "https://e.example/op",
+        None,
+    )
+
+
+def test_a_network_without_a_preset_has_its_id_as_name() -> None:
+    token = "0x" + "11" * 20
+    plain = f'[[networks]]\nchain_id = 99\nrpc_urls = ["https://n.example"]\nassets = [{{symbol = "XYZ", token = "{token}", decimals = 8}}]\n'
+    assert profile_of(toml=plain) == NetworkProfile(
+        name="eip155:99", native_symbol=None, native_decimals=None, explorer_url=None, wallet_rpc_url=None
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'name = ""',
+        f'name = "{"x" * 41}"',
+        "name = 7",
+        'name = "a\\nb"',
+        'explorer_url = "basescan.org"',
+        'explorer_url = "javascript:alert(1)"',
+        'explorer_url = "https://user:key@e.example"',
+        'explorer_url = "https://e.example/?key=1"',
+        'wallet_rpc_url = "https://e.example/#a"',
+        'wallet_rpc_url = "https://exämple.example"',
+        "wallet_rpc_url = 7",
+    ],
+)
+def test_a_wrong_public_fact_of_a_network_is_refused(line: str) -> None:
+    with pytest.raises(SettingsInvalid):
+        load({}, OPTIMISM + line)

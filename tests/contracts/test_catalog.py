@@ -15,8 +15,10 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.catalog import (
+    FACET_VALUES_MAX,
     TERMS_RETENTION_S,
     Catalog,
+    CatalogFacets,
     ListingQuery,
     NetworkCurrency,
     Revised,
@@ -682,3 +684,57 @@ async def test_reports_a_shared_payee(catalog: Catalog) -> None:
     assert not await catalog.is_payee_shared(ALICE, BOB)
     await catalog.revise(replace(listing, retired_ms=1), expected_revision=1)
     assert not await catalog.is_payee_shared(BOB, Address(b"\xcc" * 20))
+
+
+# ---- Facets.
+
+
+async def test_facets_count_visible_listings_by_tag_currency_and_network(catalog: Catalog) -> None:
+    gone = make_listing(name="red", tags=("one",))
+    await publish_all(
+        catalog,
+        [
+            make_listing(name="red", tags=("one", "two"), networks=(BASE, OPTIMISM)),
+            make_listing(name="red", tags=("One",), networks=(BASE,), status="paused"),
+            make_listing(name="blue", tags=("two",), networks=(OPTIMISM,), currency="EURC"),
+            make_listing(name="blue"),
+            gone,
+        ],
+    )
+    await catalog.revise(replace(gone, retired_ms=1), expected_revision=1)
+    every = await catalog.count_facets(None)
+    assert every.tags == (("one", 2), ("two", 2))
+    assert every.currencies == (("USDC", 3), ("EURC", 1))
+    assert every.networks == ((BASE, 3), (OPTIMISM, 2))
+    assert (every.total, every.is_lower_bound) == (4, False)
+    red = await catalog.count_facets("red")
+    assert (red.tags, red.currencies) == ((("one", 2), ("two", 1)), (("USDC", 2),))
+    assert red.networks == ((BASE, 2), (OPTIMISM, 1))
+    assert red.total == 2
+
+
+@pytest.mark.parametrize("words", ["nothing", "", "  ", "'; DROP TABLE listing; --", "\u0000", "a" * 256])
+async def test_facets_of_a_search_that_finds_nothing_are_empty(catalog: Catalog, words: str) -> None:
+    await catalog.publish(make_listing(name="red", tags=("one",)))
+    assert await catalog.count_facets(words) == CatalogFacets()
+
+
+async def test_facets_have_the_most_frequent_values(catalog: Catalog) -> None:
+    listings = [
+        make_listing(tags=(f"tag {number // 5}", f"only {number}")) for number in range(FACET_VALUES_MAX + 20)
+    ]
+    await publish_all(catalog, listings)
+    found = (await catalog.count_facets(None)).tags
+    assert len(found) == FACET_VALUES_MAX
+    assert found[:14] == tuple(sorted((f"tag {number}", 5) for number in range(14)))
+
+
+async def test_facets_of_a_gateway_with_verified_listings_only_count_those(setup: Setup) -> None:
+    listing = make_listing(tags=("one",))
+    await publish_all(setup.catalog, [listing, make_listing(tags=("two",))])
+    await setup.know(listing, Reputation(verified_ms=7))
+    assert setup.database is not None
+    only = CatalogStore(
+        setup.database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=setup.clock, only_verified=True
+    )
+    assert (await only.count_facets(None)).tags == (("one", 1),)

@@ -14,7 +14,7 @@ from tests.kit.listings import sample_listing
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.registry.catalog import ListingQuery
-from tollway.storage.catalog_search import find_page, write_search
+from tollway.storage.catalog_search import count_facets, find_page, write_search
 from tollway.storage.catalog_tables import (
     listing_table,
     listing_values,
@@ -389,3 +389,27 @@ async def test_what_a_wallet_has_spent_before_it_is_final_is_summed_by_one_index
     (plan,) = await database.read(ask)
     assert "ix_payment_unfinal_payer" in plan, plan
     assert "Seq Scan" not in plan, plan
+
+
+@pytest.mark.parametrize("words", [None, "weather"])
+async def test_facets_read_tags_and_networks_by_listing(of_listings: Database, words: str | None) -> None:
+    query = ListingQuery(words=words)
+
+    def ask(connection: Connection) -> list[str]:
+        as_if_large(connection)
+        return plans_of(connection, lambda it: count_facets(it, query))
+
+    *_, tags, networks, currencies = await of_listings.read(ask)
+    assert "ix_listing_tag_listing" in tags, tags
+    assert "ix_listing_network_listing" in networks, networks
+    for plan in (tags, networks, currencies):
+        assert "Seq Scan" not in plan, plan
+
+
+async def test_facets_count_the_newest_of_many_listings(
+    of_listings: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    found = await of_listings.read(lambda connection: count_facets(connection, ListingQuery()))
+    assert (found.total, found.is_lower_bound) == (50, True)
+    assert sum(count for _, count in found.currencies) == 50

@@ -181,3 +181,14 @@ async def test_a_sum_waits_for_another_one_and_contains_later_additions(postgres
     finally:
         await other.close()
         await database.close()
+
+
+async def test_the_calls_of_each_day_are_read_with_their_buckets(setup: Setup) -> None:
+    await setup.count(ONE, (FAST, 3), (FAILED, 1), day=TODAY)
+    await setup.count(ONE, (SLOW, 2), day=TODAY - 29)
+    await setup.count(ONE, (FAST, 9), day=TODAY - 30)
+    await setup.count(ONE, (FAST, 9), day=TODAY + 1)
+    await setup.count(TWO, (FAST, 9), day=TODAY)
+    days = await setup.neighbour.read_days(ONE, today=TODAY)
+    assert days == {TODAY: {FAST: 3, FAILED: 1}, TODAY - 29: {SLOW: 2}}
+    assert await setup.book.read_days(NOBODY, today=TODAY) == {}

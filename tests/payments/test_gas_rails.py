@@ -23,6 +23,7 @@ from tollway.money import TokenDomain
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import (
     CHECKS_UNTIL_STALE,
+    NO_METRICS,
     RailStatus,
     SettlementMetrics,
     WithdrawalReason,
@@ -158,7 +159,22 @@ def test_each_reason_of_each_network_is_counted_from_the_start() -> None:
             withdrawn=lambda chain_id, reason, count: counted.update({(chain_id, reason): count})
         ),
     )
-    withdrawals.update([])
+    withdrawals.update([], now_ms=1)
     assert counted == {(CHAIN, reason): 0 for reason in WithdrawalReason}
-    withdrawals.update([WithdrawnRail(CHAIN, WithdrawalReason.LISTING_BUDGET, name) for name in "ab"])
+    withdrawals.update(
+        [WithdrawnRail(CHAIN, WithdrawalReason.LISTING_BUDGET, name) for name in "ab"], now_ms=2
+    )
     assert counted[CHAIN, WithdrawalReason.LISTING_BUDGET] == 2
+
+
+def test_a_withdrawn_rail_keeps_the_time_at_which_it_was_found_first() -> None:
+    withdrawals = RailStatus([CHAIN], NO_METRICS)
+    gas, token = (
+        WithdrawnRail(CHAIN, reason) for reason in (WithdrawalReason.GAS_TOO_DEAR, WithdrawalReason.TOKEN)
+    )
+    withdrawals.update([gas], now_ms=1)
+    withdrawals.update([gas, token], now_ms=2)
+    assert withdrawals.withdrawn_since_ms == {gas: 1, token: 2}
+    withdrawals.update([token], now_ms=3)
+    withdrawals.update([gas], now_ms=4)
+    assert withdrawals.withdrawn_since_ms == {gas: 4}

@@ -208,6 +208,7 @@ class App:
             sign_in=self.sign_in,
             metrics=self.metrics,
             shedder=self.shedder,
+            node_health=self.node_health,
             check_ready=self.check_ready,
         )
 

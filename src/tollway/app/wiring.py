@@ -17,6 +17,7 @@ from tollway import __version__
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.chain.networks import ChainRules
+from tollway.chain.nodes import NodeHealth
 from tollway.chain.port import ChainReader, SettlementChain
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
@@ -74,6 +75,7 @@ from tollway.telemetry import Metrics
 from tollway.web.admission import LoadShedder, SignInRateLimit
 from tollway.web.app import build_app
 from tollway.web.auth_routes import WalletDependency, make_challenge, make_wallet_dependency, signin_router
+from tollway.web.catalog_routes import CatalogServices, catalog_router
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
 from tollway.web.gateway_app import GatewayApp
@@ -90,6 +92,7 @@ from tollway.web.listing_routes import (
 from tollway.web.mcp import mcp_router
 from tollway.web.mcp_gateway import McpServices
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
+from tollway.web.network_routes import NetworkServices, network_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.site_routes import (
     FeaturedOperations,
@@ -281,7 +284,8 @@ class ReputationServices:
             now_ms=now_ms,
         )
         self.tally = QualityTally()
-        self._quality_recorder = QualityRecorder(QualityStore(database), tally=self.tally, now_ms=now_ms)
+        self.quality = QualityStore(database)
+        self._quality_recorder = QualityRecorder(self.quality, tally=self.tally, now_ms=now_ms)
 
     def start(self, tasks: BackgroundTaskGroup, *, lead: Callable[[Duty], Leadership]) -> None:
         """Starts the background tasks. `lead`: makes the leadership of a duty."""
@@ -334,6 +338,7 @@ class Services:
     sign_in: SignIn
     metrics: Metrics
     shedder: LoadShedder
+    node_health: NodeHealth
     check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
 
 
@@ -404,6 +409,8 @@ class AsgiBuilder:
                     entropy=self._random.take_bytes,
                 ),
                 site_router(self._site_services()),
+                network_router(self._network_services()),
+                catalog_router(self._catalog_services()),
             ],
             public_url=settings.public_url,
             limits=limits,
@@ -619,8 +626,31 @@ class AsgiBuilder:
             catalog=self._services.catalog,
             featured_operations=featured_operations,
             site=Site(public_url=settings.public_url, version=__version__, contact=settings.contact),
+            limits=settings.limits,
             now_ms=self._now_ms,
             ticks_ms=ticks_ms,
+        )
+
+    def _catalog_services(self) -> CatalogServices:
+        return CatalogServices(
+            catalog=self._services.catalog,
+            quality=self._services.reputation_services.quality,
+            now_ms=self._now_ms,
+            ticks_ms=ticks_ms,
+        )
+
+    def _network_services(self) -> NetworkServices:
+        services, settings = self._services, self._settings
+        allowed = {"x402": settings.x402, "mpp": settings.mpp}
+        is_offered = services.settlement_services.settlement.is_offered
+        return NetworkServices(
+            rules=services.rules,
+            profiles={network.rules.chain_id: network.profile for network in settings.networks},
+            away_s=services.node_health.away_s,
+            settled_rails={rail: is_offered for rail, is_allowed in allowed.items() if is_allowed},
+            withdrawn_since_ms=lambda: services.settlement_services.settlement.withdrawn_since_ms,
+            version=__version__,
+            now_ms=self._now_ms,
         )
 
     def _is_mpp_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:

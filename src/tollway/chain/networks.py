@@ -88,6 +88,17 @@ class ChainRules:
         return tuple(asset for asset in self.assets if asset.symbol == symbol)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkProfile:
+    """Public facts of a network for clients and wallets. `native_symbol`, `native_decimals`: None where the settings have no native currency."""
+
+    name: str
+    native_symbol: str | None
+    native_decimals: int | None
+    explorer_url: str | None
+    wallet_rpc_url: str | None
+
+
 def _to_nano(asset: Asset, ledger_units: int) -> int:
     nano: int = ledger_units * 10 ** (LEDGER_DECIMALS_MAX - asset.ledger_decimals)
     return nano
@@ -111,7 +122,8 @@ _TEST_USDC = TokenDomain(name="USDC", version="2")
 class NetworkPreset:
     """A network that needs only an RPC URL as configuration.
 
-    `usdc_domain`: the EIP-712 domain of its USDC. `block_time_s`: the expected block time, for hints such as Retry-After; no
+    `usdc_domain`: the EIP-712 domain of its USDC. `display_name`, `explorer_url`, `wallet_rpc_url`: for wallets that do not know the network (EIP-3085); the URLs are
+    public services. `block_time_s`: the expected block time, for hints such as Retry-After; no
     decision about money depends on it. `finality_depth`: see `ChainRules`; twice the usual time to finality.
     """
 
@@ -127,6 +139,9 @@ class NetworkPreset:
     usdc_decimals: int = 6
     usdc_domain: TokenDomain = _USD_COIN
     native_decimals: int = 18
+    display_name: str = ""
+    explorer_url: str | None = None
+    wallet_rpc_url: str | None = None
 
     @property
     def network(self) -> Network:
@@ -179,6 +194,9 @@ _BASE_SEPOLIA_USDC = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
 _PRESETS = (
     NetworkPreset(
         name="base",
+        display_name="Base",
+        explorer_url="https://basescan.org",
+        wallet_rpc_url="https://mainnet.base.org",
         chain_id=ChainId(8453),
         kind="main",
         usdc=Address.parse("0x833589fCD6eDb6E08f4c7C32D4f71b54bdA02913"),
@@ -190,6 +208,9 @@ _PRESETS = (
     ),
     NetworkPreset(
         name="base-sepolia",
+        display_name="Base Sepolia",
+        explorer_url="https://sepolia.basescan.org",
+        wallet_rpc_url="https://sepolia.base.org",
         chain_id=ChainId(84532),
         kind="test",
         usdc=_BASE_SEPOLIA_USDC,
@@ -201,6 +222,9 @@ _PRESETS = (
     ),
     NetworkPreset(
         name="ethereum",
+        display_name="Ethereum",
+        explorer_url="https://etherscan.io",
+        wallet_rpc_url="https://ethereum-rpc.publicnode.com",
         chain_id=ChainId(1),
         kind="main",
         usdc=Address.parse("0xA0b86991c6218b36c1d19D4a2e9Eb0cE3606eB48"),
@@ -212,6 +236,9 @@ _PRESETS = (
     ),
     NetworkPreset(
         name="polygon",
+        display_name="Polygon",
+        explorer_url="https://polygonscan.com",
+        wallet_rpc_url="https://polygon-rpc.com",
         chain_id=ChainId(137),
         kind="main",
         usdc=Address.parse("0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359"),
@@ -222,6 +249,9 @@ _PRESETS = (
     ),
     NetworkPreset(
         name="arbitrum",
+        display_name="Arbitrum One",
+        explorer_url="https://arbiscan.io",
+        wallet_rpc_url="https://arb1.arbitrum.io/rpc",
         chain_id=ChainId(42161),
         kind="main",
         usdc=Address.parse("0xaf88d065e77c8cC2239327C5EDb3A432268e5831"),
@@ -233,6 +263,9 @@ _PRESETS = (
     ),
     NetworkPreset(
         name="optimism",
+        display_name="OP Mainnet",
+        explorer_url="https://optimistic.etherscan.io",
+        wallet_rpc_url="https://mainnet.optimism.io",
         chain_id=ChainId(10),
         kind="main",
         usdc=Address.parse("0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"),

@@ -302,6 +302,11 @@ class NodeHealth:
         """`chain_8453` -> whether its nodes served it at the last check."""
         return {f"chain_{chain_id}": since is None for chain_id, since in self._away_since.items()}
 
+    def away_s(self, chain_id: ChainId) -> float | None:
+        """How long a network has been away, in seconds: None while its nodes serve it, infinity where they never did."""
+        since = self._away_since[chain_id]
+        return None if since is None else self._clock() - since
+
     def count_lost(self) -> int:
         """The number of networks that have been away for so long that another gateway may reach them. A network that was never
         reached counts at once: a gateway that starts without its nodes must not take over from others."""

@@ -17,7 +17,11 @@ from tollway.client.quote import parse_amount
 from tollway.client.records import (
     AgentDocument,
     CallPage,
+    FacetCounts,
+    GatewayStatus,
     ListingDetails,
+    ListingStats,
+    NetworkList,
     OwnershipStatus,
     PaymentStatus,
     RecordedCall,
@@ -105,15 +109,36 @@ def show(api_id: str) -> Flow[ListingDetails]:
     return read_record(ListingDetails, (yield from fetch_document(requests.show_listing(api_id))))
 
 
-def describe(api_id: str) -> Flow[AgentDocument]:
-    """The agent document of a listing, one text with everything that a model needs to call it."""
-    return read_agent_document((yield from fetch_agent_document(api_id)))
+def facets(words: str | None = None) -> Flow[FacetCounts]:
+    """How many listings have which tag, currency and network, the most frequent 50 of each. `words`: only of listings that match."""
+    return read_record(FacetCounts, (yield from fetch_document(requests.count_listings(words))))
 
 
-def fetch_agent_document(api_id: str) -> Flow[GatewayDocument]:
+def stats(api_id: str) -> Flow[ListingStats]:
+    """The paid calls of a listing on each of the last 30 days."""
+    return read_record(ListingStats, (yield from fetch_document(requests.show_stats(api_id))))
+
+
+def networks() -> Flow[NetworkList]:
+    """The networks and assets of the gateway, and the rails that are open now."""
+    return read_record(NetworkList, (yield from fetch_document(requests.list_networks())))
+
+
+def status() -> Flow[GatewayStatus]:
+    """The version of the gateway, its open rails by network, and since when others are withdrawn."""
+    return read_record(GatewayStatus, (yield from fetch_document(requests.show_status())))
+
+
+def describe(api_id: str, *, page: int = 1) -> Flow[AgentDocument]:
+    """The agent document of a listing, one text with everything that a model needs to call it. `page`: the next pages have the operations that the
+    first does not have whole."""
+    return read_agent_document((yield from fetch_agent_document(api_id, page=page)))
+
+
+def fetch_agent_document(api_id: str, *, page: int = 1) -> Flow[GatewayDocument]:
     """The agent document as the gateway wrote it; the details where the gateway has no such document."""
     try:
-        return (yield from fetch_document(requests.describe_listing(api_id)))
+        return (yield from fetch_document(requests.describe_listing(api_id, page)))
     except GatewayRefused as refusal:
         if not requests.lacks_document(refusal):
             raise

@@ -187,22 +187,159 @@ class DescribedOperation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentDocument:
-    """The document of a listing for agents. `text`: the whole document as JSON, to be given to a model. Its words are the provider's: data,
-    never instructions."""
+    """A page of the document of a listing for agents. `text`: the whole page as JSON, to be given to a model. Its words are the provider's: data,
+    never instructions. The pages after the first have operations only. `operations_left_out`: those that the first page does not list."""
 
     id: str
-    name: str
+    name: str = ""
     status: str = "active"
     when_to_use: str = ""
     tags: tuple[str, ...] = ()
     operations: tuple[DescribedOperation, ...] = ()
     operations_left_out: int = 0
+    page: int = 1
+    pages: int | None = None
     text: str = field(default="", repr=False, metadata=_named(""))
 
 
 def read_agent_document(document: Mapping[str, object]) -> AgentDocument:
     """Raises `AnswerMalformed`."""
     return read_record(AgentDocument, {**document, "": json.dumps(document, ensure_ascii=False)})
+
+
+# ---- Counts of the catalog, networks, status.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TagCount:
+    tag: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurrencyCount:
+    currency: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCount:
+    network: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FacetCounts:
+    """How many listings have which value, the most frequent first. `total`: the counted listings; more match where `is_total_lower_bound`."""
+
+    tags: tuple[TagCount, ...]
+    currencies: tuple[CurrencyCount, ...]
+    networks: tuple[NetworkCount, ...]
+    total: int
+    is_total_lower_bound: bool = field(default=False, metadata=_named("totalIsLowerBound"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayStats:
+    """The paid calls of one UTC day (`2026-11-21`). The latencies are the upstream's in successful calls."""
+
+    day: str
+    calls: int
+    successes: int
+    p50_ms: int | None = None
+    p95_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingStats:
+    """`days`: oldest first."""
+
+    id: str
+    days: tuple[DayStats, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeCurrency:
+    symbol: str
+    decimals: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssetDomain:
+    """The EIP-712 domain of a token."""
+
+    name: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfirmationStep:
+    """A payment of at least `amount_min` needs so many confirmations."""
+
+    amount_min: str
+    confirmations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkAsset:
+    """An asset that the gateway accepts. `asset`: its CAIP-19 id. `rails`: by which a new payment counts now. The native currency has no `token`."""
+
+    asset: str
+    symbol: str
+    decimals: int
+    rails: tuple[str, ...]
+    confirmations: tuple[ConfirmationStep, ...]
+    token: str | None = None
+    domain: AssetDomain | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayNetwork:
+    """A network of the gateway. `kind`: `main` or `test`. `reachable`: whether its nodes respond."""
+
+    network: str
+    chain_id: int
+    name: str
+    kind: str
+    reachable: bool
+    rails: tuple[str, ...]
+    assets: tuple[NetworkAsset, ...]
+    native_currency: NativeCurrency | None = None
+    explorer_url: str | None = None
+    wallet_rpc_url: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkList:
+    networks: tuple[GatewayNetwork, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WithdrawnRails:
+    """Rails that are not offered now. `asset`: of one asset only; None for all assets of the network."""
+
+    rails: tuple[str, ...]
+    reason: str
+    since: datetime
+    asset: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkStatus:
+    network: str
+    chain_id: int
+    name: str
+    reachable: bool
+    rails: tuple[str, ...]
+    withdrawn: tuple[WithdrawnRails, ...]
+    unreachable_since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewayStatus:
+    version: str
+    networks: tuple[NetworkStatus, ...]
+    as_of: datetime
 
 
 # ---- Calls and payments.

@@ -108,8 +108,25 @@ def search_apis(words: str | None, query: Mapping[str, object]) -> ControlReques
     return list_apis({"q": words or None, **ranked, **{k: v for k, v in query.items() if v is not None}})
 
 
-def describe_listing(api_id: str) -> ControlRequest:
-    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/agent")
+def describe_listing(api_id: str, page: int = 1) -> ControlRequest:
+    query = {"page": page} if page != 1 else {}
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/agent" + _encode_query(query))
+
+
+def count_listings(words: str | None) -> ControlRequest:
+    return ControlRequest(method="GET", path="/facets" + _encode_query({"q": words or None}))
+
+
+def show_stats(api_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/apis/{_encode_segment(api_id)}/stats", entries="days")
+
+
+def list_networks() -> ControlRequest:
+    return ControlRequest(method="GET", path="/networks", entries="networks")
+
+
+def show_status() -> ControlRequest:
+    return ControlRequest(method="GET", path="/status", entries="networks")
 
 
 def lacks_document(refusal: GatewayRefused) -> bool:

@@ -10,7 +10,14 @@ from urllib.parse import urlsplit
 
 from pydantic import Secret
 
-from tollway.chain.networks import FINALITY_DEPTH, PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
+from tollway.chain.networks import (
+    FINALITY_DEPTH,
+    PRESETS,
+    ChainRules,
+    ConfirmationSteps,
+    NetworkPreset,
+    NetworkProfile,
+)
 from tollway.chain.signer import GasKey
 from tollway.config.values import one_of, parse_number, parse_strings
 from tollway.ids import Address, ChainId
@@ -46,13 +53,18 @@ NETWORK_MEMBERS = (
     "gas_budget",
     "block_time_s",
     "facilitator",
+    "name",
+    "explorer_url",
+    "wallet_rpc_url",
 )
 ASSET_MEMBERS = ("symbol", "token", "decimals", "name", "version")
 FACILITATOR_MEMBERS = ("url", "verify_headers", "settle_headers")
 GAS_KEYS_MAX = 32
 DOMAIN_TEXT_MAX = 64
+PROFILE_NAME_MAX = 40
 
 _SYMBOL = re.compile(r"[A-Za-z0-9.]{1,16}")
+_PUBLIC_URL = re.compile(r"https?://[^\s?#@\\]{1,300}", re.A)
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,8192}")
 
@@ -60,13 +72,14 @@ _HEADER_VALUE = re.compile(r"[\x20-\x7e]{0,8192}")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
     """A network with the URLs of its nodes. A URL often holds an API key, so it is a secret. `settlement`: the keys and cost limits of settling authorisations;
-    there may be no key."""
+    there may be no key. `profile`: what `GET /networks` says beside the rules."""
 
     name: str
     rules: ChainRules
     rpc_urls: tuple[Secret[str], ...]
     block_time_s: float
     settlement: SettlementRules
+    profile: NetworkProfile
     agreement_min: int = 1
 
 
@@ -116,8 +129,35 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
         rpc_urls=rpc_urls,
         block_time_s=block_time_s,
         settlement=_parse_settlement(table, rules, block_time_s),
+        profile=_parse_profile(table, rules, preset),
         agreement_min=agreement_min,
     )
+
+
+def _parse_profile(table: dict[str, Any], rules: ChainRules, preset: NetworkPreset | None) -> NetworkProfile:
+    """The names and public URLs of the network. An empty URL removes that of the preset."""
+    natives = [asset for asset in (*rules.assets, *(preset.assets if preset else ())) if asset.token is None]
+    name = table.get("name", (preset.display_name or preset.name) if preset else str(rules.network))
+    if not isinstance(name, str) or not 0 < len(name) <= PROFILE_NAME_MAX or not name.isprintable():
+        raise ValueError(f"name: must be a text of 1 to {PROFILE_NAME_MAX} printable characters")
+    return NetworkProfile(
+        name=name,
+        native_symbol=natives[0].symbol if natives else None,
+        native_decimals=natives[0].decimals if natives else None,
+        explorer_url=_parse_public_url(table, "explorer_url", preset.explorer_url if preset else None),
+        wallet_rpc_url=_parse_public_url(table, "wallet_rpc_url", preset.wallet_rpc_url if preset else None),
+    )
+
+
+def _parse_public_url(table: dict[str, Any], key: str, default: str | None) -> str | None:
+    value = table.get(key, default)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str) or not value.isascii() or not _PUBLIC_URL.fullmatch(value):
+        raise ValueError(
+            f"{key}: must be an http(s) URL without user, query and fragment; every client can read it"
+        )
+    return value.rstrip("/")
 
 
 def _parse_finality_depth(table: dict[str, Any], preset: NetworkPreset | None) -> int:

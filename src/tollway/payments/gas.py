@@ -96,16 +96,22 @@ class RailStatus:
     def __init__(self, chain_ids: Iterable[ChainId], metrics: SettlementMetrics) -> None:
         self._chain_ids = tuple(chain_ids)
         self._metrics = metrics
-        self._seen: frozenset[WithdrawnRail] = frozenset()
+        self._since_ms: dict[WithdrawnRail, int] = {}
 
-    def update(self, seen: Iterable[WithdrawnRail]) -> None:
+    @property
+    def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
+        """Every rail that was withdrawn at the last update, and the time of the update that found it first."""
+        return self._since_ms
+
+    def update(self, seen: Iterable[WithdrawnRail], *, now_ms: int) -> None:
         """`seen`: every rail that is withdrawn now."""
-        before, self._seen = self._seen, frozenset(seen)
-        for rail in sorted(self._seen - before):
+        before, withdrawn = self._since_ms, frozenset(seen)
+        self._since_ms = {rail: before.get(rail, now_ms) for rail in sorted(withdrawn)}
+        for rail in sorted(withdrawn - before.keys()):
             _log.warning("rail_withdrawn", **_describe_rail(rail))
-        for rail in sorted(before - self._seen):
+        for rail in sorted(before.keys() - withdrawn):
             _log.info("rail_is_back", **_describe_rail(rail))
-        counts = Counter((rail.chain_id, rail.reason) for rail in self._seen)
+        counts = Counter((rail.chain_id, rail.reason) for rail in withdrawn)
         for chain_id in self._chain_ids:
             for reason in WithdrawalReason:
                 self._metrics.withdrawn(chain_id, reason, counts[chain_id, reason])
@@ -273,6 +279,11 @@ class GasBudget:
     def chain_ids(self) -> tuple[ChainId, ...]:
         return tuple(self._rules)
 
+    @property
+    def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
+        """The rails that were withdrawn at the last refresh, each with the time since when."""
+        return self._rail_status.withdrawn_since_ms
+
     def latest_fees(self, chain_id: ChainId) -> Fees | None:
         """The latest fees; None when they are unknown."""
         network_gas = self._network_gas.get(chain_id)
@@ -358,7 +369,7 @@ class GasBudget:
             await run_all([*refreshes, *probes])
             await self._refresh_budgets()
         finally:
-            self._rail_status.update(self._find_withdrawn_rails())
+            self._rail_status.update(self._find_withdrawn_rails(), now_ms=self._now_ms())
 
     async def _refresh_network(self, chain_id: ChainId) -> None:
         network_gas = self._network_gas[chain_id]

@@ -50,7 +50,7 @@ from tollway.payments.authorization_onchain import (
 )
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.facilitator import FacilitatorClient
-from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics
+from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics, WithdrawnRail
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import ReceiptPoller
@@ -160,6 +160,11 @@ class Settlement:
         if rules is None or not self._gas_budget.is_in_time(rules, asset, units):
             return False
         return self._gas_budget.is_offered(asset, units, listing_id)
+
+    @property
+    def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
+        """The rails that were withdrawn at the last refresh, each with the time since when."""
+        return self._gas_budget.withdrawn_since_ms
 
     def is_reachable(self, chain_id: ChainId) -> bool:
         """Whether the last refresh reached this network. Without it, the gateway cannot tell whether a price can be settled."""

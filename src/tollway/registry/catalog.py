@@ -83,6 +83,7 @@ class Creations(Protocol):
         ...
 
 
+FACET_VALUES_MAX = 50
 TOTAL_EXACT_MAX = 10_000
 """The limit to which totals of filtered lists are counted; beyond it, the total is a lower bound."""
 
@@ -164,6 +165,18 @@ class RevisionConflict:
     revision: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogFacets:
+    """Counts of the listings of a search by tag, currency and network, the most frequent first, each at most `FACET_VALUES_MAX` values. `total`: the counted
+    listings, the newest of a larger search (`is_lower_bound`). A listing of several tags or networks counts for each."""
+
+    tags: tuple[tuple[str, int], ...] = ()
+    currencies: tuple[tuple[str, int], ...] = ()
+    networks: tuple[tuple[ChainId, int], ...] = ()
+    total: int = 0
+    is_lower_bound: bool = False
+
+
 class Catalog(Protocol):
     """The store of listings and their terms. Every method is atomic, durable when it returns, and raises `StorageUnavailable`
     when the store is unavailable."""
@@ -201,6 +214,10 @@ class Catalog(Protocol):
 
     async def search(self, query: ListingQuery) -> ListingPage:
         """A page of active and paused listings; it never contains retired or suspended ones."""
+        ...
+
+    async def count_facets(self, words: str | None) -> CatalogFacets:
+        """Counts the visible listings that match the words, all without words; at most the newest `TOTAL_EXACT_MAX`."""
         ...
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:

@@ -123,6 +123,33 @@ def summarise(counts: Mapping[Bucket, int]) -> Quality | None:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DayQuality:
+    """The paid calls of one UTC day (`day`: since the epoch), without those that the provider paid for. The latencies as in `Quality`."""
+
+    day: int
+    calls: int
+    successes: int
+    p50_ms: int | None
+    p95_ms: int | None
+
+
+def summarise_days(counts: Mapping[int, Mapping[Bucket, int]], *, today: int) -> list[DayQuality]:
+    """The days that count, oldest first, with days without calls."""
+    return [_summarise_day(day, counts.get(day, {})) for day in range(first_day(today), today + 1)]
+
+
+def _summarise_day(day: int, counts: Mapping[Bucket, int]) -> DayQuality:
+    succeeded = {bucket: count for bucket, count in sorted(counts.items()) if bucket != FAILED}
+    return DayQuality(
+        day=day,
+        calls=sum(counts.values()),
+        successes=sum(succeeded.values()),
+        p50_ms=_percentile(succeeded, 50),
+        p95_ms=_percentile(succeeded, 95),
+    )
+
+
 def _percentile(ordered: Mapping[Bucket, int], percent: int) -> int | None:
     """The least latency that is not exceeded in so many per cent of the calls (nearest rank)."""
     rank = -(-sum(ordered.values()) * percent // 100)
@@ -173,6 +200,10 @@ class QualityRecords(Protocol):
     async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
         """Sums the days up to today into the published quality of these listings. Returns the number of calls of each; unknown
         listings are left out. Of concurrent updates the last one includes all counts added before it."""
+        ...
+
+    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
+        """The counts of a listing by day, of the days that count."""
         ...
 
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:

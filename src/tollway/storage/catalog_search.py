@@ -38,7 +38,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import TSQUERY, TSVECTOR
 
-from tollway.registry.catalog import TOTAL_EXACT_MAX, ListingQuery, NetworkCurrency
+from tollway.ids import ChainId
+from tollway.registry.catalog import (
+    FACET_VALUES_MAX,
+    TOTAL_EXACT_MAX,
+    CatalogFacets,
+    ListingQuery,
+    NetworkCurrency,
+)
 from tollway.registry.listing import Listing
 from tollway.registry.quality import RANK_WEIGHT_MIN, RANK_WEIGHT_SPAN, rate_weight, round_up_ppm
 from tollway.registry.search_tokens import fold, query_words, rank_fields, searched_texts, split_words
@@ -321,6 +328,54 @@ def find_page(connection: Connection, query: ListingQuery) -> tuple[list[int], i
     if query.start >= total and not is_lower_bound:
         return [], total, False
     return _page(connection, hits), total, is_lower_bound
+
+
+def count_facets(connection: Connection, query: ListingQuery) -> CatalogFacets:
+    """The counts of the listings of a query by tag, currency and network. Like a page, it reads no whole table: it takes the row numbers of the newest
+    `TOTAL_EXACT_MAX` listings, and looks up their tags and networks in the narrow tables by listing."""
+    found = _select_newest(connection, query)
+    if found is None:
+        return CatalogFacets()
+    newest, total, is_lower_bound = found
+    seqs = newest.cte("found")
+    tagged = IndexHint(tag_table, "ix_listing_tag_listing")
+    networked = IndexHint(network_table, "ix_listing_network_listing")
+    tags = _count_values(connection, seqs, tagged, tagged.c.tag, tagged.c.listing_seq)
+    networks = _count_values(connection, seqs, networked, networked.c.chain_id, networked.c.listing_seq)
+    listing = listing_table.c
+    return CatalogFacets(
+        tags=tags,
+        currencies=_count_values(connection, seqs, listing_table, listing.currency, listing.seq),
+        networks=tuple((ChainId(chain_id), count) for chain_id, count in networks),
+        total=min(total, TOTAL_EXACT_MAX),
+        is_lower_bound=is_lower_bound or total > TOTAL_EXACT_MAX,
+    )
+
+
+def _count_values(
+    connection: Connection, seqs: Any, source: FromClause, value: ColumnElement[Any], seq: ColumnElement[int]
+) -> tuple[tuple[Any, int], ...]:
+    """The most frequent values of a column over the listings, with their counts."""
+    count = func.count().label("listings")
+    counted = (
+        select(value, count)
+        .select_from(seqs.join(source, seqs.c[0] == seq))
+        .group_by(value)
+        .order_by(desc(count), value)
+        .limit(FACET_VALUES_MAX)
+    )
+    return tuple((row[0], int(row[1])) for row in connection.execute(counted))
+
+
+def _select_newest(connection: Connection, query: ListingQuery) -> tuple[Select[Any], int, bool] | None:
+    """Selects the row numbers of the newest `TOTAL_EXACT_MAX` listings of a query, with its total as `find_page` counts it; None when it finds nothing."""
+    words = query_words(query.words) if query.words is not None else ()
+    if query.words is not None and not words:
+        return None
+    facets = find_facets(query, words, is_sqlite=connection.dialect.name == "sqlite")
+    hits = _begin_with_smallest(connection, query, facets)
+    total, is_lower_bound = _count(connection, hits)
+    return _newest(hits).limit(TOTAL_EXACT_MAX), total, is_lower_bound
 
 
 def _begin_with_smallest(connection: Connection, query: ListingQuery, facets: Sequence[Facet]) -> _Hits:

@@ -21,6 +21,7 @@ from tollway.ids import Address, ListingId
 from tollway.limits import MIB
 from tollway.registry.catalog import (
     TERMS_RETENTION_S,
+    CatalogFacets,
     CreationBegun,
     CreationResponse,
     ListingMatch,
@@ -32,7 +33,7 @@ from tollway.registry.catalog import (
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.search_tokens import fold, matched_fields, query_words
-from tollway.storage.catalog_search import erase_search, find_page, write_search
+from tollway.storage.catalog_search import count_facets, erase_search, find_page, write_search
 from tollway.storage.catalog_tables import (
     document_table,
     find_reputations,
@@ -257,6 +258,10 @@ class CatalogStore:
             query = replace(query, verified=True)
 
         return await self._database.read(partial(_search, query=query))
+
+    async def count_facets(self, words: str | None) -> CatalogFacets:
+        query = ListingQuery(words=words, verified=True if self._only_verified else None)
+        return await self._database.read(partial(count_facets, query=query))
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c

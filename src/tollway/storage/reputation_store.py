@@ -235,6 +235,17 @@ class QualityStore:
             )
         return {listing_id: sum(counts.values()) for listing_id, (_, counts) in sums.items()}
 
+    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
+        columns = quality_day_table.c
+        counted = select(columns.day, columns.bucket, columns.calls).where(
+            columns.listing_id == listing_id, columns.day >= first_day(today), columns.day <= today
+        )
+        rows = await self._database.read(lambda connection: connection.execute(counted).all())
+        days: dict[int, dict[Bucket, int]] = {}
+        for row in rows:
+            days.setdefault(row.day, {})[Bucket(row.bucket)] = int(row.calls)
+        return days
+
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
         quality, listing = quality_table.c, listing_table.c
         outdated = (

@@ -192,7 +192,7 @@ _ADDRESS_LIMIT = Problem(
 )
 
 
-CATALOG_PREFIX = b"/api/v2/apis"
+CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets")
 _READS = ("GET", "HEAD")
 
 
@@ -231,7 +231,7 @@ def _is_catalog_read(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] not in _READS:
         return False
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw_path.startswith(CATALOG_PREFIX)
+    return raw_path.startswith(CATALOG_PREFIXES)
 
 
 class SignInRateLimit:
