@@ -181,14 +181,14 @@ async def furnish_callers(driver: ChainDriver, playground: Playground, folder: P
 def settings_of(*, port: int, rpc_url: str, database_url: str, gas_key: str) -> dict[str, str]:
     """The settings with a gas key, so that a 402 has all four dialects, as in production."""
     return {
-        "TOLLWAY_RPC_LOCAL": rpc_url,
+        "TOLLWAY_RPC_SANDBOX": rpc_url,
         "TOLLWAY_DATABASE_URL": database_url,
         "TOLLWAY_SECRET_KEY": secrets.token_hex(32),
         "TOLLWAY_PUBLIC_URL": f"http://127.0.0.1:{port}",
         "TOLLWAY_LISTEN": f"127.0.0.1:{port}",
         "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{find_free_port()}",
         "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-        "TOLLWAY_GAS_KEYS_LOCAL": gas_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas_key,
     }
 
 

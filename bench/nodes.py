@@ -208,7 +208,7 @@ async def compare(options: argparse.Namespace) -> AsyncIterator[dict[str, Any]]:
                     for count in options.nodes:
                         database = await server.make_database(f"nodes_{count}")
                         environment = {
-                            "TOLLWAY_RPC_LOCAL": anvil.rpc_url,
+                            "TOLLWAY_RPC_SANDBOX": anvil.rpc_url,
                             "TOLLWAY_DATABASE_URL": database,
                             "TOLLWAY_SECRET_KEY": secrets.token_hex(32),
                             "TOLLWAY_PUBLIC_URL": f"http://127.0.0.1:{PORTS[0]}",

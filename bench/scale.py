@@ -131,7 +131,7 @@ def routes_over(database: Database) -> Starlette:
         rate_limiter=unused,
     )
     history = history_router(
-        call_history=HistoryStore(database),
+        call_history=HistoryStore(database, limits=DEFAULT_LIMITS),
         ledger=unused,
         payment_ledger=unused,
         wallet=who,

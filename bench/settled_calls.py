@@ -86,13 +86,13 @@ async def open_stand(folder: str) -> AsyncIterator[SettledListing]:
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
         playground = await prepare_playground(driver)
         environment = {
-            "TOLLWAY_RPC_LOCAL": anvil.rpc_url,
+            "TOLLWAY_RPC_SANDBOX": anvil.rpc_url,
             "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/gateway.sqlite3",
             "TOLLWAY_PUBLIC_URL": GATEWAY_URL,
             "TOLLWAY_LISTEN": urlsplit(GATEWAY_URL).netloc,
             "TOLLWAY_ADMIN_LISTEN": "off",
             "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
-            "TOLLWAY_GAS_KEYS_LOCAL": playground.account("gas").private_key,
+            "TOLLWAY_GAS_KEYS_SANDBOX": playground.account("gas").private_key,
         }
         answering = (sys.executable, upstream.__file__, str(urlsplit(UPSTREAM_URL).port))
         serving = (str(Path(sys.executable).with_name("tollway")), "serve")

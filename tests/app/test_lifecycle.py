@@ -39,7 +39,7 @@ NOBODY = "http://127.0.0.1:1"
 
 def settings(folder: Path, **more: str) -> Settings:
     """A gateway of its own, whose only chain node is away."""
-    given = {"RPC_LOCAL": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3", **more}
+    given = {"RPC_SANDBOX": NOBODY, "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3", **more}
     prefixed = {
         name if name.startswith("TEST_") else f"TOLLWAY_{name}": value for name, value in given.items()
     }
@@ -214,7 +214,7 @@ async def test_a_gateway_that_is_alone_leads_in_everything(app: App) -> None:
 async def test_the_metrics_show_what_settles(tmp_path: Path) -> None:
     """Its chain is away: so are the signed payments, and the series say why."""
     gas_key = "0x" + "11" * 32
-    async with App(settings(tmp_path, GAS_KEYS_LOCAL=gas_key, TEST_LIMIT_SWEEP_INTERVAL_S="0.001")) as app:
+    async with App(settings(tmp_path, GAS_KEYS_SANDBOX=gas_key, TEST_LIMIT_SWEEP_INTERVAL_S="0.001")) as app:
         labels = 'network="eip155:84532",reason="gas_unknown"'
         text = generate_latest(app.metrics.registry).decode()
     assert f"tollway_rails_withdrawn{{{labels}}} 1.0" in text
@@ -330,7 +330,7 @@ async def test_refuses_to_start_on_a_node_of_another_chain(tmp_path: Path) -> No
         try:
             with pytest.raises(SettingsInvalid, match="networks: node 1 of eip155:84532") as refused:
                 await App(
-                    settings(tmp_path, RPC_LOCAL=f"http://127.0.0.1:{server.server_port}/secret")
+                    settings(tmp_path, RPC_SANDBOX=f"http://127.0.0.1:{server.server_port}/secret")
                 ).__aenter__()
         finally:
             server.shutdown()

@@ -63,10 +63,10 @@ def load(code: str, **env: str) -> set[str]:
 
 def settings(folder: Path, **more: str) -> dict[str, str]:
     return {
-        "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
+        "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",
         "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/books.sqlite3",
         "TOLLWAY_SECRET_KEY": secrets.token_hex(32),
-        "TOLLWAY_GAS_KEYS_LOCAL": "11" * 32,
+        "TOLLWAY_GAS_KEYS_SANDBOX": "11" * 32,
         **more,
     }
 

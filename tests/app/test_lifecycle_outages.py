@@ -122,9 +122,9 @@ QUICK = {
 
 def settings(folder: Path) -> Settings:
     given = {
-        "RPC_LOCAL": f"http://{NOBODY}",
+        "RPC_SANDBOX": f"http://{NOBODY}",
         "DATABASE_URL": f"sqlite:///{folder}/books.sqlite3",
-        "GAS_KEYS_LOCAL": "0x" + "11" * 32,
+        "GAS_KEYS_SANDBOX": "0x" + "11" * 32,
         "RATE_LIMIT_URL": f"redis://{NOBODY}",
     }
     return load_with_fixed_limits({**{f"TOLLWAY_{name}": value for name, value in given.items()}, **QUICK})

@@ -1,6 +1,12 @@
 import pytest
 
-from tollway.chain.networks import PRESETS, ChainRules, ConfirmationSteps, NetworkPreset
+from tollway.chain.networks import (
+    PRESETS,
+    ChainRules,
+    ConfirmationSteps,
+    NetworkPreset,
+    describe_network,
+)
 from tollway.chain.port import Quorum
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, TokenDomain
@@ -87,7 +93,7 @@ def test_assets_are_found_by_currency() -> None:
         ("polygon", 137, "main", "POL", "0x3c499c542cEF5E3811e1192ce70d8cC03d5c3359"),
         ("arbitrum", 42161, "main", "ETH", "0xaf88d065e77c8cC2239327C5EDb3A432268e5831"),
         ("optimism", 10, "main", "ETH", "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"),
-        ("local", 84532, "test", "ETH", "0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
+        ("sandbox", 84532, "test", "ETH", "0x036CbD53842c5426634e7929541eC2318f3dCF7e"),
     ],
 )
 def test_presets_name_the_published_contracts(
@@ -104,13 +110,32 @@ def test_presets_name_the_published_contracts(
     ("name", "domain"),
     [
         *((name, "USD Coin") for name in ("base", "ethereum", "polygon", "arbitrum", "optimism")),
-        *((name, "USDC") for name in ("base-sepolia", "local")),
+        *((name, "USDC") for name in ("base-sepolia", "sandbox")),
     ],
 )
 def test_presets_have_the_eip712_domain_of_their_usdc(name: str, domain: str) -> None:
     token, coin = PRESETS[name].rules().assets
     assert token.domain == TokenDomain(name=domain, version="2")
     assert coin.domain is None
+
+
+def test_the_local_preset_is_the_chain_of_development_nodes_with_its_native_currency_alone() -> None:
+    rules = PRESETS["local"].rules()
+    assert (rules.chain_id, rules.kind, rules.network) == (31337, "test", "eip155:31337")
+    assert [(asset.token, asset.symbol) for asset in rules.assets] == [(None, "ETH")]
+
+
+@pytest.mark.parametrize(
+    ("chain_id", "described"),
+    [
+        (8453, "eip155:8453 (base)"),
+        (84532, "eip155:84532 (base-sepolia)"),
+        (31337, "eip155:31337 (local)"),
+        (9, "eip155:9"),
+    ],
+)
+def test_a_network_is_described_by_its_id_and_preset(chain_id: int, described: str) -> None:
+    assert describe_network(ChainId(chain_id)) == described
 
 
 def test_main_network_presets_need_more_depth_for_large_sums() -> None:

@@ -837,7 +837,9 @@ async def test_one_node_of_another_chain_is_a_mismatch(make_node, make_reader) -
     stray.answers["eth_chainId"] = "0x1"
     with pytest.raises(ChainMismatch) as caught:
         await (await make_reader(good_url, stray_url)).check_chain(CHAIN)
-    assert "node 2 of eip155:84532" in caught.value.__notes__[0]
+    (note,) = caught.value.__notes__
+    assert note.startswith("node 2 of eip155:84532")
+    assert "it serves eip155:1 (ethereum). Correct its URL in rpc_urls" in note
 
 
 async def test_a_chain_that_is_not_configured_is_unavailable(make_node, make_reader) -> None:

@@ -137,7 +137,7 @@ def test_a_command_without_its_extra_says_the_line_that_installs_it(extra: str) 
 def test_shared_rates_without_their_extra_are_a_problem_of_the_settings(tmp_path: Path) -> None:
     settings = {
         "TOLLWAY_RATE_LIMIT_URL": "redis://127.0.0.1:9",
-        "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:9",
+        "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:9",
         "TOLLWAY_SECRET_KEY": bytes(range(32)).hex(),
     }
     done = subprocess.run(

@@ -59,6 +59,7 @@ def read_texts() -> Iterator[tuple[str, str]]:
 
 
 def test_every_command_that_a_text_names_is_in_the_table() -> None:
+    aliases = [row.alias for row in COMMANDS if row.alias]
     firsts = {name.split()[0] for name in NAMES}
     wrong = []
     for where, text in read_texts():
@@ -66,7 +67,7 @@ def test_every_command_that_a_text_names_is_in_the_table() -> None:
             words = found[1].split()
             if words[0] == "import":
                 continue
-            known = any(words[: len(name.split())] == name.split() for name in [*NAMES, *GROUPS])
+            known = any(words[: len(name.split())] == name.split() for name in [*NAMES, *GROUPS, *aliases])
             is_group_alone = words[0] in firsts and len(words) == 1
             if not known and not is_group_alone:
                 wrong.append(f"{where}: {found[0].strip()}")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.file_modes import UMASKS, umask
 from tollway.cli.demo_run import (
     PORT_DEFAULT,
     UNLIMITED,
@@ -123,10 +124,12 @@ def test_takes_another_port_when_the_default_port_is_in_use() -> None:
         assert choose_port(None) != PORT_DEFAULT
 
 
-def test_writes_for_its_owner_alone_and_leaves_no_half_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mask", UMASKS)
+def test_writes_for_its_owner_alone_and_leaves_no_half_file(tmp_path: Path, mask: int) -> None:
     path = tmp_path / "sandbox.json"
     path.write_text("old")
-    _write_private(path, "new")
+    with umask(mask):
+        _write_private(path, "new")
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     with pytest.raises(DemoFailed, match="cannot be written"):

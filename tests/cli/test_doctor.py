@@ -67,7 +67,7 @@ class OneBlock:
 def make_settings(folder: Path, **changes: object) -> Settings:
     settings = load_settings(
         {
-            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
+            "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",
             "TOLLWAY_DATABASE_URL": f"sqlite:///{folder}/tollway.sqlite3",
             "TOLLWAY_SECRET_KEY": "00112233445566778899aabbccddeeff" * 2,
         }

@@ -79,7 +79,7 @@ class Office:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TOLLWAY_RPC_LOCAL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TOLLWAY_RPC_SANDBOX", "http://127.0.0.1:1")
 
 
 @pytest.fixture

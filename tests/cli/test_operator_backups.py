@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.kit.file_modes import UMASKS, read_modes, umask
 from tollway.cli import operator
 from tollway.cli.main import make_app
 from tollway.storage.database import ProcessLock
@@ -42,7 +43,7 @@ class Office:
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TOLLWAY_RPC_LOCAL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TOLLWAY_RPC_SANDBOX", "http://127.0.0.1:1")
     monkeypatch.setenv("TOLLWAY_DATABASE_URL", f"sqlite:///{DATABASE}")
 
 
@@ -87,6 +88,25 @@ def test_a_backup_is_one_private_file_with_a_report(office: Office) -> None:
     assert execute(path, "SELECT number FROM generation") == [(BACKUP_GENERATION,)]
     assert execute(path, "PRAGMA journal_mode") == [("delete",)]
     assert {name for name in files() if name.startswith("copy")} == {"copy.backup"}
+
+
+@pytest.mark.parametrize("mask", UMASKS)
+def test_databases_keys_and_backups_are_readable_by_their_owner_alone(mask: int) -> None:
+    office = Office()
+    with umask(mask):
+        assert office.run("migrate").exit_code == 0
+        execute(DATABASE, PAYMENT, taken=0)
+        office.tell("backup", "copy")
+        replaced = office.tell("restore", "copy")["replaced"]
+        gateway = sqlite3.connect(DATABASE)
+        gateway.execute("PRAGMA journal_mode=WAL").close()
+        gateway.execute("UPDATE payment SET is_held = 1").close()
+        gateway.commit()
+    modes = read_modes(Path())
+    gateway.close()
+    wanted = {str(DATABASE), f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}.key", "copy", replaced}
+    assert wanted <= modes.keys()
+    assert {name: oct(modes[name]) for name in modes if modes[name] & 0o077} == {}
 
 
 def test_a_backup_has_every_commit_and_leaves_the_database_unchanged(office: Office) -> None:

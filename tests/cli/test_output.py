@@ -1,100 +1,38 @@
 """The output of commands: untrusted text without control characters, JSON for programs, failures with their codes."""
 
 import json
-import sys
 from collections.abc import Callable
 
-import httpx
 import pytest
 from rich.text import Text
 
+from tollway.cli.history import print_call, print_calls
 from tollway.cli.output import (
-    describe_response,
+    format_problem,
     is_for_people,
     open_console,
-    print_calls,
     print_failure,
     print_json,
     print_members,
-    print_response,
     print_search_results,
     print_text,
 )
-from tollway.client import CallHeld, CallResponse, GatewayRefused, PaymentRefused
-from tollway.client.responses import PaymentInfo
-from tollway.client.x402 import SettlementReceipt
+from tollway.client import CallHeld, GatewayRefused, PaymentRefused
 from tollway.ids import TxHash
 
 TX = TxHash(b"\xab" * 32)
 TRICKS = "a\x1b[2J\u202eb\x07c"
 
 
-def answer(content: bytes, kind: str) -> CallResponse:
-    response = CallResponse(
-        200, headers={"content-type": kind}, content=content, request=httpx.Request("GET", "https://gw.test/")
-    )
-    response.payment = PaymentInfo(
-        state="charged",
-        price="0.01 USDC",
-        credit_remaining="0 USDC",
-        call_id="call_1",
-        transaction=str(TX),
-        network="eip155:84532",
-        rail="x402",
-        receipt=SettlementReceipt(
-            is_success=True, transaction=TX, network="eip155:84532", payer=None, amount=None, reason=None
-        ),
-    )
-    return response
-
-
-@pytest.mark.parametrize(
-    ("content", "kind", "shown"),
-    [
-        (b'{"a":[1]}', "application/json", {"body": {"a": [1]}}),
-        (b'{"a":1}', "application/ld+json; charset=utf-8", {"body": {"a": 1}}),
-        (b"{", "application/json", {"body": "{"}),
-        (b"hello", "text/plain", {"body": "hello"}),
-        (b"", "image/png", {"body": ""}),
-        (b"\x00\xff", "image/png", {"bodyBase64": "AP8="}),
-    ],
-)
-def test_an_answer_is_json_text_or_bytes(content: bytes, kind: str, shown: dict[str, object]) -> None:
-    described = describe_response(answer(content, kind))
-    assert {name: described[name] for name in described if name.startswith("body")} == shown
-    assert described["payment"] == {
-        "state": "charged",
-        "price": "0.01 USDC",
-        "creditRemaining": "0 USDC",
-        "callId": "call_1",
-        "transaction": str(TX),
-        "network": "eip155:84532",
-        "rail": "x402",
-        "receipt": {"success": True, "transaction": str(TX), "network": "eip155:84532"},
-        "feeMax": None,
-    }
-
-
-def test_deeply_nested_json_is_printed_as_text() -> None:
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
-    try:
-        bomb = b"[" * 200_000 + b"]" * 200_000
-        assert describe_response(answer(bomb, "application/json"))["body"] == bomb.decode()
-    finally:
-        sys.setrecursionlimit(before)
-
-
 @pytest.mark.parametrize(
     "show",
     [
-        lambda: print_search_results({"apis": [{"id": "api_1", "name": TRICKS}]}, [{}]),
+        lambda: print_search_results({"apis": [{"id": TRICKS, "name": TRICKS, "match": [TRICKS]}]}, [{}]),
         lambda: print_calls({"calls": [{"id": "call_1", "apiName": TRICKS, "path": TRICKS}]}),
+        lambda: print_call({"id": "call_1", "apiName": TRICKS, "payment": {"state": TRICKS}}),
         lambda: print_members({"name": TRICKS, "nested": {"name": TRICKS}}),
-        lambda: print_response(answer(TRICKS.encode(), "text/plain; charset=utf-8")),
-        lambda: print_response(answer(b"\x00", TRICKS.encode("ascii", "ignore").decode())),
     ],
-    ids=("search", "calls", "members", "text", "type"),
+    ids=("listings", "calls", "call", "members"),
 )
 def test_untrusted_text_reaches_no_terminal_with_its_tricks(
     show: Callable[[], None], capsys: pytest.CaptureFixture[str]
@@ -167,3 +105,52 @@ def test_a_failure_is_an_object_with_its_code(
 ) -> None:
     print_failure(failure, as_json=True)
     assert json.loads(capsys.readouterr().err) == {"error": told}
+
+
+@pytest.mark.parametrize(
+    ("problem", "lines"),
+    [
+        ({"detail": "No."}, ["No."]),
+        ({"title": "Not found"}, ["Not found"]),
+        ({}, ["The gateway gave no reason."]),
+        (
+            {
+                "detail": "The listing is not valid.",
+                "errors": [
+                    {"pointer": "/operations/0/path", "code": "malformed", "detail": "must begin with /"},
+                    {"pointer": "#/upstreamAuth/na~1me", "code": "missing"},
+                    {"pointer": "", "detail": "must be an object"},
+                    {"parameter": "limit", "detail": "must be a number"},
+                    {"detail": 7},
+                    "odd",
+                ],
+            },
+            [
+                "The listing is not valid.",
+                "  operations[0].path: must begin with /",
+                "  upstreamAuth.na/me: missing",
+                "  the body: must be an object",
+                "  limit: must be a number",
+                "  the request: 7",
+            ],
+        ),
+        (
+            {"detail": "Slow down.", "retryAfterSeconds": 30, "callId": "call_1"},
+            ["Slow down.", "Try again in 30 s.", "The call: tollway history call_1"],
+        ),
+        (
+            {"detail": "a\nb", "errors": [{"pointer": "/a\nb", "detail": "c\n\x1b[2Jd"}]},
+            ["a b", "  a b: c \ufffd[2Jd"],
+        ),
+    ],
+)
+def test_a_problem_is_lines_with_the_reason_of_each_field(
+    problem: dict[str, object], lines: list[str]
+) -> None:
+    assert format_problem(problem) == lines
+
+
+def test_the_errors_of_a_problem_have_a_maximum() -> None:
+    errors = [{"pointer": f"/tags/{number}", "detail": "too long"} for number in range(60)]
+    lines = format_problem({"detail": "No.", "errors": errors})
+    assert (len(lines), lines[50], lines[51]) == (52, "  tags[49]: too long", "  and 10 more")

@@ -1,10 +1,6 @@
 """The output on a real terminal while a gateway, a provider and a node send escape sequences in every field."""
 
 import json
-import os
-import pty
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import tollway
+from tests.kit.terminal import run_commands
 from tollway.client import Wallet, create_key_file
 from tollway.client.steps import Transfer, TransferState
 from tollway.client.store import PaymentStore
@@ -20,7 +16,6 @@ from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 TRICK = "x\x1b]0;owned\x07\x1b[2J\u202e\x9b31m\u2066\r"
-DEADLINE_S = 60
 
 COMMANDS = (
     ("search", "x"),
@@ -30,6 +25,8 @@ COMMANDS = (
     ("listing", "verify", "api_1", "--show"),
     ("history",),
     ("history", "--json"),
+    ("history", "call_1"),
+    ("history", "call_1", "--json"),
     ("call", "api_1"),
     ("call", "api_1", "--json"),
     ("call", "api_1", "-o", "-"),
@@ -40,17 +37,6 @@ COMMANDS = (
     ("wallet", "payments"),
     ("wallet", "payments", "--json"),
 )
-RUN_ALL = """
-import sys
-from tollway.cli import main
-for words in {commands!r}:
-    sys.argv = ["tollway", *words]
-    try:
-        main()
-    except SystemExit as exc:
-        print("exit", *words, exc.code, flush=True)
-raise RuntimeError({trick!r})
-"""
 
 
 class Liar(ThreadingHTTPServer):
@@ -80,10 +66,12 @@ class LiarHandler(BaseHTTPRequestHandler):
         elif path == "/api/v2/apis":
             document = {"apis": [_listing()], "total": TRICK, "page": TRICK, "limit": [TRICK]}
         elif path == "/api/v2/history":
-            call = dict.fromkeys(
-                ("createdAt", "apiName", "method", "path", "status", "httpStatus", "price"), TRICK
-            )
-            document = {"calls": [{**call, "payment": {"state": TRICK}, "id": {TRICK: 1}}], "total": [TRICK]}
+            document = {"calls": [_call(), {**_call(), "payment": {"state": "held"}}], "total": [TRICK]}
+        elif path.startswith("/api/v2/history/"):
+            document = {
+                **_call(),
+                "payment": dict.fromkeys(("state", "rail", "transaction", "heldUntil"), TRICK),
+            }
         elif path.startswith("/api/v2/apis/"):
             document = {**_listing(), "origin": TRICK, "state": TRICK, "failures": TRICK}
         content = json.dumps(document, ensure_ascii=False).encode()
@@ -94,6 +82,21 @@ class LiarHandler(BaseHTTPRequestHandler):
             self.send_header(name, f"{name} {chr(0x9B)}31m")
         self.end_headers()
         self.wfile.write(content)
+
+
+def _call() -> dict[str, object]:
+    names = (
+        "createdAt",
+        "apiName",
+        "method",
+        "path",
+        "status",
+        "httpStatus",
+        "price",
+        "completedAt",
+        "error",
+    )
+    return {**dict.fromkeys(names, TRICK), "payment": {"state": TRICK}, "id": {TRICK: 1}}
 
 
 def _listing() -> dict[str, object]:
@@ -139,52 +142,37 @@ def _store_odd_payment(path: Path, wallet: Wallet) -> None:
     PaymentStore(path, now_ms=lambda: 1).store(transfer, budget=None)
 
 
-def _run_on_terminal(script: str, env: dict[str, str]) -> str:
-    """All that a terminal gets, both streams."""
-    leader, follower = pty.openpty()
-    try:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script],
-            stdin=subprocess.DEVNULL,
-            stdout=follower,
-            stderr=follower,
-            env=env,
-        )
-        os.close(follower)
-        shown = b""
-        while True:
-            try:
-                piece = os.read(leader, 65_536)
-            except OSError:  # how Linux says that nobody writes there any more
-                break
-            if not piece:
-                break
-            shown += piece
-        process.wait(DEADLINE_S)
-    finally:
-        os.close(leader)
-    return shown.decode()
-
-
 def test_no_command_brings_an_escape_of_a_stranger_to_a_terminal(gateway: Liar, tmp_path: Path) -> None:
     create_key_file(tmp_path / "w.key")
     store = tmp_path / "p.sqlite3"
     _store_odd_payment(store, Wallet.from_file(tmp_path / "w.key"))
     env = {
-        "TERM": "dumb",  # so that rich writes no escapes of its own
-        "COLUMNS": "200",
         "HOME": str(tmp_path),
         "TOLLWAY_GATEWAY": gateway.url,
         "TOLLWAY_KEY_FILE": str(tmp_path / "w.key"),
         "TOLLWAY_STORE": str(store),
-        "PYTHONIOENCODING": "utf-8",
-        "PYTHONPATH": str(Path(tollway.__file__).parents[1]),
     }
-    shown = _run_on_terminal(RUN_ALL.format(commands=COMMANDS, trick=TRICK), env)
+    shown = run_commands(COMMANDS, env, columns=200, after=f"raise RuntimeError({TRICK!r})")
     ended = [line for line in shown.splitlines() if line.startswith("exit ")]
     assert len(ended) == len(COMMANDS), shown[-2_000:]
-    assert not any(line.endswith(" 2") for line in ended), ended
+    assert not any(line.startswith("exit 2 ") for line in ended), ended
     assert "owned" in shown
-    hidden = {character for character in shown.replace("\r\n", "\n") if not character.isprintable()} - {"\n"}
+    hidden = {character for character in shown if not character.isprintable()} - {"\n"}
     assert hidden == set()
     assert shown.count("Traceback") == 1  # the one of this script
+
+
+@pytest.mark.parametrize(("more", "is_red"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_leaves_colours_out(
+    gateway: Liar, tmp_path: Path, more: dict[str, str], is_red: bool
+) -> None:
+    create_key_file(tmp_path / "w.key")
+    key_file = str(tmp_path / "w.key")
+    env = {
+        "TERM": "xterm",
+        "HOME": str(tmp_path),
+        "TOLLWAY_GATEWAY": gateway.url,
+        "TOLLWAY_KEY_FILE": key_file,
+    }
+    shown = run_commands([("history", "refused")], {**env, **more})
+    assert ("\x1b[31m" in shown) is is_red

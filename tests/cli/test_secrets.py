@@ -45,7 +45,7 @@ SetKeys = Callable[..., None]
 @pytest.fixture
 def set_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SetKeys:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TOLLWAY_RPC_LOCAL", "http://127.0.0.1:1")
+    monkeypatch.setenv("TOLLWAY_RPC_SANDBOX", "http://127.0.0.1:1")
     return lambda *keys: monkeypatch.setenv("TOLLWAY_SECRET_KEY", " ".join(keys))
 
 

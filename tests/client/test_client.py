@@ -184,7 +184,7 @@ async def test_names_what_is_missing_when_the_wallet_is_empty(make, gateway, cha
 
 async def test_refuses_a_node_of_another_chain(make, gateway, chain):
     chain.chain_id = 1
-    with pytest.raises(CannotPay, match="serves chain 1"):
+    with pytest.raises(CannotPay, match="serves eip155:1"):
         await do(make().call(API))
 
 

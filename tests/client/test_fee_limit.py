@@ -9,7 +9,7 @@ from tollway.ids import Address, ChainId
 from tollway.money import Asset
 
 ETHER, GWEI = 10**18, 10**9
-BASE, MAINNET, POLYGON, TEST, UNKNOWN = (ChainId(number) for number in (8453, 1, 137, 84532, 31337))
+BASE, MAINNET, POLYGON, TEST, UNKNOWN = (ChainId(number) for number in (8453, 1, 137, 84532, 424_242))
 
 
 def usdc(chain_id, symbol="USDC"):

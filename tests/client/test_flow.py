@@ -31,6 +31,7 @@ from tollway.client.steps import (
     Pause,
     QueryNode,
     RecordTransferState,
+    ReportProgress,
     SendCall,
     SignCall,
     SignedTransfer,
@@ -108,6 +109,7 @@ class Play:
             self.step = flow.send(None)
         self.result = None
         self.failure = None
+        self.progress = []
 
     def __lshift__(self, expected):
         assert self.failure is None, self.failure
@@ -120,6 +122,9 @@ class Play:
     def __rshift__(self, outcome):
         try:
             self.step = self.flow.send(outcome)
+            while isinstance(self.step, ReportProgress):
+                self.progress.append(self.step.progress)
+                self.step = self.flow.send(None)
         except StopIteration as end:
             self.step, self.result = None, end.value
         except Exception as exc:
@@ -309,7 +314,7 @@ class World:
         match step:
             case LeaseAuthorization():
                 return None
-            case ApprovePayment():
+            case ApprovePayment() | ReportProgress():
                 return None
             case FindPayments():
                 return self.credit

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.file_modes import UMASKS, read_modes, umask
 from tollway.client import store as store_module
 from tollway.client.errors import StoreUnusable
 from tollway.client.quote import Cap
@@ -66,6 +67,15 @@ def test_a_stored_payment_is_there_for_the_next_process(store, store_path):
     again = PaymentStore(store_path, now_ms=lambda: 0)
     assert again.unresolved(PAYER) == (transfer(1),)
     assert store_path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("mask", UMASKS)
+def test_a_store_is_readable_by_its_owner_alone(tmp_path, mask):
+    store = PaymentStore(tmp_path / ".tollway" / "payments.sqlite3", now_ms=lambda: 0)
+    with umask(mask):
+        assert store.store(transfer(1), budget=None) == Stored()
+    assert read_modes(tmp_path / ".tollway") == {"payments.sqlite3": 0o600}
+    assert (tmp_path / ".tollway").stat().st_mode & 0o777 == 0o700
 
 
 def test_amounts_beyond_64_bits_are_kept_whole(store):

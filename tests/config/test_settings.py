@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tollway
+from tests.kit.file_modes import UMASKS, umask
 from tollway.chain.networks import FINALITY_DEPTH, NetworkProfile
 from tollway.config.settings import (
     CLIENT_NAMES,
@@ -398,8 +399,10 @@ def test_a_node_url_is_not_repeated_in_an_error() -> None:
     assert "hush" not in "\n".join(problems({"TOLLWAY_RPC_BASE": "ftp://node/hush"}))
 
 
-def test_the_key_file_is_made_once_private_and_read_again() -> None:
-    first = ensure_secret_key(load())
+@pytest.mark.parametrize("mask", UMASKS)
+def test_the_key_file_is_made_once_private_and_read_again(mask: int) -> None:
+    with umask(mask):
+        first = ensure_secret_key(load())
     path = Path("tollway.sqlite3.key")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert first.secret_key is not None
@@ -518,8 +521,10 @@ def test_a_gas_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: in
 
 
 def test_a_development_key_serves_on_a_test_network() -> None:
-    toml = '[[networks]]\npreset = "local"\nrpc_urls = ["http://127.0.0.1:8545"]'
-    settings = load({"TOLLWAY_GAS_KEYS_LOCAL": DEVELOPMENT_KEY, "TOLLWAY_ALLOW_MIXED_NETWORKS": "yes"}, toml)
+    toml = '[[networks]]\npreset = "sandbox"\nrpc_urls = ["http://127.0.0.1:8545"]'
+    settings = load(
+        {"TOLLWAY_GAS_KEYS_SANDBOX": DEVELOPMENT_KEY, "TOLLWAY_ALLOW_MIXED_NETWORKS": "yes"}, toml
+    )
     assert settings.networks[0].settlement.has_rail
 
 

@@ -141,7 +141,7 @@ async def test_a_history_is_read_by_its_index(of_calls: Database) -> None:
 
             def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
                 as_if_large(connection)
-                return plans_of(connection, lambda it: read_history(it, query))
+                return plans_of(connection, lambda it: read_history(it, query, unknown_hold_ms=0))
 
             pages = await of_calls.read(ask)
             page = pages[1 if query.before else 0]
@@ -159,7 +159,7 @@ async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_in
 
         def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
             as_if_large(connection)
-            return plans_of(connection, lambda it: read_history(it, query))[1:]
+            return plans_of(connection, lambda it: read_history(it, query, unknown_hold_ms=0))[1:]
 
         for plan in await of_calls.read(ask):
             if not asked:

@@ -22,6 +22,7 @@ from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallState, Delivery, Rail
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database
 
 STRANGER = Address(b"\x09" * 20)
@@ -189,3 +190,14 @@ async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> Non
     assert (page.total, page.is_lower_bound, len(page.calls)) == (10_000, True, 2)
     page = await ledger.history(HistoryQuery(wallet=PAYER, limit=2, from_ms=6))
     assert (page.total, page.is_lower_bound) == (10_000, False)
+
+
+async def test_an_unknown_call_names_the_time_that_releases_it(ledger: Any, calls: dict[str, str]) -> None:
+    found = {call.id: call.held_until_ms for call in (await ledger.history(HistoryQuery(wallet=PAYER))).calls}
+    unknown = await ledger.find_call(calls["unknown"])
+    released_ms = found.pop(calls["unknown"])
+    assert released_ms == unknown.held_until_ms
+    assert (
+        0 <= released_ms - DEFAULT_LIMITS.unknown_hold_s * 1000 - NOW_MS <= 60_000
+    )  # since its state is unknown
+    assert set(found.values()) == {None}

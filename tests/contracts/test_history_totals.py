@@ -12,6 +12,7 @@ from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, claim_on, close_of
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database
 from tollway.storage.history import HistoryStore, count_batch
 from tollway.storage.ledger_tables import call_total_table
@@ -24,7 +25,7 @@ async def add(database: Database, *rows: dict[str, Any]) -> None:
 
 
 async def totals(database: Database) -> dict[str, int]:
-    reader = HistoryStore(database)
+    reader = HistoryStore(database, limits=DEFAULT_LIMITS)
     asked = {
         "payer": HistoryQuery(wallet=PAYER),
         "provider": HistoryQuery(wallet=PROVIDER, role="provider"),

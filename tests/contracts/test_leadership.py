@@ -391,7 +391,7 @@ async def test_a_gateway_process_without_its_nodes_gives_way(
 ) -> None:
     settings = load_with_fixed_limits(
         {
-            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",  # no node
+            "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",  # no node
             "TOLLWAY_DATABASE_URL": postgres_url,
             "TOLLWAY_SECRET_KEY": SECRET_KEY,
             "TEST_LIMIT_LEADER_POLL_S": "0.01",
@@ -449,7 +449,7 @@ class Lent(PostgresDatabase):
 async def examine_leaders(url: str, database: Database) -> Finding:
     settings = load_with_fixed_limits(
         {
-            "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
+            "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",
             "TOLLWAY_DATABASE_URL": url,
             "TOLLWAY_SECRET_KEY": SECRET_KEY,
         }

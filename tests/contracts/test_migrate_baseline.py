@@ -92,7 +92,7 @@ def operate(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     monkeypatch.chdir(tmp_path)
     env = {
         "TOLLWAY_DATABASE_URL": url,
-        "TOLLWAY_RPC_LOCAL": "http://127.0.0.1:1",
+        "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",
         "TOLLWAY_SECRET_KEY": bytes(range(32)).hex(),
     }
 

@@ -25,6 +25,7 @@ from tollway.gateway.problems import (
     check_price_max,
     check_rails,
     explain_failure,
+    explain_other_host,
     explain_quoted,
     find_idempotency_key,
     name_proxy_error,
@@ -212,3 +213,35 @@ def test_a_call_whose_request_may_have_arrived_is_read_in_the_history_before_it_
     exc: TollwayError,
 ) -> None:
     assert "read the call in your history and do not pay again" in explain_failure(exc).detail
+
+
+MISMATCH = Problem(code=Code.PAYER_MISMATCH, detail="Another wallet signed.", payment_state="none")
+
+
+@pytest.mark.parametrize(
+    ("problem", "host", "added"),
+    [
+        (
+            MISMATCH,
+            "10.0.0.5:8402",
+            " The public_url of this gateway is https://gw.example.com, and the request came for 10.0.0.5:8402: "
+            "sign for https://gw.example.com.",
+        ),
+        (MISMATCH, "GW.example.com", ""),
+        (MISMATCH, "", ""),
+        (replace(MISMATCH, code=Code.PAYMENT_TOO_OLD), "10.0.0.5:8402", ""),
+    ],
+    ids=("another host", "its own host", "no host", "another problem"),
+)
+def test_a_signature_for_another_host_is_refused_with_the_public_url(
+    problem: Problem, host: str, added: str
+) -> None:
+    explained = explain_other_host(problem, sample_request(host=host), origin="https://gw.example.com")
+    assert explained == replace(problem, detail=problem.detail + added)
+
+
+def test_a_host_in_a_detail_has_a_maximum() -> None:
+    explained = explain_other_host(
+        MISMATCH, sample_request(host="a" * 5_000), origin="https://gw.example.com"
+    )
+    assert len(explained.detail) < 500

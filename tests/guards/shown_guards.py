@@ -24,6 +24,14 @@ SHOWN_GUARDS = (
     ),
     guard(
         "C20",
+        "a part of a response is plain on a terminal",
+        "cli.response_output:_print_part",
+        "sys.stdout.write(plain(text))",
+        "sys.stdout.write(text)",
+        test="cli/test_response_output.py::test_a_body_of_control_characters_reaches_no_terminal",
+    ),
+    guard(
+        "C20",
         "JSON is harmless on a terminal",
         "client.safe_text:format_json",
         '    return "".join(character if _is_visible(character) else _escape(character) for character in text)\n',
@@ -164,7 +172,7 @@ SHOWN_GUARDS = (
         "client.responses:is_retryable_response",
         "    return not is_relayed and response.status_code in (429, 503)\n",
         "    return response.status_code in (429, 503)\n",
-        test="cli/test_caller.py::test_call_exits_by_what_the_gateway_says_of_a_repeat",
+        test="cli/test_call.py::test_call_exits_by_what_the_gateway_says_of_a_repeat",
     ),
     guard(
         "C24",
@@ -196,6 +204,6 @@ SHOWN_GUARDS = (
         "cli.inputs:read_nodes",
         "            check_tls(entry, allow_http=allow_http)\n",
         "",
-        test="cli/test_caller.py::test_failures_have_a_code_and_an_exit_code",
+        test="cli/test_call.py::test_failures_have_a_code_and_an_exit_code",
     ),
 )

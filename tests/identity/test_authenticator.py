@@ -147,6 +147,22 @@ class TestSignedRequest:
         ):
             await harness.authenticator.authenticate(request)
 
+    @pytest.mark.parametrize(
+        ("host", "told"),
+        [
+            (b"127.0.0.1:8402", ", and the request came for 127.0.0.1:8402: sign gw.example.com"),
+            (b"gw.example.com", ": sign gw.example.com"),
+        ],
+    )
+    async def test_for_another_authority_is_refused_with_the_host_that_the_request_came_for(
+        self, harness, wallet, host, told
+    ) -> None:
+        signed = harness.signed(wallet, origin="http://127.0.0.1:8402")
+        request = replace(signed, headers=[*signed.headers, (b"host", host)])
+        with pytest.raises(Refusal) as refused:
+            await harness.authenticator.authenticate(request)
+        assert f"public_url of this gateway is https://gw.example.com{told}" in refused.value.problem.detail
+
     async def test_that_was_tampered_with_is_refused(self, harness, wallet) -> None:
         request = replace(harness.signed(wallet), raw_path=b"/api/v2/payments")
         assert await refusal_of(harness, request) == (Code.INVALID_SIGNATURE, "signature_mismatch")

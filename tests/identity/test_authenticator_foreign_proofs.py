@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.kit.chain import Transaction, transfer_log
 from tests.kit.gateway import PUBLIC_URL, TOKEN, InProcessGateway, open_gateway
+from tests.kit.payer import KeyWallet
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.http_signatures import SignedRequest, read_http_proofs, signature_headers
 from tollway.identity.signatures import eip191_digest, paid_call_digest, transaction_digests
@@ -366,3 +367,17 @@ async def test_the_same_sign_in_sent_by_fifty_at_once_reads_once(harness, wallet
     refused = [outcome for outcome in outcomes if isinstance(outcome, Refusal)]
     assert len(refused) == 49
     assert {refusal.problem.code for refusal in refused} == {Code.NONCE_REUSED}
+
+
+async def test_a_bound_signature_for_another_host_is_refused_with_the_public_url(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await gateway.publish()
+    paid = await gateway.pay()
+    mine_payment(gateway, paid)
+    monkeypatch.setattr("tests.kit.gateway.HOST", "10.0.0.5:8402")
+    proof = gateway.bound_proof(paid.tx_hash, target="/q", wallet=KeyWallet.named("stranger"))
+    answer = await gateway.ask("GET", "/q", proof)
+    assert (answer.status, answer.problem["code"]) == (403, "payer_mismatch")
+    named = f"public_url of this gateway is {PUBLIC_URL}, and the request came for 10.0.0.5:8402"
+    assert named in answer.problem["detail"]

@@ -151,7 +151,7 @@ async def run_counted_gateway(
                 count_postgres(await cluster.make_postgres(), counter)
             )
         env = cluster.environment(database_url=database_url, public_url=url, port=port, settings=QUIET)
-        env |= {"TOLLWAY_RPC_LOCAL": rpc_url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        env |= {"TOLLWAY_RPC_SANDBOX": rpc_url, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
         app = await stack.enter_async_context(run_app(env))
         it = CountedGateway(
             cluster=cluster,

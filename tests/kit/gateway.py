@@ -73,7 +73,7 @@ from tollway.web.server import HttpServer
 PUBLIC_URL = "https://gw.example.com"
 HOST = "gw.example.com"
 NOW_MS = 1_800_000_000_000
-RULES = PRESETS["local"].rules()
+RULES = PRESETS["sandbox"].rules()
 CHAIN = RULES.chain_id
 USDC = RULES.assets[0]
 assert USDC.token is not None

@@ -152,7 +152,7 @@ class GatewayCluster:
         """The environment of a gateway of this cluster."""
         return clean_environment(
             {
-                "TOLLWAY_RPC_LOCAL": self.driver.rpc_url,
+                "TOLLWAY_RPC_SANDBOX": self.driver.rpc_url,
                 "TOLLWAY_DATABASE_URL": database_url,
                 "TOLLWAY_SECRET_KEY": _SECRET_KEY,
                 "TOLLWAY_PUBLIC_URL": public_url,

@@ -170,8 +170,8 @@ def name_nodes(
     urls = ",".join(proxy.url for proxy in proxies)
     config = folder / f"nodes-{next(_NUMBERS)}.toml"
     value = "" if above is None else f'agreement_above = {{USDC = "{above}"}}\n'
-    config.write_text(f'[[networks]]\npreset = "local"\nagreement_min = {agreement_min}\n{value}')
-    return {"TOLLWAY_RPC_LOCAL": urls, "TOLLWAY_CONFIG": str(config)}
+    config.write_text(f'[[networks]]\npreset = "sandbox"\nagreement_min = {agreement_min}\n{value}')
+    return {"TOLLWAY_RPC_SANDBOX": urls, "TOLLWAY_CONFIG": str(config)}
 
 
 @asynccontextmanager

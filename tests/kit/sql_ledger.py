@@ -37,7 +37,7 @@ class SqlLedger(LedgerStore):
             PaymentLedgerStore(database),
             FinalityStore(database, now_ms=self.shared_ms, limits=limits),
             OperatorStore(database, now_ms=self.shared_ms),
-            HistoryStore(database),
+            HistoryStore(database, limits=limits),
             GasStore(database),
         )
 

@@ -85,6 +85,6 @@ def assert_undecided(reply: Any) -> None:
 async def open_proxied_listing(cluster: Any, **settings: str) -> AsyncIterator[ProxiedListing]:
     gas = await cluster.wallet()
     async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
-        env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        env = {"TOLLWAY_RPC_SANDBOX": line.url, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
         async with cluster.gateway(settings={**SETTINGS, **env, **settings}) as gateway:
             yield ProxiedListing(stall=await PaidListing.open(cluster, [gateway]), gas=gas, line=line)

@@ -81,7 +81,7 @@ class Harness:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
-    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}) as gateway:
         provider = await cluster.wallet()
         api_id = await cluster.publish(gateway, provider, openapi=SAMPLE_DOCUMENT)
         yield Harness(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id)

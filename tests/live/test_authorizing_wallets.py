@@ -90,7 +90,7 @@ class Harness:
 async def harness(own_chain_cluster: GatewayCluster) -> AsyncIterator[Harness]:
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
-        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
         "TEST_LIMIT_SWEEP_INTERVAL_S": "0.05",
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
@@ -294,7 +294,7 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
     """The call ends a while after the expiry by the clock of the chain. Its response is never delivered."""
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
-        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
         "TEST_LIMIT_SWEEP_INTERVAL_S": "0.05",
         "TEST_LIMIT_SETTLEMENT_ATTEMPTS_MAX": "1",
     }
@@ -341,9 +341,9 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
     listing's gas budget, and plain wallets still pay by authorisation there."""
     gas, provider, buyer = await own_chain_cluster.wallets(3)
     config = tmp_path / "tollway.toml"
-    config.write_text(f'[[networks]]\npreset = "local"\nlisting_gas_budget = "{BUDGET_ETH}"\n')
+    config.write_text(f'[[networks]]\npreset = "sandbox"\nlisting_gas_budget = "{BUDGET_ETH}"\n')
     settings = {
-        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
         "TOLLWAY_CONFIG": str(config),
         "TEST_LIMIT_GAS_REFRESH_S": "0.05",
         "TOLLWAY_LIMIT_ERC1271_GAS": str(DEFAULT_LIMITS.settlement_gas_max),
@@ -381,7 +381,7 @@ async def test_a_wallet_that_never_pays_uses_up_its_failure_budget(
     """A call that ends undecided counts as a failed call of the wallet and of the client address."""
     gas, provider = await own_chain_cluster.wallets(2)
     settings = {
-        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
         "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": str(FAILED_CALLS),
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:

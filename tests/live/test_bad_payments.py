@@ -105,7 +105,7 @@ class Harness:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas, provider = await cluster.wallets(2)
-    settings = {"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     async with cluster.gateway(settings=settings) as gateway:
         api_id = await cluster.publish(gateway, provider)
         yield Harness(cluster=cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)

@@ -94,7 +94,7 @@ class Agent:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
-    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}) as gateway:
         provider = await cluster.wallet()
         api_id = await cluster.publish(
             gateway, provider, name="Quotes \u00e0 la carte", tags=["quotes"], description="Prices of coins."

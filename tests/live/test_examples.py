@@ -83,7 +83,7 @@ class ExampleStage:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage(cluster: Any) -> Any:
     provider, gas = await cluster.wallets(2)
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     async with cluster.gateway(settings=settings) as gateway:
         yield ExampleStage(cluster, gateway, await cluster.publish(gateway, provider))
 

@@ -24,7 +24,7 @@ IDLE_S = 3_600
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def payer(own_chain_cluster: GatewayCluster) -> AsyncIterator[AuthorizationPayer]:
     wallet, provider, gas = await own_chain_cluster.wallets(3)
-    async with own_chain_cluster.gateway(settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}) as gateway:
+    async with own_chain_cluster.gateway(settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider)
         yield AuthorizationPayer(cluster=own_chain_cluster, gateway=gateway, api_id=api_id, signer=wallet)
 

@@ -56,7 +56,7 @@ class Harness:
                 public_url=PUBLIC_URL,
                 settings={
                     **QUICK,
-                    "TOLLWAY_GAS_KEYS_LOCAL": self.gas_key,
+                    "TOLLWAY_GAS_KEYS_SANDBOX": self.gas_key,
                     "TOLLWAY_SECRET_KEY": "\n".join(keys),
                 },
             )

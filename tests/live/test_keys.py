@@ -25,7 +25,7 @@ async def stall(cluster: Any) -> Any:
         gas = await cluster.wallet()
         options = {
             "database_url": await cluster.make_postgres(),
-            "settings": {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key},
+            "settings": {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key},
         }
         first = await stack.enter_async_context(cluster.gateway(**options))
         second = cluster.gateway(**options, public_url=first.public_url)

@@ -36,7 +36,7 @@ class Pair:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(cluster: Any) -> AsyncIterator[Pair]:
     (gas,) = await cluster.wallets(1)
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, "TEST_LIMIT_LEADER_LEASE_S": "2"}
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, "TEST_LIMIT_LEADER_LEASE_S": "2"}
     options = {"database_url": await cluster.make_postgres(), "settings": settings}
     async with (
         cluster.gateway(**options) as one,

@@ -81,7 +81,7 @@ class Harness:
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     async with contextlib.AsyncExitStack() as stack:
-        settings = {"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        settings = {"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
         gateway = await stack.enter_async_context(cluster.gateway(settings=settings))
         provider = await cluster.wallet()
         api_id = await cluster.publish(

@@ -131,7 +131,7 @@ async def _lose(call: SignedCall) -> None:
 @contextlib.asynccontextmanager
 async def set_scene(cluster: Any, url: str) -> AsyncIterator[Harness]:
     gas, behind, after, *wallets = await cluster.wallets(3 + len(FATES))
-    settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {**QUICK, **SOON_DEAD, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     doomed = cluster.gateway(
         database_url=url, settings={**settings, **POINTS, "TOLLWAY_LIMIT_SETTLE_WAIT_S": "3"}
     )

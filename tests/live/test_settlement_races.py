@@ -79,7 +79,7 @@ async def harness(request: pytest.FixtureRequest, cluster: Any) -> Any:
         "database_url": url,
         "settings": {
             **QUICK,
-            "TOLLWAY_GAS_KEYS_LOCAL": ",".join(key.private_key for key in gas),
+            "TOLLWAY_GAS_KEYS_SANDBOX": ",".join(key.private_key for key in gas),
             "TOLLWAY_LIMIT_RPC_DEADLINE_S": "15",  # long, because fifty callers and their node may share one core
         },
     }

@@ -59,7 +59,7 @@ class Pair:
 @contextlib.asynccontextmanager
 async def open_pair(cluster: Any, **settings: str) -> AsyncIterator[Pair]:
     gas, url = await cluster.wallet(), await cluster.make_postgres()
-    env = {**SETTINGS, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **settings}
+    env = {**SETTINGS, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **settings}
     async with (
         cluster.gateway(database_url=url, settings=env) as one,
         cluster.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
@@ -156,12 +156,12 @@ async def test_a_paused_gateway_with_an_unsent_nonce_delays_no_other_gateway(
     async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
         env = {
             **SETTINGS,
-            "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+            "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
             "TOLLWAY_LIMIT_SETTLE_WAIT_S": "20",
             "TEST_LIMIT_LEADER_LEASE_S": "600",
         }
         async with (
-            cluster.gateway(database_url=url, settings={**env, "TOLLWAY_RPC_LOCAL": line.url}) as one,
+            cluster.gateway(database_url=url, settings={**env, "TOLLWAY_RPC_SANDBOX": line.url}) as one,
             cluster.gateway(database_url=url, settings=env, public_url=one.public_url) as two,
         ):
             stall = await PaidListing.open(cluster, [one, two])

@@ -127,7 +127,7 @@ class Harness:
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
     gas = await cluster.wallet()
     settings = {
-        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
         "TOLLWAY_CONTACT": "mailto:ops@gw.example.com",
         "TOLLWAY_LIMIT_NONCES_PER_MINUTE": "1000000",
         "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": "1000000",

@@ -109,7 +109,7 @@ async def harness(cluster: Any) -> AsyncIterator[Harness]:
     async with contextlib.AsyncExitStack() as stack:
         tap = await stack.enter_async_context(stock.run_wiretap(cluster.session))
         gateway = await stack.enter_async_context(
-            cluster.gateway(public_url=tap.url, settings={"TOLLWAY_GAS_KEYS_LOCAL": gas.private_key})
+            cluster.gateway(public_url=tap.url, settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key})
         )
         tap.upstream = gateway.base_url
         provider = await cluster.wallet()

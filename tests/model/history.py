@@ -48,12 +48,15 @@ class MemoryStatement:
             place = self._rows.calls.get(query.before)
             calls = [call for call in calls if place is not None and call.order < place.order]
         shown = calls[query.offset : query.offset + query.limit]
-        return HistoryPage(calls=tuple(map(call_record, shown)), total=total, is_lower_bound=is_beyond)
+        return HistoryPage(calls=tuple(map(self._record, shown)), total=total, is_lower_bound=is_beyond)
 
     async def find_call(self, call_id: CallId) -> CallRecord | None:
         self._answer()
         call = self._rows.calls.get(call_id)
-        return None if call is None else call_record(call)
+        return None if call is None else self._record(call)
+
+    def _record(self, call: MemoryCall) -> CallRecord:
+        return call_record(call, unknown_hold_ms=self._limits.unknown_hold_s * 1000)
 
     async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
         self._answer()

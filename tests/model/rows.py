@@ -304,7 +304,8 @@ def history_status(call: MemoryCall) -> HistoryStatus:
     return "succeeded" if is_good else "failed"
 
 
-def call_record(call: MemoryCall) -> CallRecord:
+def call_record(call: MemoryCall, *, unknown_hold_ms: int) -> CallRecord:
+    is_released = call.state is CallState.UNKNOWN and call.clock_releases and not is_unpaid(call)
     claim, close, finish = call.claim, call.close, call.finish
     return CallRecord(
         id=claim.call_id,
@@ -336,6 +337,7 @@ def call_record(call: MemoryCall) -> CallRecord:
         error=call.error,
         created_ms=claim.created_ms,
         completed_ms=call.completed_ms,
+        held_until_ms=call.moved_ms + unknown_hold_ms if is_released else None,
     )
 
 

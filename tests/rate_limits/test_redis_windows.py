@@ -303,7 +303,7 @@ async def test_every_accepted_url_makes_a_client(url: str, namespace: str) -> No
 
 async def test_a_gateway_checks_periodically_whether_its_server_is_back(server: Any, tmp_path: Path) -> None:
     told = {
-        "RPC_LOCAL": "http://127.0.0.1:1",
+        "RPC_SANDBOX": "http://127.0.0.1:1",
         "DATABASE_URL": f"sqlite:///{tmp_path}/books.sqlite3",
         "RATE_LIMIT_URL": server.url,
     }

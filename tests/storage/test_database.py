@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import os
-import stat
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
+from tests.kit.file_modes import UMASKS, read_modes, umask
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
 from tollway.ledger.records import CallState
@@ -243,29 +243,23 @@ async def test_a_file_without_write_permission_is_storage_unavailable_until_it_i
         assert (raised, found) == ([StorageUnavailable, StorageUnavailable], [3])
 
 
-def modes(folder: Path) -> dict[str, int]:
-    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
-
-
+@pytest.mark.parametrize("mask", [*UMASKS, 0o002])
 @pytest.mark.parametrize("before", [None, 0o644, 0o664], ids=["new", "readable by all", "of a group"])
 async def test_only_the_owner_can_read_a_database_and_its_auxiliary_files(
-    tmp_path: Path, before: int | None
+    tmp_path: Path, before: int | None, mask: int
 ) -> None:
     path = tmp_path / "a.sqlite3"
     if before is not None:
         for name in ("a.sqlite3", "a.sqlite3-wal", "a.sqlite3-shm"):
             (tmp_path / name).touch()
             (tmp_path / name).chmod(before)
-    old = os.umask(0o002)
-    try:
+    with umask(mask):
         database = SqliteDatabase(path)
         await database.open()
         await database.write(lambda c: c.execute(text("CREATE TABLE t (n INTEGER PRIMARY KEY)")))
-        assert modes(tmp_path) == dict.fromkeys(("a.sqlite3", "a.sqlite3-wal", "a.sqlite3-shm"), 0o600)
+        assert read_modes(tmp_path) == dict.fromkeys(("a.sqlite3", "a.sqlite3-wal", "a.sqlite3-shm"), 0o600)
         await database.close()
-    finally:
-        os.umask(old)
-    assert set(modes(tmp_path).values()) == {0o600}
+    assert set(read_modes(tmp_path).values()) == {0o600}
 
 
 async def test_only_one_process_holds_the_lock(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def codes() -> set[str]:
 
 
 LEASE_S = 3_600
+UNKNOWN_HOLD_MS = 86_400_000
+"""The time after which the clock releases the price of an unknown call."""
 
 NEVER = 10_000_000
 

@@ -283,6 +283,9 @@ class Harness:
             # Who looks for calls left behind may have read one clock before the last step, and the other one after it.
             self.recorder.learn_literal(str(at_ms), "<recovered>")
             self.recorder.learn_literal(format_time(at_ms), "<recovered>")
+            self.recorder.learn_literal(
+                format_time(at_ms + adapter.UNKNOWN_HOLD_MS), "<a day after recovered>"
+            )
         if until is not None:
             self.wait_row(until, rows)
         self.note("a new process, once the lease of the dead one is over")

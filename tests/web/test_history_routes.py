@@ -525,3 +525,19 @@ async def test_at_the_path_of_x402_only_a_401_differs(
         answer = await ask(FakeRecords([CALL]), path, method=method, wallet=wallet, body=b"{}", base=base)
         assert answer.status_code == expected, base
         assert ("payment-required" in answer.headers) is (wallet is None)
+
+
+@pytest.mark.parametrize(
+    ("call", "held_until"),
+    [
+        (replace(CALL, state=CallState.UNKNOWN, held_until_ms=NOW_MS + 1), True),
+        (replace(CALL, state=CallState.UNKNOWN), False),
+        (replace(FREE, state=CallState.UNKNOWN, held_until_ms=NOW_MS + 1), False),
+        (CALL, False),
+    ],
+    ids=("held by the clock", "held until it is decided", "free", "charged"),
+)
+def test_a_held_price_names_the_time_at_which_it_comes_back(call: CallRecord, held_until: bool) -> None:
+    payment = call_json(call, lambda chain_id, key: USDC)["payment"]
+    assert payment.get("heldUntil") == (format_time(NOW_MS + 1) if held_until else None)
+    assert ("heldUntil" in payment) is held_until

@@ -53,7 +53,7 @@ def nulls(content: object, path: str = "") -> Iterator[str]:
 def sell_on_two_networks(gateway: InProcessGateway) -> None:
     """A second network where authorizations can be settled; version 1 has no name for it."""
     token = replace(USDC, chain_id=V1_UNKNOWN, token=Address(b"\x1c" * 20))
-    gateway.rules[V1_UNKNOWN] = replace(PRESETS["local"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
+    gateway.rules[V1_UNKNOWN] = replace(PRESETS["sandbox"].rules(), chain_id=V1_UNKNOWN, assets=(token,))
     gateway.settlement.gas_budget._rules[V1_UNKNOWN] = replace(
         gateway.settlement.gas_budget._rules[CHAIN], chain_id=V1_UNKNOWN
     )

@@ -181,7 +181,7 @@ class App:
     def _open_stores(self) -> None:
         self.ledger = self._make_ledger()
         self.payments = PaymentLedgerStore(self.database)
-        self.call_history = HistoryStore(self.database)
+        self.call_history = HistoryStore(self.database, limits=self.settings.limits)
         self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)

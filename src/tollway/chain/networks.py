@@ -122,15 +122,15 @@ _TEST_USDC = TokenDomain(name="USDC", version="2")
 class NetworkPreset:
     """A network that needs only an RPC URL as configuration.
 
-    `usdc_domain`: the EIP-712 domain of its USDC. `display_name`, `explorer_url`, `wallet_rpc_url`: for wallets that do not know the network (EIP-3085); the URLs are
-    public services. `block_time_s`: the expected block time, for hints such as Retry-After; no
+    `usdc` None: the network has no USDC of its own. `usdc_domain`: the EIP-712 domain of its USDC. `display_name`, `explorer_url`,
+    `wallet_rpc_url`: for wallets that do not know the network (EIP-3085); the URLs are public services. `block_time_s`: the expected block time, for hints such as Retry-After; no
     decision about money depends on it. `finality_depth`: see `ChainRules`; twice the usual time to finality.
     """
 
     name: str
     chain_id: ChainId
     kind: NetworkKind
-    usdc: Address
+    usdc: Address | None
     native_symbol: str
     confirmations: ConfirmationSteps
     native_confirmations: ConfirmationSteps = ()
@@ -149,19 +149,20 @@ class NetworkPreset:
 
     @property
     def assets(self) -> tuple[Asset, ...]:
-        """USDC first, then the native currency."""
-        return (
-            Asset(
-                chain_id=self.chain_id,
-                token=self.usdc,
-                symbol="USDC",
-                decimals=self.usdc_decimals,
-                domain=self.usdc_domain,
-            ),
-            Asset(
-                chain_id=self.chain_id, token=None, symbol=self.native_symbol, decimals=self.native_decimals
-            ),
+        """USDC first, where there is one, then the native currency."""
+        native = Asset(
+            chain_id=self.chain_id, token=None, symbol=self.native_symbol, decimals=self.native_decimals
         )
+        if self.usdc is None:
+            return (native,)
+        usdc = Asset(
+            chain_id=self.chain_id,
+            token=self.usdc,
+            symbol="USDC",
+            decimals=self.usdc_decimals,
+            domain=self.usdc_domain,
+        )
+        return (usdc, native)
 
     def rules(self) -> ChainRules:
         """The rules of this preset."""
@@ -275,9 +276,20 @@ _PRESETS = (
         block_time_s=2.0,
         finality_depth=1_800,
     ),
-    # A chain on this machine with the id and token of Base Sepolia, because stock clients refuse others.
+    # The chain id of anvil, Hardhat and others. It has no token until the operator names its `assets`.
     NetworkPreset(
         name="local",
+        chain_id=ChainId(31337),
+        kind="test",
+        usdc=None,
+        native_symbol="ETH",
+        confirmations=_TEST_STEPS,
+        block_time_s=1.0,
+        finality_depth=64,
+    ),
+    # The sandbox's chain has the id and token of Base Sepolia, because stock clients refuse others.
+    NetworkPreset(
+        name="sandbox",
         chain_id=ChainId(84532),
         kind="test",
         usdc=_BASE_SEPOLIA_USDC,
@@ -290,4 +302,10 @@ _PRESETS = (
 )
 
 PRESETS = MappingProxyType({preset.name: preset for preset in _PRESETS})
-"""The presets by name. `local` and `base-sepolia` have the same chain id, so a gateway uses one of them."""
+"""The presets by name. `sandbox` and `base-sepolia` have the same chain id, so a gateway uses one of them."""
+
+
+def describe_network(chain_id: ChainId) -> str:
+    """The CAIP-2 id of a chain with the name of its preset, such as `eip155:8453 (base)`."""
+    names = [preset.name for preset in _PRESETS if preset.chain_id == chain_id]
+    return f"{format_network(chain_id)} ({names[0]})" if names else format_network(chain_id)

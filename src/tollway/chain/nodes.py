@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import structlog
 
+from tollway.chain.networks import describe_network
 from tollway.chain.port import ChainReader, Quorum
 from tollway.chain.responses import UnusableResponse, parse_batch, parse_quantity
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
@@ -128,7 +129,10 @@ class RpcNode:
             response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
         *results, chain_id = parse_batch(response, ids)
         if parse_quantity(chain_id) != self._chain_id:
-            raise WrongChain("the node serves another chain")
+            raise WrongChain(
+                f"it serves {describe_network(ChainId(parse_quantity(chain_id)))}. Correct its URL in rpc_urls (in the environment: "
+                "TOLLWAY_RPC_… with the name of the preset), or the preset or chain_id of the network"
+            )
         return results
 
     async def _send(

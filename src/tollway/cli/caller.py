@@ -1,4 +1,4 @@
-"""Commands of callers and providers: search, show, call, history, those of the wallet, and those of listings.
+"""Commands of callers and providers: search, show, and those of listings.
 
 Keys come from a file or the environment and never from an argument, which every other user of the machine can read.
 Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
@@ -14,46 +14,26 @@ from rich.text import Text
 
 from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
-    LATER,
     REFUSED,
     AllowHttp,
     AsJson,
-    Budget,
     CallerSession,
-    Chains,
     Gateway,
     KeyFile,
-    MaxFee,
-    MaxPrice,
-    RailOption,
-    Rpc,
-    StoreFile,
-    Wait,
     explained_caller_failures,
-    has_key,
-    read_content,
     read_draft,
-    read_headers,
-    split_nodes,
 )
+from tollway.cli.outline import print_outline
 from tollway.cli.output import (
-    ResponseOutput,
-    describe_authorization,
-    describe_payment,
     is_for_people,
     open_console,
-    print_calls,
     print_document,
     print_json,
-    print_outline,
     print_search_results,
-    print_text,
 )
-from tollway.client import CallerFailure, TollwayClient, create_key_file, requests
+from tollway.client import CallerFailure, TollwayClient, requests
 from tollway.client.requests import KEPT_MEMBERS, LISTING_DEFAULTS, find_dropped_members
-from tollway.client.responses import is_retryable_response
 from tollway.client.safe_text import format_value, plain_line
-from tollway.money import format_decimal
 
 
 def publish(
@@ -166,162 +146,6 @@ def show_listing(
             print_outline(document)
         else:
             print_json(document)
-
-
-def call(
-    api_id: Annotated[str, typer.Argument(metavar="ID")],
-    path: Annotated[str, typer.Argument(help="Path and query under the listing, such as /quote/ETH.")] = "",
-    method: Annotated[str | None, typer.Option("--request", "-X", help="GET, or POST with --data.")] = None,
-    content: Annotated[
-        str | None, typer.Option("--data", "-d", help="The body; @FILE reads it, @- stdin.")
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
-    ] = None,
-    max_price: MaxPrice = None,
-    max_fee: MaxFee = None,
-    budget: Budget = None,
-    prepay: Annotated[
-        int, typer.Option("--prepay", min=1, help="Pay for this number of calls with one transaction.")
-    ] = 1,
-    rail: RailOption = "auto",
-    idempotency_key: Annotated[str | None, typer.Option("--idempotency-key")] = None,
-    output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Write the response body to this file; - is stdout.")
-    ] = None,
-    rpc: Rpc = "",
-    chain: Chains = None,
-    wait_s: Wait = 180.0,
-    store: StoreFile = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Calls an API, and pays if the gateway asks for payment."""
-    with (
-        explained_caller_failures(as_json=as_json),
-        ResponseOutput(output, as_json=as_json) as response_output,
-    ):
-        session = CallerSession(
-            gateway=gateway,
-            allow_http=allow_http,
-            key_file=key_file,
-            rpc=split_nodes(rpc),
-            store=store,
-            max_price=max_price,
-            max_fee=max_fee,
-            budget=budget,
-            wait_s=wait_s,
-            rail=rail,
-            chains=tuple(chain or ()),
-            is_quiet=not is_for_people(as_json=as_json),
-        )
-        body = read_content(content)
-        with session.open(is_signing=has_key(key_file)) as client:
-            response = client.call(
-                api_id,
-                path,
-                method=method or ("GET" if body is None else "POST"),
-                content=body,
-                headers=read_headers(header or []),
-                prepay=prepay,
-                idempotency_key=idempotency_key,
-            )
-        response_output.write(response)
-    if response.is_error:
-        raise typer.Exit(LATER if is_retryable_response(response) else REFUSED)
-
-
-def history(
-    api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
-    limit: Annotated[int, typer.Option("--limit")] = 50,
-    offset: Annotated[int, typer.Option("--offset")] = 0,
-    status: Annotated[str | None, typer.Option("--status")] = None,
-    role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Lists the calls of your wallet, newest first."""
-    with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
-            is_signing=True
-        ) as client:
-            query = {"apiId": api_id, "limit": limit, "offset": offset, "status": status, "role": role}
-            found = client.fetch_document(requests.list_calls(query))
-        if is_for_people(as_json=as_json):
-            print_calls(found)
-        else:
-            print_json(found)
-
-
-def new_wallet(
-    out: Annotated[Path, typer.Option("--out", help="The key file to write; it must not exist.")] = Path(
-        "tollway.key"
-    ),
-    as_json: AsJson = False,
-) -> None:
-    """Makes a wallet and prints its address. The key is in the file alone: keep a copy."""
-    with explained_caller_failures(as_json=as_json):
-        try:
-            address = create_key_file(out)
-        except FileExistsError:
-            raise ValueError(
-                f"{out} exists and a key is never overwritten; choose another file with --out"
-            ) from None
-        except OSError as exc:
-            raise ValueError(f"{out} cannot be written: {exc.strerror}") from exc
-        print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
-
-
-def list_payments(
-    store: StoreFile = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Lists the payments of this wallet from this machine, with the credit left as far as this machine knows."""
-    with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
-            is_signing=True
-        ) as client:
-            payments, authorizations = client.payments(), client.authorizations()
-        for payment in payments if is_for_people(as_json=as_json) else ():
-            rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
-            print_text(
-                f"{payment.tx_hash}  {payment.describe()}  left {rest}  {payment.state}  to {payment.pay_to}"
-            )
-        for signed in authorizations if is_for_people(as_json=as_json) else ():
-            print_text(f"{signed.name()}  {signed.describe()}  x402 {signed.state}  to {signed.pay_to}")
-        if not is_for_people(as_json=as_json):
-            described = [describe_payment(payment) for payment in payments]
-            print_json([*described, *(describe_authorization(signed) for signed in authorizations)])
-
-
-def abandon(
-    transaction: Annotated[
-        str, typer.Argument(metavar="TRANSACTION", help="The hash; or the nonce of an open authorisation.")
-    ],
-    store: StoreFile = None,
-    gateway: Gateway = DEFAULT_GATEWAY,
-    allow_http: AllowHttp = False,
-    key_file: KeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Gives up a payment that is stuck or refused, so that its payee can be paid again."""
-    with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
-            is_signing=True
-        ) as client:
-            is_done = client.abandon(transaction)
-        if not is_done:
-            raise CallerFailure(
-                "This wallet has no unresolved payment with that hash or nonce; tollway wallet payments lists them."
-            )
-        print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)
 
 
 LOOKUPS_AT_ONCE_MAX = 8

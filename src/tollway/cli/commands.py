@@ -56,6 +56,7 @@ EXTRA_PACKAGES = {
 
 _CALLER = "tollway.cli.caller"
 _OPERATOR = "tollway.cli.operator"
+_WALLET = "tollway.cli.wallet"
 
 COMMANDS = (
     CommandRow(
@@ -76,35 +77,56 @@ COMMANDS = (
         name="call",
         role=CALLERS,
         help="Calls an API, and pays if the gateway asks for payment.",
-        target=f"{_CALLER}:call",
+        target="tollway.cli.call:call",
         example='tollway call api_… /quote/ETH --max-price "0.05 USDC"',
     ),
     CommandRow(
         name="history",
         role=CALLERS,
-        help="Lists the calls of your wallet, newest first.",
-        target=f"{_CALLER}:history",
+        help="Lists the calls of your wallet, newest first; or shows one call.",
+        target="tollway.cli.history:history",
         example="tollway history --limit 10",
     ),
     CommandRow(
         name="wallet new",
         role=CALLERS,
         help="Makes a wallet and prints its address. The key is in the file alone: keep a copy.",
-        target=f"{_CALLER}:new_wallet",
+        target=f"{_WALLET}:new_wallet",
         example="tollway wallet new --out wallet.key",
+    ),
+    CommandRow(
+        name="wallet address",
+        role=CALLERS,
+        help="Prints the address of the wallet: the address to fund.",
+        target=f"{_WALLET}:show_address",
+        example="tollway wallet address",
+    ),
+    CommandRow(
+        name="wallet balance",
+        role=CALLERS,
+        help="Shows what the wallet holds on the chains of your nodes (--rpc), with the address to fund.",
+        target=f"{_WALLET}:show_balance",
+        example="tollway wallet balance --rpc https://node.example",
+    ),
+    CommandRow(
+        name="wallet list",
+        role=CALLERS,
+        help="Lists the key files (*.key) of this machine with their addresses.",
+        target=f"{_WALLET}:list_wallets",
+        example="tollway wallet list --folder keys",
     ),
     CommandRow(
         name="wallet payments",
         role=CALLERS,
         help="Lists the payments of this wallet from this machine, with the credit left as far as this machine knows.",
-        target=f"{_CALLER}:list_payments",
+        target=f"{_WALLET}:list_payments",
         example="tollway wallet payments",
     ),
     CommandRow(
         name="wallet abandon",
         role=CALLERS,
         help="Gives up a payment that is stuck or refused, so that its payee can be paid again.",
-        target=f"{_CALLER}:abandon",
+        target=f"{_WALLET}:abandon",
         example="tollway wallet abandon 0x…",
     ),
     CommandRow(

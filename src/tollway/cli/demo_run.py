@@ -492,7 +492,7 @@ async def _serving(app: App) -> AsyncIterator[None]:
 def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Settings:
     """The settings of the demo's gateway: SQLite in `folder`, the test chain, private endpoints, open registration without limits, every
     rail. `gas_key`: in hex, of a funded account that nothing else uses."""
-    network = {"preset": "local", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
+    network = {"preset": "sandbox", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
     return Settings.model_validate(
         {
             "public_url": f"http://{HOST}:{port}",

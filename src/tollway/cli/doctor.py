@@ -14,7 +14,7 @@ from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
 from tollway.config.networks import NetworkSettings
 from tollway.config.settings import Settings
-from tollway.errors import ChainUnavailable, StorageUnavailable
+from tollway.errors import ChainMismatch, ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.outbound.dns import TxtRecords
 from tollway.payments.settlement_rules import SettlementRules
@@ -266,7 +266,8 @@ async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_
             deadline_s=_DEADLINE_S,
         )
     except ChainUnavailable as exc:
-        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+        notes = getattr(exc, "__notes__", []) if isinstance(exc, ChainMismatch) else []
+        return Finding(check=check, level="failed", detail="; ".join([f"{network.name}: {exc}", *notes]))
     if answer.reverted or len(answer.payload) != 32:
         return Finding(
             check=check,

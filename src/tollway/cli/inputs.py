@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from tollway.client import (
     CallerFailure,
     KeyUnusable,
     Patience,
+    PaymentProgress,
     StoreUnusable,
     TollwayClient,
     Wallet,
@@ -192,6 +193,7 @@ class CallerSession:
     chains: tuple[int, ...] = ()
     is_quiet: bool = True
     """Does not print payments before they are signed."""
+    on_progress: Callable[[PaymentProgress], None] | None = None
 
     def open(self, *, is_signing: bool) -> TollwayClient:
         """Opens a client. Raises `KeyUnusable` when `is_signing` and there is no key, and ValueError for an invalid option."""
@@ -217,6 +219,8 @@ class CallerSession:
         }
         if not self.is_quiet:
             options["before_signing"] = print_quote
+        if self.on_progress is not None:
+            options["on_progress"] = self.on_progress
         return options
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         SearchPage,
     )
     from tollway.client.responses import CallResponse, PaymentInfo
-    from tollway.client.steps import PaymentQuote
+    from tollway.client.steps import PaymentProgress, PaymentQuote
     from tollway.client.transfer import Patience
     from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
 
@@ -100,6 +100,7 @@ __all__ = [
     "Patience",
     "PaymentInfo",
     "PaymentPending",
+    "PaymentProgress",
     "PaymentQuote",
     "PaymentRefused",
     "PaymentStatus",
@@ -176,7 +177,10 @@ _MODULES = {
         "CallResponse",
         "PaymentInfo",
     ),
-    "steps": ("PaymentQuote",),
+    "steps": (
+        "PaymentProgress",
+        "PaymentQuote",
+    ),
     "transfer": ("Patience",),
     "wallet": (
         "KeyUnusable",

@@ -38,8 +38,10 @@ from tollway.client.steps import (
     NoResponse,
     OverBudget,
     Pause,
+    PaymentProgress,
     PaymentQuote,
     RecordAuthorizationState,
+    ReportProgress,
     SendCall,
     SignAuthorization,
     SignedAuthorization,
@@ -51,6 +53,8 @@ from tollway.client.transfer import (
     Patience,
     PaymentSource,
     exceeds_call,
+    explain_missing_node,
+    explain_shortfall,
     fetch_balance,
     find_asset,
 )
@@ -121,8 +125,7 @@ def make_authorization(
         if offer.chain_id in source.chains:
             balance = yield from fetch_balance(asset, source.payer)
             if balance < offer.amount:
-                has = format_decimal(balance, decimals=asset.decimals)
-                reasons.append(f"the wallet holds {has} {asset.symbol} on {asset.network}")
+                reasons.append(explain_shortfall(asset, offer.amount, balance, source.payer))
                 continue
         quote = PaymentQuote(rail="x402", asset=asset, amount=offer.amount, pay_to=offer.pay_to)
         yield ApprovePayment(quote=quote)
@@ -138,7 +141,10 @@ def _check_offer(offer: X402Offer, source: PaymentSource, reasons: list[str]) ->
     """The asset to pay in, by a source other than the gateway; None with a reason added to `reasons`."""
     chain_id = offer.chain_id
     if chain_id not in source.chains | source.signing_chains:
-        reasons.append(f"no node is configured for chain {chain_id}, and it is not allowed without one")
+        reasons.append(
+            f"{explain_missing_node(chain_id, source)}, and the chain is not allowed without one; "
+            "add a node to rpc_urls (--rpc, TOLLWAY_RPC), or the chain to chains (--chain)"
+        )
         return None
     known = yield from find_asset(chain_id, offer.token, source)
     if known is None:
@@ -214,6 +220,7 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
     headers: HeaderPairs = (("PAYMENT-SIGNATURE", submission.authorization.proof),)
     broken = 0
     waited_s = 0.0
+    yield ReportProgress(progress=PaymentProgress(payment=submission.authorization))
     for _ in range(SENDS_MAX):
         outcome = yield SendCall(headers=headers)
         if isinstance(outcome, NoResponse):

@@ -58,6 +58,7 @@ from tollway.client.steps import (
     NodeUnavailable,
     NoResponse,
     Pause,
+    PaymentProgress,
     PaymentQuote,
     QueryNode,
     SendCall,
@@ -253,6 +254,7 @@ class PayingClient(Generic[Transport]):
         session_budget: CapText = None,
         store_path: Path | str | None = None,
         before_signing: Callable[[PaymentQuote], None] | None = None,
+        on_progress: Callable[[PaymentProgress], None] | None = None,
         public_url: str | None = None,
         patience: Patience | None = None,
         timeout: TimeoutTypes = TIMEOUT,
@@ -270,7 +272,8 @@ class PayingClient(Generic[Transport]):
         dollars only). `max_fee`: the maximum network fee of one payment, in the native currency, same format, see `client/fee_limit.py`.
         `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this client signs.
         `store_path`: the file of payments, shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `before_signing`: called
-        with each payment before it is signed; an exception stops it. The asynchronous client calls it in a thread.
+        with each payment before it is signed; an exception stops it. `on_progress`: called with the progress of each signed payment. The
+        asynchronous client calls both in a thread.
 
         `public_url`: the public URL of the gateway, where it is reached by another URL. `patience`: how long a call waits for its payment.
         `timeout`: as httpx has it, of one request to the gateway. `deadline_s`: the maximum duration of a call in seconds; of `stream`, until its
@@ -290,6 +293,7 @@ class PayingClient(Generic[Transport]):
             "session_budget": session_budget,
             "store_path": store_path,
             "before_signing": before_signing,
+            "on_progress": on_progress,
             "public_url": public_url,
             "patience": patience or Patience(),
             "timeout": timeout,

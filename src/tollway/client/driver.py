@@ -54,10 +54,12 @@ from tollway.client.steps import (
     NodeUnavailable,
     OverBudget,
     PaidAlready,
+    PaymentProgress,
     PaymentQuote,
     QueryNode,
     RecordAuthorizationState,
     RecordTransferState,
+    ReportProgress,
     SendCall,
     SignAuthorization,
     SignCall,
@@ -151,6 +153,7 @@ AuthorizationStep = (
 LocalStep = (
     SignCall
     | ApprovePayment
+    | ReportProgress
     | SignTransfer
     | FindPayments
     | FindNextNonce
@@ -191,6 +194,7 @@ class ClientOptions(TypedDict, total=False):
     public_url: str | None
     patience: Patience
     before_signing: Callable[[PaymentQuote], None] | None
+    on_progress: Callable[[PaymentProgress], None] | None
     timeout: TimeoutTypes
     deadline_s: float
     allow_http: bool
@@ -213,6 +217,7 @@ class Driver:
         self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
         self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
         self._before_signing = options.get("before_signing") or _approve
+        self._on_progress = options.get("on_progress") or _ignore_progress
         self._timeout = httpx.Timeout(options.get("timeout", TIMEOUT))
         max_fee = options.get("max_fee")
         max_price, budget = options.get("max_price"), options.get("budget")
@@ -360,6 +365,9 @@ class Driver:
                 )
             case ApprovePayment(quote=quote):
                 self._before_signing(quote)
+                return None
+            case ReportProgress(progress=progress):
+                self._on_progress(progress)
                 return None
             case SignTransfer():
                 return wallet.sign_transfer(step)
@@ -537,6 +545,10 @@ def check_tls(url: str, *, allow_http: bool) -> None:
 
 
 def _approve(_: PaymentQuote) -> None:
+    pass
+
+
+def _ignore_progress(_: PaymentProgress) -> None:
     pass
 
 

@@ -347,7 +347,8 @@ class GatewayStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedPayment:
-    """The payment of a call in the history. `state`: none, charged, released, held or reorged. `amount` in base units."""
+    """The payment of a call in the history. `state`: none, charged, released, held or reorged. `amount` in base units. `held_until`: when the price of
+    a call of unknown outcome comes back by itself."""
 
     state: str
     rail: str | None = None
@@ -356,6 +357,7 @@ class RecordedPayment:
     transaction: str | None = None
     amount: int | None = None
     pay_to: str | None = None
+    held_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -266,6 +266,32 @@ class ApprovePayment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentProgress:
+    """The progress of one signed payment. A transfer has `confirmations` of the `confirmations_needed`; an authorisation has neither: the gateway
+    settles it after the API has answered."""
+
+    payment: "Transfer | SignedAuthorization"
+    confirmations: int | None = None
+    confirmations_needed: int | None = None
+
+    def describe(self) -> str:
+        """The progress in one line, such as `paid 0.05 USDC by 0x…, 2 of 10 confirmations`."""
+        if isinstance(self.payment, Transfer):
+            seen, needed = self.confirmations or 0, self.confirmations_needed
+            return (
+                f"paid {self.payment.describe()} by {self.payment.tx_hash}, {seen} of {needed} confirmations"
+            )
+        return f"settling {self.payment.describe()} by the authorisation {self.payment.name()}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportProgress:
+    """Pass the progress of a payment to the caller. -> None."""
+
+    progress: PaymentProgress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignTransfer:
     """Sign an EIP-1559 transaction. -> `SignedTransfer`. Nothing is sent."""
 
@@ -428,6 +454,7 @@ Step = (
     | QueryNode
     | Pause
     | ApprovePayment
+    | ReportProgress
     | SignTransfer
     | FindPayments
     | FindNextNonce

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Literal
 
+from tollway.chain.networks import describe_network
 from tollway.client.errors import (
     BudgetExhausted,
     CannotPay,
@@ -20,7 +21,7 @@ from tollway.client.errors import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.fee_limit import GAS_MAX, NetworkFee, limit_fee
+from tollway.client.fee_limit import GAS_MAX, NetworkFee, limit_fee, native_symbol
 from tollway.client.finality import is_finally_reverted, parse_quantity, store_in_budget
 from tollway.client.quote import KNOWN_ASSETS, Cap, TransferOffer, is_symbol, to_atto
 from tollway.client.steps import (
@@ -36,9 +37,11 @@ from tollway.client.steps import (
     OverBudget,
     PaidAlready,
     Pause,
+    PaymentProgress,
     PaymentQuote,
     QueryNode,
     RecordTransferState,
+    ReportProgress,
     SignedAuthorization,
     SignedTransfer,
     SignTransfer,
@@ -137,6 +140,25 @@ def _decode_symbol(result: bytes) -> str | None:
     return symbol if is_symbol(symbol) else None
 
 
+def explain_missing_node(chain_id: ChainId, source: PaymentSource) -> str:
+    """The chain without a node, and the chains of the configured nodes."""
+    served = ", ".join(describe_network(one) for one in sorted(source.chains))
+    configured = f", and the configured nodes serve {served}" if served else ""
+    return f"no node is configured for {describe_network(chain_id)}{configured}"
+
+
+def explain_shortfall(asset: Asset, due: int, balance: int, payer: Address) -> str:
+    """The amount due, the balance, and the payment that funds the wallet: amount, network and address."""
+    due_text, has, missing = (
+        format_decimal(units, decimals=asset.decimals) for units in (due, balance, due - balance)
+    )
+    network = describe_network(asset.chain_id)
+    return (
+        f"{due_text} {asset.symbol} on {network} is due, and the wallet holds {has}; "
+        f"send at least {missing} {asset.symbol} on {network} to {payer}"
+    )
+
+
 def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
     """The balance of `holder`, in base units."""
     if asset.token is None:
@@ -166,16 +188,19 @@ def make_transfer(
     chain_id = asset.chain_id
     served = yield from _query_number(chain_id, "eth_chainId")
     if served != chain_id:
-        raise CannotPay(f"The node for chain {chain_id} serves chain {served}. Correct its URL.")
+        raise CannotPay(
+            f"The node that is configured for {describe_network(chain_id)} serves {describe_network(ChainId(served))}. "
+            "Correct its URL in rpc_urls (--rpc, TOLLWAY_RPC)."
+        )
     to, value, calldata = _build_transaction(asset, offer.pay_to, amount)
     gas = yield from _estimate_gas(chain_id, source.payer, to, value, calldata)
     fee = yield from _fetch_fee(chain_id, gas)
     quote = _build_quote(asset, offer, amount, fee, max_fee)
-    funds = yield from fetch_balance(_native_asset(chain_id), source.payer)
+    native = _native_asset(chain_id)
+    funds = yield from fetch_balance(native, source.payer)
     if funds < value + fee.max_wei:
-        raise CannotPay(
-            f"The wallet {source.payer} has too little native currency on chain {chain_id} to pay for gas."
-        )
+        reason = explain_shortfall(native, value + fee.max_wei, funds, source.payer)
+        raise CannotPay(f"This wallet cannot pay for gas: {reason}.")
     yield ApprovePayment(quote=quote)
     for _ in range(NONCE_TRIES_MAX):
         pending = yield from _query_number(chain_id, "eth_getTransactionCount", str(source.payer), "pending")
@@ -256,7 +281,7 @@ def _build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Addr
 
 
 def _native_asset(chain_id: ChainId) -> Asset:
-    return Asset(chain_id=chain_id, token=None, symbol="native", decimals=18)
+    return Asset(chain_id=chain_id, token=None, symbol=native_symbol(chain_id), decimals=18)
 
 
 def _estimate_gas(chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes) -> Flow[int]:
@@ -295,7 +320,7 @@ def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[Transf
         return transfer.state
     polls = max(1, int(patience.wait_s / patience.poll_s))
     for poll in range(polls):
-        state = yield from _read_state(transfer)
+        state, confirmations = yield from _read_state(transfer)
         if state is TransferState.STORED:
             raise PaymentPending(
                 f"Your chain node reports that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
@@ -310,12 +335,25 @@ def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[Transf
             return state
         if poll % REBROADCAST_EVERY == 0:
             yield from broadcast(transfer)
+        if confirmations is not None:
+            yield _report_confirmations(transfer, confirmations)
+        if poll % REBROADCAST_EVERY == 0:
             continue  # a quick chain may have mined it already
         yield Pause(seconds=patience.poll_s)
     raise PaymentPending(
         f"The payment {transfer.tx_hash} of {transfer.describe()} has not enough confirmations yet. "
         "Repeat the call later; it continues with this payment.",
         transaction=transfer.tx_hash,
+    )
+
+
+def _report_confirmations(transfer: Transfer, confirmations: int) -> ReportProgress:
+    return ReportProgress(
+        progress=PaymentProgress(
+            payment=transfer,
+            confirmations=confirmations,
+            confirmations_needed=transfer.confirmations,
+        )
     )
 
 
@@ -350,31 +388,34 @@ def resume_transfers(transfers: Sequence[Transfer]) -> Flow[None]:
             yield from broadcast(transfer)
 
 
-def _read_state(transfer: Transfer) -> Flow[TransferState | None]:
-    """Reads the state of a payment from the chain; None while it is uncertain, also where the node is away. `STORED`:
-    the receipt is reverted, and its block is not final."""
+def _read_state(transfer: Transfer) -> Flow[tuple[TransferState | None, int | None]]:
+    """Reads the state of a payment and its confirmations from the chain; each None while it is uncertain, also where the node is away.
+    `STORED`: the receipt is reverted, and its block is not final."""
     outcome = yield QueryNode(
         chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
     )
     if not isinstance(outcome, NodeResult):
-        return None
+        return None, None
     if outcome.result is None:
-        return (yield from _find_replacement(transfer))
+        return (yield from _find_replacement(transfer)), 0
     receipt = outcome.result
     if not isinstance(receipt, Mapping) or receipt.get("transactionHash") != str(transfer.tx_hash):
-        return None
+        return None, None
     head = yield QueryNode(chain_id=transfer.chain_id, method="eth_blockNumber")
     if not isinstance(head, NodeResult):
-        return None
+        return None, None
     mined, now_at, status = (
         parse_quantity(value) for value in (receipt.get("blockNumber"), head.result, receipt.get("status"))
     )
-    if mined is None or now_at is None or now_at - mined + 1 < transfer.confirmations:
-        return None
+    if mined is None or now_at is None:
+        return None, None
+    confirmations = max(0, now_at - mined + 1)
+    if confirmations < transfer.confirmations:
+        return None, confirmations
     if status == 0:
         is_final = yield from is_finally_reverted(transfer.chain_id, transfer.tx_hash)
-        return TransferState.FAILED if is_final else TransferState.STORED
-    return TransferState.CONFIRMED if status == 1 else None
+        return (TransferState.FAILED if is_final else TransferState.STORED), confirmations
+    return (TransferState.CONFIRMED if status == 1 else None), confirmations
 
 
 def _find_replacement(transfer: Transfer) -> Flow[TransferState | None]:
@@ -510,9 +551,7 @@ def make_payment(
             continue
         balance = yield from fetch_balance(asset, source.payer)
         if balance < amount:
-            due = format_decimal(amount, decimals=asset.decimals)
-            has = format_decimal(balance, decimals=asset.decimals)
-            reasons.append(f"{due} {asset.symbol} on {asset.network} is due, and the wallet holds {has}")
+            reasons.append(explain_shortfall(asset, amount, balance, source.payer))
             continue
         try:
             return (yield from make_transfer(asset, offer, amount, source, tried, rules.max_fee))
@@ -545,10 +584,10 @@ def _pay_difference(
         raise _refuse_second_payment(
             last, f"{format_decimal(max(due, 0), decimals=asset.decimals)} {asset.symbol} more"
         )
-    if (yield from fetch_balance(asset, source.payer)) < due:
-        raise CannotPay(
-            f"The wallet holds less {asset.symbol} than the missing difference.", transaction=last.tx_hash
-        )
+    balance = yield from fetch_balance(asset, source.payer)
+    if balance < due:
+        reason = explain_shortfall(asset, due, balance, source.payer)
+        raise CannotPay(f"This wallet cannot pay the difference: {reason}.", transaction=last.tx_hash)
     try:
         return (yield from make_transfer(asset, same[0], due, source, tried, rules.max_fee))
     except FeeAboveMax as failure:
@@ -582,7 +621,9 @@ def _check_offer(
 ) -> Flow[Asset | None]:
     """The asset to pay in; None with a reason added to `reasons`. Raises `PriceAboveMax`: every offer has the same price."""
     if offer.chain_id not in source.chains:
-        reasons.append(f"no node is configured for chain {offer.chain_id}")
+        reasons.append(
+            f"{explain_missing_node(offer.chain_id, source)}; add one to rpc_urls (--rpc, TOLLWAY_RPC)"
+        )
         return None
     asset = yield from verify_asset(offer, source)
     if asset is None:

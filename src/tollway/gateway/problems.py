@@ -17,6 +17,7 @@ from tollway.errors import (
     UpstreamTimeout,
 )
 from tollway.gateway.messages import CallRefused, ClientGone, ProblemResponse, ProxyRequest, Quote
+from tollway.identity.siwe import HOST_CHARACTERS_MAX
 from tollway.ids import IDEMPOTENCY_KEY_MAX, Address, CallId, TxHash, is_idempotency_key, read_idempotency_key
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
@@ -98,6 +99,19 @@ def check_method(methods: Sequence[str], method: str) -> Problem | None:
 def _priced_method(method: str) -> str:
     """The method whose price counts: HEAD costs the same as GET."""
     return "GET" if method == "HEAD" else method
+
+
+def explain_other_host(problem: Problem, request: ProxyRequest, *, origin: str) -> Problem:
+    """Adds the gateway's public URL to the refusal of a bound signature where the request names another host. The signature covers the public URL
+    (`origin`), so a client that signs the URL it calls signs for another gateway."""
+    host = (request.find_header(b"host") or b"").decode("latin-1").lower()
+    if problem.code is not Code.PAYER_MISMATCH or not host or host == origin.partition("://")[2]:
+        return problem
+    return replace(
+        problem,
+        detail=f"{problem.detail} The public_url of this gateway is {origin}, and the request came for {host[:HOST_CHARACTERS_MAX]}: "
+        f"sign for {origin}.",
+    )
 
 
 def check_rails(request: ProxyRequest) -> Problem | None:

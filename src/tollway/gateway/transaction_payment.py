@@ -19,6 +19,7 @@ from tollway.gateway.problems import (
     OTHER_CURRENCY,
     check_held_price_max,
     check_price_max,
+    explain_other_host,
     find_idempotency_key,
     may_quote,
 )
@@ -207,7 +208,10 @@ class TransactionPayment(CallPayment):
             return self.verified.spendables
         self.verified = None
         bound = self._rail.bind(self.request, self.proof, body)
-        return await self._rail.transaction_verifier.find_spendable(self.proof, self.route.entry, bound)
+        found = await self._rail.transaction_verifier.find_spendable(self.proof, self.route.entry, bound)
+        if isinstance(found, Problem) and self.proof.binding is not None:
+            return explain_other_host(found, self.request, origin=bound.gateway)
+        return found
 
     def _is_verified_again(self, body: ForwardBody | None) -> bool:
         """Whether the cached result of an earlier call of the same request is valid for this one. The recorded payments must be unchanged.

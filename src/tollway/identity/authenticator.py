@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.http_signatures import HttpProof, SignedRequest, read_http_proofs
 from tollway.identity.sessions import Session, SessionStore, SignIn
-from tollway.identity.siwe import PublicOrigin, SignInProof, read_siwx
+from tollway.identity.siwe import HOST_CHARACTERS_MAX, PublicOrigin, SignInProof, read_siwx
 from tollway.ids import Address, ChainId
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
@@ -88,7 +88,7 @@ class Authenticator:
         )
         siwx = self._read_siwx(request)
         for proof in http_proofs:
-            await self._verify_http(proof, client_address=request.client_address)
+            await self._verify_http(proof, request)
         if siwx is not None:
             await self._sign_in.verify(siwx, client_address=request.client_address, now_ms=now_ms)
         session = None if token is None else await self._sign_in.find_session(token)
@@ -110,19 +110,20 @@ class Authenticator:
             )
         return _raise_problem(read_siwx(header))
 
-    async def _verify_http(self, proof: HttpProof, *, client_address: str) -> None:
+    async def _verify_http(self, proof: HttpProof, request: SignedRequest) -> None:
         if not await self._sign_in.is_signed_by(
             proof.address,
             proof.digest,
             proof.signature,
             chain_id=proof.chain_id,
-            client_address=client_address,
+            client_address=request.client_address,
         ):
             raise Refusal(
                 Problem(
                     code=Code.INVALID_SIGNATURE,
                     detail="The signature is not of the wallet in keyid, or the request changed after it was signed. "
-                    f"The public_url of this gateway is {self._origin}: sign {self._origin.authority} as @authority.",
+                    f"The public_url of this gateway is {self._origin}{_name_other_host(request, self._origin)}: "
+                    f"sign {self._origin.authority} as @authority.",
                     reason="signature_mismatch",
                 )
             )
@@ -153,6 +154,16 @@ class Authenticator:
         if siwx is not None:
             uris = None if request.method in _SAFE_METHODS else (f"{self._origin}{CREATE_PATH}",)
             await self._sign_in.spend_nonce(siwx.message, uris=uris, now_ms=now_ms)
+
+
+def _name_other_host(request: SignedRequest, origin: PublicOrigin) -> str:
+    """The host of the request, where it is not that of the public URL."""
+    host = "".join(request.field_lines("host")).lower()
+    return (
+        f", and the request came for {host[:HOST_CHARACTERS_MAX]}"
+        if host not in ("", origin.authority)
+        else ""
+    )
 
 
 def is_siwx_possible(request: SignedRequest) -> bool:

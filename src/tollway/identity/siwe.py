@@ -59,6 +59,9 @@ def parse_origin(public_url: str) -> PublicOrigin:
     return PublicOrigin(scheme=parts.scheme, authority=host if is_default else f"{host}:{port}")
 
 
+HOST_CHARACTERS_MAX = 255
+"""The longest name of a host (RFC 1035 §2.3.4). A longer `Host` is cut where a problem repeats it."""
+
 CLOCK_SLACK_MS = 5_000
 """How far the signer's clock may be ahead of the gateway's."""
 

@@ -188,6 +188,9 @@ class CallRecord:
     error: str | None
     created_ms: int
     completed_ms: int | None
+    held_until_ms: int | None = None
+    """The time from which the clock releases the price of an unknown call; None for another call, and where only its provider, the chain or a
+    repeat can decide it."""
 
 
 class Interruption(StrEnum):

@@ -277,6 +277,11 @@ def restrict_to_owner(path: Path) -> None:
                 file.chmod(mode & OWNER_BITS)
 
 
+def open_private(path: str, flags: int) -> int:
+    """An opener of `open` that creates a file readable by its owner alone, whatever the umask is."""
+    return os.open(path, flags | os.O_CLOEXEC, PRIVATE_MODE)
+
+
 def list_auxiliary_files(path: Path) -> list[Path]:
     """The paths of the files that SQLite puts beside a database, existing or not."""
     return [path.with_name(path.name + ending) for ending in ("-wal", "-shm", "-journal")]
@@ -310,7 +315,7 @@ class ProcessLock:
     def __init__(self, path: Path) -> None:
         """Creates the file of the lock and its folder. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a")
+        self._file = os.fdopen(open_private(str(path), os.O_WRONLY | os.O_APPEND | os.O_CREAT), "a")
 
     def acquire(self) -> bool:
         """False when another process holds it."""

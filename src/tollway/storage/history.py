@@ -12,7 +12,7 @@ query counts the few after it. Rows of calls are never deleted, so their numbers
 The audit checks an equation for every payment: its taken units are the units that its calls hold.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     FromClause,
+    Row,
     Select,
     Subquery,
     and_,
@@ -41,6 +42,7 @@ from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery, HistoryRole, HistoryStatus
 from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
+from tollway.limits import Limits
 from tollway.storage.call_terms import listing_key
 from tollway.storage.database import Database
 from tollway.storage.ledger_tables import (
@@ -108,16 +110,19 @@ def _read_mark(connection: Connection) -> int:
 class HistoryStore:
     """Implements `CallHistory`."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, limits: Limits) -> None:
         self._database = database
+        self._unknown_hold_ms = limits.unknown_hold_s * 1000
 
     async def history(self, query: HistoryQuery) -> HistoryPage:
-        return await self._database.read(partial(read_history, query=query))
+        return await self._database.read(
+            partial(read_history, query=query, unknown_hold_ms=self._unknown_hold_ms)
+        )
 
     async def find_call(self, call_id: CallId) -> CallRecord | None:
         query = select_records().where(call_table.c.id == call_id)
         row = await self._database.read(lambda connection: connection.execute(query).first())
-        return None if row is None else parse_call(row)
+        return None if row is None else parse_call(row, unknown_hold_ms=self._unknown_hold_ms)
 
     async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
         columns = payment_table.c
@@ -160,10 +165,11 @@ RUNNING_MAX = 100_000
 _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
 
-def read_history(connection: Connection, query: HistoryQuery) -> HistoryPage:
+def read_history(connection: Connection, query: HistoryQuery, *, unknown_hold_ms: int) -> HistoryPage:
     found = _calls(query)
     found = replace(found, select=found.select.where(*_cursor_filters(connection, query, found.calls)))
-    calls = _read_page(connection, found, limit=query.limit, offset=query.offset)
+    rows = _read_page(connection, found, limit=query.limit, offset=query.offset)
+    calls = tuple(parse_call(row, unknown_hold_ms=unknown_hold_ms) for row in rows)
     total, is_beyond = _total(connection, query)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
 
@@ -182,8 +188,8 @@ class _MatchingCalls:
 
 def _read_page(
     connection: Connection, found: _MatchingCalls, *, limit: int, offset: int
-) -> tuple[CallRecord, ...]:
-    """Reads a page. Calls before the offset are only counted in the index, up to the millisecond in which the page begins."""
+) -> Sequence[Row[Any]]:
+    """Reads the rows of a page. Calls before the offset are only counted in the index, up to the millisecond in which the page begins."""
     page, created_ms = found.select, found.calls.c.created_ms
     if offset:
         times = page.with_only_columns(created_ms)
@@ -195,8 +201,7 @@ def _read_page(
         page = page.where(created_ms <= at_ms)
     # The page is a subquery: a planner that joins the terms first might sort all calls.
     part = page.order_by(*_newest_first(found.calls)).limit(limit).offset(offset).subquery()
-    records = connection.execute(select_records(part).order_by(*_newest_first(part)))
-    return tuple(map(parse_call, records))
+    return connection.execute(select_records(part).order_by(*_newest_first(part))).all()
 
 
 def _calls(query: HistoryQuery) -> _MatchingCalls:

@@ -510,6 +510,9 @@ _RECORD_COLUMNS = (
     "error",
     "created_ms",
     "completed_ms",
+    "moved_ms",
+    "clock_releases",
+    "payment_id",
 )
 _RECORD_TERMS = (
     "listing_id",
@@ -524,7 +527,9 @@ _RECORD_TERMS = (
 )
 
 
-def parse_call(row: Row[Any]) -> CallRecord:
+def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
+    is_unpaid = row.payment_id is None and row.rail in ("x402", "mpp")
+    is_released = row.state == CallState.UNKNOWN.value and row.clock_releases and not is_unpaid
     return CallRecord(
         id=CallId(row.id),
         listing_id=ListingId(row.listing_id),
@@ -555,4 +560,5 @@ def parse_call(row: Row[Any]) -> CallRecord:
         error=row.error,
         created_ms=row.created_ms,
         completed_ms=row.completed_ms,
+        held_until_ms=row.moved_ms + unknown_hold_ms if is_released else None,
     )

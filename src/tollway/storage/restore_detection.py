@@ -12,7 +12,7 @@ import structlog
 from sqlalchemy import Connection, exists, insert, select, update
 
 from tollway.ids import CallId
-from tollway.storage.database import Database, SqliteDatabase
+from tollway.storage.database import Database, SqliteDatabase, open_private
 from tollway.storage.ledger_tables import call_table, generation_table, owner_table
 from tollway.storage.operator_store import mark_restored
 
@@ -188,7 +188,8 @@ def read_mark(path: Path) -> int:
 def write_mark(path: Path, number: int) -> None:
     """Replaces the mark atomically. Call it after the commit of the generation: else a crash would look like a restore."""
     draft = path.with_name(path.name + ".new")
-    draft.write_text(f"{number}\n")
+    with open(draft, "w", opener=open_private) as file:
+        file.write(f"{number}\n")
     draft.replace(path)
 
 

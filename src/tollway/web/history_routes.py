@@ -240,7 +240,15 @@ def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any
         "transaction": _optional_text(call.tx_hash),
         "amount": None if asset is None else str(asset.to_base_units(call.price_units)),
         "payTo": _optional_text(call.pay_to),
+        **_hold_json(call, asset),
     }
+
+
+def _hold_json(call: CallRecord, asset: Asset | None) -> dict[str, Any]:
+    """`heldUntil`, where the price of an unknown call comes back by itself."""
+    if asset is None or call.held_until_ms is None:
+        return {}
+    return {"heldUntil": format_time(call.held_until_ms)}
 
 
 def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:

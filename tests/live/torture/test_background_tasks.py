@@ -121,7 +121,7 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
     (gas,) = await cluster.wallets(1)
     provider = await cluster.wallet()
     admins = [f"127.0.0.1:{port}" for port in find_low_ports(2)]
-    given = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    given = {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     async with (
         run_pair(find_low_port) as database,
         cluster.gateway(

@@ -99,7 +99,7 @@ class Story:
 @contextlib.asynccontextmanager
 async def begin(cluster: Any, database_url: str) -> AsyncIterator[tuple[Story, Any]]:
     provider, caller, gas = await cluster.wallets(3)
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     async with cluster.gateway(database_url=database_url, settings=settings) as gateway:
         api_id = await cluster.publish(gateway, provider)
         story = Story(cluster=cluster, provider=provider, caller=caller, api_id=api_id, settings=settings)

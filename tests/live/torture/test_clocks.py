@@ -124,7 +124,7 @@ async def open_mall(
     settings = {
         **SETTINGS,
         "TEST_LIMIT_OWNER_LEASE_S": str(lease_s),
-        "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
     }
     async with (
         run_scripted_upstream(turns_default=ALWAYS) as upstream,

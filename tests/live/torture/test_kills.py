@@ -60,7 +60,7 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         await cluster.make_postgres() if kind == "postgresql" else f"sqlite:///{cluster.folder}/kills.sqlite3"
     )
     gas = await cluster.wallet()
-    settings = {**SETTINGS, **torture.pick(short=QUICK, long={}), "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+    settings = {**SETTINGS, **torture.pick(short=QUICK, long={}), "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
     async with (
         run_scripted_upstream(turns_default=ALWAYS) as upstream,
         cluster.gateways(gateways, database_url=url, settings=settings) as processes,

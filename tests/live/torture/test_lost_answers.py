@@ -148,7 +148,7 @@ class Lost:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def harness(cluster: Any) -> AsyncIterator[Harness]:
     (gas,) = await cluster.wallets(1)
-    settings = {**QUICK, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
+    settings = {**QUICK, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **UNHURRIED}
     url = await cluster.make_postgres()
     async with (
         run_scripted_upstream() as upstream,

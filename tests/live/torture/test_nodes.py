@@ -113,7 +113,7 @@ async def open_shop(cluster: Any, nodes: int, **agreement: Any) -> AsyncIterator
         gas, payer = await cluster.wallets(2)
         settings = {
             **name_nodes(cluster.folder, lines, **agreement),
-            "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+            "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
             "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1",
         }
         url = f"sqlite:///{cluster.folder}/shop-{next(_NUMBERS)}.sqlite3"

@@ -443,7 +443,7 @@ async def open_shop(cluster: Any, upstream: ScriptedUpstream) -> AsyncIterator[A
             if database in shops:
                 return shops[database]
             (gas,) = await cluster.wallets(1)
-            settings = {**QUICK, **RENEW_OFTEN, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key, **UNHURRIED}
+            settings = {**QUICK, **RENEW_OFTEN, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key, **UNHURRIED}
             url = f"sqlite:///{cluster.folder}/points.sqlite3"
             if database == "postgresql":
                 url = await cluster.make_postgres()

@@ -150,7 +150,7 @@ async def open_reef(cluster: Any, **settings: str) -> AsyncIterator[Harness]:
     gas, thief = await cluster.wallets(2)
     async with run_node_proxy(cluster.session, cluster.driver.rpc_url) as line:
         line.is_final = False
-        env = {"TOLLWAY_RPC_LOCAL": line.url, "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key}
+        env = {"TOLLWAY_RPC_SANDBOX": line.url, "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}
         url = f"sqlite:///{cluster.folder}/reef-{next(_NUMBERS)}.sqlite3"
         wanted = {**SETTINGS, **env, **settings}
         async with cluster.gateways(1, database_url=url, settings=wanted) as (process,):

@@ -99,7 +99,7 @@ async def pair(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
             "settings": {
                 **SETTINGS,
                 "TOLLWAY_RATE_LIMIT_URL": server.url,
-                "TOLLWAY_GAS_KEYS_LOCAL": gas.private_key,
+                "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
             },
         }
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tollway.cli.output import format_outline
+from tollway.cli.outline import format_outline
 
 
 def lines(document: dict[str, object]) -> list[str]:

@@ -1,0 +1,369 @@
+"""`tollway call`: the request from options as curl has them, the progress of its payment, the response as it arrives, and the operations that exist where the
+path or the method of the request does not.
+"""
+
+import contextlib
+import mimetypes
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any, Self, TextIO
+from urllib.parse import quote, urlencode
+
+import typer
+from pydantic_core import from_json
+from rich.text import Text
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    LATER,
+    REFUSED,
+    AllowHttp,
+    AsJson,
+    Budget,
+    CallerSession,
+    Chains,
+    Gateway,
+    KeyFile,
+    MaxFee,
+    MaxPrice,
+    RailOption,
+    Rpc,
+    StoreFile,
+    Wait,
+    explained_caller_failures,
+    has_key,
+    read_content,
+    read_headers,
+    split_nodes,
+)
+from tollway.cli.output import format_price, is_for_people, open_console, print_failure
+from tollway.cli.response_output import ResponseOutput, print_payment
+from tollway.client import (
+    CallerFailure,
+    CallResponse,
+    GatewayRefused,
+    PaymentProgress,
+    TollwayClient,
+    requests,
+)
+from tollway.client.responses import is_from_gateway, is_retryable_response
+from tollway.client.safe_text import format_value, plain_line
+
+OPERATIONS_PRINTED_MAX = 20
+SIMILARITY_MIN = 0.6
+NO_SUCH_OPERATION = frozenset({404, 405})
+_JSON = "application/json"
+_FORM = "application/x-www-form-urlencoded"
+
+
+FormPart = tuple[str, tuple[str | None, bytes] | tuple[str | None, bytes, str]]
+"""The name of a part, and its file name, its content and perhaps its type."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallBody:
+    """The body of a call and the headers that it implies: `content`, or the parts of a form (`files` of httpx), or neither."""
+
+    content: bytes | None = None
+    files: tuple[FormPart, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+ListingId = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
+TargetPath = Annotated[str, typer.Argument(help="Path and query under the listing, such as /quote/ETH.")]
+Method = Annotated[str | None, typer.Option("--request", "-X", help="GET, or POST with --data or --form.")]
+Body = Annotated[
+    str | None,
+    typer.Option("--data", "-d", help="The body; @FILE reads it, @- stdin. JSON gets its content type."),
+]
+FormParts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--form",
+        "-F",
+        help="A part of a multipart form: name=value, name=@FILE;type=…, name=<FILE. Repeatable.",
+    ),
+]
+QueryParameters = Annotated[
+    list[str] | None, typer.Option("--query", help="A query parameter: name=value. Repeatable.")
+]
+HeaderLines = Annotated[list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")]
+Prepay = Annotated[
+    int, typer.Option("--prepay", min=1, help="Pay for this number of calls with one transaction.")
+]
+IdempotencyKey = Annotated[
+    str | None, typer.Option("--idempotency-key", help="A repeat with this key is one call, paid once.")
+]
+OutputFile = Annotated[
+    str | None,
+    typer.Option("--output", "-o", help="Write the response body to this file, as it arrives; - is stdout."),
+]
+
+
+def call(
+    api_id: ListingId,
+    path: TargetPath = "",
+    method: Method = None,
+    content: Body = None,
+    form: FormParts = None,
+    query: QueryParameters = None,
+    header: HeaderLines = None,
+    max_price: MaxPrice = None,
+    max_fee: MaxFee = None,
+    budget: Budget = None,
+    prepay: Prepay = 1,
+    rail: RailOption = "auto",
+    idempotency_key: IdempotencyKey = None,
+    output: OutputFile = None,
+    rpc: Rpc = "",
+    chain: Chains = None,
+    wait_s: Wait = 180.0,
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Calls an API, and pays if the gateway asks for payment.
+
+    Exit code 0: done; 1: refused or failed; 2: wrong usage; 3: try again later.
+    """
+    with (
+        explained_caller_failures(as_json=as_json),
+        ProgressLine(sys.stderr) as progress,
+        ResponseOutput(output, as_json=as_json) as response_output,
+    ):
+        body = read_body(content, form or [])
+        session = CallerSession(
+            gateway=gateway,
+            allow_http=allow_http,
+            key_file=key_file,
+            rpc=split_nodes(rpc),
+            store=store,
+            max_price=max_price,
+            max_fee=max_fee,
+            budget=budget,
+            wait_s=wait_s,
+            rail=rail,
+            chains=tuple(chain or ()),
+            is_quiet=not is_for_people(as_json=as_json),
+            on_progress=progress.show,
+        )
+        with (
+            session.open(is_signing=has_key(key_file)) as client,
+            client.stream(
+                api_id,
+                add_query(path, query or []),
+                method=method,
+                content=body.content,
+                files=list(body.files) or None,
+                headers={**body.headers, **read_headers(header or [])},
+                prepay=prepay,
+                idempotency_key=idempotency_key,
+            ) as response,
+        ):
+            progress.end()
+            _write_response(response, response_output, as_json=as_json)
+            if response.status_code in NO_SUCH_OPERATION and is_for_people(as_json=as_json):
+                _print_operations(client, api_id, method=response.request.method, path=path)
+    if response.is_error:
+        raise typer.Exit(LATER if is_retryable_response(response) else REFUSED)
+
+
+def _write_response(response: CallResponse, output: ResponseOutput, *, as_json: bool) -> None:
+    """A refusal of the gateway is no response of the API: it never goes into an output file, and a terminal gets it as sentences."""
+    is_refused = response.is_error and is_from_gateway(response)
+    if is_refused and (output.output is not None or is_for_people(as_json=as_json)):
+        print_failure(GatewayRefused(response.status_code, _read_problem(response)), as_json=as_json)
+    else:
+        output.write(response)
+    if is_for_people(as_json=as_json) and output.output != "-":
+        print_payment(response)
+
+
+def _read_problem(response: CallResponse) -> dict[str, Any]:
+    with contextlib.suppress(ValueError):
+        problem = from_json(response.content)
+        if isinstance(problem, dict):
+            return problem
+    return {}
+
+
+# ---- The request.
+
+
+def read_body(content: str | None, form: Sequence[str]) -> CallBody:
+    """The body of `--data` or `--form`, with its content type. Raises ValueError."""
+    if form and content is not None:
+        raise ValueError("give either --data or --form, not both")
+    if form:
+        return CallBody(files=tuple(read_part(text) for text in form))
+    body = read_content(content)
+    if content is None or body is None:
+        return CallBody()
+    return CallBody(content=body, headers=_guess_headers(content, body))
+
+
+def _guess_headers(given: str, body: bytes) -> dict[str, str]:
+    """The headers that curl's `--json` sets where the body is a JSON object or array; else the type of the file by its name, or of a form as curl's `--data`
+    sends it. `--header` replaces them."""
+    if body.lstrip()[:1] in (b"{", b"["):
+        with contextlib.suppress(ValueError):
+            from_json(body)
+            return {"Content-Type": _JSON, "Accept": _JSON}
+    if not given.startswith("@"):
+        return {"Content-Type": _FORM} if "=" in given and not set(given) & set(" \n") else {}
+    kind, coding = mimetypes.guess_type(given[1:])
+    return {"Content-Type": kind} if kind is not None and coding is None else {}
+
+
+def add_query(path: str, given: Sequence[str]) -> str:
+    """The path with `name=value` parameters after its own query, percent-encoded, in their order. Raises ValueError."""
+    parameters: list[tuple[str, str]] = []
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise ValueError("write a query parameter as name=value")
+        parameters.append((name, value))
+    if not parameters:
+        return path
+    return f"{path}{'&' if '?' in path else '?'}{urlencode(parameters, quote_via=quote)}"
+
+
+def read_part(text: str) -> FormPart:
+    """A part of a form as curl writes it: `name=value`, `name=@FILE` (a file), `name=<FILE` (its content as a value), with `;type=` and `;filename=` after the last two.
+    Raises ValueError."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError("write a part of a form as name=value, name=@FILE or name=<FILE")
+    if value[:1] not in ("@", "<"):
+        return name, (None, value.encode())
+    path, *parameters = value[1:].split(";")
+    given = {key.strip(): text for key, _, text in (one.partition("=") for one in parameters)}
+    unknown = sorted(given.keys() - {"type", "filename"})
+    if unknown:
+        raise ValueError(f"a part of a form takes ;type= and ;filename=, not {unknown[0]!r}")
+    content = read_content(f"@{path}") or b""
+    guessed = mimetypes.guess_type(path)[0] or "application/octet-stream"
+    if value.startswith("<"):
+        return name, (None, content, given["type"]) if "type" in given else (None, content)
+    file_name = given.get("filename") or ("-" if path == "-" else Path(path).name)
+    return name, (file_name, content, given.get("type") or guessed)
+
+
+# ---- The progress of a payment.
+
+_TO_LINE_START, _CLEAR_REST = "\r", "\x1b[K"
+
+
+class ProgressLine:
+    """The progress of a payment on a terminal: one line on stderr that the next state overwrites. A stream that is no terminal gets nothing.
+
+    Where the cursor cannot move (`TERM=dumb`), each state is a line of its own. The last state stays on the screen, because it names the
+    transaction. Used by one thread.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_terminal = stream.isatty()
+        self._can_overwrite = os.environ.get("TERM", "dumb") != "dumb"
+        self._last = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def show(self, progress: PaymentProgress) -> None:
+        """Prints a state that differs from the last one."""
+        line = plain_line(progress.describe())
+        if not self._is_terminal or line == self._last:
+            return
+        if self._can_overwrite:
+            self._stream.write(f"{_TO_LINE_START}{line}{_CLEAR_REST}")
+        else:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+        self._last = line
+
+    def end(self) -> None:
+        """Ends the line, so that the next output begins a new one."""
+        if self._last and self._can_overwrite:
+            self._stream.write("\n")
+            self._stream.flush()
+        self._last = ""
+
+
+# ---- The operations that exist.
+
+
+def _print_operations(client: TollwayClient, api_id: str, *, method: str, path: str) -> None:
+    """Prints the operations of the listing on stderr, the nearest one first. A failure prints nothing: the refusal is printed already."""
+    try:
+        listing = client.fetch_document(requests.show_listing(api_id))
+    except CallerFailure:
+        return
+    console = open_console(is_error=True)
+    for line in describe_operations(listing, method=method, path=path):
+        console.print(Text(line))
+
+
+def describe_operations(listing: Mapping[str, Any], *, method: str, path: str) -> list[str]:
+    """The nearest operation to a request, and all operations with their prices; empty for a listing without operations. Pure."""
+    operations = list(_list_operations(listing))
+    if not operations:
+        return []
+    near = find_near_operation([(one, at) for one, at, _ in operations], method=method, path=path)
+    lines = [] if near is None else [f"Did you mean {near}?"]
+    lines.append("This API has these operations:")
+    lines += [f"  {one} {at}  {price}".rstrip() for one, at, price in operations[:OPERATIONS_PRINTED_MAX]]
+    more = len(operations) - OPERATIONS_PRINTED_MAX
+    return (
+        [*lines, f"  and {more} more: tollway show {plain_line(format_value(listing.get('id')))}"]
+        if more > 0
+        else lines
+    )
+
+
+def _list_operations(listing: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    operations = listing.get("operations")
+    for operation in operations if isinstance(operations, list) else []:
+        if isinstance(operation, Mapping):
+            method, path = (plain_line(format_value(operation.get(name))) for name in ("method", "path"))
+            price = plain_line(format_price({**operation, "currency": listing.get("currency")}))
+            yield method, path, price
+
+
+def find_near_operation(operations: Sequence[tuple[str, str]], *, method: str, path: str) -> str | None:
+    """The operation that is most similar to a request, with the parameters of the request in its template; None where none is similar. Pure."""
+    given = path.partition("?")[0].partition("#")[0]
+    given = given if given.startswith("/") else f"/{given}"
+    best, best_score = None, SIMILARITY_MIN
+    filled_templates = [(one, _fill_template(template, given)) for one, template in operations]
+    if (method.upper(), given) in filled_templates:
+        return None
+    for one, filled in filled_templates:
+        score = SequenceMatcher(None, filled.lower(), given.lower()).ratio()
+        score += 0.05 if one.upper() == method.upper() else 0.0
+        if score > best_score:
+            best, best_score = f"{one} {filled}", score
+    return best
+
+
+def _fill_template(template: str, path: str) -> str:
+    """The template with the segments of the path in place of its parameters."""
+    segments, given = template.split("/"), path.split("/")
+    if len(segments) != len(given):
+        return template
+    return "/".join(
+        here if part.startswith("{") and part.endswith("}") and here else part
+        for part, here in zip(segments, given, strict=True)
+    )

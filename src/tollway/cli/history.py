@@ -1,0 +1,183 @@
+"""`tollway history`: the calls of a wallet as a table, and one call whole with what to do about it."""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    KeyFile,
+    explained_caller_failures,
+)
+from tollway.cli.output import (
+    is_for_people,
+    list_objects,
+    open_console,
+    print_foot,
+    print_json,
+    print_members,
+    print_rows,
+)
+from tollway.client import requests
+from tollway.client.safe_text import format_value, plain_line
+
+ADVICE = {
+    "held": "Do not pay again. A repeat of the same request with the same proof can give it an outcome; the provider can decide it; "
+    "otherwise the price comes back as credit.",
+    "released": "The price came back: it is credit for another call, or the authorisation stays unused.",
+    "reorged": "The chain replaced the block of the payment. A payment that is gone is owed to the provider: pay it before the next call.",
+}
+"""What to do about a call, by the state of its payment."""
+PENDING_ADVICE = "The call is in progress. Read it again in a few seconds."
+
+
+def history(
+    call_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[CALL]", help="Show this call, whole; without it, the newest calls."),
+    ] = None,
+    api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
+    limit: Annotated[int, typer.Option("--limit")] = 50,
+    offset: Annotated[int, typer.Option("--offset")] = 0,
+    status: Annotated[
+        str | None, typer.Option("--status", help="pending, succeeded, failed or unknown.")
+    ] = None,
+    is_held: Annotated[
+        bool, typer.Option("--held", help="Only calls that hold a price without an outcome.")
+    ] = False,
+    role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the calls of your wallet, newest first; or shows one call."""
+    with explained_caller_failures(as_json=as_json):
+        if is_held and status not in (None, "unknown"):
+            raise ValueError("--held lists calls of the status unknown; leave --status out")
+        status = "unknown" if is_held else status
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            if call_id is not None:
+                found = client.fetch_document(requests.find_call(call_id))
+            else:
+                query = {"apiId": api_id, "limit": limit, "offset": offset, "status": status, "role": role}
+                found = client.fetch_document(requests.list_calls(query))
+        if not is_for_people(as_json=as_json):
+            print_json(found)
+        elif call_id is not None:
+            print_call(found)
+        else:
+            print_calls(found)
+
+
+def print_calls(page: Mapping[str, Any]) -> None:
+    """Prints a page of calls, newest first, and below it what to do about those that hold a price. Fits 80 columns."""
+    calls = list_objects(page.get("calls"))
+    rows = [
+        (
+            format_time(call.get("createdAt"), is_short=True),
+            call.get("id"),
+            describe_state(call),
+            _format_price(call),
+            call.get("apiName") or call.get("apiId"),
+        )
+        for call in calls
+    ]
+    print_rows(("time (UTC)", "call", "state", "price", "listing"), rows)
+    print_foot(f"{format_value(page.get('total', 0))} in all; tollway history CALL shows one")
+    console = open_console()
+    for call in calls:
+        if _read_payment(call).get("state") == "held":
+            console.print(Text(plain_line(f"{format_value(call.get('id'))}: {describe_hold(call)}")))
+
+
+def print_call(call: Mapping[str, Any]) -> None:
+    """Prints one call whole, and what to do about it."""
+    print_members(dict(_list_members(call)))
+    advice = advise(call)
+    if advice:
+        open_console().print(Text(plain_line(advice)))
+
+
+def _list_members(call: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    """The members of a call that have a value, in reading order."""
+    payment = _read_payment(call)
+    members = {
+        "call": call.get("id"),
+        "state": describe_state(call),
+        "price": _format_price(call),
+        "listing": f"{format_value(call.get('apiName'))} ({format_value(call.get('apiId'))})",
+        "request": f"{format_value(call.get('method'))} {format_value(call.get('path'))}",
+        "response": call.get("httpStatus"),
+        "error": call.get("error"),
+        "payer": call.get("payer"),
+        "provider": call.get("provider"),
+        "payment": payment.get("state"),
+        "held until": format_time(payment.get("heldUntil")) or None,
+        "rail": payment.get("rail"),
+        "network": payment.get("network"),
+        "transaction": payment.get("transaction"),
+        "paid to": payment.get("payTo"),
+        "began": format_time(call.get("createdAt")),
+        "ended": format_time(call.get("completedAt")),
+        "latency": f"{call['latencyMs']} ms" if isinstance(call.get("latencyMs"), int) else None,
+        "key": call.get("idempotencyKey"),
+        "request id": call.get("requestId"),
+    }
+    for name, value in members.items():
+        if value not in (None, ""):
+            yield name, plain_line(format_value(value))
+
+
+def describe_state(call: Mapping[str, Any]) -> str:
+    """The status of a call; `held` for one whose price is held without an outcome."""
+    status = format_value(call.get("status"))
+    return "held" if status == "unknown" and _read_payment(call).get("state") == "held" else status
+
+
+def advise(call: Mapping[str, Any]) -> str:
+    """What to do about a call; empty for a call that needs nothing."""
+    state = _read_payment(call).get("state")
+    if call.get("status") == "pending":
+        return PENDING_ADVICE
+    if state == "held":
+        return describe_hold(call)
+    return ADVICE.get(state, "") if isinstance(state, str) else ""
+
+
+def describe_hold(call: Mapping[str, Any]) -> str:
+    """How much a call holds, until when, and what to do."""
+    if call.get("status") == "pending":
+        return f"{_format_price(call)} is held while the call is in progress."
+    until = format_time(_read_payment(call).get("heldUntil"))
+    limit = f" until {until}" if until else ""
+    return f"{_format_price(call)} is held{limit}: the API got the request, and its outcome is unknown. {ADVICE['held']}"
+
+
+def format_time(value: object, *, is_short: bool = False) -> str:
+    """A time of the wire as `2026-11-23 19:53:11 UTC`, or short as `11-23 19:53`; the text itself where it is no time."""
+    if not isinstance(value, str):
+        return ""
+    try:
+        moment = datetime.fromisoformat(value).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return value
+    return moment.strftime("%m-%d %H:%M") if is_short else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _format_price(call: Mapping[str, Any]) -> str:
+    return f"{format_value(call.get('price'))} {format_value(call.get('currency'))}"
+
+
+def _read_payment(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    payment = call.get("payment")
+    return payment if isinstance(payment, Mapping) else {}

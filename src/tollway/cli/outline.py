@@ -1,0 +1,145 @@
+"""An untrusted document as an outline on a terminal: one line for each member, nested values indented.
+
+Each text is under its member name, and a text of many lines has a mark before each further line, so that no untrusted line looks like a line of the
+command.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.text import Text
+
+from tollway.cli.output import open_console
+from tollway.client.safe_text import format_value, plain_line
+
+DEPTH_MAX = 16
+SCHEMA_DEPTH_MAX = 3
+FLAT_MEMBERS_MAX, FLAT_ENTRIES_MAX, FLAT_CHARACTERS_MAX = 3, 8, 60
+INDENT = "  "
+QUOTED = "│ "
+"""Prefix of the second and every later line of one text."""
+
+
+MACHINE_MEMBERS = frozenset(
+    {"eip712", "payload", "headers", "accepted", "extra", "untrusted", "outputSchema"}
+)
+"""Members for programs, which `--json` prints."""
+
+_SCHEMA_NAMES = frozenset({"inputSchema", "schema"})
+
+
+def print_outline(document: Mapping[str, Any]) -> None:
+    console = open_console()
+    for line in format_outline(document):
+        console.print(line, soft_wrap=True)
+    console.print(Text("--json prints all members", style="dim"))
+
+
+def format_outline(document: Mapping[str, Any]) -> list[Text]:
+    """The lines of an outline. Pure."""
+    return list(_members(document, depth=0))
+
+
+def _members(document: Mapping[str, Any], *, depth: int) -> Iterator[Text]:
+    for name, value in document.items():
+        if name not in MACHINE_MEMBERS and not _is_nothing(value):
+            yield from _named(name, value, depth=depth)
+
+
+def _is_nothing(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(member is None for member in value.values())
+    return value is None or value == []
+
+
+def _named(name: str, value: object, *, depth: int) -> Iterator[Text]:
+    lead, title = INDENT * depth, plain_line(name)
+    short = _in_one_line(name, value, depth=depth)
+    if short is not None:
+        first, *rest = short.split("\n")
+        yield Text.assemble(lead, (f"{title}  ", "bold"), first)
+        yield from (Text(f"{lead}{INDENT}{QUOTED}{line}") for line in rest if line.strip())
+        return
+    yield Text.assemble(lead, (title, "bold"))
+    if isinstance(value, Mapping):
+        yield from _members(value, depth=depth + 1)
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _entry(entry, depth=depth + 1)
+
+
+def _entry(value: object, *, depth: int) -> Iterator[Text]:
+    """An entry of a list: its first line starts with a dash, the others are indented."""
+    short = _in_one_line("", value, depth=depth)
+    if short is not None:
+        lines = [Text(" ".join(short.split()))]
+    elif isinstance(value, Mapping):
+        lines = list(_members(value, depth=0))
+    else:
+        lines = [Text(_format_short(value))]
+    for number, line in enumerate(lines):
+        yield Text.assemble(INDENT * depth, "- " if number == 0 else INDENT, line)
+
+
+def _in_one_line(name: str, value: object, *, depth: int) -> str | None:
+    """A scalar, or a short nested value, on one line; None for a value that needs an outline of its own."""
+    if not isinstance(value, Mapping | list):
+        return _format_scalar(value)
+    if isinstance(value, Mapping):
+        if name in _SCHEMA_NAMES:
+            return _format_schema(value)
+        if {"rail", "network", "amount", "payTo"} <= value.keys():
+            return _format_option(value)
+    entries = list(value.values()) if isinstance(value, Mapping) else value
+    is_flat = not any(isinstance(entry, Mapping | list) for entry in entries)
+    most = FLAT_MEMBERS_MAX if isinstance(value, Mapping) else FLAT_ENTRIES_MAX
+    length = sum(len(_format_scalar(entry)) for entry in entries)
+    if depth >= DEPTH_MAX or (is_flat and len(entries) <= most and length <= FLAT_CHARACTERS_MAX):
+        return _format_short(value)
+    return None
+
+
+def _format_option(option: Mapping[str, Any]) -> str:
+    """A payment option, such as `x402: 10000 units of USDC (6 decimals) on eip155:8453 to 0x…`."""
+    words = {name: plain_line(str(option.get(name))) for name in ("rail", "amount", "symbol", "decimals")}
+    place = {name: plain_line(str(option.get(name))) for name in ("network", "payTo")}
+    return (
+        f"{words['rail']}: {words['amount']} units of {words['symbol']} ({words['decimals']} decimals) "
+        f"on {place['network']} to {place['payTo']}"
+    )
+
+
+def _format_schema(schema: object, *, depth: int = 0) -> str:
+    """The members of a schema, required ones with a star: `city* string, days integer`."""
+    if not isinstance(schema, Mapping):
+        return "anything"
+    properties, required = schema.get("properties"), schema.get("required")
+    names = required if isinstance(required, list) else []
+    if isinstance(properties, Mapping) and properties and depth < SCHEMA_DEPTH_MAX:
+        parts = [
+            f"{plain_line(str(name))}{'*' if name in names else ''} {_format_schema(part, depth=depth + 1)}"
+            for name, part in properties.items()
+        ]
+        return ", ".join(parts) if depth == 0 else "{" + ", ".join(parts) + "}"
+    if isinstance(schema.get("enum"), list):
+        return "|".join(plain_line(str(value)) for value in schema["enum"])
+    if depth < SCHEMA_DEPTH_MAX and isinstance(schema.get("items"), Mapping):
+        return f"list of {_format_schema(schema['items'], depth=depth + 1)}"
+    kind = schema.get("type", "anything")
+    return plain_line("|".join(map(str, kind)) if isinstance(kind, list) else str(kind))
+
+
+def _format_short(value: object) -> str:
+    if isinstance(value, Mapping):
+        return (
+            "{" + ", ".join(f"{plain_line(str(name))}: {_format_short(v)}" for name, v in value.items()) + "}"
+        )
+    if isinstance(value, list):
+        return "[" + ", ".join(_format_short(entry) for entry in value) + "]"
+    return " ".join(_format_scalar(value).split())
+
+
+def _format_scalar(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else format_value(value)

@@ -1,0 +1,369 @@
+"""`tollway wallet`: key files, addresses, balances by the wallet's own nodes, and the payments that this machine made.
+
+A key is read from a file or the environment, never from an argument, which every user of the machine can read. A key file that others can read is refused.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import httpx
+import typer
+from pydantic_core import from_json, to_json
+from rich.table import Table
+from rich.text import Text
+
+from tollway.chain.networks import PRESETS, describe_network
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    LATER,
+    NODE_BYTES_MAX,
+    NODE_DEADLINE_S,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    KeyFile,
+    Rpc,
+    StoreFile,
+    explained_caller_failures,
+    read_nodes,
+    read_wallet,
+    split_nodes,
+)
+from tollway.cli.output import is_for_people, open_console, print_document, print_foot, print_json, print_text
+from tollway.client import CallerFailure, CannotPay, KeyUnusable, NodeUnreachable, Wallet, create_key_file
+from tollway.client.deadline import fetch_bounded
+from tollway.client.driver import check_tls
+from tollway.client.fee_limit import format_fee, native_symbol
+from tollway.client.responses import read_node_response
+from tollway.client.safe_text import format_value, plain_line
+from tollway.client.steps import Flow, NodeOutcome, NodeUnavailable, QueryNode, SignedAuthorization, Transfer
+from tollway.client.transfer import PaymentSource, fetch_balance, find_asset
+from tollway.ids import Address, ChainId
+from tollway.money import Asset, format_decimal
+
+KEY_FILES_MAX = 1_000
+DEFAULT_FOLDER = ".tollway"
+_KEYSTORE_BYTES_MAX = 16_384
+
+T = TypeVar("T")
+
+
+# ---- Keys.
+
+
+def new_wallet(
+    out: Annotated[Path, typer.Option("--out", help="The key file to write; it must not exist.")] = Path(
+        "tollway.key"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Makes a wallet and prints its address. The key is in the file alone: keep a copy."""
+    with explained_caller_failures(as_json=as_json):
+        try:
+            address = create_key_file(out)
+        except FileExistsError:
+            raise ValueError(
+                f"{out} exists and a key is never overwritten; choose another file with --out"
+            ) from None
+        except OSError as exc:
+            raise ValueError(f"{out} cannot be written: {exc.strerror}") from exc
+        print_document({"address": str(address), "keyFile": str(out)}, as_json=as_json)
+
+
+def show_address(key_file: KeyFile = None, as_json: AsJson = False) -> None:
+    """Prints the address of the wallet: the address to fund."""
+    with explained_caller_failures(as_json=as_json):
+        address = str(read_wallet(key_file).address)
+        if is_for_people(as_json=as_json):
+            print_text(address)
+        else:
+            print_json({"address": address})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFileEntry:
+    """A key file. `address` None: the file cannot be used, for the reason in `problem`."""
+
+    path: Path
+    address: str | None
+    problem: str | None = None
+
+
+def list_wallets(
+    folder: Annotated[
+        list[Path] | None,
+        typer.Option("--folder", help="Where to look. Repeatable. Default: this folder and ~/.tollway."),
+    ] = None,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the key files (*.key) of this machine with their addresses."""
+    with explained_caller_failures(as_json=as_json):
+        folders = folder or [Path(), Path.home() / DEFAULT_FOLDER]
+        entries = list(find_key_files(folders, key_file))
+        if not is_for_people(as_json=as_json):
+            print_json(
+                [
+                    {"address": entry.address, "keyFile": str(entry.path), "problem": entry.problem}
+                    for entry in entries
+                ]
+            )
+            return
+        for entry in entries:
+            print_text(f"{entry.address or entry.problem}  {plain_line(str(entry.path))}")
+        if not entries:
+            print_text("There is no key file here. Make a wallet with tollway wallet new.", is_error=True)
+
+
+def find_key_files(folders: Iterable[Path], key_file: Path | None) -> Iterator[KeyFileEntry]:
+    """The configured key file, then the files `*.key` of the folders, each once. The key of a gateway's database, which lies beside it, is no wallet."""
+    paths = [] if key_file is None else [key_file]
+    for folder in folders:
+        found = sorted(path for path in folder.glob("*.key") if not path.with_suffix("").is_file())
+        paths += found[:KEY_FILES_MAX]
+    seen: set[Path] = set()
+    for path in paths:
+        if (known := path.resolve()) not in seen:
+            seen.add(known)
+            yield _read_key_file(path)
+
+
+def _read_key_file(path: Path) -> KeyFileEntry:
+    try:
+        return KeyFileEntry(path=path, address=str(Wallet.from_file(path).address))
+    except KeyUnusable as exc:
+        address = _read_keystore_address(path)
+        return KeyFileEntry(path=path, address=address, problem=None if address else str(exc))
+
+
+def _read_keystore_address(path: Path) -> str | None:
+    """The address of a keystore, which needs no password; None for another file."""
+    try:
+        document = from_json(path.read_bytes()[:_KEYSTORE_BYTES_MAX])
+        return str(Address.parse("0x" + str(document["address"]).removeprefix("0x")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# ---- Balances.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssetBalance:
+    """What the wallet holds of one asset; `units` None: the node gave no usable response."""
+
+    asset: Asset
+    units: int | None
+
+    @property
+    def amount(self) -> str | None:
+        return None if self.units is None else format_decimal(self.units, decimals=self.asset.decimals)
+
+
+def show_balance(
+    token: Annotated[
+        list[str] | None,
+        typer.Option("--token", help="The address of a further token, asked of every node. Repeatable."),
+    ] = None,
+    rpc: Rpc = "",
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows what the wallet holds on the chains of your nodes (--rpc), with the address to fund."""
+    with explained_caller_failures(as_json=as_json):
+        address = read_wallet(key_file).address
+        nodes = read_nodes(split_nodes(rpc), allow_http=allow_http)
+        if not nodes:
+            raise ValueError("no node to read balances from: name one with --rpc or TOLLWAY_RPC")
+        for url in nodes.values():
+            check_tls(url, allow_http=allow_http)
+        tokens = [Address.parse(text) for text in token or ()]
+        balances = [
+            balance
+            for chain_id, url in sorted(nodes.items())
+            for balance in read_balances(ChainId(chain_id), url, address, tokens=tokens)
+        ]
+        if is_for_people(as_json=as_json):
+            _print_balances(address, balances)
+        else:
+            print_json({"address": str(address), "balances": [_describe_balance(one) for one in balances]})
+    if any(balance.units is None for balance in balances):
+        raise typer.Exit(LATER)
+
+
+def read_balances(
+    chain_id: ChainId, url: str, holder: Address, *, tokens: Iterable[Address] = ()
+) -> Iterator[AssetBalance]:
+    """The balances of the assets that the presets know on that chain, and of further tokens that the chain describes."""
+    source = PaymentSource(payer=holder, chains=frozenset({chain_id}), gateway="", assets={})
+    assets = list_known_assets(chain_id)
+    for address in tokens:
+        asset = _ask(url, find_asset(chain_id, address, source))
+        if asset is not None and asset.token not in [known.token for known in assets]:
+            assets.append(asset)
+    for asset in assets:
+        yield AssetBalance(asset=asset, units=_ask(url, fetch_balance(asset, holder)))
+
+
+def list_known_assets(chain_id: ChainId) -> list[Asset]:
+    """The assets of the presets of a chain, the native currency first."""
+    native = Asset(chain_id=chain_id, token=None, symbol=native_symbol(chain_id), decimals=18)
+    known = {
+        asset.token: asset
+        for preset in PRESETS.values()
+        for asset in preset.assets
+        if asset.chain_id == chain_id
+    }
+    return [known.pop(None, native), *known.values()]
+
+
+def _ask(url: str, flow: Flow[T]) -> T | None:
+    """The result of a flow that asks one node; None where the node gives no usable response."""
+    try:
+        step = next(flow)
+        while True:
+            assert isinstance(step, QueryNode), "the flow reads a node only"
+            step = flow.send(_query_node(url, step))
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    except (NodeUnreachable, CannotPay):
+        return None
+
+
+def _query_node(url: str, step: QueryNode) -> NodeOutcome:
+    request = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
+    try:
+        status, content = fetch_bounded(
+            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=to_json(request)
+        )
+    except (OSError, httpx.HTTPError, ValueError) as exc:
+        return NodeUnavailable(detail=type(exc).__name__)
+    return read_node_response(status, content)
+
+
+def _print_balances(address: Address, balances: Iterable[AssetBalance]) -> None:
+    print_text(str(address))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column()
+    for balance in balances:
+        words = (
+            describe_network(balance.asset.chain_id),
+            balance.amount or "the node gives no answer",
+            balance.asset.symbol,
+        )
+        table.add_row(*(Text(plain_line(word)) for word in words))
+    open_console().print(table)
+
+
+def _describe_balance(balance: AssetBalance) -> dict[str, str | None]:
+    asset = balance.asset
+    return {
+        "network": asset.network,
+        "token": None if asset.token is None else str(asset.token),
+        "symbol": asset.symbol,
+        "amount": balance.amount,
+    }
+
+
+# ---- Payments.
+
+
+def list_payments(
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the payments of this wallet from this machine, with the credit left as far as this machine knows."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
+            is_signing=True
+        ) as client:
+            payments, authorizations = client.payments(), client.authorizations()
+        if not is_for_people(as_json=as_json):
+            described = [describe_payment(payment) for payment in payments]
+            print_json([*described, *(describe_authorization(signed) for signed in authorizations)])
+            return
+        for payment in payments:
+            rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
+            _print_payment(payment, str(payment.tx_hash), f"{payment.state}", f"{rest} left")
+        for signed in authorizations:
+            _print_payment(signed, signed.name(), f"x402 {signed.state}")
+        print_foot(f"{len(payments) + len(authorizations)} in all; --json has every field")
+
+
+def _print_payment(payment: Transfer | SignedAuthorization, name: str, *words: str) -> None:
+    """Two lines: the whole hash or nonce; then state, amount, credit, network and payee."""
+    console = open_console()
+    payee = str(payment.pay_to)
+    parts = [
+        *words,
+        payment.describe(),
+        describe_network(payment.asset.chain_id),
+        f"to {payee[:6]}…{payee[-4:]}",
+    ]
+    console.print(Text(plain_line(name), style="bold"))
+    console.print(Text("    " + plain_line(" · ".join(format_value(part) for part in parts))))
+
+
+def describe_payment(payment: Transfer) -> dict[str, str | None]:
+    """A payment of the wallet as JSON."""
+    decimals = payment.asset.decimals
+    return {
+        "rail": "tx",
+        "transaction": str(payment.tx_hash),
+        "network": payment.asset.network,
+        "gateway": payment.gateway,
+        "payTo": str(payment.pay_to),
+        "amount": format_decimal(payment.amount, decimals=decimals),
+        "left": format_decimal(payment.rest, decimals=decimals),
+        "currency": payment.asset.symbol,
+        "feeMax": None if payment.fee_max_wei is None else format_fee(payment.chain_id, payment.fee_max_wei),
+        "state": payment.state.value,
+    }
+
+
+def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]:
+    """An authorisation of the wallet as JSON, without its proof."""
+    return {
+        "rail": "x402",
+        "authorization": signed.name(),
+        "transaction": None if signed.tx_hash is None else str(signed.tx_hash),
+        "network": signed.asset.network,
+        "gateway": signed.gateway,
+        "payTo": str(signed.pay_to),
+        "amount": format_decimal(signed.amount, decimals=signed.asset.decimals),
+        "currency": signed.asset.symbol,
+        "state": signed.state.value,
+    }
+
+
+def abandon(
+    transaction: Annotated[
+        str, typer.Argument(metavar="TRANSACTION", help="The hash; or the nonce of an open authorisation.")
+    ],
+    store: StoreFile = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Gives up a payment that is stuck or refused, so that its payee can be paid again."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
+            is_signing=True
+        ) as client:
+            is_done = client.abandon(transaction)
+        if not is_done:
+            raise CallerFailure(
+                "This wallet has no unresolved payment with that hash or nonce; tollway wallet payments lists them."
+            )
+        print_document({"transaction": transaction, "state": "abandoned"}, as_json=as_json)

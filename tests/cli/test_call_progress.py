@@ -1,0 +1,82 @@
+"""The progress of a payment: one line on a terminal, nothing elsewhere."""
+
+import io
+
+import pytest
+
+from tollway.cli.call import ProgressLine
+from tollway.client import PaymentProgress
+from tollway.client.steps import SignedAuthorization, Transfer, TransferState
+from tollway.ids import Address, ChainId, TxHash
+from tollway.money import Asset
+
+USDC = Asset(chain_id=ChainId(8453), token=Address(b"\x44" * 20), symbol="USDC", decimals=6)
+WALLET, PAYEE = Address(b"\x11" * 20), Address(b"\x22" * 20)
+TRANSFER = Transfer(
+    tx_hash=TxHash(b"\xab" * 32),
+    raw=b"",
+    asset=USDC,
+    payer=WALLET,
+    pay_to=PAYEE,
+    gateway="https://gw.test",
+    amount=50_000,
+    rest=50_000,
+    nonce=0,
+    confirmations=10,
+    state=TransferState.STORED,
+)
+AUTHORIZATION = SignedAuthorization(
+    nonce=b"\xcd" * 32,
+    proof="secret",
+    asset=USDC,
+    payer=WALLET,
+    pay_to=PAYEE,
+    gateway="https://gw.test",
+    amount=50_000,
+    valid_before=1,
+)
+
+
+def confirmed(number: int) -> PaymentProgress:
+    return PaymentProgress(payment=TRANSFER, confirmations=number, confirmations_needed=10)
+
+
+class Stream(io.StringIO):
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+def print_states(*states: PaymentProgress, is_terminal: bool = True) -> str:
+    stream = Stream(is_terminal=is_terminal)
+    with ProgressLine(stream) as line:
+        for state in states:
+            line.show(state)
+    return stream.getvalue()
+
+
+def test_the_words_of_each_state() -> None:
+    assert confirmed(2).describe() == f"paid 0.05 USDC by 0x{'ab' * 32}, 2 of 10 confirmations"
+    settling = PaymentProgress(payment=AUTHORIZATION).describe()
+    assert settling == f"settling 0.05 USDC by the authorisation 0x{'cd' * 32}"
+
+
+def test_each_new_state_replaces_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    printed = print_states(confirmed(0), confirmed(0), confirmed(1))
+    assert printed.count("\r") == 2
+    assert printed.endswith("1 of 10 confirmations\x1b[K\n")
+
+
+def test_a_terminal_without_cursor_movement_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    lines = print_states(confirmed(0), confirmed(1)).splitlines()
+    assert [line.rpartition(", ")[2] for line in lines] == ["0 of 10 confirmations", "1 of 10 confirmations"]
+
+
+@pytest.mark.parametrize("states", [(), (confirmed(1),)])
+def test_a_stream_that_is_no_terminal_gets_nothing(states: tuple[PaymentProgress, ...]) -> None:
+    assert print_states(*states, is_terminal=False) == ""

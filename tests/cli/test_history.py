@@ -1,0 +1,150 @@
+"""`tollway history`: a table that fits 80 columns, and one call whole with what to do."""
+
+import json
+
+import pytest
+
+from tests.kit.terminal import run_commands, split_commands
+from tollway.cli.history import advise, describe_hold, describe_state, format_time
+
+CALL_ID = "call_" + "0" * 25 + "1"
+HELD = {
+    "id": "call_" + "0" * 25 + "2",
+    "apiId": "api_1",
+    "apiName": "Quotes of everything that has a price",
+    "provider": "0x" + "22" * 20,
+    "payer": "0x" + "33" * 20,
+    "method": "POST",
+    "path": "/quote",
+    "status": "unknown",
+    "httpStatus": 504,
+    "price": "0.010000",
+    "currency": "USDC",
+    "payment": {
+        "state": "held",
+        "rail": "tx",
+        "network": "eip155:84532",
+        "transaction": "0x" + "ab" * 32,
+        "payTo": "0x" + "22" * 20,
+        "heldUntil": "2026-11-24T19:53:11.123Z",
+    },
+    "latencyMs": 1200,
+    "error": "upstream_timeout",
+    "createdAt": "2026-11-23T19:53:11.123Z",
+    "completedAt": "2026-11-23T19:53:41.123Z",
+}
+CHARGED = {
+    **HELD,
+    "id": CALL_ID,
+    "status": "succeeded",
+    "httpStatus": 200,
+    "error": None,
+    "payment": {**HELD["payment"], "state": "charged", "heldUntil": None},
+}
+
+
+def test_history_is_signed(run, gateway):
+    done = run("history", "--api", "api_1", "--limit", "5")
+    assert json.loads(done.stdout) == {"calls": [], "total": 0}
+    assert gateway.seen[-1][1] == "/api/v2/history?apiId=api_1&limit=5&offset=0"
+    assert "signature-input" in gateway.seen[-1][2]
+
+
+def test_held_calls_are_those_of_unknown_outcome(run, gateway):
+    assert run("history", "--held", "--role", "provider").exit_code == 0
+    assert gateway.seen[-1][1] == "/api/v2/history?limit=50&offset=0&status=unknown&role=provider"
+    assert run("history", "--held", "--status", "failed").exit_code == 2
+
+
+def test_one_call_is_the_record_of_the_gateway(run, gateway):
+    gateway.call = HELD
+    assert json.loads(run("history", HELD["id"]).stdout) == HELD
+    assert gateway.seen[-1][1] == f"/api/v2/history/{HELD['id']}"
+
+
+@pytest.fixture
+def lines(gateway, environment, tmp_path):
+    def go(*words, **env):
+        ((code, shown),) = split_commands(
+            run_commands([words], {**environment, "HOME": str(tmp_path), **env})
+        )
+        assert code == 0, shown
+        return shown
+
+    return go
+
+
+def test_the_table_fits_80_columns_and_names_time_call_state_price_and_listing(gateway, lines):
+    gateway.calls = [HELD, CHARGED]
+    shown = lines("history")
+    assert max(map(len, shown)) <= 80
+    assert shown[0].split() == ["time", "(UTC)", "call", "state", "price", "listing"]
+    assert shown[1].startswith(f"11-23 19:53 {HELD['id']} held      0.010000 USDC Quotes")
+    assert shown[2].startswith(f"11-23 19:53 {CALL_ID} succeeded 0.010000 USDC Quotes")
+    told = " ".join(" ".join(shown[4:]).split())
+    assert f"{HELD['id']}: 0.010000 USDC is held until 2026-11-24 19:53:11 UTC" in told
+    assert "Do not pay again." in told
+    assert CALL_ID not in told
+
+
+def test_one_call_is_shown_whole_with_what_to_do(gateway, lines):
+    gateway.call = HELD
+    shown = lines("history", HELD["id"])
+    assert max(map(len, shown)) <= 80
+    read = {line[:11].strip(): line[11:].strip() for line in shown}
+    for name, value in (
+        ("call", HELD["id"]),
+        ("state", "held"),
+        ("price", "0.010000 USDC"),
+        ("listing", "Quotes of everything that has a price (api_1)"),
+        ("request", "POST /quote"),
+        ("response", "504"),
+        ("payer", HELD["payer"]),
+        ("transaction", HELD["payment"]["transaction"]),
+        ("held until", "2026-11-24 19:53:11 UTC"),
+        ("began", "2026-11-23 19:53:11 UTC"),
+        ("ended", "2026-11-23 19:53:41 UTC"),
+    ):
+        assert read[name] == value
+    assert "Do not pay again." in " ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("status", "state", "told"),
+    [
+        ("succeeded", "charged", ""),
+        ("pending", "held", "in progress"),
+        ("unknown", "held", "Do not pay again"),
+        ("failed", "released", "came back"),
+        ("succeeded", "reorged", "owed to the provider"),
+        ("failed", "none", ""),
+        ("succeeded", {"odd": 1}, ""),
+    ],
+)
+def test_advice_by_state(status, state, told):
+    advice = advise({**HELD, "status": status, "payment": {"state": state}})
+    assert (told in advice) if told else advice == ""
+
+
+def test_a_hold_without_an_end_names_no_time():
+    text = describe_hold({**HELD, "payment": {"state": "held"}})
+    assert text.startswith("0.010000 USDC is held: the API got the request")
+
+
+def test_only_an_unknown_call_is_called_held():
+    assert describe_state(HELD) == "held"
+    assert describe_state({**HELD, "status": "pending"}) == "pending"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("2026-11-23T19:53:11.123Z", "2026-11-23 19:53:11 UTC"),
+        ("2026-11-23T20:53:11+01:00", "2026-11-23 19:53:11 UTC"),
+        ("soon", "soon"),
+        (None, ""),
+        (7, ""),
+    ],
+)
+def test_times(given, told):
+    assert format_time(given) == told
