@@ -1,4 +1,4 @@
-"""Gives a LangChain agent the tools of Tollway. Needs `pip install langchain-core`.
+"""Gives a LangChain agent the tools of Tollway. Needs `pip install "tollway[mcp]" langchain-core`.
 
 The model sees five tools: search, describe, call and pay, list calls, wallet status. It spends at most the limits of the client.
 """

@@ -1,4 +1,7 @@
-"""Gives an MCP client the tools of Tollway: `tollway mcp` is a server over stdin and stdout with a wallet and its limits."""
+"""Gives an MCP client the tools of Tollway: `tollway mcp` is a server over stdin and stdout with a wallet and its limits.
+
+Needs `pip install "tollway[mcp]"`.
+"""
 
 import asyncio
 import os

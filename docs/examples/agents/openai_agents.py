@@ -1,4 +1,4 @@
-"""Gives an agent of the OpenAI Agents SDK the tools of Tollway. Needs `pip install openai-agents`.
+"""Gives an agent of the OpenAI Agents SDK the tools of Tollway. Needs `pip install "tollway[mcp]" openai-agents`.
 
 The model sees five tools: search, describe, call and pay, list calls, wallet status. It spends at most the limits of the client.
 """
