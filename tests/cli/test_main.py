@@ -95,6 +95,42 @@ def test_the_overview_imports_no_command(words: tuple[str, ...], tmp_path: Path)
     }
 
 
+OTHER_ROLES = {
+    "aiohttp",
+    "eth_account",
+    "granian",
+    "jsonschema",
+    "mcp",
+    "sqlalchemy",
+    "starlette",
+    "structlog",
+    "web3",
+}
+GATEWAY_PARTS = {
+    f"tollway.{name}"
+    for name in ("app", "config", "gateway", "ledger", "limits", "registry", "storage", "web")
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("search", "--help"),
+        ("show", "--help"),
+        ("call", "--help"),
+        ("history", "--help"),
+        ("listing", "publish", "--help"),
+        ("wallet", "new"),
+    ],
+    ids=" ".join,
+)
+def test_a_callers_command_imports_nothing_of_the_other_roles(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # a new wallet is a file here
+    assert list_imports(*words, folder=tmp_path) & (OTHER_ROLES | GATEWAY_PARTS) == set()
+
+
 def test_the_mcp_command_does_not_import_the_operators_commands(tmp_path: Path) -> None:
     imported = list_imports("mcp", folder=tmp_path)
     assert "mcp" in imported

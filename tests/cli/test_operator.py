@@ -1,6 +1,7 @@
 """The operator's commands: changes, output, exit codes, and when they must not write."""
 
 import json
+import re
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -224,6 +225,38 @@ async def test_a_listing_is_suspended_until_it_is_restored(office: Office) -> No
     versions = await office.catalog.terms_since(LISTING.id, 0)
     assert [version.status for version in versions] == ["active", "suspended", "active"]
     assert versions[0].since_ms >= versions[1].since_ms > versions[2].since_ms == LISTING.created_ms
+
+
+async def test_the_moderated_wallets_and_listings_are_listed(office: Office) -> None:
+    import anyio.to_thread
+
+    async def run(*arguments: str) -> Any:
+        result = await anyio.to_thread.run_sync(lambda: office.run(*arguments))
+        assert result.exit_code == operator.DONE, result.output
+        return json.loads(result.stdout)
+
+    assert await run("wallets", "--blocked") == {"blocked": []}
+    assert await run("listings", "--suspended") == {"suspended": []}
+    await office.catalog.publish(LISTING)
+    await run("wallets", "block", str(WALLET), "--reason", "spam")
+    await run("listings", "suspend", LISTING.id)
+    (blocked,) = (await run("wallets", "--blocked"))["blocked"]
+    assert (blocked["wallet"], blocked["reason"]) == (str(WALLET), "spam")
+    (suspended,) = (await run("listings", "--suspended"))["suspended"]
+    assert (suspended["id"], suspended["name"], suspended["provider"]) == (
+        LISTING.id,
+        LISTING.name,
+        str(WALLET),
+    )
+    assert re.fullmatch(r"20[0-9-]+T[0-9:.]+Z", suspended["suspendedAt"])
+
+
+@pytest.mark.parametrize("group", ["wallets", "listings"])
+def test_a_group_without_its_option_and_command_explains_itself(office: Office, group: str) -> None:
+    for options in ((), ("--json",)):
+        result = office.run(group, *options)
+        assert result.exit_code == operator.USAGE
+        assert "Commands:" in result.output
 
 
 WRITING = [("migrate",), ("audit", "--release"), ("audit", "--restored"), ("admit", str(TX)), ("wallets", "block", str(WALLET)),

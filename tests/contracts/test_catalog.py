@@ -326,6 +326,20 @@ async def test_a_catalog_entry_has_the_terms_of_two_days(setup: Setup) -> None:
     assert [terms.pay_to for terms in entry.versions] == [BOB, ALICE]
 
 
+async def test_suspended_listings_are_listed_until_they_are_retired(catalog: Catalog) -> None:
+    one, other, served = make_listing(name="one"), make_listing(name="other"), make_listing(name="served")
+    await publish_all(catalog, [one, other, served])
+    await catalog.revise(replace(one, suspended_ms=5), expected_revision=1)
+    await catalog.revise(replace(other, suspended_ms=9), expected_revision=1)
+    listed = await catalog.list_suspended()
+    assert [(each.id, each.name, each.provider, each.suspended_ms) for each in listed] == [
+        (other.id, "other", other.provider, 9),
+        (one.id, "one", one.provider, 5),
+    ]
+    await catalog.revise(replace(other, suspended_ms=9, retired_ms=10), expected_revision=2)
+    assert [each.id for each in await catalog.list_suspended()] == [one.id]
+
+
 @pytest.mark.parametrize("field", ["retired_ms", "suspended_ms"])
 async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, field: str) -> None:
     listing = make_listing(name="weather", tags=("t",))

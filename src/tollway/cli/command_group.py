@@ -63,6 +63,15 @@ class CommandGroup(TyperGroup):
         super().__init__(**attributes)
         self.path = path
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Imports the function of the group itself, where it has one."""
+        group = GROUPS.get(self.path)
+        if group is not None and group.target:
+            alone = _load_function(group.target, extra=group.extra, words=self.path)
+            self.params, self.callback = alone.params, alone.callback
+            self.invoke_without_command = True
+        return super().make_context(info_name, args, parent=parent, **extra)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Refuses an unknown command with the nearest ones, also of other groups."""
         word = args[0]
@@ -97,13 +106,17 @@ class _TableCommand(TyperCommand):
 
 def load_command(row: CommandRow) -> TyperCommand:
     """Imports the command. Ends the process with the line that installs it when its extra is not installed."""
-    _require_extra(row)
-    module, _, function = row.target.partition(":")
+    return _load_function(row.target, extra=row.extra, words=row.name, example=row.example)
+
+
+def _load_function(target: str, *, extra: str, words: str, example: str = "") -> TyperCommand:
+    _require_extra(extra, words=words)
+    module, _, function = target.partition(":")
     command = get_command_from_info(
         CommandInfo(
-            name=row.name.split()[-1],
+            name=words.split()[-1],
             callback=getattr(importlib.import_module(module), function),
-            epilog=f"\b\nExample:\n  {row.example}" if row.example else None,
+            epilog=f"\b\nExample:\n  {example}" if example else None,
         ),
         pretty_exceptions_short=True,
         rich_markup_mode=None,
@@ -112,13 +125,13 @@ def load_command(row: CommandRow) -> TyperCommand:
     return command
 
 
-def _require_extra(row: CommandRow) -> None:
-    packages = EXTRA_PACKAGES.get(row.extra, ())
+def _require_extra(extra: str, *, words: str) -> None:
+    packages = EXTRA_PACKAGES.get(extra, ())
     if all(importlib.util.find_spec(package) for package in packages):
         return
     print(
-        f"error: `tollway {row.name}` needs packages that are not installed. "
-        f"Run: pip install 'tollway[{row.extra}]'",
+        f"error: `tollway {words}` needs packages that are not installed. "
+        f"Run: pip install 'tollway[{extra}]'",
         file=sys.stderr,
     )
     raise typer.Exit(EXTRA_MISSING)
@@ -175,7 +188,7 @@ def _list_help(path: str) -> list[tuple[str, str]]:
 
 
 def _describe_group(path: str) -> str:
-    return f"{GROUPS[path]}: {', '.join(_children(path))}."
+    return f"{GROUPS[path].help}: {', '.join(_children(path))}."
 
 
 def _names_of(role: object) -> set[str]:

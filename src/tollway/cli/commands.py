@@ -38,14 +38,27 @@ class CommandRow:
     example: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRow:
+    """A group of commands. `--help` adds the names of its commands to `help`. `target`: the function of the group alone, with options of its own."""
+
+    help: str
+    target: str = ""
+    extra: str = ""
+
+
 GROUPS = {
-    "wallet": "The wallet that pays",
-    "listing": "Your listings",
-    "gateway": "A gateway",
-    "gateway listings": "Moderation of listings",
-    "gateway wallets": "Moderation of wallets",
+    "wallet": GroupRow(help="The wallet that pays"),
+    "listing": GroupRow(help="Your listings"),
+    "gateway": GroupRow(help="A gateway"),
+    "gateway listings": GroupRow(
+        help="Moderation of listings", target="tollway.cli.operator:list_suspended", extra="gateway"
+    ),
+    "gateway wallets": GroupRow(
+        help="Moderation of wallets", target="tollway.cli.operator:list_blocked", extra="gateway"
+    ),
 }
-"""Commands of several words, by their first words. `--help` adds the names of the commands."""
+"""Groups, by their words."""
 
 EXTRA_PACKAGES = {
     "mcp": ("mcp",),

@@ -37,6 +37,7 @@ from tollway.storage.database import (
 )
 from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
 from tollway.telemetry import configure_logging
+from tollway.web.query import format_time
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
 """Exit codes."""
@@ -272,6 +273,73 @@ def unblock_wallet(
         print_result({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
 
     _run_with_services(ctx, work, config, as_json=as_json, access="write")
+
+
+def list_suspended(
+    ctx: typer.Context,
+    suspended: Annotated[
+        bool, typer.Option("--suspended", help="List the suspended listings, the latest suspension first.")
+    ] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Moderation of listings."""
+
+    async def work(services: OperatorServices) -> None:
+        found = await services.catalog.list_suspended()
+        answer = [
+            {
+                "id": listing.id,
+                "name": listing.name,
+                "provider": str(listing.provider),
+                "suspendedAt": format_time(listing.suspended_ms),
+            }
+            for listing in found
+        ]
+        lines = [
+            f"{each['id']}  {each['suspendedAt']}  {each['provider']}  {each['name']}" for each in answer
+        ]
+        print_result({"suspended": answer}, lines or ["no listing is suspended"], as_json)
+
+    _run_group_option(ctx, work, config, as_json=as_json, is_given=suspended)
+
+
+def list_blocked(
+    ctx: typer.Context,
+    blocked: Annotated[
+        bool, typer.Option("--blocked", help="List the blocked wallets, the oldest block first.")
+    ] = False,
+    config: Config = None,
+    as_json: AsJson = False,
+) -> None:
+    """Moderation of wallets."""
+
+    async def work(services: OperatorServices) -> None:
+        answer = [
+            {"wallet": str(each.wallet), "reason": each.reason, "blockedAt": format_time(each.since_ms)}
+            for each in await services.moderation.list_blocked()
+        ]
+        lines = [f"{each['wallet']}  {each['blockedAt']}  {each['reason']}" for each in answer]
+        print_result({"blocked": answer}, lines or ["no wallet is blocked"], as_json)
+
+    _run_group_option(ctx, work, config, as_json=as_json, is_given=blocked)
+
+
+def _run_group_option(
+    ctx: typer.Context,
+    work: Callable[[OperatorServices], Awaitable[None]],
+    config: Path | None,
+    *,
+    as_json: bool,
+    is_given: bool,
+) -> None:
+    """Runs the option of a group; before a command of the group it does nothing."""
+    if ctx.invoked_subcommand is not None:
+        return
+    if not is_given:
+        print(ctx.get_help())
+        raise typer.Exit(USAGE)
+    _run_with_services(ctx, work, config, as_json=as_json, access="read")
 
 
 def _moderate_listing(

@@ -224,6 +224,24 @@ class Catalog(Protocol):
         """True when a listing of another provider names the same payee."""
         ...
 
+    async def list_suspended(self) -> tuple["SuspendedListing", ...]:
+        """The suspended listings that are not retired, the latest suspension first, at most `SUSPENDED_MAX`."""
+        ...
+
+
+SUSPENDED_MAX = 1_000
+"""Suspended listings that one command prints."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuspendedListing:
+    """A listing that the operator suspended, for the operator's list."""
+
+    id: ListingId
+    name: str
+    provider: Address
+    suspended_ms: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedWallet:

@@ -20,6 +20,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ListingId
 from tollway.limits import MIB
 from tollway.registry.catalog import (
+    SUSPENDED_MAX,
     TERMS_RETENTION_S,
     CatalogFacets,
     CreationBegun,
@@ -29,6 +30,7 @@ from tollway.registry.catalog import (
     ListingQuery,
     Revised,
     RevisionConflict,
+    SuspendedListing,
 )
 from tollway.registry.listing import CatalogEntry, Listing, Terms, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
@@ -272,6 +274,25 @@ class CatalogStore:
             for side in (listing.provider < bytes(provider), listing.provider > bytes(provider))
         ]
         return await self._database.read(lambda connection: any(connection.scalar(query) for query in others))
+
+    async def list_suspended(self) -> tuple[SuspendedListing, ...]:
+        columns = listing_table.c
+        statement = (
+            select(columns.id, columns.name, columns.provider, columns.suspended_ms)
+            .where(columns.suspended_ms.is_not(None), columns.retired_ms.is_(None))
+            .order_by(columns.suspended_ms.desc(), columns.id)
+            .limit(SUSPENDED_MAX)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(statement).all())
+        return tuple(
+            SuspendedListing(
+                id=ListingId(row.id),
+                name=row.name,
+                provider=Address(row.provider),
+                suspended_ms=row.suspended_ms,
+            )
+            for row in rows
+        )
 
     async def _add(self, listing: Listing, work: Work[T]) -> T:
         try:
