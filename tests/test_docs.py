@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.models import OptionInfo
 
-from tollway.cli.commands import COMMANDS, CommandRow
+from tollway.cli.commands import COMMANDS, GROUPS, OPERATORS, CommandRow
 from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.errors import Code
@@ -131,6 +131,8 @@ def find_command(words: list[str]) -> CommandRow | None:
         for row in COMMANDS:
             if name in (row.name, row.alias):
                 return row
+        if name in GROUPS and GROUPS[name].target:
+            return CommandRow(name=name, role=OPERATORS, help="", target=GROUPS[name].target)
     return None
 
 
