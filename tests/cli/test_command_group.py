@@ -1,5 +1,6 @@
 """The command line that the table makes: help by role, unknown commands, completion, and a command without its extra."""
 
+import gc
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import tollway
-from tollway.cli.command_group import find_near_commands
+from tollway.cli.command_group import find_near_commands, load_command
 from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, ROLES, CommandRow
 from tollway.cli.main import make_app
 
@@ -152,3 +153,12 @@ def test_shared_rates_without_their_extra_are_a_problem_of_the_settings(tmp_path
     assert done.returncode == 2
     assert "pip install 'tollway[redis]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_command_runs_with_the_search_for_garbage_that_its_imports_did_without() -> None:
+    gc.disable()
+    try:
+        load_command(COMMANDS[0])
+        assert gc.isenabled()
+    finally:
+        gc.enable()

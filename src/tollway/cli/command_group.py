@@ -3,6 +3,7 @@
 The help is plain text: it fits a terminal, a pipe and a screen reader, and loads no library for pictures of boxes.
 """
 
+import gc
 import importlib
 import importlib.util
 import sys
@@ -111,11 +112,13 @@ def load_command(row: CommandRow) -> TyperCommand:
 
 def _load_function(target: str, *, extra: str, words: str, example: str = "") -> TyperCommand:
     _require_extra(extra, words=words)
-    module, _, function = target.partition(":")
+    module_name, _, function = target.partition(":")
+    module = importlib.import_module(module_name)
+    gc.enable()
     command = get_command_from_info(
         CommandInfo(
             name=words.split()[-1],
-            callback=getattr(importlib.import_module(module), function),
+            callback=getattr(module, function),
             epilog=f"\b\nExample:\n  {example}" if example else None,
         ),
         pretty_exceptions_short=True,
