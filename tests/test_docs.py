@@ -163,3 +163,11 @@ def test_every_page_is_in_the_index() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
     pages = [path.name for path in (ROOT / "docs").glob("*.md") if path.name != "README.md"]
     assert [name for name in pages if f"({name})" not in index] == []
+
+
+def test_the_package_page_has_the_picture_of_the_readme_and_no_relative_link() -> None:
+    page, readme = (ROOT / "docs" / "package.md").read_text(), (ROOT / "README.md").read_text()
+    picture = readme.split("```text\n")[1].split("```")[0]
+    assert "402: " in picture
+    assert picture in page
+    assert [target for target in LINK.findall(page) if not target.startswith("https://")] == []
