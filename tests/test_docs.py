@@ -1,7 +1,10 @@
 """The documentation keeps up with the code: every setting, limit and error has its row, every command exists, and no link leads nowhere."""
 
+import ast
 import inspect
+import json
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 from typer.models import OptionInfo
 
+from tests.kit.page_blocks import PageBlock, read_blocks
 from tollway.cli.commands import COMMANDS, GROUPS, OPERATORS, CommandRow
 from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
@@ -171,3 +175,24 @@ def test_the_package_page_has_the_picture_of_the_readme_and_no_relative_link() -
     assert "402: " in picture
     assert picture in page
     assert [target for target in LINK.findall(page) if not target.startswith("https://")] == []
+
+
+CODE_BLOCKS = [
+    pytest.param(block, id=f"{page.relative_to(ROOT).as_posix()}:{block.line}")
+    for page in COMMAND_PAGES
+    for block in read_blocks(page.read_text())
+    if block.language in ("toml", "json", "python")
+]
+
+
+@pytest.mark.parametrize("block", CODE_BLOCKS)
+def test_every_code_block_is_of_its_language(block: PageBlock) -> None:
+    match block.language:
+        case "json":
+            json.loads(block.text)
+        case "python":
+            compile(block.text, "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        case _:
+            table = tomllib.loads(block.text)
+            assert set(table) <= {*SETTING_NAMES, "networks", "limits"}
+            assert {name for network in table["networks"] for name in network} <= set(NETWORK_MEMBERS)
