@@ -1,11 +1,13 @@
 """The README is what the demo does: its walk-through, its commands and its exchanges, but for values that differ in each run."""
 
 import os
+import pty
 import re
 import shlex
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,17 +82,38 @@ def test_the_first_call_is_what_the_demo_prints(demo: str, tmp_path: Path) -> No
     wanted = set(map(steady, block))
     commands = [line for line in printed if steady(line) in wanted]
     assert len(commands) == len(block)
-    done = subprocess.run(
-        ["/bin/sh", "-eu", "-c", "\n".join(commands)],
-        cwd=tmp_path,
-        env={"PATH": os.defpath, "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
+    output = run_on_terminal("\n".join(commands), tmp_path)
+    position = 0
+    for line in map(steady, find_block("Pays 0.01 USDC to").splitlines()):
+        position = output.find(line, position)
+        assert position >= 0, f"{line!r} is not in\n{output}"
+
+
+def run_on_terminal(script: str, folder: Path) -> str:
+    """The steady output of a shell script on a terminal of 200 columns."""
+    master, slave = pty.openpty()
+    termios.tcsetwinsize(slave, (50, 200))
+    shell = subprocess.Popen(
+        ["/bin/sh", "-eu", "-c", script],
+        cwd=folder,
+        env={"PATH": os.defpath, "HOME": str(folder), "TERM": "xterm"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
-    quote = steady(find_block('"symbol": "BTC", "price": "64015.2", "currency": "USD", "time": "2026-11-23'))
-    assert re.sub(r"\s", "", quote) in re.sub(r"\s", "", steady(done.stdout))
+    os.close(slave)
+    chunks = []
+    try:
+        while chunk := os.read(master, 65_536):
+            chunks.append(chunk)
+    except OSError:  # Linux: the last process has closed the terminal
+        pass
+    finally:
+        os.close(master)
+    output = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", b"".join(chunks).decode())
+    assert shell.wait(timeout=DEADLINE_S) == 0, output
+    return steady(output)
 
 
 @pytest.mark.parametrize("status", ["402 Payment Required", "200 OK"])
