@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from tollway.chain.networks import (
@@ -186,3 +188,10 @@ def test_a_preset_waits_for_longer_than_its_deepest_payment(preset: NetworkPrese
     rules = preset.rules()
     assert rules.finality_depth > max(depth for _, depth in rules.confirmations)
     assert rules.finality_depth * preset.block_time_s >= 60
+
+
+@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
+def test_the_public_urls_of_a_preset_have_no_key(preset: NetworkPreset) -> None:
+    for url in (preset.explorer_url, preset.wallet_rpc_url):
+        assert url is None or re.fullmatch(r"https://[a-z0-9.-]+(/rpc)?", url)
+    assert (preset.explorer_url is None) == (preset.wallet_rpc_url is None) == (not preset.display_name)

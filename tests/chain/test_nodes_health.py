@@ -119,3 +119,17 @@ async def test_between_full_checks_only_networks_that_are_away_are_checked() -> 
         ("chain_not_ready", BASE),
     ]
     assert call.checks == {"chain_8453": False, "chain_10": True}
+
+
+async def test_the_time_away_begins_with_the_first_failed_check() -> None:
+    chains = Chains()
+    health = chains.make_call()
+    assert health.away_s(BASE) == float("inf")
+    await health.find_wrong_chain_nodes()
+    assert health.away_s(BASE) is None
+    chains.faults[BASE] = ChainUnavailable
+    for now_s, away_s in ((1_010.0, 0.0), (1_040.0, 30.0)):
+        chains.now_s = now_s
+        await health.find_wrong_chain_nodes()
+        assert health.away_s(BASE) == away_s
+    assert health.away_s(OTHER) is None
