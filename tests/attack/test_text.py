@@ -470,6 +470,7 @@ def print_tables(url: str, api_id: str) -> str:
     """What a person at a terminal sees of our commands."""
     told = []
     for command in (
+        ["search", "--limit", "100"],
         ["search", "a", "--limit", "100"],
         ["show", api_id],
     ):

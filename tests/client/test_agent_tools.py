@@ -6,6 +6,7 @@ import json
 import httpx
 import pytest
 
+from tests.kit.listings import realistic_document, show_listing
 from tollway.client import AsyncTollwayClient, Patience
 from tollway.client.agent_tools import (
     DETAIL_UNTRUSTED,
@@ -15,6 +16,8 @@ from tollway.client.agent_tools import (
     AgentTools,
     find_tool,
 )
+from tollway.discovery.agent_document import describe_for_agents
+from tollway.limits import DEFAULT_LIMITS
 
 API, CHAIN, PRICE = "api_1", 84532, 10_000
 KEY_HEX = "11" * 32
@@ -390,6 +393,21 @@ async def test_a_description_is_cleaned_and_holds_what_an_agent_needs_here(make,
     gateway.answers = [lambda _: httpx.Response(200, json=document)]
     told = (await run_tool(make(), "describe_api", apiId=API)).document
     assert told["api"] == {"name": "\ufffdRain", "payment": {"amount": "1"}}
+
+
+async def test_operations_have_the_names_of_the_gateways_mcp_tools(make, gateway):
+    view = show_listing(openapi=realistic_document(60))
+    pages = describe_for_agents(view, DEFAULT_LIMITS)
+    gateway.answers = [
+        lambda request: httpx.Response(200, json=pages[int(request.url.params.get("page", 1)) - 1])
+    ] * 40
+    tools, names, page = make(), [], 1
+    while page <= len(pages):
+        told = (await run_tool(tools, "describe_api", apiId=API, page=page)).document["api"]
+        names += [one["tool"] for one in told["operations"]]
+        page += 1
+    assert set(names) == {operation.tool for operation in view.operations}
+    assert [request.url.query for request in gateway.seen[:2]] == [b"", b"page=2"]
 
 
 async def test_the_bill_is_the_wallets_own(make, gateway):

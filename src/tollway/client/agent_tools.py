@@ -454,7 +454,9 @@ class AgentTools:
         members = {name: value for name, value in document.items() if name != "openapi"}
         payment = members.get("payment")
         if isinstance(payment, dict):  # the agent does not need the steps of a payment: `call_api` pays
-            members["payment"] = {name: value for name, value in payment.items() if name != "rails"}
+            members["payment"] = {
+                name: value for name, value in payment.items() if name not in ("rails", "steps")
+            }
         return _bound_result(members, name="api")
 
     # ---- Calling.
