@@ -83,7 +83,8 @@ HELD_BY = {
     "signed_requests_per_minute": "identity/test_authenticator.py::"
     "test_a_wallet_and_an_address_sign_so_many_requests_and_no_more",
     "creation_keys_max": "contracts/test_creations.py::test_a_wallet_has_a_maximum_number_of_keys",
-    "ownership_checks_per_hour": "web/test_listing_routes_ownership.py::test_checks_per_wallet_and_hour_are_limited",
+    "ownership_checks_per_hour": "web/test_ownership_routes.py::test_checks_per_wallet_and_hour_are_limited",
+    "trials_per_hour": "web/test_trial_routes.py::test_trials_per_wallet_and_hour_are_limited",
     "nonces_per_minute": "web/test_auth_routes.py::test_is_metered_per_client",
     "failed_calls_per_window": "gateway/test_access_failures.py::test_bears_so_many_failures_of_a_key_and_no_more",
     "failed_calls_window_s": "gateway/test_access_failures.py::test_bears_so_many_failures_of_a_key_and_no_more",

@@ -45,6 +45,7 @@ class FixedLimits:
     # Rates.
     creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
     ownership_checks_per_hour: int = 60  # per wallet. Per address: five times as many
+    trials_per_hour: int = 60  # trial calls of a provider, per wallet. Per address: five times as many
     failed_calls_window_s: int = 600
     failed_calls_wait_s: float = 10.0  # for a call in flight to end, where too many are beside failed ones
     shared_rates_deadline_s: float = 0.1  # one response of the rate server; then each gateway counts alone

@@ -34,7 +34,9 @@ from tollway.outbound.policy import Allowed, Denied, Endpoint, check_address, pa
 from tollway.payments.authorization_check import parse_presented
 from tollway.payments.mpp import Challenger, ChallengeRoute
 from tollway.payments.proof import format_binding, parse_binding, parse_proof
-from tollway.registry.draft import Draft, DraftRules, find_document_fault, parse_draft
+from tollway.registry.draft import Draft, DraftRules, edit_listing, find_document_fault, parse_draft
+from tollway.registry.listing import UpstreamAuth
+from tollway.registry.listing_patch import parse_patch
 from tollway.registry.openapi import ProviderDocument, YamlRefused, parse_yaml_object
 from tollway.registry.paths import normal_path
 from tollway.registry.search_tokens import query_words
@@ -145,6 +147,35 @@ def listings(raw: bytes) -> None:
         check(find_refused_character(draft.name, is_multiline=False) is None, "a name hides nothing")
         check(bool(draft.name.strip()), "a name is not blank")
         check(isinstance(parse_endpoint(draft.endpoint, allow_private=False), Endpoint), "it may be dialled")
+
+
+PATCHED = sample_listing(
+    provider=PROVIDER,
+    networks=(USDC.chain_id,),
+    tags=("a",),
+    upstream_auth=UpstreamAuth(location="header", name="X-Key", value="s3cret"),
+)
+
+
+def patches(raw: bytes) -> None:
+    """A merge patch, from bytes to the edited listing: sent twice it changes nothing more, and a kept secret stays at its origin."""
+    try:
+        patch = parse_json_object(raw)
+    except Refusal:
+        return
+    draft = parse_patch(patch, RULES, previous=PATCHED)
+    if not isinstance(draft, Draft):
+        return
+    once = edit_listing(draft, PATCHED, now_ms=1)
+    again = parse_patch(patch, RULES, previous=once)
+    check(isinstance(again, Draft), "a patch that was valid is valid again")
+    assert isinstance(again, Draft)
+    check(edit_listing(again, PATCHED, now_ms=1) == once, "a patch twice is the patch once")
+    keeps_secret = once.upstream_auth == PATCHED.upstream_auth and "upstreamAuth" not in patch
+    before, after = (parse_endpoint(one.endpoint, allow_private=False) for one in (PATCHED, once))
+    assert isinstance(before, Endpoint)
+    is_same_origin = isinstance(after, Endpoint) and after.origin == before.origin
+    check(not keeps_secret or is_same_origin, "a kept secret stays at its origin")
 
 
 def queries(raw: bytes) -> None:
@@ -345,7 +376,7 @@ TARGETS: Mapping[str, Callable[[bytes], None]] = MappingProxyType(
         one.__name__: one
         for one in (
             *(proofs, bindings, signatures, credentials, control_headers, sign_in, siwx, signed_requests),
-            *(listings, queries, documents, yaml_documents, words),
+            *(listings, patches, queries, documents, yaml_documents, words),
             *(answer_heads, chunks, targets, endpoints, addresses, node_answers, rlp, offers),
             *(forwarded, key_directories, given_digests),
         )

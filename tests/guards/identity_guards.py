@@ -385,6 +385,22 @@ IDENTITY_GUARDS = (
         "        if False:\n",
         test="web/test_listing_routes.py::test_only_the_provider_may_change_it",
     ),
+    guard(
+        "I4",
+        "a trial call is made by the provider only",
+        "web.trial_routes:_find_own_entry",
+        "    if listing.provider != provider:\n",
+        "    if False:\n",
+        test="web/test_trial_routes.py::test_refuses_before_anything_is_sent",
+    ),
+    guard(
+        "K2",
+        "a patch does not move a secret to another origin",
+        "registry.listing_patch:_find_patch_errors",
+        '    if keeps_secret and _is_moved(patch.get("endpoint"), previous):\n',
+        "    if False:\n",
+        test="web/test_listing_routes_patch.py::test_a_kept_secret_does_not_move_to_another_origin",
+    ),
     # ---- Pages.
     guard(
         "I6",

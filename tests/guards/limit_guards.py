@@ -383,7 +383,7 @@ LIMIT_GUARDS = (
     guard(
         "X5",
         "looking at endpoints has a rate",
-        "web.listing_routes:ListingRoutes._read_draft",
+        "web.listing_routes:ListingRoutes._check_draft",
         "            await self._limits.charge_probe(client_address_of(request))\n            await self._services.check_endpoint",
         "            await self._services.check_endpoint",
         test="web/test_listing_routes.py::test_checks_for_a_draft_count_also_when_the_draft_is_refused",
@@ -415,7 +415,7 @@ LIMIT_GUARDS = (
     guard(
         "O1",
         "what a draft names is judged before it is kept",
-        "web.listing_routes:ListingRoutes._read_draft",
+        "web.listing_routes:ListingRoutes._check_draft",
         "            await self._services.check_endpoint(endpoint)\n",
         "",
         test="web/test_listing_routes.py::test_refuses_an_endpoint_in_a_private_network",

@@ -27,11 +27,12 @@ from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
-from tollway.gateway.proxy import Proxy
+from tollway.gateway.proxy import Proxy, StoreResponse
 from tollway.gateway.rail import ClockAndEntropy, FreeRail
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
+from tollway.gateway.trial import TrialCalls, store_nothing
 from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.sessions import SignIn
@@ -82,17 +83,12 @@ from tollway.web.gateway_app import GatewayApp
 from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_json import ListingEncoder
-from tollway.web.listing_routes import (
-    ListingServices,
-    OwnershipServices,
-    listing_router,
-    make_endpoint_check,
-    ownership_router,
-)
+from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
 from tollway.web.mcp import mcp_router
 from tollway.web.mcp_gateway import McpServices
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.network_routes import NetworkServices, network_router
+from tollway.web.ownership_routes import OwnershipServices, ownership_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.site_routes import (
     FeaturedOperations,
@@ -102,6 +98,7 @@ from tollway.web.site_routes import (
     key_directory_router,
     site_router,
 )
+from tollway.web.trial_routes import TrialServices, trial_router
 
 PRUNE_INTERVAL_S = 300.0
 
@@ -399,6 +396,7 @@ class AsgiBuilder:
                 signin_router(services.sign_in, sign_in_rate_limit, limits=limits),
                 health_router(services.check_ready),
                 ownership_router(self._ownership_services(wallet)),
+                trial_router(self._trial_services(wallet)),
                 did_router(
                     authority=self._origin.authority, signers=[one.address for one in self._receipt_signers]
                 ),
@@ -440,13 +438,7 @@ class AsgiBuilder:
             networks=self._networks,
             prove_wallet=self._authenticate_caller,
         )
-        clock = ClockAndEntropy(now_ms=self._now_ms, entropy=self._random.take_bytes)
-        access = AccessControl(
-            services.call_limits,
-            limits=limits,
-            is_blocked=services.moderation.is_blocked,
-            now_ms=self._now_ms,
-        )
+        clock, access = self._make_clock(), self._make_access()
         transactions = TransactionRail(
             ledger=services.ledger,
             transaction_verifier=services.transaction_verifier,
@@ -468,7 +460,6 @@ class AsgiBuilder:
             clock=clock,
             is_x402=settings.x402,
         )
-        ownerships = services.reputation_services.ownerships
         return CallPipeline(
             host=self._origin.authority,
             allow_private=settings.allow_private_endpoints,
@@ -478,17 +469,34 @@ class AsgiBuilder:
             idempotency=idempotency,
             access=access,
             decisions=DecisionMemory(limits=limits),
-            proxy=self._make_proxy(idempotency),
+            proxy=self._make_proxy(idempotency.store_response),
             limits=limits,
             find_requirements=authorizations.find_requirements,
-            is_verified=ownerships.is_verified if settings.require_ownership else None,
+            is_verified=self._find_verification(),
         )
 
-    def _make_proxy(self, idempotency: Idempotency) -> Proxy:
+    def _make_clock(self) -> ClockAndEntropy:
+        return ClockAndEntropy(now_ms=self._now_ms, entropy=self._random.take_bytes)
+
+    def _make_access(self) -> AccessControl:
+        services = self._services
+        return AccessControl(
+            services.call_limits,
+            limits=self._limits,
+            is_blocked=services.moderation.is_blocked,
+            now_ms=self._now_ms,
+        )
+
+    def _find_verification(self) -> Callable[[ListingId], Awaitable[bool]] | None:
+        """Whether the ownership of a listing is proved; None where the operator does not require the proof."""
+        ownerships = self._services.reputation_services.ownerships
+        return ownerships.is_verified if self._settings.require_ownership else None
+
+    def _make_proxy(self, store_response: StoreResponse) -> Proxy:
         services = self._services
         return Proxy(
             http_client=services.http_client,
-            store_response=idempotency.store_response,
+            store_response=store_response,
             limits=self._limits,
             now_ms=self._now_ms,
             public_url=self._settings.public_url,
@@ -541,6 +549,28 @@ class AsgiBuilder:
             now_ms=self._now_ms,
         )
 
+    def _trial_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> TrialServices:
+        services = self._services
+        trials = TrialCalls(
+            host=self._origin.authority,
+            allow_private=self._settings.allow_private_endpoints,
+            proxy=self._make_proxy(store_nothing),
+            ledger=services.ledger,
+            access=self._make_access(),
+            limits=self._limits,
+            clock=self._make_clock(),
+            is_verified=self._find_verification(),
+        )
+        return TrialServices(
+            catalog=services.catalog,
+            trials=trials,
+            authenticate=wallet,
+            is_blocked=services.moderation.is_blocked,
+            rate_limiter=services.rate_limiter,
+            limits=self._limits,
+            now_ms=self._now_ms,
+        )
+
     def _listing_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingServices:
         services, settings = self._services, self._settings
         return ListingServices(
@@ -567,6 +597,7 @@ class AsgiBuilder:
             rate_limiter=services.rate_limiter,
             is_unprotected=services.fetcher.is_unprotected,
             fetch_document=services.fetcher.fetch_document,
+            describe_draft=self._document_services().describe_draft,
             find_owner=services.reputation_services.ownerships.find_owner
             if settings.require_ownership
             else None,

@@ -341,6 +341,10 @@ class DocumentServices:
     is_bound_required: bool
     ticks_ms: Callable[[], int]
 
+    async def describe_draft(self, listing: Listing) -> dict[str, Any]:
+        """The agent document of a listing that is not published, or not yet changed."""
+        return await DocumentRoutes(self).describe_draft(listing)
+
 
 def discovery_router(services: DocumentServices) -> Router:
     routes = DocumentRoutes(services)
@@ -376,6 +380,13 @@ class DocumentRoutes:
         if number > len(pages):
             raise Refusal(_no_page(len(pages)))
         return self._answer(request, pages[number - 1], _JSON)
+
+    async def describe_draft(self, listing: Listing) -> dict[str, Any]:
+        """The first page of the agent document of a listing that is not published, or not yet changed."""
+        operations = await asyncio.to_thread(list_operations, listing)
+        view = await self._make_view(listing, operations)
+        pages = await asyncio.to_thread(describe_for_agents, view, self._services.limits)
+        return dict(pages[0])
 
     async def show_openapi(self, request: Request) -> Response:
         document = await self._read(request, "openapi", lambda view, _: (render_json(_openapi(view)),))

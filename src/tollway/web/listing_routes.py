@@ -1,4 +1,4 @@
-"""The routes of listings: list, publish, read, edit, retire, and prove the ownership of the endpoint.
+"""The routes of listings: list, publish, read, edit, retire.
 
 A request runs in this order: authentication, listing, permission, body, checks of the endpoint. The rules are in `registry`. A response never contains the
 upstream secret.
@@ -30,8 +30,7 @@ from tollway.ids import Address, ChainId, ListingId, format_id, parse_network
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.outbound.probes import OwnershipChecker
-from tollway.rate_limits.limiter import Quota, RateLimiter
+from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import (
     BLOCKED,
     Catalog,
@@ -58,23 +57,16 @@ from tollway.registry.draft import (
     parse_draft,
 )
 from tollway.registry.listing import Listing
+from tollway.registry.listing_patch import list_dropped_operations, parse_patch, warn_about_dropped
 from tollway.registry.openapi import YamlRefused, parse_yaml_object
-from tollway.registry.ownership import (
-    DOCUMENT_MEMBERS,
-    OWNED_BY_ANOTHER,
-    UNVERIFIED_WARNING,
-    Challenge,
-    Ownership,
-    OwnershipClaim,
-    Ownerships,
-)
+from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.registry.text import find_refused_character
 from tollway.validation import WireError, value_error
 from tollway.web.admission import PublishingLimits
 from tollway.web.auth_routes import client_address_of
 from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
-from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.json import parse_json_object
 from tollway.web.listing_json import (
     ListingEncoder,
     etag_of,
@@ -86,8 +78,8 @@ from tollway.web.listing_json import (
     render_json,
     warnings_json,
 )
-from tollway.web.problems import describe_errors
-from tollway.web.query import NoParameters, QueryModel, format_time, parsed, read_query, whole_number
+from tollway.web.problems import MERGE_PATCH_TYPE, describe_errors
+from tollway.web.query import QueryModel, parsed, read_query, whole_number
 
 _NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="No API has this id. GET /api/v2/apis lists all APIs.")
 _RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
@@ -220,7 +212,7 @@ EDITS_MAX = 3
 """Attempts of an edit. When another edit comes first, the edit is tried again on the newer state; `If-Match` refuses it then."""
 
 DRY_RUN_ID = ListingId("api_00000000000000000000000000")
-"""The placeholder for the id in a dry run; its response has `id` null."""
+"""The placeholder for the id in a dry run; its response has `id` null, and the agent document `{apiId}`."""
 
 _POLICY_REASONS = frozenset({"address", "port"})
 
@@ -240,7 +232,7 @@ class ListingServices:
     raises `EndpointNotAllowed`. `is_unprotected` requests an endpoint without the listing's secret and returns whether it
     answers. `fetch_document` fetches an `openapiUrl` through the outbound client. The last two may be None.
     `allowlist` None: every wallet may publish. `find_owner`: the wallet that has proved an origin, where the operator
-    requires the proof; else None.
+    requires the proof; else None. `describe_draft`: the agent document of a listing, for dry runs; None leaves it out.
     """
 
     catalog: Catalog
@@ -258,6 +250,7 @@ class ListingServices:
     is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
     fetch_document: Callable[[str], Awaitable[bytes]] | None = None
     find_owner: Callable[[str], Awaitable[Address | None]] | None = None
+    describe_draft: Callable[[Listing], Awaitable[dict[str, Any]]] | None = None
 
 
 def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
@@ -281,6 +274,7 @@ def listing_router(services: ListingServices) -> Router:
             Route("/api/v2/apis", routes.create, methods=["POST"]),
             Route("/api/v2/apis/{apiId}", routes.show_listing, methods=["GET"]),
             Route("/api/v2/apis/{apiId}", routes.update, methods=["PUT"]),
+            Route("/api/v2/apis/{apiId}", routes.patch, methods=["PATCH"]),
             Route("/api/v2/apis/{apiId}", routes.retire, methods=["DELETE"]),
         ]
     )
@@ -320,7 +314,8 @@ class ListingRoutes:
 
     async def create(self, request: Request) -> Response:
         provider = await self._authorize_publisher(request)
-        if read_query(CreationParameters, request.scope["query_string"]).dry_run == "true":
+        if read_query(DryRunParameters, request.scope["query_string"]).dry_run == "true":
+            _check_media_type(request)
             return await self._preview(await self._read_draft(request, provider, previous=None), provider)
         begun = await self._services.creations.begin(request, provider)
         if isinstance(begun, Response):
@@ -329,6 +324,7 @@ class ListingRoutes:
             return await self._create(request, provider, begun)
 
     async def _create(self, request: Request, provider: Address, begun: CreationBegun | None) -> Response:
+        _check_media_type(request)
         draft = await self._read_draft(request, provider, previous=None)
         now_ms = self._services.now_ms()
         listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=self._services.entropy(10)))
@@ -353,23 +349,76 @@ class ListingRoutes:
         provider = (await self._services.authenticate(request)).address
         for attempt in range(EDITS_MAX):
             previous = await self._find_own_listing(request, provider)
+            _check_if_match(request, previous)
             if self._services.is_blocked(provider):
                 raise Refusal(BLOCKED)
+            _check_media_type(request)
             draft = await self._read_draft(request, provider, previous=previous)
             if attempt == 0:
                 await self._limits.charge_edit(provider, client_address=client_address_of(request))
-            listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
-            outcome = await self._services.catalog.revise(listing, expected_revision=previous.revision)
-            if isinstance(outcome, Revised):
-                reputation = await self._services.catalog.reputation(listing.id)
-                warnings = await self._list_warnings(outcome.listing, reputation)
-                return self._written_response(outcome.listing, reputation, warnings, headers={}, status=200)
+            written = await self._revise(draft, previous)
+            if written is not None:
+                return written
         raise _edited_meanwhile()
+
+    async def patch(self, request: Request) -> Response:
+        """A merge patch (RFC 7396) onto the newest state; when another edit comes first, onto the state after it. A patch that changes
+        nothing makes no revision."""
+        provider = (await self._services.authenticate(request)).address
+        await self._find_own_listing(request, provider)
+        if self._services.is_blocked(provider):
+            raise Refusal(BLOCKED)
+        is_dry_run = read_query(DryRunParameters, request.scope["query_string"]).dry_run == "true"
+        _check_patch_type(request)
+        patch = parse_json_object(await request.body())
+        for attempt in range(EDITS_MAX):
+            previous = await self._find_own_listing(request, provider)
+            _check_if_match(request, previous)
+            parsed = parse_patch(patch, self._services.rules, previous=previous)
+            draft = await self._check_draft(request, provider, parsed, previous=previous)
+            if is_dry_run:
+                await self._limits.charge_probe(client_address_of(request))
+                return await self._preview_edit(draft, previous)
+            if attempt == 0:
+                await self._limits.charge_edit(provider, client_address=client_address_of(request))
+            written = await self._revise(draft, previous, writes_same=False)
+            if written is not None:
+                return written
+        raise _edited_meanwhile()
+
+    async def _revise(self, draft: Draft, previous: Listing, *, writes_same: bool = True) -> Response | None:
+        """Writes the next revision. None when another edit came first. `writes_same`: also without a change."""
+        listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
+        if writes_same or not is_same_listing(listing, previous):
+            outcome = await self._services.catalog.revise(listing, expected_revision=previous.revision)
+            if not isinstance(outcome, Revised):
+                return None
+            listing = outcome.listing
+        else:
+            listing = previous
+        reputation = await self._services.catalog.reputation(listing.id)
+        warnings = await self._list_edit_warnings(listing, previous, reputation)
+        return self._written_response(listing, reputation, warnings, headers={}, status=200)
+
+    async def _preview_edit(self, draft: Draft, previous: Listing) -> Response:
+        """The response to a dry run of a patch: the listing after it, which is not written."""
+        listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
+        reputation = await self._services.catalog.reputation(listing.id)
+        warnings = warnings_json(await self._list_edit_warnings(listing, previous, reputation))
+        written = {**self._services.encoder.details(listing, reputation), "dryRun": True}
+        return await self._preview_response(listing, {**written, "warnings": warnings})
+
+    async def _list_edit_warnings(
+        self, listing: Listing, previous: Listing, reputation: Reputation
+    ) -> tuple[ListingWarning, ...]:
+        warnings = await self._list_warnings(listing, reputation)
+        return (*warnings, *warn_about_dropped(list_dropped_operations(listing, previous)))
 
     async def retire(self, request: Request) -> Response:
         provider = (await self._services.authenticate(request)).address
         for _ in range(EDITS_MAX):
             previous = await self._find_own_listing(request, provider)
+            _check_if_match(request, previous)
             now_ms = self._services.now_ms()
             # A retired listing needs no secret, so it is deleted.
             retired = replace(previous, retired_ms=now_ms, updated_ms=now_ms, upstream_auth=None)
@@ -392,24 +441,29 @@ class ListingRoutes:
         return provider
 
     async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
-        """The current listing of this provider. Raises Refusal when another wallet published it, or when `If-Match` names another revision."""
+        """The current listing of this provider. Raises Refusal when another wallet published it."""
         listing = await find_listing(self._services.catalog, ListingId(request.path_params["apiId"]))
         if listing.provider != provider:
             detail = "Only the wallet that published this API may change it."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
-        wanted = request.headers.get("if-match")
-        etag = etag_of(listing, b"")
-        if wanted is not None and not has_etag(wanted, etag, same=is_same_revision):
-            detail = f"The API has changed; its revision is {listing.revision} now. Read it and send its ETag as If-Match."
-            raise Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
         return listing
 
     # ---- The body.
 
     async def _read_draft(self, request: Request, provider: Address, *, previous: Listing | None) -> Draft:
-        """The draft of the body, after all its checks: its form, then its endpoint, then its document."""
-        _check_media_type(request)
+        """The draft of the body, after all its checks."""
         parsed = parse_draft(parse_json_object(await request.body()), self._services.rules, previous=previous)
+        return await self._check_draft(request, provider, parsed, previous=previous)
+
+    async def _check_draft(
+        self,
+        request: Request,
+        provider: Address,
+        parsed: Draft | tuple[FieldError, ...],
+        *,
+        previous: Listing | None,
+    ) -> Draft:
+        """The checks of a draft: its form, then its endpoint, then its document."""
         if isinstance(parsed, tuple):
             raise Refusal(_draft_problem(parsed))
         if (
@@ -476,7 +530,15 @@ class ListingRoutes:
             "links": {},
             "dryRun": True,
         }
-        return _json_response(render_json({**written, "warnings": warnings}), {"Cache-Control": "no-store"})
+        return await self._preview_response(listing, {**written, "warnings": warnings})
+
+    async def _preview_response(self, listing: Listing, written: dict[str, Any]) -> Response:
+        """`agent`: the document that agents will read, with `{apiId}` for the id of a listing that is not created."""
+        describe_draft = self._services.describe_draft
+        if describe_draft is not None:
+            agent = render_json(await describe_draft(listing)).replace(DRY_RUN_ID.encode(), b"{apiId}")
+            written["agent"] = parse_json_object(agent)
+        return _json_response(render_json(written), {"Cache-Control": "no-store"})
 
     def _written_response(
         self,
@@ -497,8 +559,8 @@ def _json_response(body: bytes, headers: dict[str, str], *, status: int = 200) -
     return Response(body, status_code=status, media_type="application/json", headers=headers)
 
 
-class CreationParameters(QueryModel):
-    """The query of `POST /apis`."""
+class DryRunParameters(QueryModel):
+    """The query of `POST /apis` and `PATCH /apis/{apiId}`."""
 
     dry_run: Literal["true", "false"] = "false"
 
@@ -508,6 +570,26 @@ def _check_media_type(request: Request) -> None:
     if media_type != "application/json" and not media_type.endswith("+json"):
         detail = "Send the body as application/json."
         raise Refusal(Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+
+
+def _check_patch_type(request: Request) -> None:
+    """RFC 7396 §4 gives the type no parameters. A body of another type may be a whole listing, which must not count as a patch."""
+    if request.headers.get("content-type", "").strip().lower() != MERGE_PATCH_TYPE:
+        detail = f"Send the patch as {MERGE_PATCH_TYPE}. PUT replaces the whole listing."
+        raise Refusal(Problem(code=Code.UNSUPPORTED_MEDIA_TYPE, detail=detail))
+
+
+def _check_if_match(request: Request, listing: Listing) -> None:
+    """Raises Refusal when `If-Match` names another revision."""
+    wanted = request.headers.get("if-match")
+    if wanted is not None and not has_etag(wanted, etag_of(listing, b""), same=is_same_revision):
+        detail = f"The API has changed; its revision is {listing.revision} now. Read it and send its ETag as If-Match."
+        raise Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
+
+
+def is_same_listing(listing: Listing, previous: Listing) -> bool:
+    """Whether an edit changed nothing but the revision and its time."""
+    return replace(listing, revision=previous.revision, updated_ms=previous.updated_ms) == previous
 
 
 def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
@@ -520,146 +602,3 @@ def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
 def _edited_meanwhile() -> Refusal:
     detail = "Another request changed the API at the same time. Read it and try again."
     return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
-
-
-CHECKS_MAX = 3
-"""Attempts of a check. When the listing is edited during a check, its new state is checked again."""
-
-_SIGNATURE_POINTER = f"/{DOCUMENT_MEMBERS[0]}/ownershipProofs"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnershipServices:
-    """The collaborators of the routes. `authenticate` reads the body and proves a wallet, or raises Refusal."""
-
-    catalog: Catalog
-    ownerships: Ownerships
-    checker: OwnershipChecker
-    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    is_blocked: Callable[[Address], bool]
-    rate_limiter: RateLimiter
-    limits: Limits
-    now_ms: Callable[[], int]
-
-
-def ownership_router(services: OwnershipServices) -> Router:
-    """Two routes: every client may read the ownership, the provider may have it checked."""
-    routes = OwnershipRoutes(services)
-    path = "/api/v2/apis/{apiId}/ownership"
-    return Router(
-        [
-            Route(path, routes.show_ownership, methods=["GET"]),
-            Route(path, routes.check_ownership, methods=["POST"]),
-        ]
-    )
-
-
-class OwnershipRoutes:
-    """The handlers of the routes of ownership. Safe to call from many tasks at once."""
-
-    def __init__(self, services: OwnershipServices) -> None:
-        self._services = services
-        # Each check calls a server that a provider names.
-        self._quota = Quota(
-            "ownership-checks",
-            "ownership checks",
-            amount=services.limits.ownership_checks_per_hour,
-            per="hour",
-            rate_limiter=services.rate_limiter,
-            namespace="ownership",
-        )
-
-    async def show_ownership(self, request: Request) -> Response:
-        read_query(NoParameters, request.scope["query_string"])
-        listing = await find_public_listing(self._services.catalog, _listing_id(request))
-        challenge = self._services.checker.challenge(OwnershipClaim.of(listing))
-        known = await self._services.ownerships.find(listing.id)
-        return _ownership_response(ownership_json(challenge, known))
-
-    async def check_ownership(self, request: Request) -> Response:
-        services = self._services
-        provider = (await services.authenticate(request)).address
-        await self._find_own_listing(request, provider)
-        read_query(NoParameters, request.scope["query_string"])
-        _refuse_members(await request.body())
-        await self._quota.charge(provider, client_address=client_address_of(request))
-        for _ in range(CHECKS_MAX):
-            listing = await self._find_own_listing(request, provider)
-            challenge = services.checker.challenge(OwnershipClaim.of(listing))
-            sights = await services.checker.find_evidence(challenge)
-            known = await services.ownerships.record_check(
-                challenge,
-                sights.proved,
-                now_ms=services.now_ms(),
-                failures_max=services.limits.ownership_failures_max,
-            )
-            if known is not None:
-                return _ownership_response({**ownership_json(challenge, known), "checks": sights.of})
-        raise Refusal(_EDITED_MEANWHILE)
-
-    async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
-        listing = await find_listing(self._services.catalog, _listing_id(request))
-        if listing.provider != provider:
-            detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
-            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
-        if self._services.is_blocked(provider):
-            raise Refusal(BLOCKED)
-        return listing
-
-
-def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, Any]:
-    """The ownership and the challenge that proves it. `method` and `verifiedAt` are those of a valid proof; else null."""
-    is_verified = known is not None and known.is_verified
-    return {
-        "apiId": challenge.listing_id,
-        "origin": challenge.origin,
-        "state": "verified" if is_verified else "unverified",
-        "method": known.method if known is not None and is_verified else None,
-        "verifiedAt": _format_time(None if known is None else known.verified_ms),
-        "checkedAt": _format_time(None if known is None else known.checked_ms),
-        "failures": 0 if known is None else known.failures,
-        "challenge": {
-            "wellKnown": {"url": challenge.file_url, "content": challenge.content},
-            "dns": None
-            if challenge.dns_name is None
-            else {"name": challenge.dns_name, "value": challenge.content},
-            "signature": {
-                "url": challenge.document_url,
-                "pointer": _SIGNATURE_POINTER,
-                "message": challenge.origin,
-                "signer": str(challenge.pay_to),
-            },
-        },
-    }
-
-
-def _listing_id(request: Request) -> ListingId:
-    return ListingId(request.path_params["apiId"])
-
-
-def _format_time(ms: int | None) -> str | None:
-    return None if ms is None else format_time(ms)
-
-
-def _ownership_response(content: Mapping[str, Any]) -> Response:
-    return Response(
-        render_json(content), media_type="application/json", headers={"Cache-Control": "no-store"}
-    )
-
-
-def _refuse_members(raw: bytes) -> None:
-    """Refuses a body with members: a check has none. Some clients send an empty object."""
-    given = parse_json_object(raw) if raw.strip() else {}
-    if given:
-        problem = Problem(
-            code=Code.VALIDATION_FAILED,
-            detail="A check takes no members. Send an empty body.",
-            errors=find_unknown_members(given, ()),
-        )
-        raise Refusal(problem)
-
-
-_EDITED_MEANWHILE = Problem(
-    code=Code.PRECONDITION_FAILED,
-    detail="The API was changed at the same time. Read it and try again.",
-)

@@ -267,6 +267,12 @@ FORBIDDEN = 403
 RenderedProblem = tuple[int, list[tuple[bytes, bytes]], bytes]
 """Status, headers (lower-case names) and body."""
 
+MERGE_PATCH_TYPE = "application/merge-patch+json"
+"""The only media type of a PATCH (RFC 7396 §4)."""
+
+ACCEPT_PATCH = ("accept-patch", MERGE_PATCH_TYPE)
+"""The header of a 415 to a PATCH, and of a 405 on a path that supports PATCH, which OPTIONS gets (RFC 5789 §2.2, §3.1)."""
+
 ChallengeHeaders = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
 """Builds the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
 
@@ -475,17 +481,20 @@ def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeader
         assert isinstance(exc, TollwayError)
         if exc.problem.code is Code.INTERNAL_ERROR:
             _log.error("internal_error", path=instance_of(request.scope), exc_info=exc)
-        return await answer(request, exc.problem)
+        is_patch_refused = exc.problem.code is Code.UNSUPPORTED_MEDIA_TYPE and request.method == "PATCH"
+        return await answer(request, exc.problem, [ACCEPT_PATCH] if is_patch_refused else [])
 
     async def on_http_exception(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, HTTPException)
         if exc.status_code == 405:
-            allowed = ", ".join(_allowed_methods(request))
+            methods = _allowed_methods(request)
+            allowed = ", ".join(methods)
             problem = Problem(
                 code=Code.METHOD_NOT_ALLOWED,
                 detail=f"This path does not support {request.method}. Use one of: {allowed}.",
             )
-            return await answer(request, problem, [("allow", allowed)])
+            patchable = (ACCEPT_PATCH,) if "PATCH" in methods else ()
+            return await answer(request, problem, [("allow", allowed), *patchable])
         return await answer(request, _framework_problem(exc.status_code))
 
     app.add_exception_handler(TollwayError, on_failure)

@@ -6,6 +6,7 @@ from tests.transcripts.harness import API, Harness
 from tests.transcripts.signing import ORIGIN, Account
 
 PROVIDER, ALICE, OTHER = Account("provider"), Account("alice"), Account("other")
+MERGE_PATCH = "application/merge-patch+json"
 SPEC = {
     "openapi": "3.1.0",
     "info": {"title": "Weather", "version": "1"},
@@ -46,6 +47,8 @@ def play(harness: Harness) -> None:
     play_lists(harness)
     play_documents(harness)
     play_ownership(harness)
+    play_patches(harness)
+    play_trials(harness)
 
 
 def draft(harness: Harness, **fields: object) -> dict[str, object]:
@@ -199,6 +202,62 @@ def play_changes(harness: Harness) -> None:
         harness.control("changed", PROVIDER, "PUT", path, draft(harness))
         harness.ask("read", "GET", API + path)
         harness.control("of nothing", PROVIDER, "DELETE", "/apis/api_00000000000000000000000000")
+
+
+def play_patches(harness: Harness) -> None:
+    with harness.section("patches"):
+        operations = [{"method": "GET", "path": "/echo", "pricePerRequest": "0.5"}]
+        secret = {"in": "query", "name": "key", "value": "secret"}
+        whole = draft(harness, name="Patched", tags=["a"], operations=operations, upstreamAuth=secret)
+        made = harness.control("made", PROVIDER, "POST", "/apis", whole)
+        path, etag = f"/apis/{made.json['id']}", made.find("ETag") or ""
+        harness.ask("OPTIONS", "OPTIONS", API + path)
+        rows: dict[str, object] = {
+            "a price": {"pricePerRequest": "0.02"},
+            "nothing": {},
+            "the same price": {"pricePerRequest": "0.02"},
+            "the value of the secret": {"upstreamAuth": {"value": "other"}},
+            "operations go": {"operations": None},
+            "a default": {"tags": None},
+            "a name that is required": {"name": None},
+            "an unknown member": {"colour": None},
+            "an endpoint, and the secret stays": {"endpoint": "http://127.0.0.2:1"},
+            "a document": {"openapi": SPEC},
+            "an array": [],
+            "no JSON": b"{",
+        }
+        for title, patch in rows.items():
+            harness.control(title, PROVIDER, "PATCH", path, patch, kind=MERGE_PATCH)
+        harness.control(
+            "a dry run", PROVIDER, "PATCH", path + "?dryRun=true", {"name": "Dry"}, kind=MERGE_PATCH
+        )
+        harness.control(
+            "under an old tag", PROVIDER, "PATCH", path, {"name": "x"}, [("If-Match", etag)], kind=MERGE_PATCH
+        )
+        harness.control("by somebody else", ALICE, "PATCH", path, {"name": "x"}, kind=MERGE_PATCH)
+        body = draft(harness, operations=operations)
+        harness.control("operations again", PROVIDER, "PUT", path, body)
+        harness.control("PUT without operations", PROVIDER, "PUT", path, draft(harness))
+        harness.control("retired", PROVIDER, "DELETE", path)
+        harness.control("of a retired one", PROVIDER, "PATCH", path, {"name": "x"}, kind=MERGE_PATCH)
+
+
+def play_trials(harness: Harness) -> None:
+    """Nothing of a trial is in the ledger: no exchange of this section shows a row."""
+    with harness.section("trial calls"):
+        api = harness.publish(PROVIDER, name="Tried", status="paused")
+        path = f"/apis/{api}/trial"
+        harness.control("of a paused one", PROVIDER, "POST", path, {"path": "/echo?x=1"})
+        sent = {"method": "POST", "path": "/echo", "headers": {"Content-Type": "text/plain"}, "body": "hello"}
+        harness.control("with a body", PROVIDER, "POST", path, sent)
+        harness.control("without a body of its own", PROVIDER, "POST", path)
+        harness.control(
+            "invalid", PROVIDER, "POST", path, {"method": "get", "path": "x", "headers": {"Host": "x"}}
+        )
+        harness.control("out of the endpoint", PROVIDER, "POST", path, {"path": "/../x"})
+        harness.control("by somebody else", ALICE, "POST", path, {})
+        harness.ask("by nobody", "POST", API + path)
+        harness.control("of nothing", PROVIDER, "POST", "/apis/api_00000000000000000000000000/trial", {})
 
 
 def play_lists(harness: Harness) -> None:

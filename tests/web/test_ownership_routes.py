@@ -31,7 +31,7 @@ from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.auth_routes import read_body
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
-from tollway.web.listing_routes import OwnershipServices, ownership_router
+from tollway.web.ownership_routes import OwnershipServices, ownership_router
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PAYEE = KeyWallet.named("payee")

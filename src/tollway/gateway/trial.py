@@ -1,0 +1,183 @@
+"""A trial call: a provider's own request to its listing, which nobody pays and no ledger records.
+
+It takes the way of a paid call from the match of the path to the response: the same checks of the listing, the same address guard, headers, secret and
+signature. Only the payment differs: `TrialPayment` claims nothing, so a trial has no row, no credit and no part in the measured quality. A paused listing can be
+tried, so that its provider sees that it works before it is resumed.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from tollway.errors import Problem, Refusal, UpstreamTimeout
+from tollway.gateway.access import AccessControl
+from tollway.gateway.body import load_plain
+from tollway.gateway.headers import check_control_headers, is_loop
+from tollway.gateway.messages import CallRefused, Headers, ProxyRequest, ProxyResponse
+from tollway.gateway.problems import LOOP
+from tollway.gateway.proxy import Proxy
+from tollway.gateway.rail import CallPayment, ClockAndEntropy, CollectResponse
+from tollway.gateway.routing import RequestSchemas, Route, Router
+from tollway.ids import Address, CallId, ListingId, format_id
+from tollway.ledger.ledger import Claimed, Close, Closed, Finish, Ledger, StoredResponse
+from tollway.ledger.records import Delivery, Rail
+from tollway.limits import KIB, Limits
+from tollway.money import Price
+from tollway.registry.listing import CatalogEntry, is_charged
+from tollway.registry.ownership import UNVERIFIED
+
+RESPONSE_BYTES_MAX = 64 * KIB
+"""The part of a response that a trial returns."""
+
+_OWN_HEADERS = (
+    *(b"tollway-", b"proxy-status", b"content-length", b"access-control-"),
+    *(b"x-content-type-options", b"content-security-policy"),
+)
+"""Headers that the gateway sets on every response of an upstream."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResult:
+    """The response of the upstream. `is_charged`: whether a caller would pay `price` for this status. `body`: at most `RESPONSE_BYTES_MAX`
+    bytes; `is_cut`: the upstream sent more. `call_id`: what the upstream saw; the ledger has no such call."""
+
+    status: int
+    headers: Headers
+    body: bytes
+    is_cut: bool
+    latency_ms: int
+    call_id: CallId
+    is_charged: bool
+    price: Price
+    currency: str
+
+
+class TrialCalls:
+    """Runs trial calls. One per process; safe to use from many tasks at once."""
+
+    def __init__(
+        self,
+        *,
+        host: str,
+        allow_private: bool,
+        proxy: Proxy,
+        ledger: Ledger,
+        access: AccessControl,
+        limits: Limits,
+        clock: ClockAndEntropy,
+        is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`host`, `is_verified`: as of `CallPipeline`. `ledger`, `access`: every payment has them; a trial uses neither."""
+        self._host = host
+        self._proxy = proxy
+        self._ledger = ledger
+        self._access = access
+        self._limits = limits
+        self._clock = clock
+        self._is_verified = is_verified
+        self._schemas = RequestSchemas()
+        self._router = Router(wait_s=proxy.wait_s, allow_private=allow_private, schemas=self._schemas)
+
+    async def run(self, request: ProxyRequest, entry: CatalogEntry) -> TrialResult:
+        """Sends the request to the upstream of the listing, once. The caller of this method has checked that the provider asks for it.
+        Raises Refusal as a paid call does, and the failures of the upstream."""
+        route = await self._find_route(request, entry)
+        listing = route.listing
+        payment = TrialPayment(
+            self._ledger, request, route, None, self._access.enter(request, listing), key=None
+        )
+        payment.clock, payment.payer = self._clock, listing.provider
+        payment.body = await load_plain(request.body, limits=self._limits)
+        try:
+            async with self._proxy.connect(payment) as upstream:
+                await payment.claim()
+                response = await self._proxy.exchange(upstream, payment)
+        except CallRefused as refused:  # its call id and its link are of no row
+            problem = replace(refused.problem, call_id=None, members={}, payment_state="none")
+            raise Refusal(problem) from refused
+        body = await self._read(response)
+        assert payment.call_id is not None  # claimed
+        return TrialResult(
+            status=response.status,
+            headers=[header for header in response.headers if not header[0].startswith(_OWN_HEADERS)],
+            body=body[:RESPONSE_BYTES_MAX],
+            is_cut=len(body) > RESPONSE_BYTES_MAX,
+            latency_ms=self._clock.now_ms() - request.received_ms,
+            call_id=payment.call_id,
+            is_charged=not route.is_free and is_charged(payment.charge_on, response.status),
+            price=payment.price,
+            currency=payment.currency,
+        )
+
+    async def _find_route(self, request: ProxyRequest, entry: CatalogEntry) -> Route:
+        """The route of a call that pays, also of a paused listing."""
+        problem = check_control_headers(request.headers, limits=self._limits)
+        if problem is None and is_loop(request.headers, self._host):
+            problem = LOOP
+        if problem is not None:
+            raise Refusal(problem)
+        active = replace(entry, listing=replace(entry.listing, status="active"))
+        route = self._router.match(active, request)
+        if isinstance(route, Problem):
+            raise Refusal(route)
+        if self._is_verified is not None and not await self._is_verified(route.listing.id):
+            raise Refusal(UNVERIFIED)
+        schema = None if route.is_free else self._schemas.find(route.listing)
+        problem = (
+            None
+            if schema is None
+            else schema.check(
+                method=request.method,
+                rest=request.target.rest,
+                query=request.target.query,
+                headers=request.headers,
+                has_body=request.body.is_present,
+            )
+        )
+        if problem is not None:
+            raise Refusal(problem)
+        return route
+
+    async def _read(self, response: ProxyResponse) -> bytes:
+        """At most one byte chunk more than `RESPONSE_BYTES_MAX`, within the time in which a response is collected."""
+        body, rest = bytearray(response.first), response.rest
+        if rest is None:
+            return bytes(body)
+        try:
+            async with asyncio.timeout(self._limits.answer_collect_s):
+                while len(body) <= RESPONSE_BYTES_MAX and (chunk := await rest.read_chunk()):
+                    body += chunk
+        except TimeoutError as exc:
+            raise UpstreamTimeout("The upstream did not end its response in time.") from exc
+        finally:
+            await rest.end(Delivery.PARTIAL, len(body))  # closes the connection, and writes nothing
+        return bytes(body)
+
+
+class TrialPayment(CallPayment):
+    """The payment of a trial call: it takes nothing and writes nothing."""
+
+    __slots__ = ("clock",)
+
+    clock: ClockAndEntropy
+
+    async def check(self) -> None:
+        return None
+
+    async def verify(self) -> None:
+        return None
+
+    async def claim(self) -> None:
+        clock = self.clock
+        self.call_id = CallId(format_id("call", now_ms=clock.now_ms(), entropy=clock.entropy(10)))
+        self.claimed = Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
+
+    async def capture(self, close: Close, collect: CollectResponse) -> Closed:
+        return Closed(remaining_units=None)
+
+    async def finish(self, finish: Finish) -> None:
+        return None
+
+
+async def store_nothing(call_id: CallId, payer: Address, response: StoredResponse) -> None:
+    """`StoreResponse` of a proxy for trials: a call without an idempotency key has no stored response."""

@@ -1,0 +1,162 @@
+"""The edit of a listing by a merge patch (RFC 7396), and the warning about the operations that an edit drops. Pure.
+
+The target of a patch is the stored listing in the form of the create body, and the result is checked whole by the rules of that body. Absent members stay,
+`null` sets the default, objects merge, arrays are replaced whole. Two rules are stricter than RFC 7396: a patch cannot carry an OpenAPI document, in which
+`null` has a meaning, and an endpoint at another origin needs the secret again.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from tollway.errors import FieldError
+from tollway.ids import format_network
+from tollway.registry.draft import (
+    ERRORS_MAX,
+    Draft,
+    DraftRules,
+    ListingBody,
+    ListingWarning,
+    parse_draft,
+)
+from tollway.registry.listing import Listing, Operation
+from tollway.registry.paths import path_shape
+from tollway.validation import UNKNOWN_NAMED_MAX, to_field_error
+
+KEPT_MEMBERS = ("upstreamAuth", "openapi", "openapiUrl")
+"""The members that `parse_draft` keeps where they are absent. They are in the body of a patch only if the patch names them."""
+
+DROPPED_NAMED_MAX = 5
+
+
+def parse_patch(
+    patch: Mapping[str, Any], rules: DraftRules, *, previous: Listing
+) -> Draft | tuple[FieldError, ...]:
+    """The draft of a listing after a patch, or all errors, at most `ERRORS_MAX`. Pointers name members of the result."""
+    target: dict[str, Any] = list_members(previous)
+    if "upstreamAuth" in patch:
+        target["upstreamAuth"] = _list_secret_members(previous)
+    draft = parse_draft(_restore_removed(merge_patch(target, patch), patch), rules, previous=previous)
+    errors = [*_find_unknown_nulls(patch), *_find_patch_errors(patch, previous)]
+    if isinstance(draft, tuple):
+        errors += draft
+    elif not errors:
+        return draft
+    return tuple(dict.fromkeys(errors))[:ERRORS_MAX]
+
+
+def merge_patch(target: object, patch: object) -> Any:
+    """The target after the patch (RFC 7396 §2). The arguments stay as they are. The depth of both is bounded by the parser of the body."""
+    if not isinstance(patch, Mapping):
+        return patch
+    merged = dict(target) if isinstance(target, Mapping) else {}
+    for name, value in patch.items():
+        if value is None:
+            merged.pop(name, None)
+        else:
+            merged[name] = merge_patch(merged.get(name), value)
+    return merged
+
+
+def list_members(listing: Listing) -> dict[str, Any]:
+    """The members of the body that describes this listing, without `KEPT_MEMBERS`."""
+    limit = listing.rate_limit
+    return {
+        "name": listing.name,
+        "pricePerRequest": listing.price.text,
+        "currency": listing.currency,
+        "endpoint": listing.endpoint,
+        "description": listing.description,
+        "payTo": str(listing.pay_to),
+        "networks": [format_network(chain_id) for chain_id in listing.networks],
+        "methods": list(listing.methods),
+        "tags": list(listing.tags),
+        "operations": [
+            {"method": one.method, "path": one.path, "pricePerRequest": one.price.text}
+            for one in listing.operations
+        ],
+        "otherPaths": listing.other_paths,
+        "chargeOn": listing.charge_on.value,
+        "timeoutSeconds": listing.timeout_s,
+        "forwardHeaders": list(listing.forward_headers),
+        "signature": listing.signature,
+        "rateLimit": None if limit is None else {"calls": limit.calls, "perSeconds": limit.per_s},
+        "status": listing.status,
+        "forwardSignature": listing.forward_signature,
+    }
+
+
+def _list_secret_members(listing: Listing) -> dict[str, Any]:
+    auth = listing.upstream_auth
+    if auth is None:
+        return {}
+    members = {"in": auth.location, "name": auth.name, "value": auth.value}
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def _restore_removed(body: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """`null` removes a kept member, and absence keeps it: the merge has made both the same."""
+    removed = {name: None for name in KEPT_MEMBERS if name in patch and patch[name] is None}
+    return {**body, **removed}
+
+
+def _find_unknown_nulls(patch: Mapping[str, Any]) -> list[FieldError]:
+    """The errors of unknown members that are null, which the merge has removed."""
+    known = ListingBody.member_names()
+    unknown = [name for name, value in patch.items() if value is None and name not in known]
+    return [
+        to_field_error((name[:64],), "unknown_field", "there is no such field")
+        for name in unknown[:UNKNOWN_NAMED_MAX]
+    ]
+
+
+def _find_patch_errors(patch: Mapping[str, Any], previous: Listing) -> list[FieldError]:
+    errors = []
+    if patch.get("openapi") is not None:
+        detail = (
+            "a patch can only remove the document with null; give openapiUrl, or replace the listing with PUT"
+        )
+        errors.append(FieldError(code="not_patchable", detail=detail, pointer="/openapi"))
+    auth = patch.get("upstreamAuth", {})
+    keeps_secret = (
+        previous.upstream_auth is not None and isinstance(auth, Mapping) and auth.get("value") is None
+    )
+    if keeps_secret and _is_moved(patch.get("endpoint"), previous):
+        detail = "must be given again: the endpoint moves to another origin, and the gateway sends the secret there"
+        errors.append(FieldError(code="required", detail=detail, pointer="/upstreamAuth/value"))
+    return errors
+
+
+def _is_moved(endpoint: object, previous: Listing) -> bool:
+    if not isinstance(endpoint, str) or endpoint == previous.endpoint:
+        return False
+    return _read_origin(endpoint) != _read_origin(previous.endpoint)
+
+
+def _read_origin(url: str) -> tuple[str, str] | None:
+    """Scheme and authority; None for a malformed URL. Two spellings of one origin count as two: the secret is then asked for once more."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    return parts.scheme, parts.netloc.lower()
+
+
+def list_dropped_operations(listing: Listing, previous: Listing) -> tuple[Operation, ...]:
+    """The operations with a price of their own that `previous` has and `listing` has not."""
+    kept = {(one.method, path_shape(one.path)) for one in listing.operations}
+    return tuple(one for one in previous.operations if (one.method, path_shape(one.path)) not in kept)
+
+
+def warn_about_dropped(dropped: Iterable[Operation]) -> tuple[ListingWarning, ...]:
+    """The warning about operations that an edit dropped; empty without one."""
+    names = [f"{one.method} {one.path}" for one in dropped]
+    if not names:
+        return ()
+    more = len(names) - DROPPED_NAMED_MAX
+    rest = f" and {more} more" if more > 0 else ""
+    detail = (
+        f"The edit dropped operations with a price of their own: {', '.join(names[:DROPPED_NAMED_MAX])}{rest}. Their price can apply "
+        "for ten more minutes. PATCH changes only the members that it names."
+    )
+    return (ListingWarning(code="operations_dropped", detail=detail, pointer="/operations"),)

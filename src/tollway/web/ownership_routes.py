@@ -1,0 +1,165 @@
+"""The routes of the ownership of an endpoint: every client may read it, the provider may have it checked."""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.ids import Address, ListingId
+from tollway.limits import Limits
+from tollway.outbound.probes import OwnershipChecker
+from tollway.rate_limits.limiter import Quota, RateLimiter
+from tollway.registry.catalog import BLOCKED, Catalog
+from tollway.registry.listing import Listing
+from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, OwnershipClaim, Ownerships
+from tollway.web.auth_routes import client_address_of
+from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.listing_json import render_json
+from tollway.web.listing_routes import ProvenWallet, find_listing, find_public_listing
+from tollway.web.query import NoParameters, format_time, read_query
+
+CHECKS_MAX = 3
+"""Attempts of a check. When the listing is edited during a check, its new state is checked again."""
+
+_SIGNATURE_POINTER = f"/{DOCUMENT_MEMBERS[0]}/ownershipProofs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnershipServices:
+    """The collaborators of the routes. `authenticate` reads the body and proves a wallet, or raises Refusal."""
+
+    catalog: Catalog
+    ownerships: Ownerships
+    checker: OwnershipChecker
+    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
+    is_blocked: Callable[[Address], bool]
+    rate_limiter: RateLimiter
+    limits: Limits
+    now_ms: Callable[[], int]
+
+
+def ownership_router(services: OwnershipServices) -> Router:
+    """Two routes: every client may read the ownership, the provider may have it checked."""
+    routes = OwnershipRoutes(services)
+    path = "/api/v2/apis/{apiId}/ownership"
+    return Router(
+        [
+            Route(path, routes.show_ownership, methods=["GET"]),
+            Route(path, routes.check_ownership, methods=["POST"]),
+        ]
+    )
+
+
+class OwnershipRoutes:
+    """The handlers of the routes of ownership. Safe to call from many tasks at once."""
+
+    def __init__(self, services: OwnershipServices) -> None:
+        self._services = services
+        # Each check calls a server that a provider names.
+        self._quota = Quota(
+            "ownership-checks",
+            "ownership checks",
+            amount=services.limits.ownership_checks_per_hour,
+            per="hour",
+            rate_limiter=services.rate_limiter,
+            namespace="ownership",
+        )
+
+    async def show_ownership(self, request: Request) -> Response:
+        read_query(NoParameters, request.scope["query_string"])
+        listing = await find_public_listing(self._services.catalog, _listing_id(request))
+        challenge = self._services.checker.challenge(OwnershipClaim.of(listing))
+        known = await self._services.ownerships.find(listing.id)
+        return _ownership_response(ownership_json(challenge, known))
+
+    async def check_ownership(self, request: Request) -> Response:
+        services = self._services
+        provider = (await services.authenticate(request)).address
+        await self._find_own_listing(request, provider)
+        read_query(NoParameters, request.scope["query_string"])
+        _refuse_members(await request.body())
+        await self._quota.charge(provider, client_address=client_address_of(request))
+        for _ in range(CHECKS_MAX):
+            listing = await self._find_own_listing(request, provider)
+            challenge = services.checker.challenge(OwnershipClaim.of(listing))
+            sights = await services.checker.find_evidence(challenge)
+            known = await services.ownerships.record_check(
+                challenge,
+                sights.proved,
+                now_ms=services.now_ms(),
+                failures_max=services.limits.ownership_failures_max,
+            )
+            if known is not None:
+                return _ownership_response({**ownership_json(challenge, known), "checks": sights.of})
+        raise Refusal(_EDITED_MEANWHILE)
+
+    async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
+        listing = await find_listing(self._services.catalog, _listing_id(request))
+        if listing.provider != provider:
+            detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
+            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+        if self._services.is_blocked(provider):
+            raise Refusal(BLOCKED)
+        return listing
+
+
+def ownership_json(challenge: Challenge, known: Ownership | None) -> dict[str, Any]:
+    """The ownership and the challenge that proves it. `method` and `verifiedAt` are those of a valid proof; else null."""
+    is_verified = known is not None and known.is_verified
+    return {
+        "apiId": challenge.listing_id,
+        "origin": challenge.origin,
+        "state": "verified" if is_verified else "unverified",
+        "method": known.method if known is not None and is_verified else None,
+        "verifiedAt": _format_time(None if known is None else known.verified_ms),
+        "checkedAt": _format_time(None if known is None else known.checked_ms),
+        "failures": 0 if known is None else known.failures,
+        "challenge": {
+            "wellKnown": {"url": challenge.file_url, "content": challenge.content},
+            "dns": None
+            if challenge.dns_name is None
+            else {"name": challenge.dns_name, "value": challenge.content},
+            "signature": {
+                "url": challenge.document_url,
+                "pointer": _SIGNATURE_POINTER,
+                "message": challenge.origin,
+                "signer": str(challenge.pay_to),
+            },
+        },
+    }
+
+
+def _listing_id(request: Request) -> ListingId:
+    return ListingId(request.path_params["apiId"])
+
+
+def _format_time(ms: int | None) -> str | None:
+    return None if ms is None else format_time(ms)
+
+
+def _ownership_response(content: Mapping[str, Any]) -> Response:
+    return Response(
+        render_json(content), media_type="application/json", headers={"Cache-Control": "no-store"}
+    )
+
+
+def _refuse_members(raw: bytes) -> None:
+    """Refuses a body with members: a check has none. Some clients send an empty object."""
+    given = parse_json_object(raw) if raw.strip() else {}
+    if given:
+        problem = Problem(
+            code=Code.VALIDATION_FAILED,
+            detail="A check takes no members. Send an empty body.",
+            errors=find_unknown_members(given, ()),
+        )
+        raise Refusal(problem)
+
+
+_EDITED_MEANWHILE = Problem(
+    code=Code.PRECONDITION_FAILED,
+    detail="The API was changed at the same time. Read it and try again.",
+)
