@@ -98,6 +98,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "gateway/test_proxy.py": ("gateway/messages.py",),
     "registry/test_draft.py": ("registry/header_names.py",),
     "web/test_trial_routes.py": ("gateway/trial.py",),
+    "cli/test_provider.py": ("cli/listing_inputs.py",),
 }
 """Test file -> modules without a test file of their own (`test_<module>*.py`, beside it or in `contracts/`) that it covers."""
 

@@ -154,3 +154,27 @@ def test_the_errors_of_a_problem_have_a_maximum() -> None:
     errors = [{"pointer": f"/tags/{number}", "detail": "too long"} for number in range(60)]
     lines = format_problem({"detail": "No.", "errors": errors})
     assert (len(lines), lines[50], lines[51]) == (52, "  tags[49]: too long", "  and 10 more")
+
+
+@pytest.mark.parametrize(
+    ("pointer", "line"),
+    [
+        ("/timeoutSeconds", "  timeoutSeconds: bad; you sent 0"),
+        ("/operations/0/path", "  operations[0].path: bad; you sent v1"),
+        ("/operations/7/path", "  operations[7].path: bad"),
+        ("/missing", "  missing: bad"),
+        ("", "  the body: bad"),
+        ("/upstreamAuth/value", "  upstreamAuth.value: bad"),
+        ("/name", f"  name: bad; you sent {'x' * 60}…"),
+    ],
+)
+def test_a_field_error_names_the_member_its_reason_and_its_value(pointer: str, line: str) -> None:
+    """On a terminal, as JSON has it. A secret is never printed."""
+    sent = {
+        "timeoutSeconds": 0,
+        "operations": [{"path": "v1"}],
+        "upstreamAuth": {"value": "s3cret"},
+        "name": "x" * 100,
+    }
+    problem = {"detail": "No.", "errors": [{"pointer": pointer, "code": "x", "detail": "bad"}]}
+    assert format_problem(problem, sent=sent) == ["No.", line]

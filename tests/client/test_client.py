@@ -484,6 +484,54 @@ async def test_control_requests_are_signed_and_read(make, gateway):
     assert "signature" not in gateway.seen[1].headers
 
 
+async def test_a_provider_reads_patches_tries_and_decides(make, gateway):
+    """The entity tag of what was read goes back as `If-Match`."""
+    names = ("name", "provider", "pricePerRequest", "currency", "endpoint", "description")
+    listing = {"id": "api_9", **dict.fromkeys(names, "x")}
+    trial = {
+        "status": 200,
+        "price": "1",
+        "currency": "USDC",
+        "wouldCharge": True,
+        "callId": "call_1",
+        "body": "hi",
+    }
+    call = {
+        "id": "call_1",
+        "apiId": "api_9",
+        "status": "failed",
+        "method": "GET",
+        "path": "",
+        "price": "1",
+        "currency": "USDC",
+        "payment": {"state": "released"},
+        "createdAt": "2026-11-23T19:53:11.000Z",
+    }
+    gateway.answers = [
+        lambda request: httpx.Response(200, json=listing, headers={"etag": '"r1-a"'}),
+        lambda request: httpx.Response(200, json={**listing, "revision": 2}, headers={"etag": '"r2-b"'}),
+        lambda request: httpx.Response(200, json=trial),
+        lambda request: httpx.Response(200, json=call),
+    ]
+    client = make()
+    shown = await do(client.show("api_9"))
+    changed = await do(client.patch("api_9", {"tags": None}, etag=shown.etag))
+    assert (changed.revision, changed.etag) == (2, '"r2-b"')
+    tried = await do(client.try_out("api_9", "/a?b=1", method="POST", content="x"))
+    assert (tried.would_charge, tried.body, tried.is_cut) == (True, "hi", False)
+    assert (await do(client.resolve("call_1", "released"))).payment.state == "released"
+    _, patch, asked, decided = gateway.seen
+    assert (patch.method, patch.headers["if-match"], patch.content) == ("PATCH", '"r1-a"', b'{"tags":null}')
+    assert patch.headers["content-type"] == "application/merge-patch+json"
+    assert asked.url.path == "/api/v2/apis/api_9/trial"
+    assert json.loads(asked.content) == {"method": "POST", "path": "/a?b=1", "headers": {}, "body": "x"}
+    assert (decided.url.path, decided.content) == (
+        "/api/v2/history/call_1/resolution",
+        b'{"outcome":"released"}',
+    )
+    assert all("signature" in request.headers for request in (patch, asked, decided))
+
+
 async def test_control_refusals_carry_the_problem(make, gateway):
     gateway.answers = [refusal(404, "api_not_found")]
     with pytest.raises(GatewayRefused) as caught:

@@ -152,11 +152,11 @@ SHOWN_GUARDS = (
     ),
     guard(
         "C23",
-        "an update drops nothing without a word",
-        "cli.caller:check_dropped",
-        "    if dropped:\n",
-        "    if False:\n",
-        test="cli/test_caller.py::test_an_update_drops_nothing_that_it_was_not_told_to_drop",
+        "an edit replaces no state of a listing that it has not read",
+        "cli.provider:ListingEdit.send",
+        "requests.patch_listing(self._api_id, self._patch, etag=etag)",
+        "requests.patch_listing(self._api_id, self._patch, etag=None)",
+        test="cli/test_provider.py::test_an_edit_that_another_overtakes_says_what_has_changed",
     ),
     guard(
         "C23",

@@ -68,6 +68,8 @@ EXTRA_PACKAGES = {
 """The packages whose absence shows that an extra is not installed."""
 
 _CALLER = "tollway.cli.caller"
+_PROVIDER = "tollway.cli.provider"
+_PROVIDER = "tollway.cli.provider"
 _OPERATOR = "tollway.cli.operator"
 _WALLET = "tollway.cli.wallet"
 
@@ -96,7 +98,7 @@ COMMANDS = (
     CommandRow(
         name="history",
         role=CALLERS,
-        help="Lists the calls of your wallet, newest first; or shows one call.",
+        help="Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL).",
         target="tollway.cli.history:history",
         example="tollway history --limit 10",
     ),
@@ -153,16 +155,51 @@ COMMANDS = (
     CommandRow(
         name="listing publish",
         role=PROVIDERS,
-        help="Publishes an API, or changes one of your listings.",
-        target=f"{_CALLER}:publish",
+        help="Publishes an API.",
+        target=f"{_PROVIDER}:publish",
         example="tollway listing publish --file listing.toml --dry-run",
+    ),
+    CommandRow(
+        name="listing edit",
+        role=PROVIDERS,
+        help="Changes what the options name in one of your listings, and nothing else. A repeatable option gives the whole new list.",
+        target=f"{_PROVIDER}:edit",
+        example="tollway listing edit api_… --price 0.02",
+    ),
+    CommandRow(
+        name="listing pause",
+        role=PROVIDERS,
+        help="Refuses new calls of a listing until it is resumed. Credit for it stays.",
+        target=f"{_PROVIDER}:pause",
+        example="tollway listing pause api_…",
+    ),
+    CommandRow(
+        name="listing resume",
+        role=PROVIDERS,
+        help="Accepts calls of a paused listing again.",
+        target=f"{_PROVIDER}:resume",
+        example="tollway listing resume api_…",
+    ),
+    CommandRow(
+        name="listing retire",
+        role=PROVIDERS,
+        help="Removes a listing for good. Its history stays.",
+        target=f"{_PROVIDER}:retire",
+        example="tollway listing retire api_…",
     ),
     CommandRow(
         name="listing verify",
         role=PROVIDERS,
         help="Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof.",
-        target=f"{_CALLER}:verify",
+        target=f"{_PROVIDER}:verify",
         example="tollway listing verify api_… --show",
+    ),
+    CommandRow(
+        name="listing test",
+        role=PROVIDERS,
+        help="Sends one request to the upstream of a listing, as the gateway sends a paid call. Nobody pays, and nothing is recorded.",
+        target=f"{_PROVIDER}:try_out",
+        example="tollway listing test api_… /quote/ETH",
     ),
     CommandRow(
         name="gateway serve",

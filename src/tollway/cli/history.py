@@ -28,8 +28,11 @@ from tollway.cli.output import (
 from tollway.client import requests
 from tollway.client.safe_text import format_value, plain_line
 
+RESOLVE = "resolve"
+"""The word before a call that its provider decides."""
+
 ADVICE = {
-    "held": "Do not pay again. A repeat of the same request with the same proof can give it an outcome; the provider can decide it; "
+    "held": "Do not pay again. A repeat of the same request with the same proof can give it an outcome; the provider can decide it (tollway history resolve CALL); "
     "otherwise the price comes back as credit.",
     "released": "The price came back: it is credit for another call, or the authorisation stays unused.",
     "reorged": "The chain replaced the block of the payment. A payment that is gone is owed to the provider: pay it before the next call.",
@@ -43,6 +46,16 @@ def history(
         str | None,
         typer.Argument(metavar="[CALL]", help="Show this call, whole; without it, the newest calls."),
     ] = None,
+    held_call_id: Annotated[
+        str | None,
+        typer.Argument(metavar="[resolve CALL]", help="As its provider, decide this held call."),
+    ] = None,
+    charge: Annotated[
+        bool, typer.Option("--charge", help="With resolve: the API did its work, take the price.")
+    ] = False,
+    release: Annotated[
+        bool, typer.Option("--release", help="With resolve: the API did nothing, give the price back.")
+    ] = False,
     api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
     limit: Annotated[int, typer.Option("--limit")] = 50,
     offset: Annotated[int, typer.Option("--offset")] = 0,
@@ -58,15 +71,18 @@ def history(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the calls of your wallet, newest first; or shows one call."""
+    """Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL)."""
     with explained_caller_failures(as_json=as_json):
+        outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
         if is_held and status not in (None, "unknown"):
             raise ValueError("--held lists calls of the status unknown; leave --status out")
         status = "unknown" if is_held else status
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
-            if call_id is not None:
+            if outcome is not None and held_call_id is not None:
+                found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
+            elif call_id is not None:
                 found = client.fetch_document(requests.find_call(call_id))
             else:
                 query = {"apiId": api_id, "limit": limit, "offset": offset, "status": status, "role": role}
@@ -77,6 +93,23 @@ def history(
             print_call(found)
         else:
             print_calls(found)
+
+
+def _read_outcome(
+    call_id: str | None, held_call_id: str | None, *, charge: bool, release: bool
+) -> str | None:
+    """The outcome that the provider decides; None for a command that only reads."""
+    if call_id != RESOLVE:
+        if held_call_id is not None or charge or release:
+            raise ValueError("write: tollway history resolve CALL --charge, or --release")
+        return None
+    if held_call_id is None:
+        raise ValueError(
+            "name the call: tollway history resolve CALL; tollway history --held --role provider lists them"
+        )
+    if charge == release:
+        raise ValueError("decide the call with --charge or with --release")
+    return "consumed" if charge else "released"
 
 
 def print_calls(page: Mapping[str, Any]) -> None:

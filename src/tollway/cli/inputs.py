@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -230,12 +230,12 @@ def split_nodes(text: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def explained_caller_failures(*, as_json: bool) -> Iterator[None]:
-    """Prints a failure as a sentence or as JSON, and sets the exit code."""
+def explained_caller_failures(*, as_json: bool, sent: Mapping[str, Any] | None = None) -> Iterator[None]:
+    """Prints a failure as a sentence or as JSON, and sets the exit code. `sent`: the body of the request, which the command may fill later."""
     try:
         yield
     except (CallerFailure, StorageUnavailable) as exc:
-        print_failure(exc, as_json=as_json)
+        print_failure(exc, as_json=as_json, sent=sent)
         is_later = exc.is_retryable if isinstance(exc, CallerFailure) else not isinstance(exc, StoreUnusable)
         raise typer.Exit(LATER if is_later else REFUSED) from exc
     except (KeyUnusable, ValueError, httpx.InvalidURL) as exc:

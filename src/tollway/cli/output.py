@@ -30,6 +30,8 @@ from tollway.errors import StorageUnavailable
 
 JsonObject = Mapping[str, Any]
 FIELD_ERRORS_MAX = 50
+SENT_CHARACTERS_MAX = 60
+HIDDEN_MEMBER = "/upstreamAuth"
 _INDEX = re.compile(r"\.(0|[1-9][0-9]*)(?=\.|$)")
 
 
@@ -146,13 +148,14 @@ def print_quote(quote: PaymentQuote) -> None:
     open_console(is_error=True).print(Text(plain_line(quote.describe()), style="dim"))
 
 
-def print_failure(failure: Exception, *, as_json: bool) -> None:
-    """Prints a failure on stderr: sentences on a terminal, an object otherwise."""
+def print_failure(failure: Exception, *, as_json: bool, sent: JsonObject | None = None) -> None:
+    """Prints a failure on stderr: sentences on a terminal, an object otherwise. `sent`: the body of the request, for the values of refused members."""
     described = _describe_failure(failure)
     if not is_for_people(as_json=as_json):
         print_json({"error": described}, is_error=True)
         return
-    first, *rest = format_problem({**described.get("problem", {}), "detail": described["detail"]})
+    problem = {**described.get("problem", {}), "detail": described["detail"]}
+    first, *rest = format_problem(problem, sent=sent)
     console = open_console(is_error=True)
     console.print(Text(first, style="red"))
     for line in rest:
@@ -162,15 +165,15 @@ def print_failure(failure: Exception, *, as_json: bool) -> None:
             console.print(Text(plain_line(f"{name}: {format_value(described[name])}"), style="dim"))
 
 
-def format_problem(problem: JsonObject) -> list[str]:
-    """The lines of a problem document (RFC 9457) for a terminal: what is wrong, then each refused member or parameter with its reason, then what to read
-    or wait for. Pure."""
+def format_problem(problem: JsonObject, *, sent: JsonObject | None = None) -> list[str]:
+    """The lines of a problem document (RFC 9457) for a terminal: what is wrong, then each refused member or parameter with its reason and, where it is in
+    `sent`, its value; then what to read or wait for. Pure."""
     detail = problem.get("detail") or problem.get("title") or "The gateway gave no reason."
     lines = [plain_line(format_value(detail))]
     errors = list_objects(problem.get("errors"))
     for error in errors[:FIELD_ERRORS_MAX]:
         reason = plain_line(format_value(error.get("detail") or error.get("code")))
-        lines.append(f"  {_name_field(error)}: {reason}")
+        lines.append(f"  {_name_field(error)}: {reason}{_format_sent(error, sent)}")
     if len(errors) > FIELD_ERRORS_MAX:
         lines.append(f"  and {len(errors) - FIELD_ERRORS_MAX} more")
     if type(problem.get("retryAfterSeconds")) is int:
@@ -178,6 +181,29 @@ def format_problem(problem: JsonObject) -> list[str]:
     if problem.get("callId"):
         lines.append(plain_line(f"The call: tollway history {format_value(problem['callId'])}"))
     return lines
+
+
+def _format_sent(error: JsonObject, sent: JsonObject | None) -> str:
+    """The refused value, short; empty where the body does not have it, and for a part of a secret."""
+    pointer = error.get("pointer")
+    if (
+        sent is None
+        or not isinstance(pointer, str)
+        or not pointer.startswith("/")
+        or HIDDEN_MEMBER in pointer
+    ):
+        return ""
+    value: object = sent
+    for part in pointer[1:].split("/"):
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(value, Mapping) and name in value:
+            value = value[name]
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+        else:
+            return ""
+    text = plain_line(format_value(value))
+    return f"; you sent {text[:SENT_CHARACTERS_MAX]}{'…' if len(text) > SENT_CHARACTERS_MAX else ''}"
 
 
 def _name_field(error: JsonObject) -> str:

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         RecordedCall,
         RecordedPayment,
         SearchPage,
+        TrialResponse,
     )
     from tollway.client.responses import CallResponse, PaymentInfo
     from tollway.client.steps import PaymentProgress, PaymentQuote
@@ -113,6 +114,7 @@ __all__ = [
     "SpentAmount",
     "StoreUnusable",
     "TollwayClient",
+    "TrialResponse",
     "Wallet",
     "create_key_file",
 ]
@@ -172,6 +174,7 @@ _MODULES = {
         "RecordedCall",
         "RecordedPayment",
         "SearchPage",
+        "TrialResponse",
     ),
     "responses": (
         "CallResponse",

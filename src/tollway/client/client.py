@@ -383,6 +383,9 @@ class TollwayClient(PayingClient[httpx.BaseTransport]):
     payment = _blocking(control.payment)
     publish = _blocking(control.publish)
     update = _blocking(control.update)
+    patch = _blocking(control.patch)
+    try_out = _blocking(control.try_out)
+    resolve = _blocking(control.resolve)
     retire = _blocking(control.retire)
     ownership = _blocking(control.ownership)
     check_ownership = _blocking(control.check_ownership)
@@ -520,7 +523,8 @@ class TollwayClient(PayingClient[httpx.BaseTransport]):
                 content = self._read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
-        return ControlResponse(status=response.status_code, content=content)
+        etag = response.headers.get("etag")
+        return ControlResponse(status=response.status_code, content=content, etag=etag)
 
 
 class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
@@ -541,6 +545,9 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
     payment = _awaited(control.payment)
     publish = _awaited(control.publish)
     update = _awaited(control.update)
+    patch = _awaited(control.patch)
+    try_out = _awaited(control.try_out)
+    resolve = _awaited(control.resolve)
     retire = _awaited(control.retire)
     ownership = _awaited(control.ownership)
     check_ownership = _awaited(control.check_ownership)
@@ -686,4 +693,5 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
                 content = await self._read(response, bytes_max=RESPONSE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
             raise build_unreachable(exc, transaction=None) from exc
-        return ControlResponse(status=response.status_code, content=content)
+        etag = response.headers.get("etag")
+        return ControlResponse(status=response.status_code, content=content, etag=etag)

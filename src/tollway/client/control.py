@@ -8,6 +8,7 @@ needs a wallet, else the driver raises `CannotPay`.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -26,6 +27,7 @@ from tollway.client.records import (
     PaymentStatus,
     RecordedCall,
     SearchPage,
+    TrialResponse,
     read_agent_document,
     read_record,
 )
@@ -44,7 +46,7 @@ def fetch_document(request: ControlRequest) -> Flow[GatewayDocument]:
     requests. The other methods return records."""
     response = yield request
     assert isinstance(response, ControlResponse)
-    return read_document(request, response.status, response.content)
+    return read_document(request, response.status, response.content, etag=response.etag)
 
 
 # ---- Callers.
@@ -106,7 +108,11 @@ def _check_price(text: str | None) -> str | None:
 
 def show(api_id: str) -> Flow[ListingDetails]:
     """The details of a listing: terms, price with every way to pay it, measured quality, links."""
-    return read_record(ListingDetails, (yield from fetch_document(requests.show_listing(api_id))))
+    return _read_listing((yield from fetch_document(requests.show_listing(api_id))))
+
+
+def _read_listing(document: GatewayDocument) -> ListingDetails:
+    return replace(read_record(ListingDetails, document), etag=document.etag)
 
 
 def facets(words: str | None = None) -> Flow[FacetCounts]:
@@ -204,9 +210,37 @@ def publish(draft: Mapping[str, object], *, dry_run: bool = False) -> Flow[Listi
 
 
 def update(api_id: str, draft: Mapping[str, object], *, etag: str | None = None) -> Flow[ListingDetails]:
-    """Replaces a listing of this wallet. `etag`: only if the listing has not changed since."""
-    document = yield from fetch_document(requests.update_listing(api_id, draft, etag=etag))
-    return read_record(ListingDetails, document)
+    """Replaces a listing of this wallet: absent members get their defaults. `etag`: only if the listing has not changed since."""
+    return _read_listing((yield from fetch_document(requests.update_listing(api_id, draft, etag=etag))))
+
+
+def patch(
+    api_id: str, changes: Mapping[str, object], *, etag: str | None = None, dry_run: bool = False
+) -> Flow[ListingDetails]:
+    """Changes the members of a listing of this wallet that `changes` names, and no others (RFC 7396). None sets a member to its default; a list
+    is replaced whole. `etag`: of `show`; the patch is refused where the listing has changed since. `dry_run`: only checks it."""
+    request = requests.patch_listing(api_id, changes, etag=etag, dry_run=dry_run)
+    return _read_listing((yield from fetch_document(request)))
+
+
+def try_out(
+    api_id: str,
+    path: str = "",
+    *,
+    method: str = "GET",
+    headers: Mapping[str, str] | None = None,
+    content: str | None = None,
+) -> Flow[TrialResponse]:
+    """Sends one request to the upstream of a listing of this wallet, as the gateway sends a paid call. Nobody pays, and the history has no such
+    call. `path`: below the endpoint, with its query."""
+    trial = {"method": method, "path": path, "headers": dict(headers or {}), "body": content}
+    given = {name: value for name, value in trial.items() if value is not None}
+    return read_record(TrialResponse, (yield from fetch_document(requests.try_listing(api_id, given))))
+
+
+def resolve(call_id: str, outcome: Literal["consumed", "released"]) -> Flow[RecordedCall]:
+    """Decides a call to a listing of this wallet whose outcome is unknown: `consumed` charges its price, `released` gives it back as credit."""
+    return read_record(RecordedCall, (yield from fetch_document(requests.resolve_call(call_id, outcome))))
 
 
 def retire(api_id: str) -> Flow[None]:

@@ -140,7 +140,7 @@ class ListingNotice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingDetails:
-    """A listing with its terms. `warnings`: of a listing that was published or updated just now."""
+    """A listing with its terms. `warnings`: of a listing that was published or changed just now. `etag`: its entity tag, for `update` and `patch`."""
 
     id: str
     name: str
@@ -172,6 +172,23 @@ class ListingDetails:
     updated_at: datetime | None = None
     revision: int | None = None
     warnings: tuple[ListingNotice, ...] = ()
+    etag: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialResponse:
+    """The response of an upstream to a trial call. `would_charge`: whether a caller would pay `price` for it. `body`: text; `body_base64` where it is
+    none. `is_cut`: the body was longer. `call_id`: what the upstream saw."""
+
+    status: int
+    price: str
+    currency: str
+    would_charge: bool
+    call_id: str
+    body: str | None = None
+    body_base64: str | None = None
+    is_cut: bool = False
+    latency_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import secrets
 from collections.abc import AsyncIterable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from types import MappingProxyType
 from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
 
@@ -33,8 +32,12 @@ from tollway.client.transfer import RAILS, CallRules, RailChoice
 from tollway.errors import Code
 from tollway.ids import TxHash, keccak256
 
-GatewayDocument = dict[str, Any]
-"""A JSON object from the gateway; its members are those of the HTTP contract."""
+
+class GatewayDocument(dict[str, Any]):
+    """A JSON object from the gateway; its members are those of the HTTP contract. `etag`: the entity tag of its response, for `If-Match`."""
+
+    etag: str | None = None
+
 
 API_PREFIX = "/api/v2"
 NOT_FOUND = 404
@@ -52,38 +55,25 @@ def update_listing(api_id: str, draft: Mapping[str, object], *, etag: str | None
     return _build_json_request("PUT", f"/apis/{_encode_segment(api_id)}", draft, headers)
 
 
-LISTING_DEFAULTS: Mapping[str, object] = MappingProxyType(
-    {
-        "description": "",
-        "tags": [],
-        "methods": [],
-        "operations": [],
-        "otherPaths": "serve",
-        "chargeOn": "success",
-        "timeoutSeconds": 30,
-        "forwardHeaders": [],
-        "signature": "any",
-        "rateLimit": None,
-        "status": "active",
-        "forwardSignature": "ed25519",
-    }
-)
-"""The values that an update gives to missing members. A missing `payTo` becomes the provider's wallet."""
-KEPT_MEMBERS = ("upstreamAuth", "openapi", "openapiUrl")
-"""The members that an update keeps where they are missing, and removes where they are null."""
+def patch_listing(
+    api_id: str, patch: Mapping[str, object], *, etag: str | None = None, dry_run: bool = False
+) -> ControlRequest:
+    """Changes the members of a listing that `patch` names (RFC 7396); with `etag` only if it has not changed since, with `dry_run`
+    only checks the patch."""
+    headers: HeaderPairs = () if etag is None else (("If-Match", etag),)
+    path = f"/apis/{_encode_segment(api_id)}" + ("?dryRun=true" if dry_run else "")
+    return _build_json_request("PATCH", path, patch, headers, media_type="application/merge-patch+json")
 
 
-def find_dropped_members(listing: Mapping[str, object], draft: Mapping[str, object]) -> tuple[str, ...]:
-    """The members of a listing that are not in `draft`, so that an update would reset them to their defaults."""
-    dropped = [
-        name
-        for name, default in LISTING_DEFAULTS.items()
-        if name not in draft and listing.get(name, default) not in (default, None)
-    ]
-    provider, pay_to = (str(listing.get(name, "")).lower() for name in ("provider", "payTo"))
-    if "payTo" not in draft and pay_to not in ("", provider):
-        dropped.append("payTo")
-    return tuple(dropped)
+def try_listing(api_id: str, trial: Mapping[str, object]) -> ControlRequest:
+    """A trial call by the provider of a listing. `trial`: its method, path, headers and body, each optional."""
+    return _build_json_request("POST", f"/apis/{_encode_segment(api_id)}/trial", trial, ())
+
+
+def resolve_call(call_id: str, outcome: str) -> ControlRequest:
+    """Decides a call whose outcome is unknown, as the provider: `consumed` (its price is charged) or `released`."""
+    path = f"/history/{_encode_segment(call_id)}/resolution"
+    return _build_json_request("POST", path, {"outcome": outcome}, ())
 
 
 def retire_listing(api_id: str) -> ControlRequest:
@@ -153,8 +143,10 @@ def find_payment(tx_hash: str) -> ControlRequest:
     return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
 
 
-def read_document(control_request: ControlRequest, status: int, content: bytes) -> GatewayDocument:
-    """The JSON object of a response; `{}` for an empty one. Raises `GatewayRefused` for every other status than 2xx, and
+def read_document(
+    control_request: ControlRequest, status: int, content: bytes, *, etag: str | None = None
+) -> GatewayDocument:
+    """The JSON object of a response; `{}` for an empty one. `etag`: its entity tag. Raises `GatewayRefused` for every other status than 2xx, and
     `AnswerMalformed` for a 2xx that is not the requested document."""
     is_success = 200 <= status <= 299
     try:
@@ -177,16 +169,23 @@ def read_document(control_request: ControlRequest, status: int, content: bytes) 
             raise AnswerMalformed(
                 f"The gateway's response has no list `{control_request.entries}` of objects."
             )
-    return document
+    read = GatewayDocument(document)
+    read.etag = etag
+    return read
 
 
 def _build_json_request(
-    method: str, path: str, draft: Mapping[str, object], headers: HeaderPairs
+    method: str,
+    path: str,
+    draft: Mapping[str, object],
+    headers: HeaderPairs,
+    *,
+    media_type: str = "application/json",
 ) -> ControlRequest:
     return ControlRequest(
         method=method,
         path=path,
-        headers=(("Content-Type", "application/json"), *headers),
+        headers=(("Content-Type", media_type), *headers),
         body=json.dumps(draft, ensure_ascii=False, separators=(",", ":")).encode(),
         is_signed=True,
     )

@@ -180,10 +180,11 @@ class ControlRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlResponse:
-    """A response of the control plane, of any status."""
+    """A response of the control plane, of any status. `etag`: its entity tag."""
 
     status: int
     content: bytes = field(repr=False)
+    etag: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

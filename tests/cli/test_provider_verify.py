@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tollway.cli.caller import describe_ownership
 from tollway.cli.main import make_app
+from tollway.cli.provider import describe_ownership
 from tollway.client import create_key_file
 
 CHALLENGE = {

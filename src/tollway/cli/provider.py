@@ -1,0 +1,477 @@
+"""Commands of providers: publish, edit, pause, resume, retire, verify and test a listing.
+
+`edit` reads the listing, shows what changes, and sends a patch that names the changed members only, with the entity tag of the listing that it has read.
+Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 3 try again later.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    REFUSED,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    KeyFile,
+    explained_caller_failures,
+    read_content,
+    read_draft,
+    read_headers,
+)
+from tollway.cli.listing_changes import Change, format_changes, list_changes
+from tollway.cli.listing_inputs import (
+    ChargeOnOption,
+    Currency,
+    Description,
+    EndpointUrl,
+    ForwardHeaders,
+    ForwardSignatureOption,
+    Methods,
+    Name,
+    Networks,
+    OpenApi,
+    Operations,
+    OtherPaths,
+    PayTo,
+    Price,
+    Rate,
+    SecretFile,
+    SecretHeader,
+    SecretQuery,
+    Signature,
+    Tags,
+    Timeout,
+    read_members,
+)
+from tollway.cli.outline import print_outline
+from tollway.cli.output import (
+    is_for_people,
+    open_console,
+    print_document,
+    print_json,
+    print_text,
+)
+from tollway.client import CallerFailure, GatewayRefused, TollwayClient, requests
+from tollway.client.requests import GatewayDocument
+from tollway.client.safe_text import format_value, plain_line
+from tollway.errors import Code
+
+ListingId = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
+File = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="The members as JSON or TOML; options replace them."),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal.")]
+
+_STATUS_ERROR_MIN = 400
+
+
+def publish(
+    ctx: typer.Context,
+    file: File = None,
+    name: Name = None,
+    price: Price = None,
+    currency: Currency = None,
+    endpoint: EndpointUrl = None,
+    description: Description = None,
+    pay_to: PayTo = None,
+    network: Networks = None,
+    method: Methods = None,
+    tag: Tags = None,
+    operation: Operations = None,
+    other_paths: OtherPaths = None,
+    openapi: OpenApi = None,
+    secret_file: SecretFile = None,
+    secret_header: SecretHeader = None,
+    secret_query: SecretQuery = None,
+    timeout: Timeout = None,
+    charge_on: ChargeOnOption = None,
+    rate: Rate = None,
+    forward_header: ForwardHeaders = None,
+    signature: Signature = None,
+    forward_signature: ForwardSignatureOption = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the listing and show what an agent will read; create nothing."),
+    ] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Publishes an API."""
+    draft: dict[str, Any] = {}
+    with explained_caller_failures(as_json=as_json, sent=draft):
+        draft |= {**read_draft(file), **read_members(ctx.params)}
+        if not draft:
+            raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
+        with _open(ctx) as client:
+            made = client.fetch_document(requests.publish_listing(draft, dry_run=dry_run))
+        _print_written(made, as_json=as_json)
+
+
+def edit(
+    ctx: typer.Context,
+    api_id: ListingId,
+    file: File = None,
+    name: Name = None,
+    price: Price = None,
+    currency: Currency = None,
+    endpoint: EndpointUrl = None,
+    description: Description = None,
+    pay_to: PayTo = None,
+    network: Networks = None,
+    method: Methods = None,
+    tag: Tags = None,
+    operation: Operations = None,
+    other_paths: OtherPaths = None,
+    openapi: OpenApi = None,
+    secret_file: SecretFile = None,
+    secret_header: SecretHeader = None,
+    secret_query: SecretQuery = None,
+    timeout: Timeout = None,
+    charge_on: ChargeOnOption = None,
+    rate: Rate = None,
+    forward_header: ForwardHeaders = None,
+    signature: Signature = None,
+    forward_signature: ForwardSignatureOption = None,
+    clear: Annotated[
+        list[str] | None,
+        typer.Option("--clear", help="Set this member to its default, such as operations. Repeatable."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what changes, and change nothing.")
+    ] = False,
+    yes: Yes = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Changes what the options name in one of your listings, and nothing else. A repeatable option gives the whole new list."""
+    patch: dict[str, Any] = {}
+    with explained_caller_failures(as_json=as_json, sent=patch):
+        patch |= {**read_draft(file), **read_members(ctx.params), **dict.fromkeys(clear or ())}
+        if not patch:
+            raise ValueError("nothing to change: name a member, such as --price 0.02")
+        with _open(ctx) as client:
+            listing_edit = ListingEdit(client, api_id, patch)
+            changes = listing_edit.preview()
+            if is_for_people(as_json=as_json):
+                _print_lines(format_changes(changes) or ["Nothing changes."])
+            if dry_run or not changes:
+                written = listing_edit.after
+            else:
+                _confirm("Change the listing?", yes=yes, as_json=as_json)
+                written = listing_edit.send()
+        if is_for_people(as_json=as_json):
+            _print_warnings(written)
+        else:
+            shown = {change.member: {"before": change.before, "after": change.after} for change in changes}
+            print_json({**written, "changes": shown})
+
+
+class ListingEdit:
+    """One edit of a listing: read, checked, and sent if the listing is still the one that was read."""
+
+    def __init__(self, client: TollwayClient, api_id: str, patch: Mapping[str, object]) -> None:
+        """`patch`: the changed members; None sets the default. A document replaces the listing's (PUT), because a patch cannot carry one."""
+        if patch.get("openapi") is not None and len(patch) > 1:
+            raise ValueError("a document from a file is an edit of its own: give --openapi FILE alone")
+        self._fetch = client.fetch_document
+        self._api_id = api_id
+        self._patch = patch
+        self._is_document = patch.get("openapi") is not None
+        self.before = client.fetch_document(requests.show_listing(api_id))
+        self.after: Mapping[str, Any] = self.before
+
+    def preview(self) -> tuple[Change, ...]:
+        """The changes as the gateway would make them. Raises the refusals of an edit."""
+        if self._is_document:
+            self.after = {**self.before, **self._patch}
+        else:
+            self.after = self._fetch(requests.patch_listing(self._api_id, self._patch, dry_run=True))
+        return list_changes(self.before, self.after, patch=self._patch)
+
+    def send(self) -> GatewayDocument:
+        """The changed listing. Raises `ListingChanged` when another edit came first."""
+        etag = self.before.etag
+        if self._is_document:
+            members = {name: value for name, value in self.before.items() if name in REPLACED_MEMBERS}
+            request = requests.update_listing(self._api_id, {**members, **self._patch}, etag=etag)
+        else:
+            request = requests.patch_listing(self._api_id, self._patch, etag=etag)
+        try:
+            return self._fetch(request)
+        except GatewayRefused as refusal:
+            if refusal.code != Code.PRECONDITION_FAILED.value:
+                raise
+            now = self._fetch(requests.show_listing(self._api_id))
+            raise ListingChanged(list_changes(self.before, now)) from refusal
+
+
+class ListingChanged(CallerFailure):
+    """The listing has changed since the command has read it."""
+
+    code = "precondition_failed"
+
+    def __init__(self, changes: tuple[Change, ...]) -> None:
+        lines = format_changes(changes) or ["no public member"]
+        super().__init__(
+            "The listing changed after this command had read it, and nothing was sent. It changed meanwhile: "
+            + "; ".join(" ".join(line.split()) for line in lines)
+            + ". Run the command again to edit the listing of now."
+        )
+
+
+REPLACED_MEMBERS = frozenset(
+    {
+        *("name", "pricePerRequest", "currency", "endpoint", "description", "payTo", "networks", "methods"),
+        *("tags", "operations", "otherPaths", "chargeOn", "timeoutSeconds", "forwardHeaders", "signature"),
+        *("rateLimit", "status", "forwardSignature"),
+    }
+)
+"""The members that PUT sets to their defaults where they are absent."""
+
+
+def pause(
+    ctx: typer.Context,
+    api_id: ListingId,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Refuses new calls of a listing until it is resumed. Credit for it stays."""
+    _set_status(ctx, api_id, "paused", as_json=as_json)
+
+
+def resume(
+    ctx: typer.Context,
+    api_id: ListingId,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Accepts calls of a paused listing again."""
+    _set_status(ctx, api_id, "active", as_json=as_json)
+
+
+def _set_status(ctx: typer.Context, api_id: str, status: str, *, as_json: bool) -> None:
+    with explained_caller_failures(as_json=as_json):
+        with _open(ctx) as client:
+            written = client.fetch_document(requests.patch_listing(api_id, {"status": status}))
+        if is_for_people(as_json=as_json):
+            print_text(
+                plain_line(f"{format_value(written.get('name'))} is {format_value(written.get('status'))}.")
+            )
+        else:
+            print_json(written)
+
+
+def retire(
+    ctx: typer.Context,
+    api_id: ListingId,
+    yes: Yes = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Removes a listing for good. Its history stays."""
+    with explained_caller_failures(as_json=as_json), _open(ctx) as client:
+        _confirm("Retire the listing? It cannot be published again under this id.", yes=yes, as_json=as_json)
+        client.retire(api_id)
+        print_document({"id": api_id, "state": "retired"}, as_json=as_json)
+
+
+def try_out(
+    ctx: typer.Context,
+    api_id: ListingId,
+    path: Annotated[str, typer.Argument(help="Path and query below the endpoint, such as /quote/ETH.")] = "",
+    method: Annotated[
+        str | None, typer.Option("--request", "-X", help="The method: GET, or POST with --data.")
+    ] = None,
+    content: Annotated[
+        str | None, typer.Option("--data", "-d", help="The body; @FILE reads it, @- stdin.")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option("--header", "-H", help="Name: value, repeatable.")
+    ] = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sends one request to the upstream of a listing, as the gateway sends a paid call. Nobody pays, and nothing is recorded."""
+    with explained_caller_failures(as_json=as_json):
+        body = read_content(content)
+        trial: dict[str, Any] = {
+            "method": method or ("GET" if body is None else "POST"),
+            "path": path if path[:1] in ("", "/", "?") else f"/{path}",
+            "headers": read_headers(header or []),
+        }
+        if body is not None:
+            trial["body"] = _decode_body(body)
+        with _open(ctx) as client:
+            result = client.fetch_document(requests.try_listing(api_id, trial))
+        if is_for_people(as_json=as_json):
+            _print_lines(describe_trial(result))
+        else:
+            print_json(result)
+    status = result.get("status")
+    if not isinstance(status, int) or status >= _STATUS_ERROR_MIN:
+        raise typer.Exit(REFUSED)
+
+
+def _decode_body(body: bytes) -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as exc:
+        raise ValueError("the body of a trial call must be text in UTF-8") from exc
+
+
+def describe_trial(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a trial call: status, time and price, then the body."""
+    price = f"{format_value(result.get('price'))} {format_value(result.get('currency'))}"
+    verdict = f"a caller would pay {price}" if result.get("wouldCharge") else "a caller would pay nothing"
+    yield plain_line(
+        f"The upstream answered {format_value(result.get('status'))} in {format_value(result.get('latencyMs'))} ms; {verdict}."
+    )
+    headers = result.get("headers")
+    kind = headers.get("content-type") if isinstance(headers, Mapping) else None
+    body = result.get("body")
+    if body:
+        yield plain_line(f"{format_value(kind)}:" if kind else "The body:")
+        yield format_value(body)
+    elif result.get("bodyBase64"):
+        yield "The body is no text; --json prints it in base64."
+    if result.get("isCut"):
+        yield "The body is longer; the gateway returns its first 64 KiB."
+
+
+def verify(
+    ctx: typer.Context,
+    api_id: ListingId,
+    is_show_only: Annotated[
+        bool, typer.Option("--show", help="Print what to do, without a check. Needs no key.")
+    ] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof."""
+    with explained_caller_failures(as_json=as_json), _open(ctx, is_signing=not is_show_only) as client:
+        request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
+        ownership = client.fetch_document(request)
+    if is_for_people(as_json=as_json):
+        console = open_console(soft_wrap=True)
+        for line in describe_ownership(ownership):
+            console.print(Text(line))
+    else:
+        print_json(ownership)
+    if ownership.get("state") != "verified" and not is_show_only:
+        raise typer.Exit(REFUSED)
+
+
+def describe_ownership(ownership: Mapping[str, Any]) -> list[str]:
+    """The state of the proof, and without one, the ways to make it."""
+    origin = _read_word(ownership, "origin")
+    if ownership.get("state") == "verified":
+        lines = [
+            f"{origin} is proved ({_read_word(ownership, 'method')}), last seen {_read_word(ownership, 'verifiedAt')}"
+        ]
+        if ownership.get("failures"):
+            lines.append(f"the last {_read_word(ownership, 'failures')} check(s) did not find it: restore it")
+        return lines
+    lines = [f"{origin} is not proved. Any one of these is enough:"]
+    challenge, checks = _read_part(ownership, "challenge"), _read_part(ownership, "checks")
+    file, name, signature = (_read_part(challenge, way) for way in ("wellKnown", "dns", "signature"))
+    if file:
+        lines += [
+            f"  a file at {_read_word(file, 'url')}{_format_check(checks, 'wellKnown')} with the line",
+            f"    {_read_word(file, 'content')}",
+        ]
+    if name:
+        lines += [
+            f"  a TXT record at {_read_word(name, 'name')}{_format_check(checks, 'dns')}",
+            f"    {_read_word(name, 'value')}",
+        ]
+    if signature:
+        lines += [
+            f"  a signature in {_read_word(signature, 'url')} at {_read_word(signature, 'pointer')}{_format_check(checks, 'signature')}",
+            f"    by {_read_word(signature, 'signer')} (personal_sign) over {_read_word(signature, 'message')}",
+        ]
+    return lines
+
+
+def _format_check(checks: Mapping[str, Any], way: str) -> str:
+    return f" ({_read_word(checks, way).replace('_', ' ')})" if way in checks else ""
+
+
+def _read_part(ownership: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = ownership.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
+def _read_word(ownership: Mapping[str, Any], name: str) -> str:
+    return plain_line(format_value(ownership.get(name)))
+
+
+def _open(ctx: typer.Context, *, is_signing: bool = True) -> TollwayClient:
+    """The client of a command, by its options about the gateway and the wallet."""
+    given = ctx.params
+    session = CallerSession(
+        gateway=given["gateway"], allow_http=given["allow_http"], key_file=given["key_file"]
+    )
+    return session.open(is_signing=is_signing)
+
+
+def _confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Asks on a terminal. A program is not asked. Ends the command where the answer is no."""
+    if yes or not is_for_people(as_json=as_json) or not sys.stdin.isatty():
+        return
+    if not typer.confirm(question, err=True):
+        print_text("Nothing was changed.", is_error=True)
+        raise typer.Exit(REFUSED)
+
+
+def _print_written(listing: Mapping[str, Any], *, as_json: bool) -> None:
+    """A created listing; of a dry run what an agent will read."""
+    if not is_for_people(as_json=as_json):
+        print_json(listing)
+        return
+    agent = listing.get("agent")
+    if isinstance(agent, Mapping):
+        print_text("An agent will read:")
+        print_outline(agent)
+        print_text("Nothing was created.")
+    else:
+        print_document({name: listing.get(name) for name in _PUBLISHED}, as_json=False)
+    _print_warnings(listing)
+
+
+_PUBLISHED = ("id", "name", "pricePerRequest", "currency", "endpoint", "payTo", "status")
+
+
+def _print_warnings(listing: Mapping[str, Any]) -> None:
+    warnings = listing.get("warnings")
+    for warning in warnings if isinstance(warnings, list) else []:
+        if isinstance(warning, Mapping):
+            place = plain_line(format_value(warning.get("pointer"))).lstrip("/")
+            print_text(f"warning: {place}: {plain_line(format_value(warning.get('detail')))}", is_error=True)
+
+
+def _print_lines(lines: Iterator[str] | list[str]) -> None:
+    console = open_console(soft_wrap=True)
+    for line in lines:
+        console.print(Text(line))

@@ -1,0 +1,55 @@
+"""The difference between two states of a listing, as values and as lines."""
+
+from typing import Any
+
+import pytest
+
+from tollway.cli.listing_changes import MEMBERS, format_changes, list_changes
+from tollway.registry.draft import ListingBody
+
+BEFORE: dict[str, Any] = {
+    "name": "A",
+    "tags": ["x", "y"],
+    "operations": [{"method": "GET", "path": "/a", "pricePerRequest": "1"}],
+    "rateLimit": None,
+    "upstreamAuth": {"in": "header", "name": "X-Key", "set": True},
+    "openapi": None,
+    "revision": 1,
+}
+
+
+def test_every_member_of_the_body_is_compared() -> None:
+    assert set(MEMBERS) == set(ListingBody.member_names())
+
+
+@pytest.mark.parametrize(
+    ("after", "patch", "lines"),
+    [
+        ({}, {}, []),
+        ({"revision": 2, "updatedAt": "now"}, {}, []),
+        ({"name": "B"}, {}, ["name              A → B"]),
+        ({"name": "B\x1b[2J\nC"}, {}, ["name              A → B�[2J C"]),
+        (
+            {"rateLimit": {"calls": 1, "perSeconds": 2}},
+            {},
+            ["rateLimit         none → calls 1, perSeconds 2"],
+        ),
+        ({"tags": ["x", "z"]}, {}, ["tags", "  - y", "  + z"]),
+        ({"tags": ["y", "x"]}, {}, ["tags", "  in the order y, x"]),
+        (
+            {"operations": [{"method": "GET", "path": "/a", "pricePerRequest": "2"}]},
+            {},
+            ["operations", "  - GET /a 1", "  + GET /a 2"],
+        ),
+        ({"openapi": {"a": 1}}, {}, ["openapi           none → a document of 7 characters"]),
+        (
+            {},
+            {"upstreamAuth": {"value": "s3cret"}},
+            ["upstreamAuth      in header, name X-Key, set true → the same place, a new value"],
+        ),
+        ({}, {"upstreamAuth": {"name": "X-Key"}}, []),
+    ],
+)
+def test_a_line_for_each_change(after: dict[str, Any], patch: dict[str, Any], lines: list[str]) -> None:
+    changes = list_changes(BEFORE, {**BEFORE, **after}, patch=patch)
+    assert format_changes(changes) == lines
