@@ -20,7 +20,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 DEADLINE_S = 60.0
 VOLATILE = (
     (r"\S*/bin/tollway\b|\S+ -c 'from tollway.cli import main; main\(\)'", "tollway"),
-    (r"0x[0-9a-fA-F]+(…[0-9a-fA-F]{0,4})?", "HEX"),
+    (r"\b0x[0-9a-fA-F]+(…[0-9a-fA-F]{0,4})?", "HEX"),
     (r"\b(api|call|req|key)_[0-9a-z]{20,}", "ID"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
     (r"127\.0\.0\.1:\d+", "HOST"),
