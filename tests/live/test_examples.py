@@ -7,7 +7,6 @@ import os
 import runpy
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +58,10 @@ PRINTED: dict[str, tuple[str, ...]] = {
 """Example -> parts of its output, in this order."""
 
 AGENT_TOOLS = "['call_api', 'describe_api', 'my_calls', 'search_apis', 'wallet_status']"
-AGENTS = {
-    "agents/langchain_tools.py": "langchain_core",
-    "agents/mcp_client.py": "mcp",
-    "agents/openai_agents.py": "agents",
-}
-"""Example -> the package of the framework that it needs. It is run where that package is installed; nowhere else does it count."""
+AGENTS = ("agents/langchain_tools.py", "agents/mcp_client.py", "agents/openai_agents.py")
+"""The examples of agent frameworks. Each prints the names of its tools and the result of a call."""
 
-RUN = {**PRINTED} | {
-    name: (AGENT_TOOLS, "200 charged") for name, package in AGENTS.items() if find_spec(package) is not None
-}
+RUN = {**PRINTED} | dict.fromkeys(AGENTS, (AGENT_TOOLS, "200 charged"))
 
 
 class ExampleStage:
@@ -147,6 +140,5 @@ def run_example(path: Path) -> str:
 def test_every_example_is_run_and_listed() -> None:
     names = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("**/*.py")}
     assert names == {*PRINTED, *AGENTS}
-    assert "agents/mcp_client.py" in RUN
     page = (FOLDER.parent / "recipes.md").read_text()
     assert [name for name in names if f"(examples/{name})" not in page] == []
