@@ -1,5 +1,6 @@
 """The distribution: its metadata, its lock files, and what each role installs."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -114,6 +115,7 @@ def test_make_names_the_version_of_python_first(version: str, tmp_path: Path) ->
     made = subprocess.run(
         ["make", "-f", str(ROOT / "Makefile"), "demo", f"PYTHON={python}"],
         cwd=tmp_path_with_requirements(tmp_path),
+        env={name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))},
         capture_output=True,
         text=True,
         timeout=60,
