@@ -51,7 +51,7 @@ NO_OUTCOME_CODES = (
         Code.SIGNATURE_EXPIRED.value,
     }
 )
-"""Refusals that say nothing about an earlier request of the same call, whatever payment state they name."""
+"""Refusals that say nothing about an earlier request of the same call, with any payment state."""
 
 KEY_USED = "idempotency_key_used"
 

@@ -26,8 +26,8 @@ def format_value(value: object, *, characters_max: int = VALUE_CHARACTERS_MAX) -
     if value is None:
         return ""
     text = value if isinstance(value, str) else format_json(value)
-    shown = plain(text[: characters_max + 1])
-    return shown if len(shown) <= characters_max else shown[: characters_max - 1] + "…"
+    clean = plain(text[: characters_max + 1])
+    return clean if len(clean) <= characters_max else clean[: characters_max - 1] + "…"
 
 
 def format_json(value: object, *, indent: int | None = None) -> str:
