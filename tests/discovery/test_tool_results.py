@@ -103,7 +103,7 @@ def test_a_response_that_is_too_large_or_broken_has_a_detail() -> None:
     assert CALL.url in large.content["detail"]
     broken = response_result(CALL, answer(b"hal", "text/plain", is_whole=False))
     assert (broken.is_error, broken.content["body"]) == (True, "hal")
-    assert "broke off" in broken.content["detail"]
+    assert "ended before" in broken.content["detail"]
 
 
 # ---- Refusals of the gateway.

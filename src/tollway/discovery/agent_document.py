@@ -66,9 +66,9 @@ def _list_operations(view: ListingView, bytes_left: int) -> tuple[dict[str, Any]
         if size <= left:
             listed[operation.tool] = entry
             left -= size
-    shown = [operation for operation in view.operations if operation.tool in listed]
+    chosen = [operation for operation in view.operations if operation.tool in listed]
     for members_of in (_input_members, _output_members):
-        for operation in shown:
+        for operation in chosen:
             entry = listed[operation.tool]
             whole = _add_members(entry, members_of(operation))
             size = json_size(whole) - json_size(entry)
@@ -111,12 +111,12 @@ def _split_into_pages(
         entry = describe_operation(view, operation)
         whole = _add_members(_add_members(entry, _input_members(operation)), _output_members(operation))
         schemas_left -= json_size(whole) - json_size(entry)
-        shown = whole if schemas_left >= 0 else entry
-        size = json_size(shown) + 1
+        written = whole if schemas_left >= 0 else entry
+        size = json_size(written) + 1
         if page and size > left:
             yield page
             page, left = [], room
-        page.append(shown)
+        page.append(written)
         left -= size
     if page:
         yield page
@@ -159,7 +159,7 @@ def _example(view: ListingView, operation: ApiOperation) -> dict[str, Any] | Non
     }
 
 
-_REQUEST_RULE = "url + target. Arguments: in the path where it has {name}, body as the body, others in the query, or as `arguments` says"
+_REQUEST_RULE = "url + target. Arguments: in the path where it has {name}, body as the body, others in the query, or by `arguments`"
 
 
 def _input_members(operation: ApiOperation) -> dict[str, Any]:
@@ -262,8 +262,8 @@ def _cut_bytes(text: str, bytes_max: int) -> str:
 
 
 _CHARGED_FOR = {
-    ChargeOn.SUCCESS: "answers 2xx and 304",
-    ChargeOn.ANSWERED: "answers 2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429",
+    ChargeOn.SUCCESS: "responses 2xx and 304",
+    ChargeOn.ANSWERED: "responses 2xx to 4xx, except 401, 402, 403, 407, 408, 425 and 429",
 }
 
 
@@ -328,7 +328,7 @@ def _payment(view: ListingView, chosen: Sequence[int]) -> dict[str, Any]:
     if not options:
         return payment
     payment["steps"] = (
-        "Take an option, do what its rail says, send the request with it. links.guide has all rails and rules"
+        "Choose an option, follow the steps of its rail, send the request with the payment. links.guide has all rails and rules"
     )
     payment["options"] = [options[position] for position in chosen]
     if len(chosen) < len(options):
@@ -361,7 +361,7 @@ def _transaction_rail(view: ListingView, *, has_form: bool) -> dict[str, Any]:
         "rail": "tx",
         "gas": "yours",
         "steps": [
-            "Transfer amount to payTo, wait for confirmations, sign and send the headers as the guide says."
+            "Transfer amount to payTo, wait for confirmations, sign and send the headers of the guide."
         ],
         **signature,
     }

@@ -1,7 +1,7 @@
 """The payment guide of a gateway: how a program pays for calls, repeats them and reads its bill. One JSON document for all listings. Pure.
 
 Each rail has its steps in words and, but for MPP, a form that a program fills in: `{name}` stands for that member of the chosen option or of the agent document, or
-for what the steps say. An agent document has the form of one rail, so a program with that document alone can pay; the others are here.
+for the result of a step. An agent document has the form of one rail, so a program with that document alone can pay; the others are here.
 
 No step advises a second payment while a payment can still move money.
 """
@@ -28,16 +28,16 @@ def describe_payment(public_url: str, limits: Limits) -> dict[str, Any]:
     """The guide. `public_url` without a final slash."""
     return {
         "what": "How to pay for the APIs of this gateway, for programs. In a form {name} is that member of the chosen option or of the "
-        "agent document ({id}, {origin}), or what the steps say.",
+        "agent document ({id}, {origin}), or the result of a step.",
         "origin": public_url,
         "steps": [
             "Send the request without a payment: a 402 has the current price and every option.",
-            "Take an option, do what its rail says, send the same request with the payment.",
-            "Tollway-Payment-State of the response says charged, released (yours again), held (not known yet) or none; "
+            "Choose an option, follow the steps of its rail, send the same request with the payment.",
+            "Tollway-Payment-State of the response is charged, released (the credit is back), held (not known yet) or none; "
             "Tollway-Call-Id names the call.",
         ],
         "otherPrices": "The amount of an option for another price is price x 10^decimals.",
-        "cap": "Tollway-Max-Price: <decimal> refuses a dearer call, unpaid.",
+        "cap": "Tollway-Max-Price: <decimal> refuses a call with a higher price, before payment.",
         "rails": [x402_rail(), mpp_rail(), transaction_rail(is_bound_only=False)],
         "boundOnly": "Where the rail tx of an agent document has signature bound, personal_sign is refused.",
         "idempotency": {
@@ -124,7 +124,7 @@ def mpp_rail() -> dict[str, Any]:
         "method": "evm",
         "intent": "charge",
         "steps": [
-            "An MPP client does all of it: answer a WWW-Authenticate: Payment challenge of the 402 with Authorization: "
+            "An MPP client does all of it: it responds to a WWW-Authenticate: Payment challenge of the 402 with Authorization: "
             "Payment, type authorization.",
         ],
     }

@@ -45,7 +45,7 @@ _SHOWN_LENGTH_MAX, _DESCRIPTION_MAX = 1024, 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpResponse:
-    """The response of a call, with header names in lower case. `is_whole` False: it is larger than a tool returns, or it broke off."""
+    """The response of a call, with header names in lower case. `is_whole` False: it is larger than a tool returns, or it is incomplete."""
 
     status: int
     headers: Mapping[str, str]
@@ -168,12 +168,12 @@ def _explain(problem: Mapping[str, Any]) -> Any:
 
 def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
     headers = response.headers
-    shown = {name: headers[name][:_SHOWN_LENGTH_MAX] for name in _SHOWN_HEADERS if name in headers}
+    returned = {name: headers[name][:_SHOWN_LENGTH_MAX] for name in _SHOWN_HEADERS if name in headers}
     envelope: dict[str, Any] = {
         "status": response.status,
         "contentType": headers.get("content-type"),
         **_body(response),
-        **({"headers": shown} if shown else {}),
+        **({"headers": returned} if returned else {}),
         "call": {
             name: headers[header]
             for name, header in (
@@ -189,9 +189,9 @@ def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
         "notice": UNTRUSTED,
     }
     if response.is_too_large:
-        envelope["detail"] = f"The answer is larger than a tool passes on. Call it over HTTP: {call.url}"
+        envelope["detail"] = f"The response is larger than a tool returns. Call it over HTTP: {call.url}"
     elif not response.is_whole:
-        envelope["detail"] = "The answer broke off before its end."
+        envelope["detail"] = "The response ended before it was complete."
     return envelope
 
 
