@@ -403,7 +403,7 @@ async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
         return (Finding(check=check, level="warning", detail=detail),)
     detail = "name servers answer"
     if settings.require_ownership:
-        detail += "; listings whose ownership is not proved are neither shown nor called"
+        detail += "; listings without a proof of ownership are neither listed nor callable"
     return (Finding(check=check, level="ok", detail=detail),)
 
 

@@ -51,7 +51,7 @@ def read_wallet(key_file: Path | None) -> Wallet:
 
 
 def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
-    """The URL of each chain: from `CHAINID=URL`, or from a URL alone, whose node is asked for its chain id."""
+    """The URL of each chain: from `CHAINID=URL`, or from a URL alone, whose node returns its chain id."""
     nodes: dict[int, str] = {}
     for entry in given:
         number, separator, url = entry.partition("=")

@@ -2,7 +2,7 @@
 that needs no network.
 
 `SessionLimit` is a limit of one client in memory, beside the budget of the store. A payment that is signed and stored counts
-permanently, whatever a gateway or a node reports later; the exception is an authorisation of which no byte was sent.
+permanently, for every later report of a gateway or a node; the exception is an authorisation of which no byte was sent.
 """
 
 import secrets

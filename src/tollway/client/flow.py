@@ -10,7 +10,7 @@ where credit covers part of the price; and the other rail where the first cannot
 
 Rules:
 
-* the client never pays more than the caller allows, whatever amounts the gateway names;
+* the client never pays more than the caller allows, for any amounts that the gateway names;
 * a payment is stored on disk before it is sent, and a payee with an unresolved payment of this wallet is not paid again;
 * only a 402 of the gateway itself can lead to a payment; a response relayed from an upstream never does;
 * a call pays once; after that only a difference, to the same payee in the same asset, and the sum stays within the limit. A second whole
@@ -104,7 +104,7 @@ class PaymentOptions:
 
 def sign_payment(
     options: PaymentOptions,
-    short: InsufficientCredit | None,
+    insufficient: InsufficientCredit | None,
     source: PaymentSource,
     rules: CallRules,
     tried: frozenset[TxHash],
@@ -115,11 +115,11 @@ def sign_payment(
     yet. `paid`, `rejected`: the earlier payments of this call. Raises `NotPaid` where no rail can pay."""
     reasons: list[str] = []
     is_fee_above = False
-    for rail in _order_rails(rules, short, paid):
+    for rail in _order_rails(rules, insufficient, paid):
         try:
             if rail == "x402":
                 return (yield from make_authorization(options.x402, source, rules, rejected))
-            return (yield from make_payment(options.tx, short, source, rules, tried, paid, rejected))
+            return (yield from make_payment(options.tx, insufficient, source, rules, tried, paid, rejected))
         except (CannotPay, FeeAboveMax) as failure:
             if failure.transaction is not None:
                 raise
@@ -130,13 +130,13 @@ def sign_payment(
 
 
 def _order_rails(
-    rules: CallRules, short: InsufficientCredit | None, paid: Sequence[Transfer]
+    rules: CallRules, insufficient: InsufficientCredit | None, paid: Sequence[Transfer]
 ) -> tuple[str, ...]:
     if paid:  # this call has paid by a transfer: only a difference can be left
         return ("tx",)
     if rules.rail != "auto":
         return (rules.rail,)
-    return ("tx", "x402") if rules.prepay > 1 or short is not None else ("x402", "tx")
+    return ("tx", "x402") if rules.prepay > 1 or insufficient is not None else ("x402", "tx")
 
 
 PAYMENTS_MAX = 2
@@ -172,7 +172,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
     refused: list[tuple[Transfer, PaymentRejected]] = []
     options: PaymentOptions | None = None
     has_found_payments, waited_s = False, 0.0
-    short: InsufficientCredit | None = None
+    insufficient: InsufficientCredit | None = None
     busy: CreditHeld | None = None
     for _ in range(ROUNDS_MAX):
         if queue:
@@ -188,7 +188,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
                     return outcome
                 case InsufficientCredit():
                     options = PaymentOptions.read(outcome.response).or_else(options)
-                    short = outcome
+                    insufficient = outcome
                 case PaymentRejected():
                     refused.append((transfer, outcome))
                 case CreditHeld():
@@ -212,7 +212,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
             if len(stored) == PAYMENTS_MAX and lost:
                 break
             paid = [transfer for transfer in stored if transfer.tx_hash not in lost]
-            payment = yield from _pay(options, short, source, rules, frozenset(tried), paid, rejected)
+            payment = yield from _pay(options, insufficient, source, rules, frozenset(tried), paid, rejected)
             if isinstance(payment, CallResult):
                 return payment
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just refused it
@@ -224,7 +224,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
                 has_found_payments = False
                 continue
             queue = [payment.transfer]
-            short = None
+            insufficient = None
     raise PaymentPending(
         "Other calls of this wallet spent the payments of this call. Repeat it, or prepay more calls at once."
     )
@@ -302,7 +302,7 @@ def _explain_rejected(transfer: Transfer, outcome: PaymentRejected) -> PaymentRe
 
 def _pay(
     options: PaymentOptions,
-    short: InsufficientCredit | None,
+    insufficient: InsufficientCredit | None,
     source: PaymentSource,
     rules: CallRules,
     tried: frozenset[TxHash],
@@ -314,7 +314,7 @@ def _pay(
     for _ in range(1 + REJECTED_AUTHORIZATIONS_MAX):
         signed = [unpaid.authorization for unpaid in rejected]
         try:
-            payment = yield from sign_payment(options, short, source, rules, tried, paid, signed)
+            payment = yield from sign_payment(options, insufficient, source, rules, tried, paid, signed)
         except NotPaid as failure:
             if not rejected or failure.transaction is not None:
                 raise

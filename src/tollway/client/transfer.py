@@ -90,7 +90,8 @@ class PaymentSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTransfer:
-    """A stored payment. `is_new` False: it was stored before, is unresolved, and goes to the same payee."""
+    """A stored payment. `is_new` False: it was stored before, is unresolved, and goes to the same payee. `is_reserved`: a running
+    call made the payment for itself."""
 
     transfer: Transfer
     is_new: bool
@@ -523,7 +524,7 @@ MAX_PRICE_REACHED = "a second signature for this call would exceed max_price"
 
 def make_payment(
     offers: Sequence[TransferOffer],
-    short: InsufficientCredit | None,
+    insufficient: InsufficientCredit | None,
     source: PaymentSource,
     rules: CallRules,
     tried: frozenset[TxHash],
@@ -532,20 +533,21 @@ def make_payment(
 ) -> Flow[StoredTransfer]:
     """Chooses an offer, signs a payment and stores it.
 
-    `paid`: the earlier transfers of this call; then only a difference can be paid. `rejected`:
+    `insufficient`: the response to a payment whose rest is less than the price. `paid`: the earlier transfers of this call;
+    then only a difference can be paid. `rejected`:
     authorisations of this call that the gateway refused, and can still settle.
     """
     if paid:
-        return (yield from _pay_difference(offers, short, source, rules, tried, paid, rejected))
+        return (yield from _pay_difference(offers, insufficient, source, rules, tried, paid, rejected))
     reasons: list[str] = []
     is_fee_above = False
     if not offers:
         raise CannotPay("The gateway offers no transfer that this wallet can make.")
-    for offer in _order_offers(offers, short):
+    for offer in _order_offers(offers, insufficient):
         asset = yield from _check_offer(offer, source, rules, reasons)
         if asset is None:
             continue
-        amount = _amount_due(offer, asset, short, rules)
+        amount = _amount_due(offer, asset, insufficient, rules)
         if rejected and exceeds_call(amount, asset, rejected, rules):
             reasons.append(MAX_PRICE_REACHED)
             continue
@@ -564,7 +566,7 @@ def make_payment(
 
 def _pay_difference(
     offers: Sequence[TransferOffer],
-    short: InsufficientCredit | None,
+    insufficient: InsufficientCredit | None,
     source: PaymentSource,
     rules: CallRules,
     tried: frozenset[TxHash],
@@ -577,9 +579,9 @@ def _pay_difference(
         raise _refuse_second_payment(last, "another difference")
     asset, total = last.asset, sum(transfer.amount for transfer in paid)
     same = [offer for offer in offers if (offer.asset, offer.pay_to) == (asset, last.pay_to)]
-    if short is None or short.transfer.tx_hash != last.tx_hash or not same:
+    if insufficient is None or insufficient.transfer.tx_hash != last.tx_hash or not same:
         raise _refuse_second_payment(last, "other terms than it was paid by")
-    due = same[0].amount * rules.prepay - total if short.missing is None else short.missing
+    due = same[0].amount * rules.prepay - total if insufficient.missing is None else insufficient.missing
     if due <= 0 or exceeds_call(due, asset, (*paid, *rejected), rules):
         raise _refuse_second_payment(
             last, f"{format_decimal(max(due, 0), decimals=asset.decimals)} {asset.symbol} more"
@@ -602,11 +604,13 @@ def _refuse_second_payment(last: Transfer, what: str) -> PaymentRefused:
     )
 
 
-def _order_offers(offers: Sequence[TransferOffer], short: InsufficientCredit | None) -> list[TransferOffer]:
+def _order_offers(
+    offers: Sequence[TransferOffer], insufficient: InsufficientCredit | None
+) -> list[TransferOffer]:
     """The offers in the gateway's order; the asset and payee of a payment with a rest come first."""
-    if short is None:
+    if insufficient is None:
         return list(offers)
-    transfer = short.transfer
+    transfer = insufficient.transfer
     return sorted(
         offers, key=lambda o: (o.chain_id, o.token, o.pay_to) != (*_token_of(transfer), transfer.pay_to)
     )
@@ -638,18 +642,18 @@ def _check_offer(
 
 
 def _amount_due(
-    offer: TransferOffer, asset: Asset, short: InsufficientCredit | None, rules: CallRules
+    offer: TransferOffer, asset: Asset, insufficient: InsufficientCredit | None, rules: CallRules
 ) -> int:
     """The price of `prepay` calls; or only the difference, where there is some credit and one call is to be paid.
 
     A difference is never more than the whole price, because `missing` comes from the gateway.
     """
     if (
-        short is None
+        insufficient is None
         or rules.prepay > 1
-        or short.transfer.asset != asset
-        or short.transfer.pay_to != offer.pay_to
+        or insufficient.transfer.asset != asset
+        or insufficient.transfer.pay_to != offer.pay_to
     ):
         return offer.amount * rules.prepay
-    missing = short.missing
+    missing = insufficient.missing
     return offer.amount if missing is None else min(missing, offer.amount)
