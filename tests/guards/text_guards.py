@@ -216,8 +216,8 @@ TEXT_GUARDS = (
         "X3",
         "the schemas on all pages of the agent document are limited",
         "discovery.agent_document:_split_into_pages",
-        "        shown = whole if schemas_left >= 0 else entry\n",
-        "        shown = whole\n",
+        "        written = whole if schemas_left >= 0 else entry\n",
+        "        written = whole\n",
         test="discovery/test_agent_document.py::test_the_schemas_of_all_pages_are_limited",
     ),
     guard(
