@@ -197,7 +197,7 @@ COMMANDS = (
     CommandRow(
         name="listing test",
         role=PROVIDERS,
-        help="Sends one request to the upstream of a listing, as the gateway sends a paid call. Nobody pays, and nothing is recorded.",
+        help="Sends one request to the upstream of a listing, as the gateway sends a paid call. It costs nothing, and no history records it.",
         target=f"{_PROVIDER}:try_out",
         example="tollway listing test api_… /quote/ETH",
     ),

@@ -311,7 +311,7 @@ def try_out(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sends one request to the upstream of a listing, as the gateway sends a paid call. Nobody pays, and nothing is recorded."""
+    """Sends one request to the upstream of a listing, as the gateway sends a paid call. It costs nothing, and no history records it."""
     with explained_caller_failures(as_json=as_json):
         body = read_content(content)
         trial: dict[str, Any] = {

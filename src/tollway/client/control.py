@@ -231,7 +231,7 @@ def try_out(
     headers: Mapping[str, str] | None = None,
     content: str | None = None,
 ) -> Flow[TrialResponse]:
-    """Sends one request to the upstream of a listing of this wallet, as the gateway sends a paid call. Nobody pays, and the history has no such
+    """Sends one request to the upstream of a listing of this wallet, as the gateway sends a paid call. It costs nothing, and the history has no such
     call. `path`: below the endpoint, with its query."""
     trial = {"method": method, "path": path, "headers": dict(headers or {}), "body": content}
     given = {name: value for name, value in trial.items() if value is not None}

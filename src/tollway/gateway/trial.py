@@ -1,4 +1,4 @@
-"""A trial call: a provider's own request to its listing, which nobody pays and no ledger records.
+"""A trial call: a provider's own request to its listing, which costs nothing and which no ledger records.
 
 It takes the way of a paid call from the match of the path to the response: the same checks of the listing, the same address guard, headers, secret and
 signature. Only the payment differs: `TrialPayment` claims nothing, so a trial has no row, no credit and no part in the measured quality. A paused listing can be
