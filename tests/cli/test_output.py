@@ -178,3 +178,22 @@ def test_a_field_error_names_the_member_its_reason_and_its_value(pointer: str, l
     }
     problem = {"detail": "No.", "errors": [{"pointer": pointer, "code": "x", "detail": "bad"}]}
     assert format_problem(problem, sent=sent) == ["No.", line]
+
+
+@pytest.mark.parametrize(
+    ("print_page", "sentence"),
+    [
+        (
+            lambda: print_search_results({"apis": [], "total": 0}, []),
+            "Nothing found. Use other words or fewer filters.",
+        ),
+        (lambda: print_calls({"calls": [], "total": 0}), "No calls."),
+    ],
+    ids=["search", "history"],
+)
+def test_an_empty_page_is_one_sentence(
+    print_page: Callable[[], None], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_page()
+    printed = capsys.readouterr()
+    assert (printed.out + printed.err).strip() == sentence

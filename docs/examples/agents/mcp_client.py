@@ -10,11 +10,19 @@ from mcp import StdioServerParameters
 from mcp.client import Client
 from mcp.client.stdio import stdio_client
 
-SETTINGS = ("TOLLWAY_GATEWAY", "TOLLWAY_PRIVATE_KEY", "TOLLWAY_RPC", "HOME", "PATH")
+SETTINGS = (
+    "TOLLWAY_GATEWAY",
+    "TOLLWAY_PRIVATE_KEY",
+    "TOLLWAY_KEY_FILE",
+    "TOLLWAY_STORE",
+    "TOLLWAY_RPC",
+    "HOME",
+    "PATH",
+)
 SERVER = StdioServerParameters(
     command="tollway",
     args=["mcp", "--max-price", "0.05 USDC", "--budget", "1 USDC"],
-    env={name: os.environ[name] for name in SETTINGS},
+    env={name: os.environ[name] for name in SETTINGS if name in os.environ},
 )
 
 

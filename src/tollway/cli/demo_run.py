@@ -274,7 +274,7 @@ class DemoGuide:
     def _format_variables(self) -> str:
         variables = {
             "TOLLWAY_GATEWAY": self.gateway_url,
-            "TOLLWAY_RPC": self.playground.rpc_url,
+            "TOLLWAY_RPC": f"{self.playground.usdc.chain_id}={self.playground.rpc_url}",
             "TOLLWAY_KEY_FILE": str(self.key_file),
             "TOLLWAY_STORE": str(self.key_file.with_name("payments.sqlite3")),
         }

@@ -115,6 +115,9 @@ def _read_outcome(
 def print_calls(page: Mapping[str, Any]) -> None:
     """Prints a page of calls, newest first, and below it what to do about those that hold a price. Fits 80 columns."""
     calls = list_objects(page.get("calls"))
+    if page.get("total") == 0:
+        print_foot("No calls.")
+        return
     rows = [
         (
             format_time(call.get("createdAt"), is_short=True),

@@ -76,6 +76,9 @@ def print_json(document: object, *, is_error: bool = False) -> None:
 
 def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> None:
     """Prints the listings that a search found, in its order: two lines each. `details`: of each listing; empty for one that no longer exists."""
+    if page.get("total") == 0:
+        print_foot("Nothing found. Use other words or fewer filters.")
+        return
     console = open_console()
     for api, more in zip(list_objects(page.get("apis")), details, strict=False):
         words = [format_price(api), *_describe_listing(api, more)]
