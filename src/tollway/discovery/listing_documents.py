@@ -17,6 +17,7 @@ from tollway.discovery.listing_view import (
     list_prices,
 )
 from tollway.discovery.operations import ApiOperation
+from tollway.discovery.payment_guide import GUIDE_PATH
 from tollway.discovery.requests import example_json
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.limits import MIB
@@ -147,7 +148,8 @@ def _head(view: ListingView, words_max: int) -> str:
         + f"1. Send the request to {view.gateway_url} and the path of an operation. Unpaid it gets 402 with the terms.\n"
         + "2. Pay: x402 and MPP clients do it alone; or transfer the tokens and show the transaction (X-Payment-Tx, X-Signature).\n"
         + "3. Send the request again with the payment. Pay on a 402 only; on 409, 503 or 504 show the same payment again.\n\n"
-        + f"The [agent document]({view.links['agent']}) has every number and each step in one document.\n\n"
+        + f"The [agent document]({view.links['agent']}) has the operations, every number, and the steps of one way to pay.\n"
+        + f"The payment guide (`{GUIDE_PATH}` of this gateway) has the other ways.\n\n"
         + "## Operations\n\n"
     )
 
@@ -195,7 +197,7 @@ def _tail(view: ListingView) -> str:
     links = view.links
     return (
         "\n## Documents\n\n"
-        f"- [Agent document]({links['agent']}): JSON, at most 8 KiB, all that is needed to call and to pay\n"
+        f"- [Agent document]({links['agent']}): JSON, at most 8 KiB: operations, prices, and the steps of one way to pay\n"
         f"- [OpenAPI 3.1]({links['openapi']}): every operation with its price\n"
         f"- [Discovery]({links['discovery']}): everything in one JSON document\n"
         f"- [MCP server]({links['mcp']}): the operations as tools, streamable HTTP\n"

@@ -55,7 +55,7 @@ def write_site_text(public_url: str, listings: Sequence[Listing], *, total: int)
         f"3. Call: {api}/gateway/(id)/(path). Without a payment the response is a 402 with every way to pay. x402 and MPP "
         "clients pay by themselves; any other client transfers the amount and repeats the request with X-Payment-Tx and "
         f"X-Signature: see the [payment guide]({public_url}{GUIDE_PATH}).\n"
-        "4. Pay on a 402 only. On 409, 503 or 504 send the same payment again. `chargeOn` of the API says which calls cost.\n"
+        "4. Pay on a 402 only. On 409, 503 or 504 send the same payment again. `charged` of the agent document says which calls cost.\n"
         f"5. Check the bill: GET {api}/history, signed by the wallet that paid.\n\n"
         "## Documents\n\n"
         f"- [OpenAPI]({public_url}/openapi.json): the whole contract, with every error\n"
