@@ -197,3 +197,8 @@ def test_an_empty_page_is_one_sentence(
     print_page()
     printed = capsys.readouterr()
     assert (printed.out + printed.err).strip() == sentence
+
+
+def test_a_printed_line_has_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    print_text("a\x1b[31mb\u202ec")
+    assert capsys.readouterr().out == "a\ufffd[31mb\ufffdc\n"

@@ -20,7 +20,7 @@ SHOWN_GUARDS = (
         "cli.output:print_text",
         ".write(plain(text) + ",
         ".write(text + ",
-        test=TERMINAL,
+        test="cli/test_output.py::test_a_printed_line_has_no_control_characters",
     ),
     guard(
         "C20",
