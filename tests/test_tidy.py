@@ -60,6 +60,7 @@ LONG_FILES: dict[str, str] = {}
 
 SHORT_FILES: dict[str, str] = {
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
+    "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
     "ledger/history.py": "the read side: a port of its own, read by the web's history and by MCP, never by the call pipeline",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
     "storage/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
@@ -67,7 +68,7 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 50
+PURE_COUNT = 51
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {

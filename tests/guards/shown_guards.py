@@ -7,6 +7,14 @@ DOCUMENTS = "client/test_agent_tools.py"
 
 SHOWN_GUARDS = (
     guard(
+        "C26",
+        "a cell of a CSV file begins like no formula",
+        "csv_text:_disarm",
+        "return DISARM_MARK + text if text.startswith(FORMULA_STARTS) else text",
+        "return text",
+        test="test_csv_text.py::test_no_cell_begins_like_a_formula",
+    ),
+    guard(
         "C20",
         "a console prints plain text, whatever it is given",
         "cli.output:_PlainRenderable.__rich_console__",
