@@ -122,6 +122,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "payments/facilitator.py": ("aiohttp", "the facilitator that the operator names"),
     "storage/postgres.py": ("asyncpg", "the operator's own database"),
     "rate_limits/redis_windows.py": ("redis", "the operator's own server for rates"),
+    "app/service_notifier.py": ("socket", "the socket of systemd, a path or a name of this machine"),
     "web/server.py": (
         "asyncio.open_connection socket",
         "its own door: listens there, and knocks to see that it is open",

@@ -40,6 +40,7 @@ class TaskName(StrEnum):
     RECEIPT_POLLING = "receipt_polling"
     REPUTATION_ELECTION = "reputation_election"
     SCHEMA_CHECK = "schema_check"
+    SERVICE_WATCHDOG = "service_watchdog"
     SESSION_PRUNING = "session_pruning"
     SETTLEMENT_HANDOVER = "settlement_handover"
     SETTLEMENT_SWEEP = "settlement_sweep"

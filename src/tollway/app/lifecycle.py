@@ -21,6 +21,7 @@ import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
 
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
+from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
 from tollway.app.wiring import (
     AsgiBuilder,
     ReputationServices,
@@ -392,8 +393,8 @@ class App:
 
     # ---- Serving.
 
-    async def serve(self) -> None:
-        """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`."""
+    async def serve(self, notifier: ServiceNotifier | None = None) -> None:
+        """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`. `notifier` reports when the port accepts connections."""
         settings = self.settings
         for listener in filter(None, (settings.listen, settings.admin_listen)):
             check_port_free(listener.host, listener.port)
@@ -402,21 +403,34 @@ class App:
         gc.freeze()
         gc.set_threshold(GC_THRESHOLD)
         _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
-        if settings.admin_listen is None:
-            await self.server.serve()
-            return
-        admin = HttpServer(
-            make_asgi_app(self.metrics.registry),
-            host=settings.admin_listen.host,
-            port=settings.admin_listen.port,
-            limits=settings.limits,
-        )
         async with asyncio.TaskGroup() as group:
-            group.create_task(admin.serve())
+            reporting = group.create_task(self._report(notifier)) if notifier is not None else None
+            admin = self._make_admin_server()
+            if admin is not None:
+                group.create_task(admin.serve())
             try:
                 await self.server.serve()
             finally:
-                admin.stop()
+                if reporting is not None:
+                    reporting.cancel()
+                if admin is not None:
+                    admin.stop()
+
+    def _make_admin_server(self) -> HttpServer | None:
+        listen = self.settings.admin_listen
+        if listen is None:
+            return None
+        app = make_asgi_app(self.metrics.registry)
+        return HttpServer(app, host=listen.host, port=listen.port, limits=self.settings.limits)
+
+    async def _report(self, notifier: ServiceNotifier) -> None:
+        """Readiness once, then the watchdog, from this event loop: a loop that stands still is restarted, a gateway whose database is away is not."""
+        await self.server.wait_up()
+        notifier.notify(READY)
+        interval_s = notifier.watchdog_interval_s
+        if interval_s is not None:
+            watchdog = self.background[TaskName.SERVICE_WATCHDOG]
+            await watchdog.supervise(partial(watchdog.repeat, interval_s, notifier.notify_watchdog))
 
     def stop(self) -> None:
         self.server.stop()
@@ -470,8 +484,14 @@ class App:
 
 async def run(settings: Settings) -> None:
     """`tollway gateway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
+    notifier = ServiceNotifier.from_environment()
     async with App(settings) as app:
+
+        def stop() -> None:
+            notifier.notify(STOPPING)
+            app.stop()
+
         for name in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(name, app.stop)
-        await app.serve()
+            asyncio.get_running_loop().add_signal_handler(name, stop)
+        await app.serve(notifier)
     _log.info("closed")
