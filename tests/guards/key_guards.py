@@ -34,9 +34,17 @@ KEY_GUARDS = (
         "K4",
         "a key file is for its owner alone",
         "config.settings:read_key_file",
-        "if stat.S_IMODE(path.stat().st_mode) & 0o077:",
+        "if can_others_use(path):",
         "if False:",
         test="config/test_settings_secret_keys.py::test_a_file_that_others_can_reach_is_refused",
+    ),
+    guard(
+        "K4",
+        "the access control list of a key file names no other user",
+        "config.file_access:_is_ours",
+        "(entry.tag == USER and entry.number == os.geteuid())",
+        "entry.tag == USER",
+        test="config/test_file_access.py::test_reads_the_access_control_list",
     ),
     guard(
         "K4",

@@ -153,7 +153,7 @@ SETTING_GUARDS = (
         "K4",
         "a gas key file is for its owner alone",
         "config.settings:_read_gas_key_file",
-        '        if stat.S_IMODE(path.stat().st_mode) & 0o077:\n            raise ValueError(f"gas_keys: {path} holds',
+        '        if can_others_use(path):\n            raise ValueError(f"gas_keys: {path} holds',
         '        if False:\n            raise ValueError(f"gas_keys: {path} holds',
         test="config/test_settings.py::test_a_gas_key_file_that_others_can_read_is_refused",
     ),

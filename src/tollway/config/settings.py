@@ -34,6 +34,7 @@ from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tollway.chain.networks import PRESETS
+from tollway.config.file_access import can_others_use
 from tollway.config.networks import NetworkSettings, parse_network
 from tollway.config.values import (
     Listen,
@@ -122,7 +123,7 @@ def _parse_key(word: str, position: int) -> Secret[bytes]:
 def read_key_file(path: Path) -> SecretKeys:
     """Raises `SettingsInvalid`, also where other users may read the file."""
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        if can_others_use(path):
             raise SettingsInvalid([f"secret_key_file: others may read {path}: chmod 600 {path}"])
         return parse_secret_keys(path.read_text())
     except (OSError, UnicodeDecodeError, ValueError) as exc:
@@ -177,7 +178,7 @@ def _read_gas_keys(raw: Any) -> list[str]:
 
 def _read_gas_key_file(path: Path) -> str:
     try:
-        if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        if can_others_use(path):
             raise ValueError(f"gas_keys: {path} holds a key and others may read it: chmod 600 {path}")
         return path.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as exc:

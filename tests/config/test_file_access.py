@@ -1,0 +1,93 @@
+"""Who can read a key file: by its mode, and by an access control list as systemd sets it on a credential."""
+
+import errno
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from tollway.config.file_access import (
+    ACL_NAME,
+    GROUP,
+    GROUP_OBJ,
+    MASK,
+    OTHER,
+    USER,
+    USER_OBJ,
+    can_others_use,
+    parse_acl,
+)
+from tollway.config.settings import read_key_file
+from tollway.errors import SettingsInvalid
+
+KEY = "5e" * 8 + "0123456789abcdef" * 3
+NO_ID = 0xFFFFFFFF
+STRANGER = 54_321
+
+
+def pack(*entries: tuple[int, int, int]) -> bytes:
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def credential(*, reader: int, group: int = 0, mask: int = 4, other: int = 0) -> bytes:
+    """The list of a credential: one named reader; everything else without a right."""
+    return pack(
+        (USER_OBJ, 4, NO_ID),
+        (USER, 4, reader),
+        (GROUP_OBJ, group, NO_ID),
+        (MASK, mask, NO_ID),
+        (OTHER, other, NO_ID),
+    )
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret.key"
+    path.write_text(KEY)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
+def test_accepts_a_file_of_its_owner(key_file: Path, mode: int) -> None:
+    key_file.chmod(mode)
+    assert not can_others_use(key_file)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o602, 0o444])
+def test_refuses_a_file_that_others_can_use(key_file: Path, mode: int) -> None:
+    key_file.chmod(mode)
+    assert can_others_use(key_file)
+
+
+@pytest.mark.parametrize(
+    ("packed", "is_shared"),
+    [
+        (credential(reader=os.geteuid()), False),
+        (credential(reader=STRANGER), True),
+        (credential(reader=STRANGER, mask=0), False),
+        (credential(reader=os.geteuid(), group=4), True),
+        (credential(reader=os.geteuid(), other=4), True),
+        (pack((USER_OBJ, 4, NO_ID), (GROUP_OBJ, 0, NO_ID), (GROUP, 4, 7), (MASK, 4, NO_ID), (OTHER, 0, NO_ID)), True),
+    ],
+    ids=["credential of this user", "of another user", "masked", "owning group", "all others", "a group"],
+)  # fmt: skip
+def test_reads_the_access_control_list(key_file: Path, packed: bytes, is_shared: bool) -> None:
+    try:
+        os.setxattr(key_file, ACL_NAME, packed)
+    except OSError as exc:
+        if exc.errno == errno.ENOTSUP:
+            pytest.skip("the file system of the tests has no access control lists")
+        raise
+    assert can_others_use(key_file) == is_shared
+    if is_shared:
+        with pytest.raises(SettingsInvalid, match="others may read"):
+            read_key_file(key_file)
+    else:
+        assert len(read_key_file(key_file)) == 1
+
+
+@pytest.mark.parametrize("packed", [b"", b"\x02", struct.pack("<I", 3), pack((USER_OBJ, 4, NO_ID))[:-1]])
+def test_a_list_of_another_form_has_no_entries(packed: bytes) -> None:
+    assert list(parse_acl(packed)) == []
