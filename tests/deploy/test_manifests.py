@@ -1,0 +1,216 @@
+"""The image file, the Compose file and the Kubernetes manifests: valid, complete, and with settings that the gateway accepts."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.kit.deploy_programs import ROOT, need_wheel, run_check
+from tollway.config.settings import Settings, load_settings
+from tollway.limits import DEFAULT_LIMITS
+
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+COMPOSE = DEPLOY / "compose.yaml"
+MANIFESTS = sorted(path for path in KUBERNETES.glob("*.yaml") if path.name != "kustomization.yaml")
+OLDEST_KUBERNETES = "1.33"
+STAND_INS = {
+    "TOLLWAY_SECRET_KEY": "5e" * 8 + "0123456789abcdef" * 3,
+    "TOLLWAY_GAS_KEYS_BASE": "0x" + "5e" * 32,
+    "TOLLWAY_DOMAIN": "gateway.example.com",
+    "POSTGRES_PASSWORD": "a1b2c3",
+    "TOLLWAY_RPC_BASE": "https://first.example,https://second.example",
+}
+"""Values for what an operator fills in."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    return document
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    (found,) = [document for document in map(read, MANIFESTS) if document["kind"] == kind]
+    return found
+
+
+def pod_of(kind: str) -> dict[str, Any]:
+    pod: dict[str, Any] = of_kind(kind)["spec"]["template"]["spec"]
+    return pod
+
+
+# ---- The image.
+
+
+def test_hadolint_accepts_the_image_file() -> None:
+    assert run_check(need_wheel("hadolint"), DEPLOY / "Containerfile") == ""
+
+
+def test_the_image_has_no_tag_that_moves_and_runs_as_no_root() -> None:
+    text = (DEPLOY / "Containerfile").read_text()
+    assert "latest" not in text
+    assert re.search(r"^USER 65532:65532$", text, re.MULTILINE)
+    assert 'CMD ["gateway", "serve"]' in text
+
+
+# ---- Compose.
+
+
+def interpolate(part: Any, values: dict[str, str]) -> Any:
+    """`${NAME}`, `${NAME:-default}` and `${NAME:?why}` of the Compose specification, in the texts of the parsed file."""
+    if isinstance(part, dict):
+        return {name: interpolate(value, values) for name, value in part.items()}
+    if isinstance(part, list):
+        return [interpolate(value, values) for value in part]
+    if not isinstance(part, str):
+        return part
+
+    def value(match: re.Match[str]) -> str:
+        name, kind, rest = match[1], match[2], match[3] or ""
+        if kind == ":-":
+            return values.get(name) or rest
+        assert values.get(name), f"{name}: {rest}"
+        return values[name]
+
+    return re.sub(r"\$\{([A-Z_]+)(?:(:[-?])([^}]*))?\}", value, part)
+
+
+@pytest.fixture
+def services() -> dict[str, Any]:
+    found: dict[str, Any] = interpolate(read(COMPOSE), STAND_INS)["services"]
+    return found
+
+
+def test_the_compose_file_follows_the_specification() -> None:
+    run_check(need_wheel("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
+
+
+@pytest.mark.parametrize("name", ["migrate", "gateway-1", "gateway-2"])
+def test_a_gateway_of_the_compose_file_starts_on_its_settings(services: dict[str, Any], name: str) -> None:
+    environment = {key: str(value) for key, value in services[name]["environment"].items()}
+    settings = load_settings(environment, config=None)
+    assert settings.public_url == "https://gateway.example.com"
+    assert not settings.is_sqlite
+
+
+def test_the_proxy_of_the_compose_file_is_the_only_trusted_one(services: dict[str, Any]) -> None:
+    proxy = services["caddy"]["networks"]["inside"]["ipv4_address"]
+    assert services["gateway-1"]["environment"]["TOLLWAY_TRUSTED_PROXIES"] == f"{proxy}/32"
+    assert [name for name, service in services.items() if "ports" in service] == ["caddy"]
+
+
+def test_the_example_of_values_has_every_value(services: dict[str, Any]) -> None:
+    named = set(re.findall(r"\$\{([A-Z_]+)", COMPOSE.read_text()))
+    lines = (DEPLOY / ".env.example").read_text().splitlines()
+    assert {line.partition("=")[0] for line in lines if line and not line.startswith("#")} == named
+
+
+def test_every_file_that_the_compose_file_mounts_exists(services: dict[str, Any]) -> None:
+    mounted = [
+        volume.split(":")[0]
+        for service in services.values()
+        for volume in service.get("volumes", ())
+        if volume.startswith(".")
+    ]
+    assert mounted
+    assert [path for path in mounted if not (DEPLOY / path).exists()] == []
+
+
+def test_a_gateway_of_the_compose_file_writes_nowhere(services: dict[str, Any]) -> None:
+    for name in ("gateway-1", "gateway-2", "migrate"):
+        assert services[name]["read_only"]
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert "volumes" not in services[name]
+
+
+def test_no_image_has_a_tag_that_moves(services: dict[str, Any]) -> None:
+    images = [service["image"] for service in services.values()]
+    images += [pod["containers"][0]["image"] for pod in map(pod_of, ("Deployment", "Job"))]
+    assert all(":" in image and not image.endswith(":latest") for image in images)
+
+
+# ---- Kubernetes.
+
+
+@pytest.mark.parametrize("version", [OLDEST_KUBERNETES, "newest"])
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_manifest_follows_the_schema_of_its_kind(path: Path, version: str) -> None:
+    chosen = [] if version == "newest" else ["-k", version]
+    run_check(need_wheel("kubernetes-validate"), "--strict", *chosen, path)
+
+
+@pytest.mark.parametrize("folder", [KUBERNETES, KUBERNETES / "monitoring"], ids=lambda path: path.name)
+def test_the_kustomization_lists_every_file(folder: Path) -> None:
+    kustomization = read(folder / "kustomization.yaml")
+    assert set(kustomization) == {"apiVersion", "kind", "namespace", "resources"}
+    files = {path.name for path in folder.glob("*.yaml")} - {"kustomization.yaml"}
+    assert sorted(kustomization["resources"]) == sorted(files)
+
+
+def settings_of_the_manifests() -> Settings:
+    values = {**of_kind("ConfigMap")["data"], **of_kind("Secret")["stringData"]}
+    for name, value in STAND_INS.items():
+        if value != values.get(name, value) and values[name].startswith("REPLACE"):
+            values[name] = value
+    return load_settings(values, config=None)
+
+
+def test_a_gateway_starts_on_the_settings_of_the_manifests() -> None:
+    settings = settings_of_the_manifests()
+    assert settings.public_url == "https://gateway.example.com"
+    assert settings.trusted_proxies == ("10.0.0.0/24",)
+
+
+def test_what_must_be_filled_in_is_refused_as_it_stands() -> None:
+    secret = of_kind("Secret")["stringData"]
+    marked = [name for name, value in secret.items() if value.startswith("REPLACE")]
+    assert marked == ["TOLLWAY_SECRET_KEY", "TOLLWAY_GAS_KEYS_BASE"]
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+def test_a_pod_runs_as_no_root_on_a_root_that_it_cannot_write(kind: str) -> None:
+    pod = pod_of(kind)
+    (container,) = pod["containers"]
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] == 65532
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert [mount["mountPath"] for mount in container["volumeMounts"]] == ["/tmp"]
+
+
+def test_a_rollout_takes_no_gateway_out_before_another_is_ready() -> None:
+    spec = of_kind("Deployment")["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    grace_s = pod_of("Deployment")["terminationGracePeriodSeconds"]
+    assert grace_s >= DEFAULT_LIMITS.drain_deadline_s + 10
+
+
+def test_the_probes_outlast_a_short_outage() -> None:
+    (container,) = pod_of("Deployment")["containers"]
+    assert container["readinessProbe"]["httpGet"]["path"] == "/readyz?for=traffic"
+    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    for probe in (container["readinessProbe"], container["livenessProbe"]):
+        assert probe["periodSeconds"] * probe["failureThreshold"] >= DEFAULT_LIMITS.close_patience_s
+
+
+def test_the_ports_agree() -> None:
+    (container,) = pod_of("Deployment")["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    settings = settings_of_the_manifests()
+    assert settings.admin_listen is not None
+    assert ports == {"http": settings.listen.port, "admin": settings.admin_listen.port}
+    monitor = read(KUBERNETES / "monitoring" / "podmonitor.yaml")
+    assert monitor["spec"]["podMetricsEndpoints"][0]["port"] in ports
+    labels = of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]
+    for selector in (
+        of_kind("Service")["spec"]["selector"],
+        of_kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        monitor["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()

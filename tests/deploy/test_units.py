@@ -1,0 +1,121 @@
+"""The systemd units: valid, closed to the system, with settings that exist and times that fit the gateway's."""
+
+import configparser
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kit.deploy_programs import ROOT, run_check
+from tollway.cli.commands import COMMANDS
+from tollway.config.settings import PREFIX, SETTING_NAMES
+from tollway.limits import DEFAULT_LIMITS
+
+UNITS = ROOT / "deploy" / "systemd"
+SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
+EXPOSURE_MAX = 1.2
+"""systemd-analyze security: 0 is closed, 10 open; below 2 is "OK"."""
+SYSTEMD_VERSION_MIN = 252
+
+
+def read_unit(name: str) -> dict[str, list[tuple[str, str]]]:
+    """Section -> its lines; a name may stand in several lines."""
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for line in (UNITS / name).read_text().splitlines():
+        if line.startswith("["):
+            lines = sections.setdefault(line.strip("[]"), [])
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            lines.append((key, value))
+    return sections
+
+
+def value_of(name: str, key: str) -> str:
+    (value,) = [value for one, value in read_unit(name)["Service"] if one == key]
+    return value
+
+
+@pytest.fixture
+def systemd_analyze() -> str:
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        pytest.skip("systemd-analyze is not on this machine")
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=20)
+    if int(told.stdout.split()[1].split(".")[0]) < SYSTEMD_VERSION_MIN:
+        pytest.skip(f"systemd is older than {SYSTEMD_VERSION_MIN}")
+    return program
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """The units, with a program that exists on this machine in place of the gateway's."""
+    for unit in UNITS.iterdir():
+        text = unit.read_text().replace("/opt/tollway/bin/tollway", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in UNITS.iterdir()))
+def test_systemd_accepts_the_unit(systemd_analyze: str, installed: Path, name: str) -> None:
+    unit = installed / name
+    environment = f"SYSTEMD_UNIT_PATH={installed}:"
+    output = run_check(
+        "env", environment, systemd_analyze, "verify", "--man=no", "--recursive-errors=one", unit
+    )
+    assert output == ""  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_the_service_is_closed_to_the_system(systemd_analyze: str, name: str) -> None:
+    output = run_check(systemd_analyze, "security", "--offline=yes", UNITS / name)
+    exposure = re.search(r"Overall exposure level for .*: ([0-9.]+)", output)
+    assert exposure is not None, output
+    assert float(exposure[1]) <= EXPOSURE_MAX
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_setting_and_command_of_a_service_exists(name: str) -> None:
+    for key, value in read_unit(name)["Service"]:
+        if key == "Environment":
+            variable = value.partition("=")[0]
+            assert variable.removeprefix(PREFIX).lower() in SETTING_NAMES
+        if key == "ExecStart":
+            words = " ".join(word for word in value.split()[1:] if not word.startswith(("-", "/")))
+            assert words in {row.name for row in COMMANDS}
+
+
+def test_the_gateway_reports_and_has_time_to_stop() -> None:
+    assert value_of("tollway.service", "Type") == "notify"
+    assert int(value_of("tollway.service", "TimeoutStopSec")) >= DEFAULT_LIMITS.drain_deadline_s + 10
+    assert int(value_of("tollway.service", "WatchdogSec")) >= 10
+    assert value_of("tollway.service", "RestartPreventExitStatus") == "2"
+
+
+def test_the_services_share_one_user_and_one_folder() -> None:
+    for name in SERVICES:
+        assert value_of(name, "User") == "tollway"
+        assert value_of(name, "DynamicUser") == "yes"
+        assert value_of(name, "WorkingDirectory") == "/var/lib/tollway"
+
+
+def test_the_same_protection_holds_for_every_service() -> None:
+    hardened = {
+        name: {line for line in read_unit(name)["Service"] if re.match("Protect|Private|Restrict[A-Z]|System|Cap|No|Lock", line[0])}
+        - {("RestartPreventExitStatus", "2")}
+        for name in SERVICES
+    }  # fmt: skip
+    first, *others = (
+        {line for line in lines if not line[0].startswith("Restart")} for lines in hardened.values()
+    )
+    assert first
+    assert all(other == first for other in others)
+
+
+def test_every_timer_has_its_service() -> None:
+    for timer in UNITS.glob("*.timer"):
+        parser = configparser.ConfigParser()
+        parser.read(timer)
+        assert parser["Timer"]["OnCalendar"]
+        assert timer.with_suffix(".service").exists()
