@@ -10,10 +10,10 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools audit sbom package format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools image image-test audit sbom package format schema bench scale lock clean
 
 help:            ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
 
 define CHECK_PYTHON
 @found=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none); \
@@ -126,6 +126,16 @@ package: $(STAMPS)/python $(STAMPS)/audit   ## wheel and source distribution in 
 	@$(BIN)/python -c 'import contextlib, io, setuptools.build_meta as b; contextlib.redirect_stdout(io.StringIO()).__enter__(); b.build_sdist("dist")'
 	@rm -rf build
 	$(AUDIT_VENV)/bin/python -m twine check --strict dist/tollway-*
+
+# Built without a network, from wheels that are fetched before. A release names BASE by its digest.
+BUILDER ?= buildah
+BASE ?= docker.io/library/python:3.13-slim-bookworm
+IMAGE ?= localhost/tollway:edge
+image: package   ## the image of a gateway (options: BUILDER=podman BASE=registry/python@sha256:… IMAGE=registry/tollway:0.1.0)
+	$(BIN)/python deploy/image.py --builder "$(BUILDER)" --base $(BASE) --tag $(IMAGE)
+
+image-test: install package  ## build and run the image on a minimal Debian: pay, stop and kill under load (as root, with buildah and mmdebstrap)
+	IMAGE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/live/test_image.py $(ARGS)
 
 format: install  ## rewrite files in the house format
 	$(BIN)/ruff format .

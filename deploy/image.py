@@ -1,0 +1,159 @@
+"""Builds the image of a gateway: `make image`.
+
+The image is built without a network. This program asks the base image for its Python, fetches the locked wheels for exactly that Python with their hashes, puts
+our own wheel beside them, and runs the builder. The lock file has markers such as `python_full_version < "3.11.3"`; pip evaluates them for the Python that
+runs it, so they are evaluated here, for the base's.
+"""
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.markers import Marker
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "requirements" / "redis.txt"
+"""The lock of `tollway[redis]`: a gateway that may share its rates."""
+CONTAINERFILE = ROOT / "deploy" / "Containerfile"
+GLIBC_MINORS = range(5, 37)
+"""glibc of Debian 12: the wheels of every older one run on it."""
+ASK = "import json, platform, sys; print(json.dumps([platform.python_version(), platform.machine()]))"
+PIN = re.compile(r"^(?P<pin>[A-Za-z0-9._-]+(?:\[[^]]*\])?==\S+)(?: ; (?P<marker>[^\\]+?))? \\$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BasePython:
+    """The Python of a base image: `version` such as 3.13.5, `machine` such as x86_64."""
+
+    version: str
+    machine: str
+
+    @property
+    def minor(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def markers(self) -> Mapping[str, str]:
+        """The environment of markers (PEP 508)."""
+        return {
+            "implementation_name": "cpython",
+            "implementation_version": self.version,
+            "os_name": "posix",
+            "platform_machine": self.machine,
+            "platform_python_implementation": "CPython",
+            "platform_system": "Linux",
+            "platform_release": "",
+            "platform_version": "",
+            "python_full_version": self.version,
+            "python_version": self.minor,
+            "sys_platform": "linux",
+        }
+
+    @property
+    def platforms(self) -> list[str]:
+        """The platform tags of wheels, newest first."""
+        tags = [f"manylinux_2_{minor}_{self.machine}" for minor in reversed(GLIBC_MINORS)]
+        old = {"x86_64": ("manylinux2014", "manylinux2010", "manylinux1"), "aarch64": ("manylinux2014",)}
+        return [*tags, *(f"{name}_{self.machine}" for name in old.get(self.machine, ())), f"linux_{self.machine}"]  # fmt: skip
+
+
+def choose_requirements(lock: str, python: BasePython) -> str:
+    """The pins of a lock file that hold for this Python, with their hashes and without markers. Raises ValueError for a line that is no pin."""
+    return "".join(f"{pin} \\\n{hashes}" for pin, hashes in _read_pins(lock, python))
+
+
+def _read_pins(lock: str, python: BasePython) -> Iterator[tuple[str, str]]:
+    for block in re.split(r"\n(?=[^\s#])", re.sub(r"^\s*#.*\n?", "", lock, flags=re.MULTILINE)):
+        if not block.strip():
+            continue
+        first, *hashes = block.splitlines()
+        match = PIN.match(first)
+        if match is None or not hashes or not all(line.lstrip().startswith("--hash=") for line in hashes):
+            raise ValueError(f"no pin with hashes: {first}")
+        if match["marker"] is None or Marker(match["marker"]).evaluate(dict(python.markers)):
+            yield match["pin"], "\n".join(hashes) + "\n"
+
+
+def fetch_wheels(requirements: Path, python: BasePython, target: Path) -> None:
+    """Downloads the wheels of the requirements, and compares their hashes. Raises CalledProcessError."""
+    platforms = [word for tag in python.platforms for word in ("--platform", tag)]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
+            *("--no-deps", "--require-hashes", "--only-binary", ":all:", "--implementation", "cp"),
+            *("--python-version", python.minor, *platforms, "--dest", str(target), "-r", str(requirements)),
+        ],
+        check=True,
+    )
+
+
+def write_context(folder: Path, *, python: BasePython, wheel: Path) -> None:
+    """What the image file copies: `runtime.txt`, and `wheels` with our own among them."""
+    (folder / "wheels").mkdir()
+    requirements = folder / "runtime.txt"
+    requirements.write_text(choose_requirements(LOCK.read_text(), python))
+    fetch_wheels(requirements, python, folder / "wheels")
+    shutil.copy(wheel, folder / "wheels")
+
+
+def ask_python(builder: Sequence[str], base: str) -> BasePython:
+    """Runs the base image's Python once, by buildah, podman or docker."""
+    if is_buildah(builder):
+        container = _run(*builder, "from", base).strip()
+        try:
+            told = _run(*builder, "run", "--isolation", "chroot", container, "python3", "-c", ASK)
+        finally:
+            _run(*builder, "rm", container)
+    else:
+        told = _run(*builder, "run", "--rm", base, "python3", "-c", ASK)
+    version, machine = json.loads(told)
+    return BasePython(version=version, machine=machine)
+
+
+def is_buildah(builder: Sequence[str]) -> bool:
+    """`builder` may begin with `env` and variables."""
+    return any(Path(word).name == "buildah" for word in builder)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def find_wheel() -> Path:
+    """The one wheel in `dist/`, which `make package` has built."""
+    found = sorted((ROOT / "dist").glob("tollway-*.whl"))
+    if len(found) != 1:
+        raise SystemExit("error: dist/ must hold one wheel of Tollway: run `make package`")
+    return found[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Builds the image of a gateway.")
+    parser.add_argument("--builder", default="buildah", help="buildah, podman or docker, with its options")
+    parser.add_argument("--base", required=True, help="the base image, best by its digest")
+    parser.add_argument("--tag", default="localhost/tollway:edge")
+    options = parser.parse_args()
+    builder, wheel = shlex.split(options.builder), find_wheel()
+    python = ask_python(builder, options.base)
+    print(f"{options.base} has Python {python.version} on {python.machine}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="tollway-image-") as name:
+        folder = Path(name)
+        write_context(folder, python=python, wheel=wheel)
+        build = ["bud", "--isolation", "chroot"] if is_buildah(builder) else ["build", "--network", "none"]
+        version = wheel.name.split("-")[1]
+        arguments = ("--build-arg", f"BASE={options.base}", "--build-arg", f"VERSION={version}")
+        command = [*builder, *build, *arguments, "--tag", options.tag, "--file", str(CONTAINERFILE), name]
+        subprocess.run(command, check=True)
+    print(f"built {options.tag}")
+
+
+if __name__ == "__main__":
+    main()
