@@ -100,6 +100,8 @@ HELD_BY = {
     "nonce_ttl_s": "identity/test_sessions.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signatures.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_sessions.py::test_a_session_ends_after_a_day",
+    "page_session_ttl_s": "identity/test_page_sessions.py::test_a_session_ends_by_disuse_and_by_age",
+    "page_session_idle_s": "identity/test_page_sessions.py::test_a_session_ends_by_disuse_and_by_age",
     "payment_age_s": "payments/test_transaction_rules.py::test_a_payment_counts_for_a_day_of_readiness",
     "price_memory_s": "payments/test_pricing.py::test_a_call_costs_the_lowest_paid_price_of_ten_minutes",
     "payee_memory_s": "payments/test_pricing.py::test_a_payee_counts_from_a_day_before_the_block",

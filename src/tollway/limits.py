@@ -58,6 +58,10 @@ class FixedLimits:
     ownership_failures_max: int = 7  # checks in a row without a proof; then the ownership ends
     quality_flush_s: float = 2.0  # between two writes of the counts; a crash loses so much
 
+    # Pages.
+    page_session_ttl_s: int = 43_200
+    page_session_idle_s: int = 7_200  # a page session that opened no page for so long has ended
+
     # The ledger, and the responses that it stores.
     claim_batch_max: int = 4_096
     close_patience_s: float = 10.0  # a response waits so long for its close to commit; then it is dropped

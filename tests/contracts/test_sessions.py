@@ -1,4 +1,4 @@
-"""The contract of `SessionStore`, on SQLite and on PostgreSQL."""
+"""The contracts of `SessionStore` and `PageSessionStore`, on SQLite and on PostgreSQL."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,13 +10,14 @@ import pytest
 from tests.kit.payer import KeyWallet
 from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
+from tollway.identity.page_sessions import PageSession, PageSessionStore
 from tollway.identity.sessions import NewSession, Session, SessionStore, SignIn, SignInNonce
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, ChainId, keccak256
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import connect_database
-from tollway.storage.identity_store import SqlSessions
+from tollway.storage.identity_store import SqlPageSessions, SqlSessions
 
 RACERS = 50
 NOW_MS = 1_790_000_000_000
@@ -164,3 +165,67 @@ async def test_pruning_deletes_expired_rows_only(store: SessionStore) -> None:
     assert not await store.remember_signature_nonce("erc8128:1:0xab", "n", expires_ms=NOW_MS + 1_000)
     assert await store.prune(now_ms=NOW_MS + 1_000) == 3
     assert await store.remember_signature_nonce("erc8128:1:0xab", "n", expires_ms=NOW_MS + 2_000)
+
+
+PAGE_SESSION = PageSession(
+    token_hash=b"\x03" * 32,
+    address=Address(b"\x02" * 20),
+    chain_id=ChainId(84532),
+    created_ms=NOW_MS,
+    used_ms=NOW_MS,
+    expires_ms=NOW_MS + 1_000,
+)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+async def stores(request: pytest.FixtureRequest) -> AsyncIterator[tuple[PageSessionStore, SessionStore]]:
+    url = request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
+    database = connect_database(url)
+    await database.open()
+    try:
+        yield SqlPageSessions(database), SqlSessions(database)
+    finally:
+        await database.close()
+
+
+async def test_a_page_session_is_found_until_it_is_closed(
+    stores: tuple[PageSessionStore, SessionStore],
+) -> None:
+    pages, _ = stores
+    await pages.put_page_session(PAGE_SESSION)
+    assert await pages.find_page_session(PAGE_SESSION.token_hash) == PAGE_SESSION
+    assert await pages.find_page_session(b"\x04" * 32) is None
+    await pages.delete_page_session(PAGE_SESSION.token_hash)
+    await pages.delete_page_session(PAGE_SESSION.token_hash)
+    assert await pages.find_page_session(PAGE_SESSION.token_hash) is None
+
+
+async def test_the_use_of_a_page_session_never_moves_back(
+    stores: tuple[PageSessionStore, SessionStore],
+) -> None:
+    pages, _ = stores
+    await pages.put_page_session(PAGE_SESSION)
+    for moment_ms, expected_ms in ((NOW_MS + 5, NOW_MS + 5), (NOW_MS + 3, NOW_MS + 5)):
+        await pages.mark_page_session_used(PAGE_SESSION.token_hash, now_ms=moment_ms)
+        found = await pages.find_page_session(PAGE_SESSION.token_hash)
+        assert found is not None
+        assert found.used_ms == expected_ms
+    await pages.mark_page_session_used(b"\x04" * 32, now_ms=NOW_MS)
+
+
+async def test_the_pruning_of_sessions_deletes_expired_page_sessions(
+    stores: tuple[PageSessionStore, SessionStore],
+) -> None:
+    pages, sessions = stores
+    await pages.put_page_session(PAGE_SESSION)
+    assert await sessions.prune(now_ms=PAGE_SESSION.expires_ms - 1) == 0
+    assert await sessions.prune(now_ms=PAGE_SESSION.expires_ms) == 1
+    assert await pages.find_page_session(PAGE_SESSION.token_hash) is None
+
+
+async def test_a_page_session_is_no_session_of_the_api(stores: tuple[PageSessionStore, SessionStore]) -> None:
+    pages, sessions = stores
+    await pages.put_page_session(PAGE_SESSION)
+    await sessions.put_session(SESSION)
+    assert await sessions.find_session(PAGE_SESSION.token_hash, now_ms=NOW_MS) is None
+    assert await pages.find_page_session(SESSION.token_hash) is None

@@ -93,6 +93,8 @@ def hash_token(token: str) -> bytes | None:
 
 
 SESSION_PATH = "/api/v2/auth/session"
+SIGN_IN_PAGE_PATH = "/signin"
+"""The page where a person signs in. A nonce for its URI opens a page session and counts nowhere else."""
 URI_CHARACTERS_MAX = 1_024
 
 
@@ -181,20 +183,10 @@ class SignIn:
         return challenge
 
     async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewSession:
-        """Opens a session for the wallet that signed. Raises Refusal; the nonce is then unspent, unless the nonce itself was refused.
-
-        Raises `ChainUnavailable` when only a chain can verify the signature and its nodes are unavailable.
-        """
-        try:
-            message = parse_sign_in(text)
-        except ValueError as exc:
-            detail = f"The message is not valid: {exc}. Sign the text that the nonce response contains."
-            problem = Problem(code=Code.INVALID_SIGNATURE, detail=detail, reason="invalid_siwx_payload")
-            raise Refusal(problem) from exc
+        """Opens a session for the wallet that signed. Raises what `prove` raises."""
+        uris = (None, f"{self._origin}{SESSION_PATH}")
+        message = await self.prove(text=text, signature=signature, uris=uris, client_address=client_address)
         now_ms = self._now_ms()
-        proof = SignInProof(message=message, signature=signature)
-        await self.verify(proof, client_address=client_address, now_ms=now_ms)
-        await self.spend_nonce(message, uris=(None, f"{self._origin}{SESSION_PATH}"), now_ms=now_ms)
         token = format_token(self._entropy(32))
         token_hash = hash_token(token)
         assert token_hash is not None
@@ -208,6 +200,26 @@ class SignIn:
             )
         )
         return NewSession(token=token, address=message.signer, expires_in_s=self._limits.session_ttl_s)
+
+    async def prove(
+        self, *, text: str, signature: bytes, uris: tuple[str | None, ...], client_address: str
+    ) -> SignInMessage:
+        """The signed message, verified, with its nonce spent. `uris`: as in `spend_nonce`. Raises Refusal; the nonce is then unspent, unless the nonce
+        itself was refused.
+
+        Raises `ChainUnavailable` when only a chain can verify the signature and its nodes are unavailable.
+        """
+        try:
+            message = parse_sign_in(text)
+        except ValueError as exc:
+            detail = f"The message is not valid: {exc}. Sign the text that the nonce response contains."
+            problem = Problem(code=Code.INVALID_SIGNATURE, detail=detail, reason="invalid_siwx_payload")
+            raise Refusal(problem) from exc
+        now_ms = self._now_ms()
+        proof = SignInProof(message=message, signature=signature)
+        await self.verify(proof, client_address=client_address, now_ms=now_ms)
+        await self.spend_nonce(message, uris=uris, now_ms=now_ms)
+        return message
 
     async def close_session(self, token: str) -> None:
         """Closes the session. Raises Refusal (`session_expired`) for a token without an open session."""
@@ -272,8 +284,8 @@ class SignIn:
     async def spend_nonce(
         self, message: SignInMessage, *, uris: tuple[str | None, ...] | None, now_ms: int
     ) -> None:
-        """Spends the nonce of a verified message. `uris`: the nonce must have been issued for one of these; None: for any URI. A nonce that
-        was issued for a URI counts only in a message with that URI.
+        """Spends the nonce of a verified message. `uris`: the nonce must have been issued for one of these; None: for any URI but that of the
+        sign-in page. A nonce that was issued for a URI counts only in a message with that URI.
 
         Raises Refusal (`nonce_reused`; `invalid_signature` where the nonce was issued for another URI).
         """
@@ -287,7 +299,10 @@ class SignIn:
                 )
             )
         is_elsewhere = taken.uri is not None and taken.uri != message.uri
-        if is_elsewhere or (uris is not None and taken.uri not in uris):
+        is_refused = (
+            taken.uri == f"{self._origin}{SIGN_IN_PAGE_PATH}" if uris is None else taken.uri not in uris
+        )
+        if is_elsewhere or is_refused:
             raise Refusal(
                 Problem(
                     code=Code.INVALID_SIGNATURE,

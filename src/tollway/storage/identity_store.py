@@ -1,4 +1,4 @@
-"""Sign-in nonces, sessions, used request signatures and blocked wallets in SQL. A token is stored only as its SHA-256.
+"""Sign-in nonces, sessions of the API and of pages, used request signatures and blocked wallets in SQL. A token is stored only as its SHA-256.
 
 Each decision with one winner is one statement that reports its outcome. Blocked wallets have a snapshot in memory for paid calls.
 """
@@ -15,9 +15,11 @@ from sqlalchemy import (
     delete,
     insert,
     select,
+    update,
 )
 from sqlalchemy.exc import IntegrityError
 
+from tollway.identity.page_sessions import PageSession
 from tollway.identity.sessions import Session, SignInNonce
 from tollway.ids import Address, ChainId
 from tollway.registry.catalog import BlockedWallet
@@ -41,6 +43,18 @@ session_table = Table(
     Column("created_ms", BigInteger, nullable=False),
     Column("expires_ms", BigInteger, nullable=False),
     Index("ix_session_expires_ms", "expires_ms"),
+)
+
+page_session_table = Table(
+    "page_session",
+    metadata,
+    Column("token_hash", LargeBinary(32), primary_key=True),
+    Column("address", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("used_ms", BigInteger, nullable=False),
+    Column("expires_ms", BigInteger, nullable=False),
+    Index("ix_page_session_expires_ms", "expires_ms"),
 )
 
 signature_nonce_table = Table(
@@ -125,9 +139,59 @@ def _prune(connection: Connection, now_ms: int) -> int:
     statements = (
         delete(signin_nonce_table).where(signin_nonce_table.c.expires_ms <= now_ms),
         delete(session_table).where(session_table.c.expires_ms <= now_ms),
+        delete(page_session_table).where(page_session_table.c.expires_ms <= now_ms),
         delete(signature_nonce_table).where(signature_nonce_table.c.expires_ms <= now_ms),
     )
     return sum(connection.execute(statement).rowcount for statement in statements)
+
+
+class SqlPageSessions:
+    """Implements `PageSessionStore` over SQLite or PostgreSQL. `SqlSessions.prune` deletes the expired ones."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put_page_session(self, session: PageSession) -> None:
+        row = {
+            "token_hash": session.token_hash,
+            "address": bytes(session.address),
+            "chain_id": session.chain_id,
+            "created_ms": session.created_ms,
+            "used_ms": session.used_ms,
+            "expires_ms": session.expires_ms,
+        }
+        await self._database.write(lambda connection: connection.execute(insert(page_session_table), row))
+
+    async def find_page_session(self, token_hash: bytes) -> PageSession | None:
+        columns = page_session_table.c
+        statement = select(
+            columns.address, columns.chain_id, columns.created_ms, columns.used_ms, columns.expires_ms
+        ).where(columns.token_hash == token_hash)
+        row = await self._database.read(lambda connection: connection.execute(statement).one_or_none())
+        if row is None:
+            return None
+        return PageSession(
+            token_hash=token_hash,
+            address=Address(row.address),
+            chain_id=ChainId(row.chain_id),
+            created_ms=row.created_ms,
+            used_ms=row.used_ms,
+            expires_ms=row.expires_ms,
+        )
+
+    async def mark_page_session_used(self, token_hash: bytes, *, now_ms: int) -> None:
+        columns = page_session_table.c
+        statement = (
+            update(page_session_table)
+            .where(columns.token_hash == token_hash, columns.used_ms < now_ms)
+            .values(used_ms=now_ms)
+        )
+        # Not flushed: after a power failure the session counts as unused a little longer.
+        await self._database.write(lambda connection: connection.execute(statement), flush=False)
+
+    async def delete_page_session(self, token_hash: bytes) -> None:
+        statement = delete(page_session_table).where(page_session_table.c.token_hash == token_hash)
+        await self._database.write(lambda connection: connection.execute(statement))
 
 
 wallet_block_table = Table(

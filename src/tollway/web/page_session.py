@@ -1,0 +1,108 @@
+"""The session of a reader on the pages: its cookie, and the checks of every form that changes something.
+
+A form counts with all three: the browser says that it comes from this origin (`Sec-Fetch-Site: same-origin`, or without that header an `Origin` equal to the public URL), the
+cookie of an open session, and a hidden token of that session and route. A GET changes nothing. The cookie is read by the routes of signed-in pages and nowhere else: `/api/v2`,
+`/x402`, `/mcp` and gateway calls ignore it. Sources: RFC 6265bis §4.1.3 (`__Host-`), Fetch Metadata Request Headers.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.web.auth_routes import read_body
+
+FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
+FIELDS_MAX = 400
+"""Fields of one form: a listing has about thirty, and each operation a few."""
+FORM_TYPE = "application/x-www-form-urlencoded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCookie:
+    """A cookie that holds the token of a session. `name` begins with `__Host-`: the browser sends it to this host alone, and no other host can set it."""
+
+    name: str
+    same_site: Literal["Lax", "Strict"]
+
+    def read(self, request: Request) -> str | None:
+        """The token; None without the cookie, and where it occurs more than once."""
+        values = [
+            value
+            for line in request.headers.getlist("cookie")
+            for name, _, value in (pair.strip().partition("=") for pair in line.split(";"))
+            if name == self.name
+        ]
+        return values[0] if len(values) == 1 and values[0] else None
+
+    def set(self, token: str, *, max_age_s: int) -> str:
+        """The value of `Set-Cookie` that gives the token to the browser."""
+        return f"{self.name}={token}; Max-Age={max_age_s}; {self._attributes}"
+
+    def clear(self) -> str:
+        """The value of `Set-Cookie` that deletes the cookie."""
+        return f"{self.name}=; Max-Age=0; {self._attributes}"
+
+    @property
+    def _attributes(self) -> str:
+        return f"Path=/; Secure; HttpOnly; SameSite={self.same_site}"
+
+
+PAGE_COOKIE = SessionCookie(name="__Host-tollway", same_site="Lax")
+
+
+def is_from_origin(request: Request, origins: Sequence[str]) -> bool:
+    """Whether the browser says that a page of this origin sent the request. Without `Sec-Fetch-Site`, `Origin` must be one of `origins`."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    return request.headers.get("origin") in origins
+
+
+def make_form_token(session_token: str, route: str) -> str:
+    """The hidden token of the forms that post to `route` (a path pattern, such as `/my/apis/{apiId}`) in this session. The session token cannot be computed from it."""
+    return hmac.new(session_token.encode(), f"form {route}".encode(), hashlib.sha256).hexdigest()
+
+
+async def read_form(
+    request: Request, *, session_token: str | None, route: str, origins: Sequence[str], bytes_max: int
+) -> Mapping[str, Sequence[str]]:
+    """The fields of a form, checked: each name with its values in their order, and no form token. `session_token` None: a form that opens a session has no form token.
+
+    Raises Refusal: `invalid_request` for a form of another site, another encoding or another session, `payload_too_large`.
+    """
+    if not is_from_origin(request, origins):
+        raise Refusal(
+            _foreign("The form was sent from another site. Open the page on this site and send it again.")
+        )
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM_TYPE:
+        raise Refusal(_foreign(f"A form is sent as {FORM_TYPE}."))
+    body = await read_body(request, bytes_max=bytes_max)
+    try:
+        pairs = parse_qsl(
+            body.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=FIELDS_MAX
+        )
+    except ValueError as exc:
+        raise Refusal(
+            _foreign(f"The form is not readable: it is no UTF-8, or it has more than {FIELDS_MAX} fields.")
+        ) from exc
+    fields: dict[str, list[str]] = {}
+    for name, value in pairs:
+        fields.setdefault(name, []).append(value)
+    given = fields.pop(FORM_TOKEN, [])
+    if session_token is not None:
+        expected = make_form_token(session_token, route).encode()
+        if len(given) != 1 or not hmac.compare_digest(given[0].encode(), expected):
+            raise Refusal(
+                _foreign("The form is of an older session. Load the page again and send it once more.")
+            )
+    return fields
+
+
+def _foreign(detail: str) -> Problem:
+    return Problem(code=Code.INVALID_REQUEST, detail=detail, reason="form_refused")
