@@ -17,6 +17,12 @@ class FixedLimits:
     held_bodies_bytes_max: int = 32 * MIB  # all bodies read whole; the first 64 KiB of each are not counted
     write_stall_s: float = 30.0  # a client that takes no byte for this long is cut off
 
+    # Exports. One row of a file has less than a KiB.
+    exports_at_once_max: int = 8
+    exports_per_wallet_max: int = 2
+    export_rate_bytes_min: int = 16 * KIB  # a second, on average; a slower reader is cut off
+    export_grace_s: float = 30.0
+
     # Upstreams.
     connection_age_s: float = 300.0  # the address of a pooled connection is checked again this often
     dial_failures_max: int = 5  # in a row; then the origin is down until a probe reaches it

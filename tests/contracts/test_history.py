@@ -20,8 +20,8 @@ from tests.kit.ledger_records import (
 )
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address
-from tollway.ledger.history import HistoryQuery
-from tollway.ledger.records import CallState, Delivery, Rail
+from tollway.ledger.history import HistoryQuery, PaymentPlace, PaymentQuery
+from tollway.ledger.records import CallState, Delivery, Payment, PaymentState, Rail
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database
 
@@ -31,6 +31,10 @@ STRANGER = Address(b"\x09" * 20)
 async def pay(ledger: Any, name: str = "tx", **fields: Any) -> Any:
     (payment,) = await ledger.record_payments([new_payment(1000, name, **fields)], now_ms=NOW_MS)
     return payment
+
+
+async def payments(ledger: Any, query: PaymentQuery) -> list[Payment]:
+    return [one.payment for one in await ledger.read_payments(query)]
 
 
 async def ids(ledger: Any, query: HistoryQuery) -> list[str]:
@@ -157,11 +161,73 @@ async def test_lists_the_payments_of_a_wallet_newest_first(ledger: Any) -> None:
     new = await pay(ledger, "new", block_time=3)
     middle = await pay(ledger, "middle", block_time=2)
     stranger = await pay(ledger, "new", payer=STRANGER)
-    assert await ledger.payments_of(PAYER, limit=9, offset=0) == (new, middle, old)
-    assert await ledger.payments_of(PAYER, limit=1, offset=1) == (middle,)
+    assert await payments(ledger, PaymentQuery(wallet=PAYER)) == [new, middle, old]
+    assert await payments(ledger, PaymentQuery(wallet=PAYER, limit=1, offset=1)) == [middle]
     assert await ledger.payments_in(PAYER, tx_hash("new")) == (new,)
     assert await ledger.payments_in(STRANGER, tx_hash("new")) == (stranger,)
     assert await ledger.payments_in(STRANGER, tx_hash("old")) == ()
+
+
+async def test_pages_payments_by_the_place_of_the_last_one(ledger: Any) -> None:
+    """Two of them are in one transaction; one payment was recorded too late for the set."""
+    for name, block_time, payee in (
+        ("a", 1, PROVIDER),
+        ("b", 2, PROVIDER),
+        ("b", 2, STRANGER),
+        ("c", 3, PROVIDER),
+    ):
+        await pay(ledger, name, block_time=block_time, payee=payee)
+    later = NOW_MS + 5
+    await ledger.record_payments([new_payment(9, "late", block_time=2)], now_ms=later)
+    query = PaymentQuery(wallet=PAYER, to_ms=later - 1)
+    everything = await payments(ledger, query)
+    assert [one.tx_hash for one in everything] == [tx_hash(name) for name in "cbba"]
+    for number in range(1, 4):
+        last = await ledger.find_last_payment(replace(query, limit=number))
+        assert last.payment == everything[number - 1]
+        place = PaymentPlace.parse(str(last.place))
+        assert place == last.place
+        assert await payments(ledger, replace(query, before=place)) == everything[number:]
+        assert await payments(ledger, replace(query, after=last.payment)) == everything[number:]
+    assert await ledger.find_last_payment(replace(query, limit=4)) is None
+    whole = PaymentPlace(tx_hash=tx_hash("b"))
+    assert await payments(ledger, replace(query, before=whole)) == everything[3:]
+    for nowhere in (PaymentPlace(tx_hash=tx_hash("b"), number=2), PaymentPlace(tx_hash=tx_hash("x"))):
+        assert await payments(ledger, replace(query, before=nowhere)) == []
+    assert len(await payments(ledger, PaymentQuery(wallet=PAYER, from_ms=later))) == 1
+
+
+async def test_a_payee_lists_the_payments_that_it_received(ledger: Any) -> None:
+    mine = await pay(ledger, "mine", payee=PROVIDER)
+    await pay(ledger, "other", payee=STRANGER)
+    assert await payments(ledger, PaymentQuery(wallet=PROVIDER, role="provider")) == [mine]
+    assert await payments(ledger, PaymentQuery(wallet=PROVIDER)) == []
+
+
+async def test_a_listed_payment_says_why_it_is_held(ledger: Any) -> None:
+    payment = await pay(ledger)
+    claim = claim_on(payment, 5)
+    await ledger.claim(claim)
+    await ledger.close(close_of(claim, CallState.UNKNOWN, upstream_status=None))
+    (listed,) = await ledger.read_payments(PaymentQuery(wallet=PAYER))
+    assert (listed.has_unknown_call, listed.is_restored, listed.recorded_ms) == (True, False, NOW_MS)
+    await ledger.mark_restored(now_ms=NOW_MS)
+    (listed,) = await ledger.read_payments(PaymentQuery(wallet=PAYER))
+    assert (listed.has_unknown_call, listed.is_restored) == (True, True)
+    assert listed.payment.state is PaymentState.FINAL
+
+
+@pytest.mark.parametrize(("wanted", "expected"), FILTERS)
+async def test_the_last_call_of_a_page_is_known_before_its_rows_are_read(
+    ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
+) -> None:
+    query = HistoryQuery(wallet=PAYER, **wanted)
+    for number in range(1, len(expected)):
+        last = await ledger.find_last_call(replace(query, limit=number))
+        assert last.id == calls[expected[number - 1]]
+    if expected:
+        assert await ledger.find_last_call(replace(query, limit=len(expected))) is None
+    assert [one.id for one in await ledger.read_calls(query)] == [calls[name] for name in expected]
 
 
 async def test_a_filtered_total_stops_at_ten_thousand(database: Database) -> None:

@@ -24,7 +24,7 @@ from tests.kit.ledger_records import (
 )
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
-from tollway.ledger.history import HistoryQuery
+from tollway.ledger.history import HistoryQuery, PaymentQuery
 from tollway.ledger.ledger import (
     POSTPONED_MS_MAX,
     Claimed,
@@ -764,8 +764,8 @@ async def test_history_names_transaction_and_payee_of_an_authorised_call(ledger:
     (record,) = page.calls
     assert (record.pay_to, record.tx_hash, record.asset) == (PAYEE, tx_hash("settled"), USDC)
     assert (record.rail, record.chain_id) == (Rail.X402, CHAIN)
-    (payment,) = await ledger.payments_of(PAYER, limit=9, offset=0)
-    assert await ledger.calls_of(payment.id, limit=9) == (claim.call_id,)
+    (listed,) = await ledger.read_payments(PaymentQuery(wallet=PAYER))
+    assert await ledger.calls_of(listed.payment.id, limit=9) == (claim.call_id,)
 
 
 async def test_an_authorised_call_reports_its_stored_response(ledgers: Any) -> None:

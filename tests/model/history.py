@@ -1,6 +1,7 @@
 """The history port of the ledger model: the counterpart of `storage.history`. It only reads."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from tests.model.rows import (
     Debt,
@@ -15,7 +16,15 @@ from tests.model.rows import (
 )
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, TxHash
-from tollway.ledger.history import HistoryPage, HistoryQuery
+from tollway.ledger.history import (
+    HistoryPage,
+    HistoryQuery,
+    HistoryRole,
+    LastPayment,
+    ListedPayment,
+    PaymentPlace,
+    PaymentQuery,
+)
 from tollway.ledger.records import CallRecord, CallState, KeyedCall, KeyName, Payment, RecordedTransaction
 from tollway.limits import DEFAULT_LIMITS, Limits
 
@@ -58,11 +67,65 @@ class MemoryStatement:
     def _record(self, call: MemoryCall) -> CallRecord:
         return call_record(call, unknown_hold_ms=self._limits.unknown_hold_s * 1000)
 
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
+    async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
+        return (await self.history(query)).calls
+
+    async def find_last_call(self, query: HistoryQuery) -> CallRecord | None:
+        page = await self.read_calls(replace(query, limit=query.limit + 1))
+        return page[-2] if len(page) > query.limit else None
+
+    async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]:
         self._answer()
-        own = [shown_payment(one) for one in self._rows.payments.values() if one.payer == payer]
-        own.sort(key=lambda one: (one.block_time, one.id), reverse=True)
-        return tuple(own[offset : offset + limit])
+        own = [one for one in self._payments_of(query.wallet, query.role) if self._is_recorded_in(one, query)]
+        if query.before is not None or query.after is not None:
+            place = self._place(query)
+            own = [one for one in own if place is not None and (one.block_time, one.id) < place]
+        listed = [
+            ListedPayment(
+                payment=one,
+                recorded_ms=self._rows.recorded_ms[one.id],
+                is_restored=one.is_held and self._rows.restored_ms is not None,
+                has_unknown_call=bool(await self.unknown_calls(one.id, limit=1)),
+            )
+            for one in own[query.offset : query.offset + query.limit]
+        ]
+        return tuple(listed)
+
+    async def find_last_payment(self, query: PaymentQuery) -> LastPayment | None:
+        page = await self.read_payments(replace(query, limit=query.limit + 1))
+        if len(page) <= query.limit:
+            return None
+        last = page[-2].payment
+        ids = sorted(
+            one.id for one in self._payments_of(query.wallet, query.role) if one.tx_hash == last.tx_hash
+        )
+        number = ids.index(last.id) if len(ids) > 1 else None
+        return LastPayment(payment=last, place=PaymentPlace(tx_hash=last.tx_hash, number=number))
+
+    def _payments_of(self, wallet: Address, role: HistoryRole) -> list[Payment]:
+        own = [
+            shown_payment(one)
+            for one in self._rows.payments.values()
+            if (one.payer if role == "payer" else one.payee) == wallet
+        ]
+        return sorted(own, key=lambda one: (one.block_time, one.id), reverse=True)
+
+    def _is_recorded_in(self, payment: Payment, query: PaymentQuery) -> bool:
+        recorded_ms = self._rows.recorded_ms[payment.id]
+        is_late = query.from_ms is None or recorded_ms >= query.from_ms
+        return is_late and (query.to_ms is None or recorded_ms <= query.to_ms)
+
+    def _place(self, query: PaymentQuery) -> tuple[int, int] | None:
+        if query.after is not None:
+            return query.after.block_time, query.after.id
+        assert query.before is not None
+        named = [
+            one for one in self._payments_of(query.wallet, query.role) if one.tx_hash == query.before.tx_hash
+        ]
+        named.sort(key=lambda one: one.id)
+        if query.before.number is not None:
+            named = named[query.before.number : query.before.number + 1]
+        return min(((one.block_time, one.id) for one in named), default=None)
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
         return tuple(one for one in self._payments_with(tx_hash) if one.payer == payer)

@@ -353,6 +353,7 @@ class MemoryLedger(MemoryFinality):
             calls=old.calls if old is not None else 0,
             is_authorized=old is not None and old.is_authorized,
         )
+        self._rows.recorded_ms.setdefault(payment_id, now_ms)
         self._rows.checked_ms[payment_id] = 0
         self._pay_debts(self._rows.payments[payment_id])
         return payment_id

@@ -103,6 +103,7 @@ class MemoryRows:
     `life`: of the machine that keeps the ledger; `lives`: in which one each gateway was last looked after."""
 
     payments: dict[int, Payment] = field(default_factory=dict)
+    recorded_ms: dict[int, int] = field(default_factory=dict)
     checked_ms: dict[int, int] = field(default_factory=dict)
     gone_ms: dict[int, int] = field(default_factory=dict)
     calls: dict[CallId, MemoryCall] = field(default_factory=dict)

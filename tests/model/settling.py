@@ -277,6 +277,7 @@ class MemorySettling(MemoryMoves):
             calls=int(is_bought),
             is_authorized=True,
         )
+        self._rows.recorded_ms[payment_id] = now_ms
         self._rows.checked_ms[payment_id] = 0
         return payment_id
 

@@ -10,6 +10,7 @@ from tests.simulation.fake_ledger import FakeMachine
 from tests.simulation.history import History
 from tests.simulation.run import at_once
 from tests.simulation.sqlite_ledger import SqliteDisk, SqliteMachine, opened_disk
+from tollway.ledger.history import PaymentQuery
 from tollway.ledger.records import CallRecord
 
 SHOWN = 12
@@ -73,7 +74,8 @@ async def _describe(history: History) -> list[str]:
     report = await gateway.audit()
     lines = [f"audit {report.payments} {report.calls} {report.wrong} {sorted(report.held_calls)}"]
     for payer in history.truth.balances:
-        payments = await gateway.payments_of(payer, limit=100, offset=0)
+        listed = await gateway.read_payments(PaymentQuery(wallet=payer, limit=100))
+        payments = [one.payment for one in listed]
         lines += [str(one) for one in sorted(payments, key=lambda one: one.id)]
         lines += [str(one) for one in await gateway.debts(payer)]
     for call_id in sorted(history.truth.facts):

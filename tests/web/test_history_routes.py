@@ -12,7 +12,7 @@ from starlette.requests import Request
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
-from tollway.ledger.history import HistoryPage, HistoryQuery
+from tollway.ledger.history import HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
 from tollway.ledger.records import (
     CallRecord,
     CallState,
@@ -102,6 +102,7 @@ class FakeRecords:
         self.calls = {call.id: call for call in calls}
         self.payments = tuple(payments)
         self.queries: list[HistoryQuery] = []
+        self.payment_queries: list[PaymentQuery] = []
         self.is_lower_bound = False
         self.claimed: tuple[CallId, ...] = (CallId("call_1"),)
         self.unknown: tuple[CallId, ...] = ()
@@ -118,8 +119,19 @@ class FakeRecords:
     async def find_call(self, call_id: CallId) -> CallRecord | None:
         return self.calls.get(call_id)
 
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-        return tuple(payment for payment in self.payments if payment.payer == payer)[offset : offset + limit]
+    async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]:
+        self.payment_queries.append(query)
+        own = tuple(
+            ListedPayment(
+                payment=one,
+                recorded_ms=NOW_MS,
+                is_restored=one.is_held and self.held_before_ms is not None,
+                has_unknown_call=bool(self.unknown),
+            )
+            for one in self.payments
+            if one.payer == query.wallet
+        )
+        return own[query.offset : query.offset + query.limit]
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
         return tuple(p for p in self.payments if (p.payer, p.tx_hash) == (payer, tx_hash))

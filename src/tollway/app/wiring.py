@@ -79,6 +79,7 @@ from tollway.web.auth_routes import WalletDependency, make_challenge, make_walle
 from tollway.web.catalog_routes import CatalogServices, catalog_router
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
+from tollway.web.exports import ExportServices, export_router
 from tollway.web.gateway_app import GatewayApp
 from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.idempotent_create import IdempotentCreate
@@ -383,6 +384,17 @@ class AsgiBuilder:
                     lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
                     find_asset=self._find_asset,
                     now_ms=self._now_ms,
+                ),
+                export_router(
+                    ExportServices(
+                        call_history=services.call_history,
+                        wallet=wallet,
+                        find_asset=self._find_asset,
+                        limits=limits,
+                        public_url=settings.public_url,
+                        now_ms=self._now_ms,
+                        clock=time.monotonic,
+                    )
                 ),
                 x402_history_router(
                     call_history=services.call_history,

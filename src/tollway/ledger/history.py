@@ -1,10 +1,13 @@
 """The read port of the ledger: the calls and payments of a wallet. The store of the ledger implements it too."""
 
+import re
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, Self
 
 from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.records import CallRecord, Payment
+
+_NUMBER = re.compile(r"[0-9]{1,6}")
 
 HistoryStatus = Literal["pending", "succeeded", "failed", "unknown"]
 """`pending`: forwarding or settling; `succeeded`: consumed, upstream status below 400; `failed`: any other consumed call, or
@@ -37,6 +40,60 @@ class HistoryPage:
     is_lower_bound: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentPlace:
+    """The place of a payment in the payments of a wallet: its transaction and, where the wallet has several payments in it, the number of the payment
+    among them, oldest first. `number` None: after all of them. Its text is public: `0x…` or `0x….1`."""
+
+    tx_hash: TxHash
+    number: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        tx_hash, separator, number = text.partition(".")
+        if separator and not _NUMBER.fullmatch(number):
+            raise ValueError("must be a transaction hash, or a hash with a point and a number")
+        return cls(tx_hash=TxHash.parse(tx_hash), number=int(number) if separator else None)
+
+    def __str__(self) -> str:
+        return f"{self.tx_hash}" if self.number is None else f"{self.tx_hash}.{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentQuery:
+    """A query for the payments of one wallet, newest block first. `role`: the wallet paid them, or received them. `from_ms` and `to_ms`, both inclusive,
+    are about the moment at which the ledger recorded a payment; so a set with `to_ms` in the past never gets another payment."""
+
+    wallet: Address
+    role: HistoryRole = "payer"
+    from_ms: int | None = None
+    to_ms: int | None = None
+    before: PaymentPlace | None = None
+    after: Payment | None = None
+    """The payment that was read last, for the next rows of the same page."""
+    limit: int = 50
+    offset: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastPayment:
+    """The last payment of a page that has a page after it, and its public place."""
+
+    payment: Payment
+    place: PaymentPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedPayment:
+    """A payment in a list of a wallet. `is_restored`: held because the database was restored. `has_unknown_call`: a call without an outcome holds units of it."""
+
+    payment: Payment
+    recorded_ms: int
+    is_restored: bool
+    has_unknown_call: bool
+
+
 class CallHistory(Protocol):
     """The read port. Raises `StorageUnavailable`."""
 
@@ -46,7 +103,19 @@ class CallHistory(Protocol):
 
     async def find_call(self, call_id: CallId) -> CallRecord | None: ...
 
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]: ...
+    async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
+        """The calls of a page without its total."""
+        ...
+
+    async def find_last_call(self, query: HistoryQuery) -> CallRecord | None:
+        """The last call of a page that has a page after it; None for the last page. Reads index entries up to it."""
+        ...
+
+    async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]: ...
+
+    async def find_last_payment(self, query: PaymentQuery) -> LastPayment | None:
+        """The last payment of a page that has a page after it; None for the last page."""
+        ...
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]: ...
 

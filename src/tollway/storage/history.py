@@ -39,7 +39,15 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, TxHash
-from tollway.ledger.history import HistoryPage, HistoryQuery, HistoryRole, HistoryStatus
+from tollway.ledger.history import (
+    HistoryPage,
+    HistoryQuery,
+    HistoryRole,
+    HistoryStatus,
+    LastPayment,
+    ListedPayment,
+    PaymentQuery,
+)
 from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
 from tollway.limits import Limits
@@ -57,6 +65,7 @@ from tollway.storage.ledger_tables import (
     select_records,
     topup_table,
 )
+from tollway.storage.payment_list import find_last_payment, read_payments
 from tollway.storage.statements import IndexHint
 
 CALLS_PER_BATCH = 2_000
@@ -124,16 +133,20 @@ class HistoryStore:
         row = await self._database.read(lambda connection: connection.execute(query).first())
         return None if row is None else parse_call(row, unknown_hold_ms=self._unknown_hold_ms)
 
-    async def payments_of(self, payer: Address, *, limit: int, offset: int) -> tuple[Payment, ...]:
-        columns = payment_table.c
-        query = (
-            select(payment_table)
-            .where(columns.payer == payer)
-            .order_by(columns.block_time.desc(), columns.id.desc())
-            .limit(limit)
-            .offset(offset)
+    async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
+        return await self._database.read(
+            partial(read_calls, query=query, unknown_hold_ms=self._unknown_hold_ms)
         )
-        return await self._read_payments(query)
+
+    async def find_last_call(self, query: HistoryQuery) -> CallRecord | None:
+        work = partial(_find_last_call, query=query, unknown_hold_ms=self._unknown_hold_ms)
+        return await self._database.read(work, is_long=True)
+
+    async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]:
+        return await self._database.read(partial(read_payments, query=query))
+
+    async def find_last_payment(self, query: PaymentQuery) -> LastPayment | None:
+        return await self._database.read(partial(find_last_payment, query=query), is_long=True)
 
     async def payments_in(self, payer: Address, tx_hash: TxHash) -> tuple[Payment, ...]:
         columns = payment_table.c
@@ -166,12 +179,30 @@ _UNSUCCESSFUL: tuple[HistoryStatus, ...] = ("failed", "unknown", "pending")
 
 
 def read_history(connection: Connection, query: HistoryQuery, *, unknown_hold_ms: int) -> HistoryPage:
-    found = _calls(query)
-    found = replace(found, select=found.select.where(*_cursor_filters(connection, query, found.calls)))
-    rows = _read_page(connection, found, limit=query.limit, offset=query.offset)
-    calls = tuple(parse_call(row, unknown_hold_ms=unknown_hold_ms) for row in rows)
+    calls = read_calls(connection, query, unknown_hold_ms=unknown_hold_ms)
     total, is_beyond = _total(connection, query)
     return HistoryPage(calls=calls, total=total, is_lower_bound=is_beyond)
+
+
+def read_calls(
+    connection: Connection, query: HistoryQuery, *, unknown_hold_ms: int
+) -> tuple[CallRecord, ...]:
+    rows = _read_page(connection, _calls_before(connection, query), limit=query.limit, offset=query.offset)
+    return tuple(parse_call(row, unknown_hold_ms=unknown_hold_ms) for row in rows)
+
+
+def _find_last_call(
+    connection: Connection, query: HistoryQuery, *, unknown_hold_ms: int
+) -> CallRecord | None:
+    """The last call of the page is the first of the two rows at its end; the second one begins the next page."""
+    end = query.offset + query.limit - 1
+    rows = _read_page(connection, _calls_before(connection, query), limit=2, offset=end)
+    return parse_call(rows[0], unknown_hold_ms=unknown_hold_ms) if len(rows) > 1 else None
+
+
+def _calls_before(connection: Connection, query: HistoryQuery) -> "_MatchingCalls":
+    found = _calls(query)
+    return replace(found, select=found.select.where(*_cursor_filters(connection, query, found.calls)))
 
 
 def _newest_first(calls: FromClause) -> tuple[ColumnElement[int], ColumnElement[str]]:

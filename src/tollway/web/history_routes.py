@@ -14,7 +14,14 @@ from starlette.routing import Route, Router
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, format_network
-from tollway.ledger.history import CallHistory, HistoryQuery, HistoryRole, HistoryStatus
+from tollway.ledger.history import (
+    CallHistory,
+    HistoryQuery,
+    HistoryRole,
+    HistoryStatus,
+    PaymentPlace,
+    PaymentQuery,
+)
 from tollway.ledger.ledger import Ledger, PaymentLedger
 from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState
 from tollway.money import Asset
@@ -81,10 +88,11 @@ def history_router(
 
     async def list_payments(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        query = read_query(PaymentParameters, request.scope["query_string"])
-        payments = await call_history.payments_of(caller.address, limit=query.limit, offset=query.offset)
+        given = read_query(PaymentParameters, request.scope["query_string"])
+        query = PaymentQuery(wallet=caller.address, **dict(given))
         rows = [
-            await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
+            await _payment_json(listed.payment, call_history, find_asset, is_restored=listed.is_restored)
+            for listed in await call_history.read_payments(query)
         ]
         return JSONResponse({"payments": rows, "limit": query.limit, "offset": query.offset})
 
@@ -96,8 +104,11 @@ def history_router(
         if not payments:
             status = await lookup(tx_hash, caller.address)
             return JSONResponse(_transaction_status_json(tx_hash, caller.address, status))
+        is_held = any(payment.is_held for payment in payments)
+        is_restored = is_held and (await payment_ledger.find_transaction(tx_hash)).held_before_ms is not None
         first, *others = [
-            await _payment_json(payment, call_history, payment_ledger, find_asset) for payment in payments
+            await _payment_json(payment, call_history, find_asset, is_restored=is_restored)
+            for payment in payments
         ]
         return JSONResponse({**first, "others": others} if others else first)
 
@@ -231,7 +242,7 @@ def _http_status(call: CallRecord) -> int | None:
 
 
 def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
-    asset = _call_asset(call, find_asset)
+    asset = find_call_asset(call, find_asset)
     return {
         "state": "none" if asset is None else _PAYMENT_STATES[call.state],
         "rail": call.rail.value,
@@ -251,7 +262,7 @@ def _hold_json(call: CallRecord, asset: Asset | None) -> dict[str, Any]:
     return {"heldUntil": format_time(call.held_until_ms)}
 
 
-def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
+def find_call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
     """The asset that paid; None for a free call. The record itself describes an asset that is no longer configured."""
     if call.chain_id is None or call.asset is None:
         return None
@@ -263,20 +274,24 @@ def _call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
 
 
 async def _payment_json(
-    payment: Payment, call_history: CallHistory, payment_ledger: PaymentLedger, find_asset: FindAsset
+    payment: Payment, call_history: CallHistory, find_asset: FindAsset, *, is_restored: bool
 ) -> dict[str, Any]:
-    asset = find_asset(payment.chain_id, payment.asset)
-    network = format_network(payment.chain_id)
-    # A gone payment has no credit, even while calls in flight hold units of it.
-    credit_units = 0 if payment.state is PaymentState.GONE else payment.remaining_units
     newest = await call_history.calls_of(payment.id, limit=CALLS_SHOWN_MAX)
     unknown: tuple[CallId, ...] = ()
     if payment.taken_units > 0:
         unknown = await call_history.unknown_calls(payment.id, limit=CALLS_SHOWN_MAX)
-    is_restored = (
-        payment.is_held
-        and (await payment_ledger.find_transaction(payment.tx_hash)).held_before_ms is not None
-    )
+    members = payment_members(payment, find_asset, is_restored=is_restored, is_held_by_call=bool(unknown))
+    return {**members, "calls": _list_calls(unknown, among=newest)}
+
+
+def payment_members(
+    payment: Payment, find_asset: FindAsset, *, is_restored: bool, is_held_by_call: bool
+) -> dict[str, str | None]:
+    """The members of a payment in a list and in a file, without its calls."""
+    asset = find_asset(payment.chain_id, payment.asset)
+    network = format_network(payment.chain_id)
+    # A gone payment has no credit, even while calls in flight hold units of it.
+    credit_units = 0 if payment.state is PaymentState.GONE else payment.remaining_units
     return {
         "transaction": str(payment.tx_hash),
         "network": network,
@@ -286,8 +301,7 @@ async def _payment_json(
         "amount": str(asset.to_base_units(payment.value_units)) if asset else None,
         "credit": str(asset.to_base_units(credit_units)) if asset else None,
         "state": _payment_state(payment),
-        "reason": _payment_reason(payment, is_restored=is_restored, is_held_by_call=bool(unknown)),
-        "calls": _list_calls(unknown, among=newest),
+        "reason": _payment_reason(payment, is_restored=is_restored, is_held_by_call=is_held_by_call),
     }
 
 
@@ -343,15 +357,24 @@ def _transaction_status_json(
     }
 
 
-class PaymentParameters(QueryModel):
+class PaymentFilters(QueryModel):
+    """The filter of the payments of a wallet, with the field names of `PaymentQuery`: one for the list and the file."""
+
+    before: Annotated[PaymentPlace | None, parsed(PaymentPlace.parse)] = None
+    role: HistoryRole = "payer"
+    from_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="from")
+    to_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="to")
+
+
+class PaymentParameters(PaymentFilters):
     """The query of `GET /payments`."""
 
     limit: Annotated[int, whole_number(1, PAYMENTS_LIMIT_MAX)] = HISTORY_LIMIT_DEFAULT
     offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
 
 
-class HistoryParameters(QueryModel):
-    """The query of `GET /history`, with the field names of `HistoryQuery`."""
+class HistoryFilters(QueryModel):
+    """The filter of the calls of a wallet, with the field names of `HistoryQuery`: one for the list and the file."""
 
     listing_id: Annotated[ListingId, Field(max_length=ID_LENGTH_MAX)] | None = Field(None, alias="apiId")
     before: Annotated[CallId, Field(max_length=ID_LENGTH_MAX)] | None = None
@@ -359,6 +382,11 @@ class HistoryParameters(QueryModel):
     status: HistoryStatus | None = None
     from_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="from")
     to_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="to")
+
+
+class HistoryParameters(HistoryFilters):
+    """The query of `GET /history`."""
+
     limit: Annotated[int, whole_number(1, HISTORY_LIMIT_MAX)] = HISTORY_LIMIT_DEFAULT
     offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
 

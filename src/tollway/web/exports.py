@@ -1,0 +1,319 @@
+"""`GET /api/v2/history.csv` and `/payments.csv`: the lists of `web/history_routes.py` as files, with the same filter.
+
+A page has at most `PAGE_ROWS_MAX` rows; `Link` with `rel="next"` names the next one. All pages of a file have the same `to`, the moment of the first request unless
+the query has an earlier one. Rows are read in chunks of `CHUNK_ROWS`, each in a short read of the database, and the next chunk is read when the client has taken the
+last one. So neither memory nor a transaction grows with the file. A failure after the head ends the response without its last chunk: the client sees a broken
+transfer and never a file that looks complete.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Annotated
+from urllib.parse import quote, urlencode
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from tollway.csv_text import csv_line
+from tollway.errors import Code, Problem, Refusal, StorageUnavailable
+from tollway.ids import Address
+from tollway.ledger.history import CallHistory, HistoryQuery, PaymentQuery
+from tollway.limits import Limits
+from tollway.web.auth_routes import WalletDependency
+from tollway.web.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
+from tollway.web.history_routes import FindAsset, HistoryFilters, PaymentFilters
+from tollway.web.query import QueryModel, format_time, read_query, whole_number
+
+PAGE_ROWS_MAX = 100_000
+CHUNK_ROWS = 200
+"""Rows that are read and written at once: a few milliseconds of the event loop, in which no other request runs."""
+RETRY_S = 10
+MEDIA_TYPE = "text/csv; charset=utf-8; header=present"
+
+_log = structlog.get_logger(__name__)
+
+
+class CallExportParameters(HistoryFilters):
+    """The query of `GET /history.csv`. `limit`: rows of a page."""
+
+    limit: Annotated[int, whole_number(1, PAGE_ROWS_MAX)] = PAGE_ROWS_MAX
+
+
+class PaymentExportParameters(PaymentFilters):
+    """The query of `GET /payments.csv`. `limit`: rows of a page."""
+
+    limit: Annotated[int, whole_number(1, PAGE_ROWS_MAX)] = PAGE_ROWS_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportServices:
+    """The collaborators of the routes. `clock`: monotonic, in seconds."""
+
+    call_history: CallHistory
+    wallet: WalletDependency
+    find_asset: FindAsset
+    limits: Limits
+    public_url: str
+    now_ms: Callable[[], int]
+    clock: Callable[[], float]
+
+
+def export_router(services: ExportServices) -> Router:
+    """The two routes. `wallet` authenticates the request before anything is validated."""
+    slots = ExportSlots(services.limits)
+
+    async def export_calls(request: Request) -> Response:
+        caller = await services.wallet(request)
+        given = read_query(CallExportParameters, request.scope["query_string"])
+        as_of_ms = _as_of(given.to_ms, services.now_ms())
+        query = HistoryQuery(wallet=caller.address, **{**dict(given), "to_ms": as_of_ms})
+
+        async def open_page() -> CsvPage:
+            last = await services.call_history.find_last_call(query)
+            place = None if last is None else (last.created_ms, last.id)
+            before = None if last is None else last.id
+            return CsvPage(
+                name=_file_name("history", as_of_ms),
+                columns=CALL_COLUMNS,
+                chunks=_read_calls(services, query, last_place=place),
+                next_url=before and _next_url(services, "history.csv", given, before=before, to_ms=as_of_ms),
+            )
+
+        return CsvResponse(open_page, slots=slots, wallet=caller.address, services=services)
+
+    async def export_payments(request: Request) -> Response:
+        caller = await services.wallet(request)
+        given = read_query(PaymentExportParameters, request.scope["query_string"])
+        as_of_ms = _as_of(given.to_ms, services.now_ms())
+        query = PaymentQuery(wallet=caller.address, **{**dict(given), "to_ms": as_of_ms})
+
+        async def open_page() -> CsvPage:
+            last = await services.call_history.find_last_payment(query)
+            place = None if last is None else (last.payment.block_time, last.payment.id)
+            before = None if last is None else str(last.place)
+            return CsvPage(
+                name=_file_name("payments", as_of_ms),
+                columns=PAYMENT_COLUMNS,
+                chunks=_read_payments(services, query, last_place=place),
+                next_url=before and _next_url(services, "payments.csv", given, before=before, to_ms=as_of_ms),
+            )
+
+        return CsvResponse(open_page, slots=slots, wallet=caller.address, services=services)
+
+    return Router(
+        [
+            Route("/api/v2/history.csv", export_calls, methods=["GET"]),
+            Route("/api/v2/payments.csv", export_payments, methods=["GET"]),
+        ]
+    )
+
+
+def _as_of(to_ms: int | None, now_ms: int) -> int:
+    return now_ms if to_ms is None else min(to_ms, now_ms)
+
+
+def _file_name(kind: str, as_of_ms: int) -> str:
+    moment = datetime.fromtimestamp(as_of_ms / 1000, UTC)
+    return f"tollway-{kind}-{moment:%Y%m%dT%H%M%SZ}.csv"
+
+
+def _next_url(services: ExportServices, path: str, given: QueryModel, *, before: str, to_ms: int) -> str:
+    """The URL of the next page: the same query, with `before` and `to`."""
+    fields = type(given).model_fields
+    query = {fields[name].alias or name: getattr(given, name) for name in given.model_fields_set}
+    if isinstance(query.get("from"), int):
+        query["from"] = format_time(query["from"])
+    query |= {"before": before, "to": format_time(to_ms)}
+    return f"{services.public_url}/api/v2/{path}?{urlencode(query, quote_via=quote)}"
+
+
+# ---- Rows.
+
+
+async def _read_calls(
+    services: ExportServices, query: HistoryQuery, *, last_place: tuple[int, str] | None
+) -> AsyncGenerator[str]:
+    """The lines of a page, chunk by chunk. `last_place`: of its last call; None for the last page."""
+    chunk = replace(query, limit=min(CHUNK_ROWS, query.limit))
+    while True:
+        calls = await services.call_history.read_calls(chunk)
+        own = [one for one in calls if last_place is None or (one.created_ms, one.id) >= last_place]
+        if own:
+            yield "".join(write_call(one, services.find_asset) for one in own)
+        if len(own) < chunk.limit:
+            return
+        chunk = replace(chunk, before=own[-1].id)
+
+
+async def _read_payments(
+    services: ExportServices, query: PaymentQuery, *, last_place: tuple[int, int] | None
+) -> AsyncGenerator[str]:
+    """See `_read_calls`."""
+    chunk = replace(query, limit=min(CHUNK_ROWS, query.limit))
+    while True:
+        payments = await services.call_history.read_payments(chunk)
+        own = [
+            one
+            for one in payments
+            if last_place is None or (one.payment.block_time, one.payment.id) >= last_place
+        ]
+        if own:
+            yield "".join(write_payment(one, services.find_asset) for one in own)
+        if len(own) < chunk.limit:
+            return
+        chunk = replace(chunk, after=own[-1].payment)
+
+
+# ---- The response.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CsvPage:
+    """One page of a file. `next_url`: of the page after it."""
+
+    name: str
+    columns: Sequence[str]
+    chunks: AsyncGenerator[str]
+    next_url: str | None
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        headers = [
+            (b"content-type", MEDIA_TYPE.encode()),
+            (b"content-disposition", f'attachment; filename="{self.name}"'.encode()),
+            (b"cache-control", b"private, no-store"),
+        ]
+        if self.next_url is not None:
+            headers.append((b"link", f'<{self.next_url}>; rel="next"'.encode()))
+        return headers
+
+
+class ExportSlots:
+    """A limit of the files that are written at once, in all and for one wallet."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._by_wallet: dict[Address, int] = {}
+        self.running = 0
+
+    @contextmanager
+    def enter(self, wallet: Address) -> Iterator[None]:
+        """Raises Refusal (503) when no slot is free."""
+        mine = self._by_wallet.get(wallet, 0)
+        if mine >= self._limits.exports_per_wallet_max:
+            raise Refusal(_too_many("This wallet reads as many exports at once as one wallet may."))
+        if self.running >= self._limits.exports_at_once_max:
+            raise Refusal(_too_many("The gateway writes as many exports at once as it can."))
+        self._by_wallet[wallet] = mine + 1
+        self.running += 1
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._by_wallet[wallet] -= 1
+            if not self._by_wallet[wallet]:
+                del self._by_wallet[wallet]
+
+
+def _too_many(what: str) -> Problem:
+    return Problem(
+        code=Code.OVERLOADED,
+        detail=f"{what} Send the request again after Retry-After.",
+        reason="exports",
+        retry_after_s=RETRY_S,
+        payment_state="none",
+    )
+
+
+class CsvResponse(Response):
+    """Streams one page. Until its first rows are read, a failure is a problem response; after that the response breaks off."""
+
+    def __init__(
+        self,
+        open_page: Callable[[], Awaitable[CsvPage]],
+        *,
+        slots: ExportSlots,
+        wallet: Address,
+        services: ExportServices,
+    ) -> None:
+        super().__init__()
+        self._open_page = open_page
+        self._slots = slots
+        self._wallet = wallet
+        self._limits = services.limits
+        self._clock = services.clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._slots.enter(self._wallet):
+            page = await self._open_page()
+            first = csv_line(page.columns)
+            if scope["method"] == "HEAD":
+                await self._send_head(page, send)
+                await send({"type": "http.response.body", "body": b""})
+                return
+            async with aclosing(page.chunks) as chunks:
+                first += await anext(chunks, "")
+                await self._send_head(page, send)
+                if await self._stream(first, chunks, receive, send):
+                    await send({"type": "http.response.body", "body": b""})
+
+    async def _send_head(self, page: CsvPage, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": page.headers()})
+
+    async def _stream(self, first: str, chunks: AsyncIterator[str], receive: Receive, send: Send) -> bool:
+        """True when every row was sent. Otherwise no final message follows, and the server closes the connection."""
+        errors: list[str] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                flow = group.create_task(self._send_rows(first, chunks, send))
+                watcher = group.create_task(_wait_disconnect(receive))
+                watcher.add_done_callback(lambda _: flow.cancel())
+                flow.add_done_callback(lambda _: watcher.cancel())
+        except* (StorageUnavailable, TimeoutError) as failed:
+            errors = [type(one).__name__ for one in failed.exceptions]
+        if errors or flow.cancelled():
+            _log.warning("export_broken", errors=errors or ["ClientGone"])
+            return False
+        return True
+
+    async def _send_rows(self, first: str, chunks: AsyncIterator[str], send: Send) -> None:
+        pace = _Pace(self._limits, self._clock)
+        await pace.send(first.encode(), send)
+        async for text in chunks:
+            await pace.send(text.encode(), send)
+
+
+class _Pace:
+    """Sends pieces to a client, and raises TimeoutError for a client that takes nothing for `write_stall_s`, or less than `export_rate_bytes_min` on average.
+    Only the time in which the gateway waits for the client counts."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._waited_s = 0.0
+        self._sent = 0
+
+    async def send(self, content: bytes, send: Send) -> None:
+        most = self._limits.buffer_bytes
+        for start in range(0, len(content), most):
+            piece = content[start : start + most]
+            began_s = self._clock()
+            async with asyncio.timeout(self._time_left_s()):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            self._waited_s += self._clock() - began_s
+            self._sent += len(piece)
+
+    def _time_left_s(self) -> float:
+        limits = self._limits
+        earned_s = limits.export_grace_s + self._sent / limits.export_rate_bytes_min
+        return min(limits.write_stall_s, max(0.0, earned_s - self._waited_s))
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

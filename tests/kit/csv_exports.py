@@ -1,0 +1,156 @@
+"""`/history.csv` and `/payments.csv` over a database, read as an accountant reads them, and their sums beside the sums of the ledger."""
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from sqlalchemy import Connection, func, select
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from tollway.identity.authenticator import Identity
+from tollway.ids import Address, ChainId
+from tollway.ledger.history import CallHistory
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.money import Asset
+from tollway.storage.database import Database
+from tollway.storage.history import HistoryStore, audit
+from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
+from tollway.web.exports import ExportServices, export_router
+from tollway.web.history_routes import FindAsset
+from tollway.web.problems import install_handlers
+
+PUBLIC_URL = "https://gw.example.com"
+WALLET_HEADER = "wallet"
+STATES = {
+    "forwarding": "held",
+    "settling": "held",
+    "unknown": "held",
+    "consumed": "charged",
+    "released": "released",
+    "reorged": "reorged",
+}
+
+Sums = Counter[tuple[str, str]]
+"""Units of the ledger by state and asset."""
+
+
+def export_app(
+    call_history: CallHistory,
+    *,
+    now_ms: int,
+    find_asset: FindAsset = lambda chain_id, key: None,
+    limits: Limits = DEFAULT_LIMITS,
+    clock: Callable[[], float] = lambda: 0.0,
+) -> Starlette:
+    """The routes of the exports. A header names the wallet."""
+
+    async def authenticate(request: Request) -> Identity:
+        address = Address(bytes.fromhex(request.headers[WALLET_HEADER]))
+        return Identity(address=address, method="session", chain_id=None)
+
+    services = ExportServices(
+        call_history=call_history,
+        wallet=authenticate,
+        find_asset=find_asset,
+        limits=limits,
+        public_url=PUBLIC_URL,
+        now_ms=lambda: now_ms,
+        clock=clock,
+    )
+    app = Starlette(routes=export_router(services).routes)
+    install_handlers(app, PUBLIC_URL)
+    return app
+
+
+async def fetch(app: Starlette, path: str, wallet: Address, *, method: str = "GET") -> httpx.Response:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=PUBLIC_URL) as client:
+        return await client.request(method, path, headers={WALLET_HEADER: wallet.hex()})
+
+
+async def read_rows(app: Starlette, path: str, wallet: Address) -> list[dict[str, str]]:
+    """The rows of all pages, by the names of their columns."""
+    rows: list[dict[str, str]] = []
+    following: str | None = f"{PUBLIC_URL}/api/v2/{path}"
+    while following is not None:
+        response = await fetch(app, following, wallet)
+        assert response.status_code == 200, response.text
+        rows += csv.DictReader(io.StringIO(response.text, newline=""), strict=True)
+        following = response.links["next"]["url"] if "next" in response.links else None
+    return rows
+
+
+async def assert_exports_equal_ledger(database: Database, *, now_ms: int, page_rows: int = 50) -> Sums:
+    """Sums the exports of every payer and of every provider, and compares both with the rows of the ledger and its audit. Gives the sums."""
+    assert (await database.read(audit)).wrong == ()
+    assets, wallets, expected, taken = await database.read(_read_ledger)
+
+    def find_asset(chain_id: ChainId, key: str) -> Asset | None:
+        return assets.get((chain_id, key))
+
+    app = export_app(HistoryStore(database, limits=DEFAULT_LIMITS), now_ms=now_ms, find_asset=find_asset)
+    for role in ("payer", "provider"):
+        sums: Sums = Counter()
+        for wallet in wallets[role]:
+            rows = await read_rows(app, f"history.csv?role={role}&limit={page_rows}", wallet)
+            assert len({row["callId"] for row in rows}) == len(rows)
+            for row in rows:
+                if row["state"] != "none":
+                    sums[row["state"], row["asset"]] += int(row["units"])
+        assert sums == expected, role
+    used: Counter[str] = Counter()
+    for wallet in wallets["paid"]:
+        for row in await read_rows(app, f"payments.csv?limit={page_rows}", wallet):
+            # The amount of a gone payment is what its calls hold of it, and it has no credit.
+            used[row["asset"]] += int(row["units"]) - int(row["creditUnits"])
+    assert +used == +taken
+    return sums
+
+
+def _read_ledger(
+    connection: Connection,
+) -> tuple[dict[Any, Asset], dict[str, set[Address]], Sums, Counter[str]]:
+    calls, terms, payments = call_table.c, call_terms_table.c, payment_table.c
+    known = select(terms.chain_id, terms.asset, terms.currency, terms.decimals).where(
+        terms.asset.is_not(None)
+    )
+    assets = {
+        (row.chain_id, row.asset): Asset(
+            chain_id=ChainId(row.chain_id),
+            token=None if row.asset == "native" else Address.parse(row.asset),
+            symbol=row.currency,
+            decimals=row.decimals,
+        )
+        for row in connection.execute(known)
+    }
+    unused = select(payments.chain_id, payments.asset).distinct()
+    for chain_id, key in connection.execute(unused):
+        token = None if key == "native" else Address.parse(key)
+        assets.setdefault(
+            (chain_id, key), Asset(chain_id=ChainId(chain_id), token=token, symbol="USDC", decimals=6)
+        )
+    wallets = {
+        role: {Address(one) for one in connection.execute(select(column).distinct()).scalars() if one}
+        for role, column in (("payer", calls.payer), ("provider", calls.provider), ("paid", payments.payer))
+    }
+    sums: Sums = Counter()
+    by_state = (
+        select(calls.state, terms.chain_id, terms.asset, func.sum(calls.price_units))
+        .join_from(call_table, call_terms_table, terms.id == calls.terms_id)
+        .where(terms.asset.is_not(None), calls.payer.is_not(None))
+        .group_by(calls.state, terms.chain_id, terms.asset)
+    )
+    for state, chain_id, key, units in connection.execute(by_state):
+        asset = assets[chain_id, key]
+        sums[STATES[state], asset.caip19] += asset.to_base_units(int(units))
+    taken: Counter[str] = Counter()
+    by_asset = select(payments.chain_id, payments.asset, func.sum(payments.taken_units)).group_by(
+        payments.chain_id, payments.asset
+    )
+    for chain_id, key, units in connection.execute(by_asset):
+        asset = assets[chain_id, key]
+        taken[asset.caip19] += asset.to_base_units(int(units))
+    return assets, wallets, sums, taken
