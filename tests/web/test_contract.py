@@ -15,7 +15,7 @@ from tollway.ledger.records import Rail
 from tollway.money import Price
 from tollway.registry import draft
 from tollway.registry.catalog import Sort
-from tollway.web import history_routes, listing_routes
+from tollway.web import exports, history_routes, listing_routes
 from tollway.web.contract import (
     CONTRACT_PATH,
     DOCUMENT_BYTES_MAX,
@@ -211,6 +211,15 @@ def test_refuses_a_file_that_differs_from_the_table_of_codes(old: str, new: str,
         load_contract(TEXT.replace(old, new).encode(), SITE)
 
 
+def declared(document: dict[str, Any], path: str, method: str) -> list[dict[str, Any]]:
+    """The parameters of an operation, those of the components included."""
+    shared = document["components"]["parameters"]
+    return [
+        shared[one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+        for one in document["paths"][path][method]["parameters"]
+    ]
+
+
 APIS, HISTORY, PAYMENTS = "/api/v2/apis", "/api/v2/history", "/api/v2/payments"
 PARAMETER_LIMITS = {
     (APIS, "page", "maximum"): listing_routes.PAGE_MAX,
@@ -226,15 +235,16 @@ PARAMETER_LIMITS = {
     (HISTORY, "role", "enum"): list(get_args(HistoryRole)),
     (PAYMENTS, "limit", "maximum"): history_routes.PAYMENTS_LIMIT_MAX,
     (PAYMENTS, "limit", "default"): history_routes.HISTORY_LIMIT_DEFAULT,
+    (f"{PAYMENTS}.csv", "limit", "maximum"): exports.PAGE_ROWS_MAX,
+    (f"{HISTORY}.csv", "limit", "default"): exports.PAGE_ROWS_MAX,
 }
 
 
 @pytest.mark.parametrize(("place", "value"), PARAMETER_LIMITS.items())
 def test_a_limit_of_a_parameter_is_the_limit_of_the_code(place: tuple[str, str, str], value: object) -> None:
     path, name, keyword = place
-    (found,) = [
-        one["schema"] for one in build()["paths"][path]["get"]["parameters"] if one.get("name") == name
-    ]
+    document = build()
+    (found,) = [one["schema"] for one in declared(document, path, "get") if one["name"] == name]
     assert found[keyword] == value
 
 
@@ -246,17 +256,14 @@ def test_a_limit_of_a_parameter_is_the_limit_of_the_code(place: tuple[str, str, 
         (f"{APIS}/{{apiId}}", "patch", listing_routes.DryRunParameters),
         (HISTORY, "get", history_routes.HistoryParameters),
         (PAYMENTS, "get", history_routes.PaymentParameters),
+        (f"{HISTORY}.csv", "get", exports.CallExportParameters),
+        (f"{PAYMENTS}.csv", "get", exports.PaymentExportParameters),
     ],
 )
 def test_a_route_declares_the_parameters_of_its_model(
     path: str, method: str, model: type[QueryModel]
 ) -> None:
-    document = build()
-    declared = [
-        document["components"]["parameters"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
-        for one in document["paths"][path][method]["parameters"]
-    ]
-    names = [one["name"] for one in declared if one["in"] == "query"]
+    names = [one["name"] for one in declared(build(), path, method) if one["in"] == "query"]
     assert sorted(names) == sorted(model.member_names())
 
 

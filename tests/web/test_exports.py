@@ -48,6 +48,7 @@ class FakeHistory:
         return rows[query.limit - 1] if len(rows) > query.limit else None
 
     async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
+        await asyncio.sleep(0)  # as each read of a database, it lets other tasks run
         if len(self.chunks) == self.fails_at:
             raise StorageUnavailable
         self.chunks.append(query)

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from starlette.requests import Request
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tollway import __version__
+from tollway.app.ledger_wiring import ledger_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.chain.networks import ChainRules
@@ -79,9 +81,7 @@ from tollway.web.auth_routes import WalletDependency, make_challenge, make_walle
 from tollway.web.catalog_routes import CatalogServices, catalog_router
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
-from tollway.web.exports import ExportServices, export_router
 from tollway.web.gateway_app import GatewayApp
-from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
@@ -376,32 +376,7 @@ class AsgiBuilder:
             call_app=calls,
             routers=[
                 listing_router(listing_services),
-                history_router(
-                    call_history=services.call_history,
-                    ledger=services.ledger,
-                    payment_ledger=services.payments,
-                    wallet=wallet,
-                    lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
-                    find_asset=self._find_asset,
-                    now_ms=self._now_ms,
-                ),
-                export_router(
-                    ExportServices(
-                        call_history=services.call_history,
-                        wallet=wallet,
-                        find_asset=self._find_asset,
-                        limits=limits,
-                        public_url=settings.public_url,
-                        now_ms=self._now_ms,
-                        clock=time.monotonic,
-                    )
-                ),
-                x402_history_router(
-                    call_history=services.call_history,
-                    wallet=wallet,
-                    find_asset=self._find_asset,
-                    now_ms=self._now_ms,
-                ),
+                *self._ledger_routers(wallet),
                 bazaar_router(self._bazaar_services()),
                 discovery_router(self._document_services()),
                 mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
@@ -432,6 +407,20 @@ class AsgiBuilder:
             ),
             metrics=services.metrics,
             trusted_proxies=settings.trusted_proxies,
+        )
+
+    def _ledger_routers(self, wallet: WalletDependency) -> list[Router]:
+        services = self._services
+        return ledger_routers(
+            call_history=services.call_history,
+            ledger=services.ledger,
+            payment_ledger=services.payments,
+            wallet=wallet,
+            lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
+            find_asset=self._find_asset,
+            limits=self._limits,
+            public_url=self._settings.public_url,
+            now_ms=self._now_ms,
         )
 
     def _pipeline(self) -> CallPipeline:

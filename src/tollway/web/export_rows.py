@@ -1,4 +1,4 @@
-"""The columns of `/history.csv` and `/payments.csv`, and their rows. A row has what the record of the JSON list has, and the amount as a decimal number too. Pure.
+"""The columns of `/history.csv` and `/payments.csv`, and their rows. A row has what the record of the JSON list has, and the amount as a decimal number too.
 
 A state is a column and never a sign: the amount of a released, held or reorged call is its price. `docs/accounting.md` explains each column.
 """
