@@ -109,6 +109,9 @@ def routes_over(database: Database) -> Starlette:
     def now_ms() -> int:
         return time.time_ns() // 1_000_000
 
+    async def own_books(reader: Address, named: Address | None) -> Address:
+        return reader
+
     async def who(request: Request) -> Identity:
         address = Address(bytes.fromhex(request.headers["wallet"]))
         return Identity(address=address, method="session", chain_id=None)
@@ -135,6 +138,7 @@ def routes_over(database: Database) -> Starlette:
         ledger=unused,
         payment_ledger=unused,
         wallet=who,
+        resolve_wallet=own_books,
         lookup=unused,
         find_asset=lambda chain_id, key: None,
         now_ms=now_ms,

@@ -32,6 +32,7 @@ class Code(StrEnum):
     PAYER_IN_DEBT = "payer_in_debt"
     WALLET_BLOCKED = "wallet_blocked"
     NOT_PROVIDER = "not_provider"
+    NOT_VIEWER = "not_viewer"
     OWNERSHIP_UNVERIFIED = "ownership_unverified"
     API_NOT_FOUND = "api_not_found"
     CALL_NOT_FOUND = "call_not_found"

@@ -23,6 +23,11 @@ class FixedLimits:
     export_rate_bytes_min: int = 16 * KIB  # a second, on average; a slower reader is cut off
     export_grace_s: float = 30.0
 
+    # Viewers.
+    viewers_max: int = 50  # that one wallet names
+    viewer_days_max: int = 400  # a year and a month: a permission that nobody renews ends
+    viewed_wallets_max: int = 1_000  # in the list of a viewer; `wallet` reads the others too
+
     # Upstreams.
     connection_age_s: float = 300.0  # the address of a pooled connection is checked again this often
     dial_failures_max: int = 5  # in a row; then the origin is down until a probe reaches it

@@ -20,7 +20,7 @@ from tollway.storage.database import Database
 from tollway.storage.history import HistoryStore, audit
 from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
 from tollway.web.exports import ExportServices, export_router
-from tollway.web.history_routes import FindAsset
+from tollway.web.history_routes import FindAsset, ResolveWallet
 from tollway.web.problems import install_handlers
 
 PUBLIC_URL = "https://gw.example.com"
@@ -38,6 +38,10 @@ Sums = Counter[tuple[str, str]]
 """Units of the ledger by state and asset."""
 
 
+async def read_own_books(reader: Address, named: Address | None) -> Address:
+    return named or reader
+
+
 def export_app(
     call_history: CallHistory,
     *,
@@ -45,6 +49,7 @@ def export_app(
     find_asset: FindAsset = lambda chain_id, key: None,
     limits: Limits = DEFAULT_LIMITS,
     clock: Callable[[], float] = lambda: 0.0,
+    resolve_wallet: ResolveWallet = read_own_books,
 ) -> Starlette:
     """The routes of the exports. A header names the wallet."""
 
@@ -55,6 +60,7 @@ def export_app(
     services = ExportServices(
         call_history=call_history,
         wallet=authenticate,
+        resolve_wallet=resolve_wallet,
         find_asset=find_asset,
         limits=limits,
         public_url=PUBLIC_URL,

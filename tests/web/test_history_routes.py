@@ -11,6 +11,7 @@ from starlette.requests import Request
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.authenticator import Identity
+from tollway.identity.viewers import NOT_VIEWER
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
 from tollway.ledger.records import (
@@ -160,11 +161,17 @@ async def ask(
     transaction_status: TransactionStatus | None = None,
     assets: Sequence[Asset] = (USDC, ETHER),
     base: str = "/api/v2",
+    readable: Sequence[Address] = (),
 ) -> httpx.Response:
     async def authenticate(request: Request) -> Identity:
         if wallet is None:
             raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
         return Identity(address=wallet, method="session", chain_id=None)
+
+    async def resolve_wallet(reader: Address, named: Address | None) -> Address:
+        if named not in (None, reader, *readable):
+            raise Refusal(NOT_VIEWER)
+        return named or reader
 
     async def lookup(tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
         return transaction_status
@@ -174,6 +181,7 @@ async def ask(
         ledger=records,  # type: ignore[arg-type]  # only `resolve` is called here
         payment_ledger=records,  # type: ignore[arg-type]  # only `find_transaction` is called here
         wallet=authenticate,
+        resolve_wallet=resolve_wallet,
         lookup=lookup,
         find_asset=lambda chain_id, key: next(
             (asset for asset in assets if (asset.chain_id, asset.key) == (chain_id, key)), None
@@ -183,6 +191,7 @@ async def ask(
     x402_router = x402_history_router(
         call_history=records,
         wallet=authenticate,
+        resolve_wallet=resolve_wallet,
         find_asset=lambda chain_id, key: USDC,
         now_ms=lambda: NOW_MS,
     )

@@ -195,8 +195,9 @@ ADDRESS = "provider malformed an address is 0x followed by 40 hex digits"
         ),
         (
             HistoryParameters,
-            f"offset=10001&limit=1001&to=x&from=1969-01-01T00:00:00Z&status=done&role=all&before={'x' * 65}&apiId={'x' * 65}",
+            f"offset=10001&limit=1001&to=x&from=1969-01-01T00:00:00Z&status=done&role=all&before={'x' * 65}&apiId={'x' * 65}&wallet=0x1",
             [
+                "wallet malformed an address is 0x followed by 40 hex digits",
                 "apiId too_long must have at most 64 characters",
                 "before too_long must have at most 64 characters",
                 "role unknown_value must be one of: payer, provider",

@@ -1,52 +1,78 @@
-"""The routes over the ledger that the pipeline of calls does not need: the calls and payments of a wallet, as lists and as files."""
+"""The routes over the ledger that the pipeline of calls does not need: the calls and payments of a wallet, as lists and as files, and
+the viewers who may read them."""
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from starlette.routing import Router
 
-from tollway.ids import ChainId
+from tollway.chain.port import ChainReader
+from tollway.config.settings import Settings
+from tollway.gateway.access import CallRateLimits
+from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ledger.history import CallHistory
 from tollway.ledger.ledger import Ledger, PaymentLedger
-from tollway.limits import Limits
-from tollway.money import Asset
+from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.web.auth_routes import WalletDependency
 from tollway.web.exports import ExportServices, export_router
-from tollway.web.history_routes import LookUpTransaction, history_router, x402_history_router
+from tollway.web.history_routes import FindAsset, history_router, x402_history_router
+from tollway.web.viewer_routes import viewer_router
+
+
+class LedgerServices(Protocol):
+    """The collaborators of these routes, of those that `App` has built."""
+
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def call_history(self) -> CallHistory: ...
+    @property
+    def ledger(self) -> Ledger: ...
+    @property
+    def payments(self) -> PaymentLedger: ...
+    @property
+    def viewers(self) -> ViewerStore: ...
+    @property
+    def chains(self) -> ChainReader: ...
+    @property
+    def call_limits(self) -> CallRateLimits: ...
 
 
 def ledger_routers(
-    *,
-    call_history: CallHistory,
-    ledger: Ledger,
-    payment_ledger: PaymentLedger,
-    wallet: WalletDependency,
-    lookup: LookUpTransaction,
-    find_asset: Callable[[ChainId, str], Asset | None],
-    limits: Limits,
-    public_url: str,
-    now_ms: Callable[[], int],
+    services: LedgerServices, *, wallet: WalletDependency, find_asset: FindAsset, now_ms: Callable[[], int]
 ) -> list[Router]:
-    """Builds the routers. `wallet` authenticates a request; `lookup` reads a transaction that the ledger does not know."""
+    """Builds the routers. `wallet` authenticates a request."""
+    call_history, limits = services.call_history, services.settings.limits
+    access = BookAccess(services.viewers, limits=limits, now_ms=now_ms)
     exports = ExportServices(
         call_history=call_history,
         wallet=wallet,
+        resolve_wallet=access.resolve_wallet,
         find_asset=find_asset,
         limits=limits,
-        public_url=public_url,
+        public_url=services.settings.public_url,
         now_ms=now_ms,
         clock=time.monotonic,
     )
     return [
         history_router(
             call_history=call_history,
-            ledger=ledger,
-            payment_ledger=payment_ledger,
+            ledger=services.ledger,
+            payment_ledger=services.payments,
             wallet=wallet,
-            lookup=lookup,
+            resolve_wallet=access.resolve_wallet,
+            lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
             find_asset=find_asset,
             now_ms=now_ms,
         ),
         export_router(exports),
-        x402_history_router(call_history=call_history, wallet=wallet, find_asset=find_asset, now_ms=now_ms),
+        x402_history_router(
+            call_history=call_history,
+            wallet=wallet,
+            resolve_wallet=access.resolve_wallet,
+            find_asset=find_asset,
+            now_ms=now_ms,
+        ),
+        viewer_router(access=access, wallet=wallet, limits=limits, now_ms=now_ms),
     ]

@@ -61,6 +61,7 @@ from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck
 from tollway.storage.operator_store import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.viewer_store import SqlViewers
 from tollway.telemetry import BackgroundTaskStatus, Metrics
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.server import HttpServer, check_port_free
@@ -185,6 +186,7 @@ class App:
         self.call_history = HistoryStore(self.database, limits=self.settings.limits)
         self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
         self.sessions = SqlSessions(self.database)
+        self.viewers = SqlViewers(self.database)
         self.moderation = ModerationStore(self.database)
 
     def _services(self) -> Services:
@@ -197,6 +199,7 @@ class App:
             payments=self.payments,
             call_history=self.call_history,
             sessions=self.sessions,
+            viewers=self.viewers,
             moderation=self.moderation,
             chains=self.chains,
             http_client=self.http_client,
@@ -475,6 +478,7 @@ class App:
 
     async def _prune(self) -> None:
         await self.sessions.prune(now_ms=self.ledger.shared_ms() - SIGN_IN_NONCE_KEPT_MS)
+        await self.viewers.prune(now_ms=self.ledger.shared_ms())
         await self.creations.prune()
 
     async def _record_readiness(self) -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from starlette.requests import Request
-from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tollway import __version__
@@ -54,7 +53,6 @@ from tollway.payments.receipts import ReceiptPoller
 from tollway.payments.settlement import Orphans, Settlement
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.payments.transactions import TransactionReplacer
 from tollway.rate_limits.limiter import RateLimiter
@@ -74,6 +72,7 @@ from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.reputation_store import OwnershipStore, QualityStore
+from tollway.storage.viewer_store import SqlViewers
 from tollway.telemetry import Metrics
 from tollway.web.admission import LoadShedder, SignInRateLimit
 from tollway.web.app import build_app
@@ -325,6 +324,7 @@ class Services:
     call_history: HistoryStore
     sessions: SqlSessions
     moderation: ModerationStore
+    viewers: SqlViewers
     chains: RpcReader
     http_client: HttpClient
     fetcher: Fetcher
@@ -376,7 +376,7 @@ class AsgiBuilder:
             call_app=calls,
             routers=[
                 listing_router(listing_services),
-                *self._ledger_routers(wallet),
+                *ledger_routers(services, wallet=wallet, find_asset=self._find_asset, now_ms=self._now_ms),
                 bazaar_router(self._bazaar_services()),
                 discovery_router(self._document_services()),
                 mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
@@ -407,20 +407,6 @@ class AsgiBuilder:
             ),
             metrics=services.metrics,
             trusted_proxies=settings.trusted_proxies,
-        )
-
-    def _ledger_routers(self, wallet: WalletDependency) -> list[Router]:
-        services = self._services
-        return ledger_routers(
-            call_history=services.call_history,
-            ledger=services.ledger,
-            payment_ledger=services.payments,
-            wallet=wallet,
-            lookup=TransactionStatusReader(services.chains, quota=services.call_limits).read_status,
-            find_asset=self._find_asset,
-            limits=self._limits,
-            public_url=self._settings.public_url,
-            now_ms=self._now_ms,
         )
 
     def _pipeline(self) -> CallPipeline:

@@ -92,6 +92,7 @@ payment_table = Table(
     UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
     Index("ix_payment_purse", "payer", "payee", "asset", "chain_id"),
     Index("ix_payment_payer_time", "payer", "block_time", "id"),
+    Index("ix_payment_payee_time", "payee", "block_time", "id"),
     *(
         Index(
             f"ix_payment_{name}",

@@ -27,7 +27,7 @@ from tollway.ledger.history import CallHistory, HistoryQuery, PaymentQuery
 from tollway.limits import Limits
 from tollway.web.auth_routes import WalletDependency
 from tollway.web.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
-from tollway.web.history_routes import FindAsset, HistoryFilters, PaymentFilters
+from tollway.web.history_routes import FindAsset, HistoryFilters, PaymentFilters, ResolveWallet
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
 PAGE_ROWS_MAX = 100_000
@@ -57,6 +57,7 @@ class ExportServices:
 
     call_history: CallHistory
     wallet: WalletDependency
+    resolve_wallet: ResolveWallet
     find_asset: FindAsset
     limits: Limits
     public_url: str
@@ -71,8 +72,9 @@ def export_router(services: ExportServices) -> Router:
     async def export_calls(request: Request) -> Response:
         caller = await services.wallet(request)
         given = read_query(CallExportParameters, request.scope["query_string"])
+        owner = await services.resolve_wallet(caller.address, given.wallet)
         as_of_ms = _as_of(given.to_ms, services.now_ms())
-        query = HistoryQuery(wallet=caller.address, **{**dict(given), "to_ms": as_of_ms})
+        query = HistoryQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
 
         async def open_page() -> CsvPage:
             last = await services.call_history.find_last_call(query)
@@ -90,8 +92,9 @@ def export_router(services: ExportServices) -> Router:
     async def export_payments(request: Request) -> Response:
         caller = await services.wallet(request)
         given = read_query(PaymentExportParameters, request.scope["query_string"])
+        owner = await services.resolve_wallet(caller.address, given.wallet)
         as_of_ms = _as_of(given.to_ms, services.now_ms())
-        query = PaymentQuery(wallet=caller.address, **{**dict(given), "to_ms": as_of_ms})
+        query = PaymentQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
 
         async def open_page() -> CsvPage:
             last = await services.call_history.find_last_payment(query)

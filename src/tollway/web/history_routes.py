@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.identity.authenticator import Identity
+from tollway.identity.viewers import NOT_VIEWER
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, format_network
 from tollway.ledger.history import (
     CallHistory,
@@ -30,7 +30,6 @@ from tollway.web.auth_routes import WalletDependency, make_x402_wallet_dependenc
 from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.query import (
-    NoParameters,
     QueryModel,
     format_time,
     parse_time,
@@ -57,12 +56,17 @@ LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | No
 """Reads the status of a payer's transaction from the chains. None: a chain is unavailable, and no other chain has it."""
 
 
+ResolveWallet = Callable[[Address, Address | None], Awaitable[Address]]
+"""The wallet whose books a reader gets: its own, or the named one. Raises Refusal (403) where that wallet has not named the reader."""
+
+
 def history_router(
     *,
     call_history: CallHistory,
     ledger: Ledger,
     payment_ledger: PaymentLedger,
     wallet: WalletDependency,
+    resolve_wallet: ResolveWallet,
     lookup: LookUpTransaction,
     find_asset: FindAsset,
     now_ms: Callable[[], int],
@@ -71,7 +75,7 @@ def history_router(
 
     async def resolve_call(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        call = await find_call(call_history, request.path_params["call_id"], caller)
+        call = await find_call(call_history, request.path_params["call_id"], caller.address)
         if call.provider != caller.address:
             raise _refusal(
                 Code.NOT_PROVIDER,
@@ -84,28 +88,27 @@ def history_router(
                 "The outcome of this call is known, so there is nothing to resolve. Read the call for its state.",
                 "not_unknown",
             )
-        return JSONResponse(call_json(await find_call(call_history, call.id, caller), find_asset))
+        return JSONResponse(call_json(await find_call(call_history, call.id, caller.address), find_asset))
 
     async def list_payments(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        given = read_query(PaymentParameters, request.scope["query_string"])
-        query = PaymentQuery(wallet=caller.address, **dict(given))
+        given = dict(read_query(PaymentParameters, request.scope["query_string"]))
+        query = PaymentQuery(wallet=await resolve_wallet(caller.address, given.pop("wallet")), **given)
         rows = [
-            await _payment_json(listed.payment, call_history, find_asset, is_restored=listed.is_restored)
-            for listed in await call_history.read_payments(query)
+            await _payment_json(one.payment, call_history, find_asset, is_restored=one.is_restored)
+            for one in await call_history.read_payments(query)
         ]
         return JSONResponse({"payments": rows, "limit": query.limit, "offset": query.offset})
 
     async def show_payment(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        read_query(NoParameters, request.scope["query_string"])
+        named = read_query(BookParameters, request.scope["query_string"]).wallet
         tx_hash = _parse_transaction(request.path_params["transaction"])
-        payments = await call_history.payments_in(caller.address, tx_hash)
+        payer = await resolve_wallet(caller.address, named)
+        payments = await call_history.payments_in(payer, tx_hash)
         if not payments:
-            status = await lookup(tx_hash, caller.address)
-            return JSONResponse(_transaction_status_json(tx_hash, caller.address, status))
-        is_held = any(payment.is_held for payment in payments)
-        is_restored = is_held and (await payment_ledger.find_transaction(tx_hash)).held_before_ms is not None
+            return JSONResponse(_transaction_status_json(tx_hash, payer, await lookup(tx_hash, payer)))
+        is_restored = await _is_restored(payments, payment_ledger)
         first, *others = [
             await _payment_json(payment, call_history, find_asset, is_restored=is_restored)
             for payment in payments
@@ -115,7 +118,12 @@ def history_router(
     return Router(
         [
             *_read_routes(
-                "/api/v2", call_history=call_history, wallet=wallet, find_asset=find_asset, now_ms=now_ms
+                "/api/v2",
+                call_history=call_history,
+                wallet=wallet,
+                resolve_wallet=resolve_wallet,
+                find_asset=find_asset,
+                now_ms=now_ms,
             ),
             Route("/api/v2/history/{call_id}/resolution", resolve_call, methods=["POST"]),
             Route("/api/v2/payments", list_payments, methods=["GET"]),
@@ -125,7 +133,12 @@ def history_router(
 
 
 def x402_history_router(
-    *, call_history: CallHistory, wallet: WalletDependency, find_asset: FindAsset, now_ms: Callable[[], int]
+    *,
+    call_history: CallHistory,
+    wallet: WalletDependency,
+    resolve_wallet: ResolveWallet,
+    find_asset: FindAsset,
+    now_ms: Callable[[], int],
 ) -> Router:
     """`/x402/history` and `/x402/history/{callId}`: the two reads for x402 clients, which sign in only after a 402. They take no payment."""
     return Router(
@@ -133,6 +146,7 @@ def x402_history_router(
             "/x402",
             call_history=call_history,
             wallet=make_x402_wallet_dependency(wallet),
+            resolve_wallet=resolve_wallet,
             find_asset=find_asset,
             now_ms=now_ms,
         )
@@ -144,19 +158,23 @@ def _read_routes(
     *,
     call_history: CallHistory,
     wallet: WalletDependency,
+    resolve_wallet: ResolveWallet,
     find_asset: FindAsset,
     now_ms: Callable[[], int],
 ) -> list[Route]:
     async def list_history(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        query = read_history_query(request.scope["query_string"], caller.address)
+        given = read_query(HistoryParameters, request.scope["query_string"])
+        owner = await resolve_wallet(caller.address, given.wallet)
+        query = HistoryQuery(**{**dict(given), "wallet": owner})
         page = await history_json(query, call_history, find_asset=find_asset, now_ms=now_ms())
         return JSONResponse(page)
 
     async def show_call(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        read_query(NoParameters, request.scope["query_string"])
-        call = await find_call(call_history, request.path_params["call_id"], caller)
+        named = read_query(BookParameters, request.scope["query_string"]).wallet
+        owner = await resolve_wallet(caller.address, named)
+        call = await find_call(call_history, request.path_params["call_id"], owner)
         return JSONResponse(call_json(call, find_asset))
 
     return [
@@ -273,6 +291,14 @@ def find_call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
     return Asset(chain_id=call.chain_id, token=token, symbol=call.currency, decimals=call.decimals)
 
 
+async def _is_restored(payments: Sequence[Payment], payment_ledger: PaymentLedger) -> bool:
+    """Whether the payments of a transaction are held because the database was restored."""
+    held = [payment for payment in payments if payment.is_held]
+    if not held:
+        return False
+    return (await payment_ledger.find_transaction(held[0].tx_hash)).held_before_ms is not None
+
+
 async def _payment_json(
     payment: Payment, call_history: CallHistory, find_asset: FindAsset, *, is_restored: bool
 ) -> dict[str, Any]:
@@ -357,7 +383,13 @@ def _transaction_status_json(
     }
 
 
-class PaymentFilters(QueryModel):
+class BookParameters(QueryModel):
+    """The query of a route that reads the books of a wallet. `wallet`: whose, where it has named the reader as its viewer; None: the reader's own."""
+
+    wallet: Annotated[Address | None, parsed(Address.parse)] = None
+
+
+class PaymentFilters(BookParameters):
     """The filter of the payments of a wallet, with the field names of `PaymentQuery`: one for the list and the file."""
 
     before: Annotated[PaymentPlace | None, parsed(PaymentPlace.parse)] = None
@@ -373,7 +405,7 @@ class PaymentParameters(PaymentFilters):
     offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
 
 
-class HistoryFilters(QueryModel):
+class HistoryFilters(BookParameters):
     """The filter of the calls of a wallet, with the field names of `HistoryQuery`: one for the list and the file."""
 
     listing_id: Annotated[ListingId, Field(max_length=ID_LENGTH_MAX)] | None = Field(None, alias="apiId")
@@ -392,14 +424,17 @@ class HistoryParameters(HistoryFilters):
 
 
 def read_history_query(raw: bytes, wallet: Address) -> HistoryQuery:
-    """The query of `GET /history`. Raises Refusal (422 naming each parameter)."""
-    return HistoryQuery(wallet=wallet, **dict(read_query(HistoryParameters, raw)))
+    """The query of `GET /history` for the wallet's own calls. Raises Refusal: 422 naming each parameter, 403 for another `wallet`."""
+    given = read_query(HistoryParameters, raw)
+    if given.wallet not in (None, wallet):
+        raise Refusal(NOT_VIEWER)
+    return HistoryQuery(**{**dict(given), "wallet": wallet})
 
 
-async def find_call(call_history: CallHistory, call_id: str, caller: Identity) -> CallRecord:
-    """The call, if the caller is its payer or its provider. Otherwise raises Refusal (404), as for a call that does not exist."""
+async def find_call(call_history: CallHistory, call_id: str, wallet: Address) -> CallRecord:
+    """The call, if the wallet is its payer or its provider. Otherwise raises Refusal (404), as for a call that does not exist."""
     call = await call_history.find_call(CallId(call_id)) if len(call_id) <= ID_LENGTH_MAX else None
-    if call is None or caller.address not in (call.payer, call.provider):
+    if call is None or wallet not in (call.payer, call.provider):
         raise _refusal(
             Code.CALL_NOT_FOUND,
             "This wallet has no such call. Check the id, or sign in as the payer or the provider of the call.",

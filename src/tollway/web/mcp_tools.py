@@ -193,7 +193,7 @@ class McpTools:
         arguments = dict(invocation.arguments)
         call_id = arguments.pop("callId", None)
         if call_id is not None:
-            record = await find_call(services.call_history, call_id, wallet)
+            record = await find_call(services.call_history, call_id, wallet.address)
             return list_result([call_json(record, services.find_asset)], "calls", total=1)
         arguments.setdefault("limit", 20)
         raw = urlencode({name: _query_text(value) for name, value in arguments.items()}).encode()

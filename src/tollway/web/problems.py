@@ -116,6 +116,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "The wallet is not the provider of this listing, or the operator has not admitted the wallet.",
             "Use the wallet that published the listing. Where only admitted wallets may publish, ask the operator.",
         ),
+        Code.NOT_VIEWER: _problem_page(
+            "The wallet in `wallet` has not named this wallet as its viewer, or the permission has ended. A wallet without any call gets the same response.",
+            "Name the viewer with the other wallet: PUT /api/v2/viewers/{address}. Leave `wallet` out to read your own books.",
+        ),
         Code.OWNERSHIP_UNVERIFIED: _problem_page(
             "The provider has not proved ownership of the endpoint yet, and this gateway requires that proof.",
             "Choose another listing. As the provider, read the steps at GET /api/v2/apis/{apiId}/ownership.",
@@ -336,6 +340,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.PAYER_IN_DEBT: _permanent(403, "Payer in debt"),
         Code.WALLET_BLOCKED: _permanent(403, "Wallet blocked"),
         Code.NOT_PROVIDER: _permanent(403, "Not the provider"),
+        Code.NOT_VIEWER: _permanent(403, "Not a viewer of that wallet"),
         Code.OWNERSHIP_UNVERIFIED: _permanent(403, "Ownership not verified"),
         Code.API_NOT_FOUND: _permanent(404, "API not found"),
         Code.CALL_NOT_FOUND: _permanent(404, "Call not found"),

@@ -1,0 +1,142 @@
+"""The contract of `ViewerStore`, and whose books a reader gets."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tollway.errors import Code, Refusal
+from tollway.identity.viewers import BookAccess, Viewer
+from tollway.ids import Address
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.database import Database
+from tollway.storage.viewer_store import SqlViewers
+
+AGENT, OTHER_AGENT = Address(b"\x01" * 20), Address(b"\x02" * 20)
+OWNER, STRANGER = Address(b"\xa1" * 20), Address(b"\xa2" * 20)
+NOW_MS, DAY_MS = 1_800_000_000_000, 86_400_000
+
+
+def permission(
+    wallet: Address = AGENT, viewer: Address = OWNER, *, days: float = 1, since: int = 0
+) -> Viewer:
+    until_ms = NOW_MS + int(days * DAY_MS)
+    return Viewer(wallet=wallet, viewer=viewer, since_ms=NOW_MS + since, until_ms=until_ms)
+
+
+@pytest.fixture
+def viewers(database: Database) -> SqlViewers:
+    return SqlViewers(database)
+
+
+async def test_a_viewer_reads_until_the_end_and_another_wallet_never(viewers: SqlViewers) -> None:
+    given = permission()
+    assert await viewers.put(given, most=5) == given
+    for reader, now_ms, may_read in (
+        (OWNER, NOW_MS, True),
+        (OWNER, given.until_ms - 1, True),
+        (OWNER, given.until_ms, False),
+        (STRANGER, NOW_MS, False),
+    ):
+        assert await viewers.is_viewer(AGENT, reader, now_ms=now_ms) is may_read
+    assert not await viewers.is_viewer(OWNER, AGENT, now_ms=NOW_MS)
+    assert not await viewers.is_viewer(OTHER_AGENT, OWNER, now_ms=NOW_MS)
+
+
+async def test_a_deleted_permission_ends_at_once_at_every_gateway(database: Database) -> None:
+    """Two stores over one database are two gateways: neither keeps anything in memory."""
+    one, other = SqlViewers(database), SqlViewers(database)
+    await one.put(permission(), most=5)
+    assert await other.is_viewer(AGENT, OWNER, now_ms=NOW_MS)
+    await one.delete(AGENT, OWNER)
+    assert not await other.is_viewer(AGENT, OWNER, now_ms=NOW_MS)
+    await one.delete(AGENT, OWNER)
+
+
+async def test_a_new_end_replaces_the_old_one_and_keeps_the_beginning(viewers: SqlViewers) -> None:
+    await viewers.put(permission(days=5), most=1)
+    shorter = permission(days=2, since=1_000)
+    stored = await viewers.put(shorter, most=1)
+    assert stored == replace(shorter, since_ms=NOW_MS)
+    assert await viewers.list_viewers(AGENT, now_ms=NOW_MS) == (stored,)
+
+
+async def test_a_wallet_names_at_most_so_many_and_ended_ones_do_not_count(viewers: SqlViewers) -> None:
+    first, second = permission(days=1), permission(viewer=STRANGER, days=9, since=1)
+    assert await viewers.put(first, most=2)
+    assert await viewers.put(second, most=2)
+    third = permission(viewer=OTHER_AGENT, days=9, since=2)
+    assert await viewers.put(third, most=2) is None
+    assert not await viewers.is_viewer(AGENT, OTHER_AGENT, now_ms=NOW_MS)
+    later = replace(third, since_ms=first.until_ms)
+    assert await viewers.put(later, most=2) == later
+    assert await viewers.list_viewers(AGENT, now_ms=later.since_ms) == (second, later)
+
+
+async def test_two_gateways_that_add_the_last_viewer_add_one(database: Database) -> None:
+    one, other = SqlViewers(database), SqlViewers(database)
+    added = await asyncio.gather(
+        one.put(permission(viewer=OWNER), most=1), other.put(permission(viewer=STRANGER), most=1)
+    )
+    assert sum(each is not None for each in added) == 1
+    assert len(await one.list_viewers(AGENT, now_ms=NOW_MS)) == 1
+
+
+async def test_lists_both_sides_oldest_first_without_ended_ones(viewers: SqlViewers) -> None:
+    newer = permission(OTHER_AGENT, since=5)
+    older = permission(AGENT, since=1)
+    ended = permission(STRANGER, days=-1)
+    for each in (newer, older, ended):
+        await viewers.put(each, most=5)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=9) == (older, newer)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=1) == (older,)
+    assert await viewers.list_wallets(AGENT, now_ms=NOW_MS, limit=9) == ()
+    assert await viewers.list_viewers(AGENT, now_ms=NOW_MS) == (older,)
+    assert await viewers.prune(now_ms=NOW_MS) == 1
+    assert await viewers.prune(now_ms=NOW_MS) == 0
+
+
+# ---- Whose books.
+
+
+@pytest.fixture
+def access(viewers: SqlViewers) -> BookAccess:
+    limits = replace(DEFAULT_LIMITS, viewers_max=1, viewed_wallets_max=1)
+    return BookAccess(viewers, limits=limits, now_ms=lambda: NOW_MS)
+
+
+async def test_a_wallet_reads_its_own_books_without_a_permission(access: BookAccess) -> None:
+    assert await access.resolve_wallet(AGENT, None) == AGENT
+    assert await access.resolve_wallet(AGENT, AGENT) == AGENT
+
+
+async def test_every_reason_not_to_read_has_the_same_refusal(access: BookAccess, viewers: SqlViewers) -> None:
+    """Never named, ended, withdrawn, a wallet that does not exist, the other direction: one problem, word by word."""
+    await viewers.put(permission(OTHER_AGENT, days=0), most=1)
+    await access.allow(AGENT, OWNER, until_ms=NOW_MS + 1)
+    assert await access.resolve_wallet(OWNER, AGENT) == AGENT
+    await access.withdraw(AGENT, OWNER)
+    problems = []
+    for reader, named in (
+        (OWNER, AGENT),
+        (OWNER, OTHER_AGENT),
+        (OWNER, Address(b"\x77" * 20)),
+        (AGENT, OWNER),
+    ):
+        with pytest.raises(Refusal) as refused:
+            await access.resolve_wallet(reader, named)
+        problems.append(refused.value.problem)
+    assert {problem.code for problem in problems} == {Code.NOT_VIEWER}
+    assert len({problem.detail for problem in problems}) == 1
+
+
+async def test_limits_of_both_lists(access: BookAccess) -> None:
+    await access.allow(AGENT, OWNER, until_ms=NOW_MS + 1)
+    with pytest.raises(Refusal) as refused:
+        await access.allow(AGENT, STRANGER, until_ms=NOW_MS + 1)
+    assert refused.value.problem.reason == "too_many_viewers"
+    assert len(await access.list_viewers(AGENT)) == 1
+    assert await access.list_wallets(OWNER) == ((await access.list_viewers(AGENT)), False)
+    await access.allow(OTHER_AGENT, OWNER, until_ms=NOW_MS + 1)
+    wallets, are_more = await access.list_wallets(OWNER)
+    assert (len(wallets), are_more) == (1, True)

@@ -1,0 +1,206 @@
+"""`/viewers`: permissions by HTTP; and `wallet=` on the routes that read the books of a wallet."""
+
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+from tests.web.test_history_routes import (
+    CALL,
+    NOW_MS,
+    PAYER,
+    PAYMENT,
+    PROVIDER,
+    STRANGER,
+    TX,
+    FakeRecords,
+    ask,
+)
+from tollway.errors import Code, Problem, Refusal
+from tollway.identity.authenticator import Identity
+from tollway.identity.viewers import BookAccess, Viewer
+from tollway.ids import Address
+from tollway.limits import DEFAULT_LIMITS
+from tollway.web.problems import install_handlers
+from tollway.web.query import format_time
+from tollway.web.viewer_routes import viewer_router
+
+DAY_MS = 86_400_000
+UNTIL = format_time(NOW_MS + DAY_MS)
+
+
+class MemoryViewers:
+    """The permissions of a test."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[Address, Address], Viewer] = {}
+
+    async def put(self, viewer: Viewer, *, most: int) -> Viewer | None:
+        if len([one for one in self.rows if one[0] == viewer.wallet]) >= most:
+            return None
+        self.rows[viewer.wallet, viewer.viewer] = viewer
+        return viewer
+
+    async def delete(self, wallet: Address, viewer: Address) -> None:
+        self.rows.pop((wallet, viewer), None)
+
+    async def is_viewer(self, wallet: Address, viewer: Address, *, now_ms: int) -> bool:
+        return (wallet, viewer) in self.rows
+
+    async def list_viewers(self, wallet: Address, *, now_ms: int) -> tuple[Viewer, ...]:
+        return tuple(one for one in self.rows.values() if one.wallet == wallet)
+
+    async def list_wallets(self, viewer: Address, *, now_ms: int, limit: int) -> tuple[Viewer, ...]:
+        return tuple(one for one in self.rows.values() if one.viewer == viewer)[:limit]
+
+
+class Site:
+    """The routes over one set of permissions."""
+
+    def __init__(self) -> None:
+        self.store = MemoryViewers()
+
+        async def authenticate(request: Request) -> Identity:
+            if "wallet" not in request.headers:
+                raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Sign the request."))
+            address = Address(bytes.fromhex(request.headers["wallet"]))
+            return Identity(address=address, method="session", chain_id=None)
+
+        access = BookAccess(self.store, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS)
+        router = viewer_router(
+            access=access, wallet=authenticate, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS
+        )
+        self.app = Starlette(routes=router.routes)
+        install_handlers(self.app, "https://gw.example.com")
+
+    async def send(
+        self, method: str, path: str = "/viewers", wallet: Address | None = PAYER, json: Any = None
+    ) -> httpx.Response:
+        headers = {} if wallet is None else {"wallet": wallet.hex()}
+        transport = httpx.ASGITransport(self.app)
+        async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
+            return await client.request(method, "/api/v2" + path, headers=headers, json=json)
+
+
+@pytest.fixture
+def site() -> Site:
+    return Site()
+
+
+async def test_a_permission_is_in_the_lists_of_both_wallets_until_it_is_deleted(site: Site) -> None:
+    put = await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    shown = {"address": str(STRANGER), "since": format_time(NOW_MS), "until": UNTIL}
+    assert (put.status_code, put.json()) == (200, shown)
+    assert (await site.send("GET")).json() == {"viewers": [shown], "wallets": []}
+    other = await site.send("GET", wallet=STRANGER)
+    assert other.json() == {"viewers": [], "wallets": [{**shown, "address": str(PAYER)}]}
+    for _ in range(2):
+        assert (await site.send("DELETE", f"/viewers/{STRANGER}")).status_code == 204
+    assert (await site.send("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
+
+
+async def test_a_viewer_cannot_delete_or_renew_what_another_wallet_gave(site: Site) -> None:
+    await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    await site.send("DELETE", f"/viewers/{PAYER}", wallet=STRANGER)
+    await site.send("PUT", f"/viewers/{PAYER}", wallet=STRANGER, json={"until": UNTIL})
+    assert set(site.store.rows) == {(PAYER, STRANGER), (STRANGER, PAYER)}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place", "code"),
+    [
+        (f"/viewers/{STRANGER}", {}, "/until", "required"),
+        (f"/viewers/{STRANGER}", {"until": "tomorrow"}, "/until", "malformed"),
+        (f"/viewers/{STRANGER}", {"until": 5}, "/until", "type"),
+        (f"/viewers/{STRANGER}", {"until": format_time(NOW_MS)}, "/until", "out_of_range"),
+        (f"/viewers/{STRANGER}", {"until": "9000-01-01T00:00:00Z"}, "/until", "out_of_range"),
+        (
+            f"/viewers/{STRANGER}",
+            {"until": format_time(NOW_MS + DEFAULT_LIMITS.viewer_days_max * DAY_MS + 1)},
+            "/until",
+            "out_of_range",
+        ),
+        (f"/viewers/{STRANGER}", {"until": UNTIL, "role": "admin"}, "/role", "unknown_field"),
+        ("/viewers/0x12", {"until": UNTIL}, "address", "malformed"),
+        (f"/viewers/{PAYER}", {"until": UNTIL}, "address", "own_wallet"),
+        (f"/viewers/{STRANGER}?days=3", {"until": UNTIL}, "days", "unknown"),
+    ],
+)
+async def test_refuses_what_is_no_permission_and_stores_nothing(
+    site: Site, path: str, body: Any, place: str, code: str
+) -> None:
+    response = await site.send("PUT", path, json=body)
+    (error,) = response.json()["errors"]
+    assert response.status_code == 422
+    assert (error.get("pointer", error.get("parameter")), error["code"]) == (place, code)
+    assert site.store.rows == {}
+
+
+async def test_the_longest_permission_is_allowed(site: Site) -> None:
+    until = format_time(NOW_MS + DEFAULT_LIMITS.viewer_days_max * DAY_MS)
+    assert (await site.send("PUT", f"/viewers/{STRANGER}", json={"until": until})).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
+async def test_without_a_proof_nothing_is_read_or_changed(site: Site, method: str) -> None:
+    path = "/viewers" if method == "GET" else f"/viewers/{STRANGER}"
+    response = await site.send(method, path, wallet=None, json={"until": "x"})
+    assert (response.status_code, response.json()["code"]) == (401, "authentication_required")
+
+
+# ---- `wallet=`.
+
+READS = ["/history", "/history/call_1", "/payments", f"/payments/{TX}"]
+
+
+@pytest.mark.parametrize("path", READS)
+async def test_a_viewer_reads_the_books_of_the_wallet_that_named_it(path: str) -> None:
+    records = FakeRecords([CALL], [PAYMENT])
+    named = f"{path}?wallet={str(PAYER).lower()}"
+    own = await ask(records, path)
+    read = await ask(records, named, wallet=STRANGER, readable=[PAYER])
+    assert (own.status_code, read.status_code) == (200, 200)
+    assert read.json() == own.json()
+    assert all(query.wallet == PAYER for query in [*records.queries, *records.payment_queries])
+
+
+@pytest.mark.parametrize("path", READS)
+async def test_another_wallet_gets_the_same_refusal_whatever_exists(path: str) -> None:
+    records = FakeRecords([CALL], [PAYMENT])
+    refused = await ask(records, f"{path}?wallet={PAYER}", wallet=STRANGER)
+    unknown = await ask(FakeRecords(), f"{path}?wallet={Address(b'u' * 20)}", wallet=STRANGER)
+    for response in (refused, unknown):
+        assert (response.status_code, response.json()["code"]) == (403, "not_viewer")
+    assert refused.json()["detail"] == unknown.json()["detail"]
+    assert (records.queries, records.payment_queries) == ([], [])
+
+
+async def test_a_viewer_of_one_wallet_reads_no_call_of_another() -> None:
+    response = await ask(
+        FakeRecords([CALL]), f"/history/call_1?wallet={PROVIDER}", wallet=STRANGER, readable=[PROVIDER]
+    )
+    assert response.status_code == 200  # as its provider
+    response = await ask(
+        FakeRecords([CALL]), f"/history/call_1?wallet={STRANGER}", wallet=PAYER, readable=[STRANGER]
+    )
+    assert (response.status_code, response.json()["code"]) == (404, "call_not_found")
+
+
+async def test_a_viewer_decides_no_call() -> None:
+    response = await ask(
+        FakeRecords([CALL]),
+        f"/history/call_1/resolution?wallet={PROVIDER}",
+        wallet=STRANGER,
+        readable=[PROVIDER],
+        method="POST",
+        body=b'{"outcome":"released"}',
+    )
+    assert (response.status_code, response.json()["code"]) == (404, "call_not_found")
+
+
+async def test_a_wallet_with_a_wrong_checksum_is_no_wallet() -> None:
+    wrong = str(Address(b"\xab" * 20)).swapcase().replace("0X", "0x")
+    response = await ask(FakeRecords(), f"/history?wallet={wrong}", wallet=STRANGER)
+    assert (response.status_code, response.json()["errors"][0]["parameter"]) == (422, "wallet")
