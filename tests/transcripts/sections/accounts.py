@@ -5,6 +5,7 @@ import json
 from tests.transcripts.harness import API, SECOND_CHAIN, Harness
 from tests.transcripts.payer import V1, V2, quote, show
 from tests.transcripts.signing import CHAIN_ID, ORIGIN, Account, encode, plain, sign_request
+from tollway.web.query import format_time
 
 PROVIDER, ALICE, BOB = Account("provider"), Account("alice"), Account("bob")
 PRICE = 10_000
@@ -276,6 +277,34 @@ def play_payments(harness: Harness) -> None:
         harness.control("failed", BOB, "GET", f"/payments/{failed}")
         harness.control("no hash", BOB, "GET", "/payments/0x12")
         harness.ask("unsigned", "GET", f"{API}/payments")
+
+    with harness.section("books as files, and who may read them"):
+        for query in (
+            "",
+            "?limit=1",
+            "?limit=1&role=provider",
+            "?offset=1",
+            "?limit=100001",
+            "?before=call_x",
+        ):
+            harness.control(f"history.csv {query}", BOB, "GET", f"/history.csv{query}")
+        for query in ("", "?limit=1", f"?before={credited}", f"?before={credited}.9", "?before=0x12"):
+            harness.control(f"payments.csv {query}", BOB, "GET", f"/payments.csv{query}")
+        harness.ask("unsigned", "GET", f"{API}/history.csv")
+        mine = f"wallet={BOB.address}"
+        reads = ("/history.csv", "/payments", "/history", "/payments.csv", f"/payments/{spent}")
+        for path in reads:
+            harness.control(f"{path} of another", ALICE, "GET", f"{path}?{mine}")
+        permission = f"/viewers/{ALICE.address}"
+        harness.control("a viewer without an end", BOB, "PUT", permission, {})
+        harness.control("for ever", BOB, "PUT", permission, {"until": "2099-01-01T00:00:00.000Z"})
+        until = format_time(harness.clock.now_s * 1000 + 86_400_000)
+        harness.control("until tomorrow", BOB, "PUT", permission, {"until": until})
+        harness.control("whom it reads", ALICE, "GET", "/viewers")
+        for path in reads:
+            harness.control(f"{path} as a viewer", ALICE, "GET", f"{path}?{mine}")
+        harness.control("deleted", BOB, "DELETE", permission)
+        harness.control("no longer", ALICE, "GET", f"/history?{mine}")
 
     with harness.section("history for clients of x402"):
         harness.ask("without a proof", "GET", "/x402/history")
