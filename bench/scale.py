@@ -127,7 +127,7 @@ def routes_over(database: Database) -> Starlette:
         authenticate=who,
         check_endpoint=unused,
         creations=unused,
-        is_blocked=unused,
+        find_block=unused,
         allowlist=None,
         now_ms=now_ms,
         entropy=os.urandom,

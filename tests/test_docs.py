@@ -130,6 +130,8 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
 
 def find_command(words: list[str]) -> CommandRow | None:
     """The command that begins with the most of these words, or a short form of it."""
+    groups = {group.alias: name for name, group in GROUPS.items() if group.alias}
+    words = [*groups.get(words[0], words[0]).split(), *words[1:]]
     for count in range(len(words), 0, -1):
         name = " ".join(words[:count])
         for row in COMMANDS:

@@ -32,6 +32,7 @@ class TaskName(StrEnum):
     CHAIN_CHECK = "chain_check"
     GAS_CHECK = "gas_check"
     LEASE_RENEWAL = "lease_renewal"
+    OPERATOR_ACT_LOG = "operator_act_log"
     OWNERSHIP_CHECK = "ownership_check"
     PAYMENT_CHECK = "payment_check"
     QUALITY_RENEWAL = "quality_renewal"

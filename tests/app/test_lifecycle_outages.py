@@ -225,6 +225,7 @@ TABLE = {
     TaskName.CHAIN_CHECK: Row(fails=False),
     TaskName.GAS_CHECK: Row(),
     TaskName.LEASE_RENEWAL: Row(),
+    TaskName.OPERATOR_ACT_LOG: Row(),
     TaskName.OWNERSHIP_CHECK: Row(),
     TaskName.PAYMENT_CHECK: Row(),
     TaskName.QUALITY_RENEWAL: Row(),

@@ -29,6 +29,9 @@ def test_the_aliases_are_those_that_images_and_units_rely_on() -> None:
     assert {row.alias: row.name for row in COMMANDS if row.alias} == {
         name: f"gateway {name}" for name in ("serve", "doctor", "migrate", "backup", "restore", "audit")
     }
+    assert {group.alias: words for words, group in GROUPS.items() if group.alias} == {
+        "admin": "gateway admin"
+    }
 
 
 @pytest.mark.parametrize("row", COMMANDS, ids=named)
@@ -60,6 +63,13 @@ def read_texts() -> Iterator[tuple[str, str]]:
 
 def test_every_command_that_a_text_names_is_in_the_table() -> None:
     aliases = [row.alias for row in COMMANDS if row.alias]
+    aliases += [
+        name.replace(words, group.alias, 1)
+        for words, group in GROUPS.items()
+        if group.alias
+        for name in NAMES
+        if name.startswith(f"{words} ")
+    ]
     firsts = {name.split()[0] for name in NAMES}
     wrong = []
     for where, text in read_texts():

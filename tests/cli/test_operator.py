@@ -1,7 +1,10 @@
 """The operator's commands: changes, output, exit codes, and when they must not write."""
 
 import json
+import os
+import pwd
 import re
+import socket
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +21,7 @@ from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
+from tollway.operator_acts import REASON_LENGTH_MAX, ActOrigin
 from tollway.storage.database import ProcessLock, connect_database
 
 WALLET = Address(b"w" * 20)
@@ -32,6 +36,7 @@ class FakeLedger:
     def __init__(self) -> None:
         self.report = BALANCED
         self.admitted: list[TxHash] = []
+        self.origins: list[ActOrigin] = []
         self.releases = 0
         self.restores = 0
         self.is_away = False
@@ -41,15 +46,18 @@ class FakeLedger:
             raise StorageUnavailable
         return self.report
 
-    async def release_held(self) -> int:
+    async def release_held(self, *, origin: ActOrigin) -> int:
+        self.origins.append(origin)
         self.releases += 1
         return 2
 
-    async def mark_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, origin: ActOrigin) -> None:
+        self.origins.append(origin)
         self.restores += 1
         self.report = replace(self.report, held_payments=("0xheld",))
 
-    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
+        self.origins.append(origin)
         self.admitted.append(tx_hash)
 
 
@@ -60,6 +68,7 @@ class Office:
         self.operator_ledger: Any = FakeLedger()
         stores = ControlStores()
         self.catalog, self.moderation = stores.catalog, stores.moderation
+        self.operator_acts = stores.operator_acts
         self.chains: Any = None
         self.settings: Any = None
         self.database: Any = None
@@ -198,11 +207,11 @@ async def test_a_wallet_is_blocked_until_it_is_unblocked(office: Office) -> None
         return answer
 
     assert (await run("wallets", "block", str(WALLET), "--reason", "spam"))["changed"] is True
-    assert office.moderation.is_blocked(WALLET)
+    assert office.moderation.find_block(WALLET) is not None
     assert [block.reason for block in await office.moderation.list_blocked()] == ["spam"]
     assert (await run("wallets", "block", str(WALLET)))["changed"] is False
     assert (await run("wallets", "unblock", str(WALLET)))["changed"] is True
-    assert not office.moderation.is_blocked(WALLET)
+    assert office.moderation.find_block(WALLET) is None
     assert (await run("wallets", "unblock", str(WALLET)))["changed"] is False
 
 
@@ -239,10 +248,11 @@ async def test_the_moderated_wallets_and_listings_are_listed(office: Office) -> 
     assert await run("listings", "--suspended") == {"suspended": []}
     await office.catalog.publish(LISTING)
     await run("wallets", "block", str(WALLET), "--reason", "spam")
-    await run("listings", "suspend", LISTING.id)
+    await run("listings", "suspend", LISTING.id, "--reason", "under review")
     (blocked,) = (await run("wallets", "--blocked"))["blocked"]
     assert (blocked["wallet"], blocked["reason"]) == (str(WALLET), "spam")
     (suspended,) = (await run("listings", "--suspended"))["suspended"]
+    assert suspended["reason"] == "under review"
     assert (suspended["id"], suspended["name"], suspended["provider"]) == (
         LISTING.id,
         LISTING.name,
@@ -276,7 +286,7 @@ def test_beside_a_running_gateway_an_old_sqlite_is_not_written(
     assert result.exit_code == operator.LATER
     assert "stop the gateway" in result.stderr
     assert (office.operator_ledger.admitted, office.operator_ledger.releases) == ([], 0)
-    assert not office.moderation.is_blocked(WALLET)
+    assert office.moderation.find_block(WALLET) is None
 
 
 def test_beside_a_running_gateway_a_mended_sqlite_is_written(office: Office) -> None:
@@ -306,3 +316,54 @@ def test_reading_makes_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     result = Office().run("audit")
     assert result.exit_code == operator.FAILED
     assert not Path("nothing.sqlite3").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [("admit", str(TX)), ("audit", "--release"), ("audit", "--restored")], ids=" ".join
+)
+def test_an_act_has_the_user_the_host_and_the_reason(office: Office, arguments: tuple[str, ...]) -> None:
+    assert office.run(*arguments, "--reason", "  ticket 7 ").exit_code == operator.DONE
+    (origin,) = office.operator_ledger.origins
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert origin.actor.endswith(f"{user}@{socket.gethostname()}")
+    assert origin.reason == "ticket 7"
+    assert origin.at_ms > 1_600_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("number", "environment", "actor"),
+    [
+        (0, {}, "root"),
+        (0, {"SUDO_USER": "alice"}, "alice as root"),
+        (0, {"SUDO_USER": "ali\x1b[2J"}, "ali?[2J as root"),
+        (4_000_000, {"SUDO_USER": "alice"}, "uid 4000000"),
+    ],
+)
+def test_the_actor_is_the_user_behind_the_process(
+    monkeypatch: pytest.MonkeyPatch, number: int, environment: dict[str, str], actor: str
+) -> None:
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "getuid", lambda: number)
+    assert operator.describe_actor() == f"{actor}@{socket.gethostname()}"
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        ("x" * (REASON_LENGTH_MAX + 1), "at most 200"),
+        ("two\nlines", "U+000A"),
+        ("hidden\u202etext", "U+202E"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", [("listings", "suspend", "api_1"), ("wallets", "block", str(WALLET)), ("admit", str(TX))]
+)
+def test_a_reason_is_one_short_line_of_plain_text(
+    office: Office, command: tuple[str, ...], reason: str, told: str
+) -> None:
+    result = office.run(*command, "--reason", reason)
+    assert result.exit_code == operator.USAGE
+    assert told in " ".join(result.stderr.split())
+    assert office.operator_ledger.admitted == []

@@ -20,13 +20,16 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 from typer.testing import CliRunner, Result
 
+from tests.kit.ledger_records import operator_origin
 from tests.kit.listing_routes import ALICE, BODY, ListingRoutesHarness, Wallet, open_listing_routes
 from tollway.cli.main import make_app
 from tollway.cli.provider import REPLACED_MEMBERS, describe_trial
 from tollway.client import create_key_file
+from tollway.ids import ListingId
 from tollway.limits import Limits
 from tollway.registry.draft import ListingBody
 from tollway.registry.listing_patch import KEPT_MEMBERS
+from tollway.registry.moderation import restore_listing, suspend_listing
 from tollway.web.server import HttpServer
 
 OPERATIONS = [
@@ -390,6 +393,22 @@ async def test_pause_and_resume_change_the_status_alone(setup: Setup) -> None:
         listing = await setup.harness.stored(created["id"])
         assert (listing.status, listing.tags) == (status, ("a",))
     assert listing.revision == 3
+
+
+async def test_resume_of_a_suspended_listing_names_the_suspension(setup: Setup) -> None:
+    created = await setup.harness.publish()
+    origin = operator_origin(1, reason="under review")
+    await suspend_listing(setup.harness.stores.catalog, ListingId(created["id"]), origin=origin)
+    _, shown = await setup.run_on_terminal("listing", "resume", created["id"])
+    assert " ".join(shown.split()).endswith(
+        'is suspended by the operator, and its calls stay refused. The reason: "under review". '
+        "Ask the operator; its own status is active."
+    )
+    done = json.loads((await setup.run("listing", "resume", created["id"])).stdout)
+    assert done["suspension"]["reason"] == "under review"
+    await restore_listing(setup.harness.stores.catalog, ListingId(created["id"]), origin=operator_origin(2))
+    _, shown = await setup.run_on_terminal("listing", "resume", created["id"])
+    assert " ".join(shown.split()).endswith("is active.")
 
 
 async def test_retire_ends_a_listing(setup: Setup) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from sqlalchemy import event
 
-from tests.kit.ledger_records import CHAIN, NOW_MS, claim_on, new_payment
+from tests.kit.ledger_records import CHAIN, NOW_MS, claim_on, new_payment, operator_origin
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import ChainId
 from tollway.ledger.ledger import Claimed, UnfinalBlock, Unspendable
@@ -161,12 +161,12 @@ async def test_what_nodes_dispute_is_held_until_they_agree(ledger: Any) -> None:
 async def test_what_is_held_after_a_restore_is_freed_by_the_operator_alone(ledger: Any) -> None:
     disputed, other = await pay(ledger, "a"), await pay(ledger, "b")
     await ledger.hold_disputed([disputed.id])
-    await ledger.mark_restored(now_ms=NOW_MS)
+    await ledger.mark_restored(origin=operator_origin())
     assert await ledger.held_unfinal(CHAIN, limit=9) == ()
     assert await ledger.free_disputed([disputed.id, other.id]) == 0
     for payment in (disputed, other):
         assert await ledger.claim(claim_on(payment)) == Unspendable(is_held=True)
-    await ledger.release_held()
+    await ledger.release_held(origin=operator_origin())
     for payment in (disputed, other):
         assert isinstance(await ledger.claim(claim_on(payment)), Claimed)
 

@@ -13,6 +13,7 @@ from tests.kit.ledger_records import (
     claim_on,
     close_of,
     new_payment,
+    operator_origin,
     transfer_in,
     tx_hash,
 )
@@ -223,10 +224,10 @@ async def test_a_balance_that_was_seen_before_it_moved_there_does_not_count_it_a
 
 async def test_what_is_held_after_a_restore_stays_held(ledger: Any) -> None:
     claim = await settled(ledger, method="POST")
-    await ledger.mark_restored(now_ms=NOW_MS)
+    await ledger.mark_restored(origin=operator_origin())
     assert await move_transfer(ledger, claim) is True
     assert (await payment(ledger, "elsewhere")).is_held
-    await ledger.release_held()
+    await ledger.release_held(origin=operator_origin())
     assert not (await payment(ledger, "elsewhere")).is_held
 
 

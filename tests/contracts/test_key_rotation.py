@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, select, update
 
-from tests.kit.ledger_records import NOW_MS, PAYER
+from tests.kit.ledger_records import NOW_MS, PAYER, operator_origin
 from tests.kit.listings import sample_listing
 from tollway.ids import Address, CallId, ListingId
 from tollway.ledger.ledger import StoredResponse
@@ -20,6 +20,7 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.idempotency import ResponseStore, answer_table
 from tollway.storage.key_rotation import LOST_IDS_MAX, KeyCounts, KeyRotation, SealCount
+from tollway.storage.operator_acts import OperatorActStore
 
 DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32
@@ -79,7 +80,11 @@ def counts(
 async def test_a_database_without_secrets_needs_nothing(database: Database) -> None:
     gateway = Gateway(database, NEW, OLD)
     await gateway.catalog.publish(sample_listing(provider=PROVIDER))
-    assert await gateway.rotation.reencrypt() == await gateway.rotation.count() == counts()
+    assert (
+        await gateway.rotation.reencrypt(origin=operator_origin())
+        == await gateway.rotation.count()
+        == counts()
+    )
 
 
 async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Database) -> None:
@@ -92,9 +97,11 @@ async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Datab
     )
     await during.check(range(111), range(20))
     new = counts(secrets=SealCount(current=111), responses=SealCount(current=20))
-    assert await during.rotation.reencrypt() == replace(new, reencrypted=130)
+    assert await during.rotation.reencrypt(origin=operator_origin()) == replace(new, reencrypted=130)
     assert await during.rotation.count() == new
-    assert await during.rotation.reencrypt() == new
+    (act,) = await OperatorActStore(database).list_acts(limit=5)
+    assert (act.kind, act.target, act.origin) == ("reencrypt_secrets", "secrets", operator_origin())
+    assert await during.rotation.reencrypt(origin=operator_origin()) == new
     await after.check(range(111), range(20))
     await Gateway(database, NEW, OLD).check(range(111), range(20))
 
@@ -138,11 +145,13 @@ async def test_an_interrupted_run_loses_nothing_and_the_next_one_takes_the_rest(
     await before.keep(*range(20))
     interrupted = InterruptedDatabase(database, after_commit=after_commit)
     with pytest.raises(Interrupted):
-        await KeyRotation(cast("Database", interrupted), sealer=during.sealer).reencrypt()
+        await KeyRotation(cast("Database", interrupted), sealer=during.sealer).reencrypt(
+            origin=operator_origin()
+        )
     await during.check(range(110), range(20))
     left = (await during.rotation.count()).older
     assert left == (20 if after_commit else 30)
-    assert (await during.rotation.reencrypt()).reencrypted == left
+    assert (await during.rotation.reencrypt(origin=operator_origin())).reencrypted == left
     await after.check(range(110), range(20))
 
 
@@ -151,7 +160,7 @@ async def test_values_that_no_key_opens_are_counted_and_left_unchanged(database:
     await foreign.publish(*range(30))
     await foreign.keep(1)
     await Gateway(database, OLD).publish(30)
-    found = await gateway.rotation.reencrypt()
+    found = await gateway.rotation.reencrypt(origin=operator_origin())
     assert found.reencrypted == 1
     assert (found.secrets.current, found.secrets.older, found.secrets.lost) == (1, 0, 30)
     assert found.responses == SealCount(lost=1, lost_ids=["call_1"])
@@ -167,7 +176,7 @@ async def test_a_value_moved_to_another_row_is_lost_and_not_encrypted_again(data
     moved = update(listing_table).where(columns.id == "api_2").values(auth_sealed=first)
     await database.write(lambda connection: connection.execute(moved))
     gateway = Gateway(database, NEW, OLD)
-    found = await gateway.rotation.reencrypt()
+    found = await gateway.rotation.reencrypt(origin=operator_origin())
     assert found == counts(secrets=SealCount(current=1, lost=1, lost_ids=["api_2"]), reencrypted=1)
     entry = await gateway.catalog.find(ListingId("api_2"))
     assert entry is not None
@@ -195,7 +204,7 @@ async def test_reencryption_changes_the_encrypted_columns_alone(database: Databa
         ]
 
     before = await read()
-    assert (await Gateway(database, NEW, OLD).rotation.reencrypt()).reencrypted == 2
+    assert (await Gateway(database, NEW, OLD).rotation.reencrypt(origin=operator_origin())).reencrypted == 2
     assert await read() == before
 
 
@@ -214,9 +223,9 @@ async def test_a_secret_that_its_provider_changes_during_reencryption_is_kept(da
         for number in range(0, count, 2):
             group.create_task(revise(number))
         for _ in range(3):
-            group.create_task(rotating.rotation.reencrypt())
+            group.create_task(rotating.rotation.reencrypt(origin=operator_origin()))
     while (await rotating.rotation.count()).older:
-        await rotating.rotation.reencrypt()
+        await rotating.rotation.reencrypt(origin=operator_origin())
     last = Gateway(database, NEW)
     for number in range(count):
         entry = await last.catalog.find(listing(number).id)
@@ -235,10 +244,10 @@ async def test_responses_are_replaced_and_pruned_during_a_reencryption(database:
         for number in range(0, 40, 2):
             group.create_task(old.answers.keep(call(number), PAYER, another, now_ms=NOW_MS + 1))
         for _ in range(3):
-            group.create_task(changing.rotation.reencrypt())
+            group.create_task(changing.rotation.reencrypt(origin=operator_origin()))
         group.create_task(old.answers.prune(now_ms=NOW_MS + DAY_MS))
     while (await changing.rotation.count()).older:
-        await changing.rotation.reencrypt()
+        await changing.rotation.reencrypt(origin=operator_origin())
     last = Gateway(database, NEW)
     assert (await last.rotation.count()).responses.lost == 0
     for number in range(0, 40, 2):

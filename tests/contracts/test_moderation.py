@@ -1,46 +1,52 @@
 """The contract of `Moderation`, on both dialects."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
+from tests.kit.ledger_records import operator_origin
 from tollway.ids import Address
-from tollway.registry.catalog import Moderation
-from tollway.storage.database import connect_database
+from tollway.registry.moderation import Moderation
+from tollway.storage.database import Database
 from tollway.storage.identity_store import ModerationStore
 
 ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def moderation(request: pytest.FixtureRequest) -> AsyncIterator[Moderation]:
-    fixture = "sqlite_url" if request.param == "sqlite" else "postgres_url"
-    database = connect_database(request.getfixturevalue(fixture))
-    await database.open()
-    yield ModerationStore(database)
-    await database.close()
+@pytest.fixture
+def moderation(database: Database) -> Moderation:
+    return ModerationStore(database)
 
 
 async def test_a_block_holds_at_once_until_it_is_lifted(moderation: Moderation) -> None:
-    assert not moderation.is_blocked(ALICE)
-    assert await moderation.block(ALICE, reason="spam", now_ms=1)
-    assert moderation.is_blocked(ALICE)
-    assert not moderation.is_blocked(BOB)
-    assert await moderation.unblock(ALICE)
-    assert not moderation.is_blocked(ALICE)
+    assert moderation.find_block(ALICE) is None
+    assert await moderation.block(ALICE, origin=operator_origin(1, reason="spam"))
+    block = moderation.find_block(ALICE)
+    assert block is not None
+    assert (block.wallet, block.since_ms, block.reason, block.shown_reason) == (ALICE, 1, "spam", "spam")
+    assert moderation.find_block(BOB) is None
+    assert await moderation.unblock(ALICE, origin=operator_origin(2))
+    assert moderation.find_block(ALICE) is None
 
 
 async def test_blocking_twice_keeps_the_first_reason(moderation: Moderation) -> None:
-    await moderation.block(ALICE, reason="spam", now_ms=1)
-    assert not await moderation.block(ALICE, reason="other", now_ms=2)
+    await moderation.block(ALICE, origin=operator_origin(1, reason="spam"))
+    assert not await moderation.block(ALICE, origin=operator_origin(2, reason="other"))
     assert [(block.reason, block.since_ms) for block in await moderation.list_blocked()] == [("spam", 1)]
 
 
+async def test_a_second_block_has_its_own_reason(moderation: Moderation) -> None:
+    await moderation.block(ALICE, origin=operator_origin(1, reason="spam"))
+    await moderation.unblock(ALICE, origin=operator_origin(2))
+    await moderation.block(ALICE, origin=operator_origin(3, reason="stolen key"))
+    block = moderation.find_block(ALICE)
+    assert block is not None
+    assert block.shown_reason == "stolen key"
+
+
 async def test_unblocking_a_stranger_reports_it(moderation: Moderation) -> None:
-    assert not await moderation.unblock(BOB)
+    assert not await moderation.unblock(BOB, origin=operator_origin())
 
 
 async def test_blocks_are_listed_oldest_first(moderation: Moderation) -> None:
-    await moderation.block(BOB, reason="", now_ms=1)
-    await moderation.block(ALICE, reason="", now_ms=2)
+    await moderation.block(BOB, origin=operator_origin(1))
+    await moderation.block(ALICE, origin=operator_origin(2))
     assert [block.wallet for block in await moderation.list_blocked()] == [BOB, ALICE]

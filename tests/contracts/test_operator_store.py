@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, tx_hash
+from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, operator_origin, tx_hash
 from tollway.ledger.ledger import Claimed, Unspendable
 
 
@@ -14,20 +14,20 @@ async def paid(ledger: Any, value_units: int, name: str = "tx") -> Any:
 async def test_balances_are_held_after_a_restore_until_released(ledger: Any) -> None:
     payment = await paid(ledger, 10)
     assert (await ledger.find_transaction(tx_hash("a"))).held_before_ms is None
-    await ledger.mark_restored(now_ms=NOW_MS)
+    await ledger.mark_restored(origin=operator_origin())
     assert (await ledger.find_transaction(tx_hash("a"))).held_before_ms == NOW_MS
     assert await ledger.claim(claim_on(payment)) == Unspendable(is_held=True)
     assert (await ledger.audit()).held_payments == (str(payment.tx_hash),)
     later = await paid(ledger, 10, "later")
     assert isinstance(await ledger.claim(claim_on(later)), Claimed)
-    assert await ledger.release_held() == 1
+    assert await ledger.release_held(origin=operator_origin()) == 1
     assert (await ledger.find_transaction(tx_hash("a"))).held_before_ms is None
     assert isinstance(await ledger.claim(claim_on(payment)), Claimed)
 
 
 async def test_an_admitted_transaction_is_remembered(ledger: Any) -> None:
-    await ledger.admit(tx_hash("a"), now_ms=NOW_MS)
-    await ledger.admit(tx_hash("a"), now_ms=NOW_MS)
+    await ledger.admit(tx_hash("a"), origin=operator_origin())
+    await ledger.admit(tx_hash("a"), origin=operator_origin())
     assert (await ledger.find_transaction(tx_hash("a"))).is_admitted
     assert not (await ledger.find_transaction(tx_hash("b"))).is_admitted
 

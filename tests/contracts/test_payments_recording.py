@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.kit.ledger_records import NOW_MS, new_payment, tx_hash
+from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin, tx_hash
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import RecordedTransaction
 
@@ -15,7 +15,7 @@ async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger
     """The restored database may lack its record and its spending."""
     based_on = await ledger.find_transaction(tx_hash("late"))
     assert based_on == RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
-    await ledger.mark_restored(now_ms=NOW_MS)
+    await ledger.mark_restored(origin=operator_origin())
     late = new_payment(10, "late")
     with pytest.raises(StorageUnavailable):
         await ledger.record_payments([late], now_ms=NOW_MS, based_on=based_on)
@@ -24,16 +24,16 @@ async def test_what_was_judged_before_a_restore_was_known_is_not_recorded(ledger
     assert based_on.held_before_ms == NOW_MS
     (payment,) = await ledger.record_payments([late], now_ms=NOW_MS, based_on=based_on)
     assert await ledger.find_transaction(late.tx_hash) == replace(based_on, payments=(payment,))
-    await ledger.mark_restored(now_ms=NOW_MS + 1)
+    await ledger.mark_restored(origin=operator_origin(NOW_MS + 1))
     with pytest.raises(StorageUnavailable):
         await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
-    await ledger.release_held()  # afterwards no payment is held
+    await ledger.release_held(origin=operator_origin())  # afterwards no payment is held
     assert await ledger.record_payments([new_payment(10, "later")], now_ms=NOW_MS, based_on=based_on)
 
 
 async def test_concurrent_recordings_get_their_own_payments(ledger: Any) -> None:
     """Reads that wait together are one read, and waiting writes are one transaction."""
-    await ledger.admit(tx_hash("b"), now_ms=NOW_MS)
+    await ledger.admit(tx_hash("b"), origin=operator_origin())
     names = ("a", "b", "c")
     told = await asyncio.gather(*(ledger.find_transaction(tx_hash(name)) for name in names))
     assert [one.is_admitted for one in told] == [False, True, False]

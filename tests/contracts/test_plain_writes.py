@@ -26,6 +26,7 @@ from tests.kit.ledger_records import (
     close_of,
     finish_of,
     new_payment,
+    operator_origin,
 )
 from tests.kit.storage_faults import FaultyLedger, start, until
 from tollway.errors import StorageUnavailable
@@ -606,7 +607,7 @@ async def run_meanwhile(
 CHANGES: dict[str, tuple[Callable[[Any, Any], Any], type]] = {
     "gone": (lambda two, payment: two.mark_gone(payment.id, now_ms=NOW_MS), Unspendable),
     "held": (lambda two, payment: two.hold_disputed([payment.id]), Unspendable),
-    "restored": (lambda two, payment: two.mark_restored(now_ms=NOW_MS), Unspendable),
+    "restored": (lambda two, payment: two.mark_restored(origin=operator_origin()), Unspendable),
     "taken": (lambda two, payment: two.claim(claim_on(payment, 10, idempotency_key="k")), Exhausted),
     "plain ended": (
         lambda two, payment: two.claim(claim_on(payment, ends_plain=True, idempotency_key="k")),

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, operator_origin, tx_hash
 from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
@@ -315,7 +315,7 @@ async def test_a_restored_file_holds_its_balances_until_released(sqlite_url: str
     async def look(ledger: Any) -> None:
         assert await held_before(ledger) == NOW_MS
         assert await ledger.claim(claim_on(payment)) == Unspendable(is_held=True)
-        assert await ledger.release_held() == 1
+        assert await ledger.release_held(origin=operator_origin()) == 1
         assert isinstance(await ledger.claim(claim_on(payment)), Claimed)
 
     await restarted(path, "three", look)

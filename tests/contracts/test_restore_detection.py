@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, tx_hash
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, operator_origin, tx_hash
 from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Unspendable
@@ -135,7 +135,7 @@ async def test_a_restore_is_detected_once_and_its_release_is_final(harness: Harn
     for _ in range(3):
         await harness.renew()
     await harness.check(is_found=True)
-    assert await harness.one.release_held() == 1
+    assert await harness.one.release_held(origin=operator_origin()) == 1
     await harness.renew()
     assert isinstance(await harness.one.claim(claim_on(harness.payment)), Claimed)
     assert harness.restores == [1]

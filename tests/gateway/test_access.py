@@ -8,16 +8,19 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway import NOW_MS, USDC, gateway_listing
+from tests.kit.listings import find_block_in
 from tests.kit.payer import KeyWallet
 from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import AccessControl, CallRateLimits, build_failure_keys
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyRequest, ProxyResponse
+from tollway.gateway.problems import check_listing, explain_block
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.registry.listing import Listing, RateLimit
+from tollway.registry.listing import CatalogEntry, Listing, RateLimit
+from tollway.registry.moderation import BlockedWallet
 
 LIMITS = replace(DEFAULT_LIMITS, failed_calls_per_window=2, failed_calls_wait_s=0.0, free_calls_per_minute=2)
 LISTING = gateway_listing()
@@ -29,7 +32,7 @@ def access(*blocked: Address) -> AccessControl:
     return AccessControl(
         CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter()),
         limits=LIMITS,
-        is_blocked=blocked.__contains__,
+        find_block=find_block_in(blocked),
         now_ms=lambda: NOW_MS,
     )
 
@@ -85,6 +88,24 @@ async def test_a_blocked_wallet_is_refused_before_other_errors() -> None:
     problem = await check(access(PAYER), sample_request(tollway_max_price="0.001"))
     assert problem is not None
     assert problem.code is Code.WALLET_BLOCKED
+    assert problem.detail == (
+        "The operator of this gateway has blocked this wallet. Ask the operator, or use another wallet."
+    )
+
+
+def test_a_block_and_a_suspension_repeat_the_reason_of_the_operator() -> None:
+    block = BlockedWallet(wallet=PAYER, reason="note", since_ms=1, shown_reason="stolen key")
+    assert explain_block(block).detail == (
+        'The operator of this gateway has blocked this wallet. The reason of the operator: "stolen key". '
+        "Ask the operator, or use another wallet."
+    )
+    listing = replace(gateway_listing(), suspended_ms=1, suspended_reason="under review")
+    problem = check_listing(CatalogEntry(listing=listing, versions=()), sample_request())
+    assert problem is not None
+    assert problem.detail == (
+        'The operator has suspended this API. The reason of the operator: "under review". '
+        "Try again later, and do not pay before that."
+    )
 
 
 async def test_a_caller_may_say_what_is_too_dear() -> None:
@@ -207,9 +228,7 @@ async def test_a_free_call_that_is_refused_counts_for_no_other_rate() -> None:
         CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter()),
         RateLimit(calls=4, per_s=3_600),
     )
-    harness = AccessControl(
-        call_limits, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS
-    )
+    harness = AccessControl(call_limits, limits=LIMITS, find_block=find_block_in(()), now_ms=lambda: NOW_MS)
     limited = replace(LISTING, rate_limit=rate)
     codes = [code_of(await harness.check_free(sample_request(), limited)) for _ in range(10)]
     assert codes == [
@@ -229,9 +248,7 @@ async def test_a_free_call_that_is_refused_over_all_listings_counts_at_none() ->
         CallRateLimits(limits=LIMITS, rate_limiter=RateLimiter()),
         RateLimit(calls=1, per_s=3_600),
     )
-    harness = AccessControl(
-        call_limits, limits=LIMITS, is_blocked=lambda wallet: False, now_ms=lambda: NOW_MS
-    )
+    harness = AccessControl(call_limits, limits=LIMITS, find_block=find_block_in(()), now_ms=lambda: NOW_MS)
     for number in range(10):
         assert (
             await harness.check_free(sample_request(), replace(LISTING, id=ListingId(f"api_{number}")))

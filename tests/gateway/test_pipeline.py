@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, InProcessGateway, open_gateway
-from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.ledger_records import claim_on, close_of, operator_origin
 from tests.kit.payer import KeyWallet
 from tests.kit.stores import open_catalog
 from tests.kit.upstream import Arrived, plain, raw
@@ -257,7 +257,7 @@ async def ledger_away(gateway: InProcessGateway) -> Exchange:
 async def payment_held(gateway: InProcessGateway) -> Exchange:
     await gateway.publish()
     payment = await gateway.pay()
-    await gateway.ledger.mark_restored(now_ms=gateway.now_ms)
+    await gateway.ledger.mark_restored(origin=operator_origin(gateway.now_ms))
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 

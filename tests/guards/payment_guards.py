@@ -355,9 +355,9 @@ PAYMENT_GUARDS = (
     guard(
         "P15",
         "a suspension ends a version when it begins",
-        "cli.operator:_revise_suspension",
-        ", updated_ms=_now_ms())",
-        ")",
+        "registry.moderation:_set_suspension",
+        "            updated_ms=origin.at_ms,\n",
+        "",
         test="cli/test_operator.py::test_a_listing_is_suspended_until_it_is_restored",
     ),
     # ---- Gas keys.

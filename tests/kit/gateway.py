@@ -18,7 +18,7 @@ from starlette.types import Scope
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
-from tests.kit.listings import sample_listing
+from tests.kit.listings import find_block_in, sample_listing
 from tests.kit.payer import KeyWallet
 from tests.kit.settlement import SettlementServices
 from tests.kit.stores import InlineDatabase, open_catalog
@@ -312,7 +312,7 @@ class InProcessGateway:
             return listing_id in self.verified
 
         self.access = AccessControl(
-            self.call_limits, limits=self.limits, is_blocked=self.blocked.__contains__, now_ms=self._clock
+            self.call_limits, limits=self.limits, find_block=find_block_in(self.blocked), now_ms=self._clock
         )
         return CallPipeline(
             host=HOST,

@@ -18,6 +18,7 @@ from tollway.ledger.records import (
     SettledTransfer,
     SettlementAttempt,
 )
+from tollway.operator_acts import ActOrigin
 
 CHAIN = ChainId(84532)
 USDC = "0x036cbd53842c5426634e7929541ec2318f3dcf7e"
@@ -28,6 +29,11 @@ GAS_KEY = Address(b"\xdd" * 20)
 NOW_MS = 1_800_000_000_000
 
 _NUMBERS = count(1)
+
+
+def operator_origin(at_ms: int = NOW_MS, *, reason: str = "") -> ActOrigin:
+    """An act of the operator at that time."""
+    return ActOrigin(actor="alice@desk.example", at_ms=at_ms, reason=reason)
 
 
 def tx_hash(name: str) -> TxHash:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.kit.listings import find_block_in
 from tests.kit.stores import ControlStores
 from tollway.errors import Code, EndpointNotAllowed, Problem, Refusal
 from tollway.ids import Address, ChainId, ListingId
@@ -151,7 +152,7 @@ async def open_listing_routes(
             limits=Limits(registrations_per_hour=3, edits_per_hour=40),
             authenticate=authenticate,
             check_endpoint=check_endpoint,
-            is_blocked=lambda wallet: wallet in harness.blocked,
+            find_block=find_block_in(harness.blocked),
             allowlist=None,
             now_ms=lambda: harness.now_ms,
             creations=IdempotentCreate(stores.creations, limits=Limits(), entropy=os.urandom),

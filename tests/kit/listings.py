@@ -2,7 +2,7 @@
 gateway behind it. Every field can be given.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Listing
+from tollway.registry.moderation import BlockedWallet
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.query import format_time
@@ -211,3 +212,16 @@ _SCHEMAS: dict[str, Any] = {
     },
 }
 _ANSWERS = ({"$ref": "#/components/schemas/Record"}, {"$ref": "#/components/schemas/Page"})
+
+
+def find_block_in(
+    blocked: Collection[Address], *, reason: str = ""
+) -> Callable[[Address], BlockedWallet | None]:
+    """`find_block` of a gateway that has blocked these wallets; the collection may change."""
+
+    def find_block(wallet: Address) -> BlockedWallet | None:
+        if wallet not in blocked:
+            return None
+        return BlockedWallet(wallet=wallet, reason=reason, since_ms=1, shown_reason=reason)
+
+    return find_block

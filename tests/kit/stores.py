@@ -32,6 +32,7 @@ from tollway.storage.database import sqlite_module as sqlite  # type: ignore[att
 from tollway.storage.encryption import Sealer
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.migrate import upgrade
+from tollway.storage.operator_acts import OperatorActStore
 from tollway.storage.outage import ValueRefused, is_value_refused
 from tollway.storage.reputation_store import OwnershipStore
 
@@ -110,6 +111,7 @@ class ControlStores:
         self.catalog = open_catalog(self.database, now_ms=now_ms)
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
+        self.operator_acts = OperatorActStore(self.database)
         self.ownerships = OwnershipStore(self.database, now_ms=now_ms)
         self.creations = CreationStore(
             self.creation_database,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from eth_account import Account
 
+from tests.kit.ledger_records import operator_origin
 from tests.kit.listings import sample_listing
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
@@ -288,7 +289,7 @@ async def test_too_old_unless_admitted(counter, scenarios, caller, provider_acco
     receipt = await scenarios.pay_token(caller, provider_account.address, 10_000)
     counter.skew_s = DAY + 60
     assert await counter.pay(receipt, caller) == (Code.PAYMENT_TOO_OLD, None)
-    await counter.ledger.admit(receipt.tx_hash, now_ms=counter.now_ms())
+    await counter.ledger.admit(receipt.tx_hash, origin=operator_origin(counter.now_ms()))
     assert await counter.pay(receipt, caller) == [10_000]
 
 

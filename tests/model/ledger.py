@@ -54,6 +54,7 @@ from tollway.ledger.records import (
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.operator_acts import ActOrigin
 
 GAP_MS = 60_000
 
@@ -280,7 +281,7 @@ class MemoryLedger(MemoryFinality):
             held_payments=tuple(str(one.tx_hash) for one in self._rows.payments.values() if one.is_held),
         )
 
-    async def release_held(self) -> int:
+    async def release_held(self, *, origin: ActOrigin) -> int:
         self._answer()
         held = [payment for payment in self._rows.payments.values() if payment.is_held]
         for payment in held:
@@ -288,7 +289,7 @@ class MemoryLedger(MemoryFinality):
         self._rows.restored_ms = None
         return len(held)
 
-    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
         self._answer()
         self._rows.admitted.add(tx_hash)
 
@@ -306,9 +307,9 @@ class MemoryLedger(MemoryFinality):
             gaps.append((self._rows.ready_ms, now_ms))
         return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
 
-    async def mark_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, origin: ActOrigin) -> None:
         self._answer()
-        self._rows.restored_ms = now_ms
+        self._rows.restored_ms = origin.at_ms
         self._rows.payments = {
             key: replace(payment, is_held=True) for key, payment in self._rows.payments.items()
         }

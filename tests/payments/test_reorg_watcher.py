@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import Block, MemoryChain, Transaction, authorization_log, transfer_log
-from tests.kit.ledger_records import attempt_of, authorization_of, authorized_claim, claim_on, close_of
+from tests.kit.ledger_records import (
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    operator_origin,
+)
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import Quorum
@@ -711,13 +718,13 @@ async def test_a_payment_held_after_a_restore_is_not_freed_by_agreeing_nodes(wat
     payment = await watch.record()
     watch.chain.disputed_heights.add(payment.block_number)
     await watch.check()
-    await watch.ledger.mark_restored(now_ms=watch.now_ms())
+    await watch.ledger.mark_restored(origin=operator_origin(watch.now_ms()))
     watch.chain.disputed_heights.clear()
     watch.chain.bury(CHAIN, 5)
     await watch.check()
     assert await watch.state(payment) is PaymentState.FINAL
     assert not await spendable(watch, payment)
-    await watch.ledger.release_held()
+    await watch.ledger.release_held(origin=operator_origin())
     assert await spendable(watch, payment)
 
 

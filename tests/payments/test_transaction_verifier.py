@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import Transaction, authorization_log
+from tests.kit.ledger_records import operator_origin
 from tollway.chain.port import ContractResult, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.gateway.access import CallRateLimits
@@ -761,7 +762,7 @@ class TestEdits:
         entry = harness.entry(harness.version(since_s, pay_to=harness.thief.address))
         harness.older = [harness.version(0, since_s)]
         assert (await refusal(harness, harness.proof(tx_hash), entry))[0] is Code.PAYMENT_TOO_OLD
-        await harness.ledger.admit(tx_hash, now_ms=harness.now_ms())
+        await harness.ledger.admit(tx_hash, origin=operator_origin(harness.now_ms()))
         assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10_000]
 
     async def test_downtime_does_not_count_as_age(self, harness) -> None:
@@ -775,10 +776,10 @@ class TestEdits:
 
     async def test_after_a_restore_older_payments_are_held_until_admitted(self, harness) -> None:
         old, new = harness.pay(age_s=100), harness.pay(age_s=-10)
-        await harness.ledger.mark_restored(now_ms=harness.now_ms())
+        await harness.ledger.mark_restored(origin=operator_origin(harness.now_ms()))
         assert (await refusal(harness, harness.proof(old)))[0] is Code.PAYMENT_HELD
         assert values(await harness.find_spendable(harness.proof(new))) == [10_000]
-        await harness.ledger.admit(old, now_ms=harness.now_ms())
+        await harness.ledger.admit(old, origin=operator_origin(harness.now_ms()))
         assert values(await harness.find_spendable(harness.proof(old))) == [10_000]
 
     async def test_a_restore_detected_during_the_chain_read_counts(self, harness) -> None:
@@ -787,7 +788,7 @@ class TestEdits:
         harness.chain.barrier = asyncio.Event()
         shown = asyncio.get_running_loop().create_task(harness.find_spendable(harness.proof(tx_hash)))
         await _until(lambda: harness.chain.request_count > 0)
-        await harness.ledger.mark_restored(now_ms=harness.now_ms())
+        await harness.ledger.mark_restored(origin=operator_origin(harness.now_ms()))
         harness.chain.barrier.set()
         with pytest.raises(StorageUnavailable):
             await shown

@@ -3,7 +3,7 @@
 import contextlib
 from typing import Any
 
-from tests.kit.ledger_records import CHAIN, PAYEE, USDC
+from tests.kit.ledger_records import CHAIN, PAYEE, USDC, operator_origin
 from tests.simulation.forwarding import Forwarding
 from tests.simulation.history_run import BLOCK, HOLD_MS, LEASE_MS, TX
 from tests.simulation.oracle import need
@@ -238,9 +238,9 @@ class Faults(Forwarding):
         gateway = self._pick(self._gateways)
         try:
             if self._flip(0.5):
-                await gateway.mark_restored(now_ms=self.machine.now_ms)
+                await gateway.mark_restored(origin=operator_origin(self.machine.now_ms))
             else:
-                await gateway.release_held()
+                await gateway.release_held(origin=operator_origin())
         except StorageUnavailable:
             return
         self._check("restore")

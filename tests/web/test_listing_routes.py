@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.kit.ledger_records import operator_origin
 from tests.kit.listing_routes import (
     ALICE,
     APIS,
@@ -26,6 +27,7 @@ from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import Listing
+from tollway.registry.moderation import restore_listing, suspend_listing
 from tollway.registry.quality import Quality, Reputation
 from tollway.storage.creation_store import creation_table
 
@@ -458,8 +460,29 @@ async def test_a_suspended_api_is_refused(harness: Harness) -> None:
     await harness.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
     answer = await harness.send("GET", f"{APIS}/{created['id']}")
     assert (answer.status_code, code_of(answer), answer.json()["reason"]) == (503, "api_paused", "suspended")
-    assert (await harness.send("PUT", f"{APIS}/{created['id']}", BODY)).status_code == 200
+    written = await harness.send("PUT", f"{APIS}/{created['id']}", BODY)
+    assert written.status_code == 200
+    assert written.json()["suspension"] == {"since": "1970-01-01T00:00:00.001Z", "reason": None}
     assert (await harness.stored(created["id"])).suspended_ms == 1  # an edit does not lift it
+
+
+async def test_a_suspension_has_the_reason_of_the_operator(harness: Harness) -> None:
+    url = f"{APIS}/{(created := await harness.publish())['id']}"
+    assert "suspension" not in created
+    origin = operator_origin(1, reason="under review")
+    await suspend_listing(harness.stores.catalog, ListingId(created["id"]), origin=origin)
+    answer = await harness.send("GET", url)
+    assert answer.json()["detail"] == (
+        'The operator has suspended this API. The reason of the operator: "under review".'
+    )
+    for _ in range(2):  # the second edit changes nothing
+        written = await harness.send("PUT", url, BODY)
+        assert written.json()["suspension"] == {
+            "since": "1970-01-01T00:00:00.001Z",
+            "reason": "under review",
+        }
+    await restore_listing(harness.stores.catalog, ListingId(created["id"]), origin=operator_origin(2))
+    assert "suspension" not in (await harness.send("GET", url)).json()
 
 
 # ---- Update.

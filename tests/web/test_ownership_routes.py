@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from tests.kit.chain import MemoryChain
-from tests.kit.listings import sample_listing
+from tests.kit.listings import find_block_in, sample_listing
 from tests.kit.payer import CHAIN, KeyWallet
 from tests.kit.stores import ControlStores
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
@@ -134,7 +134,7 @@ async def harness() -> AsyncIterator[Harness]:
                 limits=LIMITS,
             ),
             authenticate=authenticate,
-            is_blocked=blocked.__contains__,
+            find_block=find_block_in(blocked),
             rate_limiter=RateLimiter(),
             limits=LIMITS,
             now_ms=lambda: harness.now_ms,

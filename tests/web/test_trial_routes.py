@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from tests.kit.gateway import HOST, PROVIDER, PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.listing_routes import authenticate, code_of, no_calls, places_of
+from tests.kit.listings import find_block_in
 from tests.kit.upstream import Answerer, hang_up, plain, raw, say_nothing
 from tollway.client.provider import ForwardedVerifier
 from tollway.gateway.trial import RESPONSE_BYTES_MAX, TrialCalls, store_nothing
@@ -90,7 +91,7 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
             catalog=gateway.catalog,
             trials=trials,
             authenticate=authenticate,
-            is_blocked=gateway.blocked.__contains__,
+            find_block=find_block_in(gateway.blocked),
             rate_limiter=RateLimiter(),
             limits=LIMITS,
             now_ms=lambda: gateway.now_ms,

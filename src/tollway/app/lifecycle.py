@@ -59,6 +59,7 @@ from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck
+from tollway.storage.operator_acts import OperatorActStore
 from tollway.storage.operator_store import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.viewer_store import SqlViewers
@@ -75,6 +76,7 @@ PRUNE_INTERVAL_S = 300.0
 SIGN_IN_NONCE_KEPT_MS = 2 * 3600 * 1000
 """How long a used sign-in nonce is kept after its end: a clock that was set back, here or at another gateway, must not accept its signature again."""
 SCHEMA_INTERVAL_S = 10.0
+ACT_LOG_INTERVAL_S = 2.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just closed: a few commits
@@ -188,6 +190,7 @@ class App:
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)
         self.moderation = ModerationStore(self.database)
+        self.operator_acts = OperatorActStore(self.database)
 
     def _services(self) -> Services:
         return Services(
@@ -355,6 +358,7 @@ class App:
         tasks.start_periodic(TaskName.SESSION_PRUNING, PRUNE_INTERVAL_S, self._prune)
         tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
         tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
+        tasks.start_periodic(TaskName.OPERATOR_ACT_LOG, ACT_LOG_INTERVAL_S, self.operator_acts.log_new)
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
         tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, watch))
         self.settlement_services.start(tasks, recovery_leadership=self._leadership(Duty.SWEEPER))

@@ -470,7 +470,7 @@ class AsgiBuilder:
         return AccessControl(
             services.call_limits,
             limits=self._limits,
-            is_blocked=services.moderation.is_blocked,
+            find_block=services.moderation.find_block,
             now_ms=self._now_ms,
         )
 
@@ -530,7 +530,7 @@ class AsgiBuilder:
             ownerships=services.reputation_services.ownerships,
             checker=services.reputation_services.checker,
             authenticate=wallet,
-            is_blocked=services.moderation.is_blocked,
+            find_block=services.moderation.find_block,
             rate_limiter=services.rate_limiter,
             limits=self._limits,
             now_ms=self._now_ms,
@@ -552,7 +552,7 @@ class AsgiBuilder:
             catalog=services.catalog,
             trials=trials,
             authenticate=wallet,
-            is_blocked=services.moderation.is_blocked,
+            find_block=services.moderation.find_block,
             rate_limiter=services.rate_limiter,
             limits=self._limits,
             now_ms=self._now_ms,
@@ -577,7 +577,7 @@ class AsgiBuilder:
             creations=IdempotentCreate(
                 services.creations, limits=settings.limits, entropy=secrets.token_bytes
             ),
-            is_blocked=services.moderation.is_blocked,
+            find_block=services.moderation.find_block,
             allowlist=settings.allowlist if settings.registration == "allowlist" else None,
             now_ms=self._now_ms,
             entropy=secrets.token_bytes,

@@ -154,22 +154,27 @@ def _build_commands(path: str) -> Iterator[tuple[str, TyperCommand | CommandGrou
     for name, row in _children(path).items():
         if row is None:
             below = f"{path} {name}".strip()
-            yield (
-                name,
-                CommandGroup(
-                    path=below,
-                    name=name,
-                    help=_describe_group(below),
-                    no_args_is_help=True,
-                    rich_markup_mode=None,
-                ),
-            )
+            yield name, _build_group(below, name=name)
         else:
             yield name, _TableCommand(row, name=name)
     if not path:
         for row in COMMANDS:
             if row.alias:
                 yield row.alias, _TableCommand(row, name=row.alias, hidden=True)
+        for words, group in GROUPS.items():
+            if group.alias:
+                yield group.alias, _build_group(words, name=group.alias, hidden=True)
+
+
+def _build_group(path: str, *, name: str, hidden: bool = False) -> CommandGroup:
+    return CommandGroup(
+        path=path,
+        name=name,
+        help=_describe_group(path),
+        hidden=hidden,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+    )
 
 
 def _children(path: str) -> dict[str, CommandRow | None]:

@@ -45,6 +45,8 @@ class GroupRow:
     help: str
     target: str = ""
     extra: str = ""
+    alias: str = ""
+    """A second name that `--help` leaves out."""
 
 
 GROUPS = {
@@ -52,11 +54,12 @@ GROUPS = {
     "listing": GroupRow(help="Your listings"),
     "gateway": GroupRow(help="A gateway"),
     "gateway listings": GroupRow(
-        help="Moderation of listings", target="tollway.cli.operator:list_suspended", extra="gateway"
+        help="Moderation of listings", target="tollway.cli.moderation:list_suspended", extra="gateway"
     ),
     "gateway wallets": GroupRow(
-        help="Moderation of wallets", target="tollway.cli.operator:list_blocked", extra="gateway"
+        help="Moderation of wallets", target="tollway.cli.moderation:list_blocked", extra="gateway"
     ),
+    "gateway admin": GroupRow(help="The operator's record", alias="admin"),
 }
 """Groups, by their words."""
 
@@ -69,7 +72,7 @@ EXTRA_PACKAGES = {
 
 _CALLER = "tollway.cli.caller"
 _PROVIDER = "tollway.cli.provider"
-_PROVIDER = "tollway.cli.provider"
+_MODERATION = "tollway.cli.moderation"
 _OPERATOR = "tollway.cli.operator"
 _WALLET = "tollway.cli.wallet"
 
@@ -275,15 +278,15 @@ COMMANDS = (
         name="gateway listings suspend",
         role=OPERATORS,
         help="Hides a listing and refuses its calls. Credit for it stays.",
-        target=f"{_OPERATOR}:suspend_listing",
+        target=f"{_MODERATION}:suspend",
         extra="gateway",
-        example="tollway gateway listings suspend api_…",
+        example="tollway gateway listings suspend api_… --reason 'under review'",
     ),
     CommandRow(
         name="gateway listings restore",
         role=OPERATORS,
         help="Ends the suspension of a listing.",
-        target=f"{_OPERATOR}:restore_listing",
+        target=f"{_MODERATION}:restore",
         extra="gateway",
         example="tollway gateway listings restore api_…",
     ),
@@ -291,7 +294,7 @@ COMMANDS = (
         name="gateway wallets block",
         role=OPERATORS,
         help="Refuses a wallet, as a caller and as a provider.",
-        target=f"{_OPERATOR}:block_wallet",
+        target=f"{_MODERATION}:block",
         extra="gateway",
         example="tollway gateway wallets block 0x… --reason spam",
     ),
@@ -299,9 +302,17 @@ COMMANDS = (
         name="gateway wallets unblock",
         role=OPERATORS,
         help="Ends the block of a wallet.",
-        target=f"{_OPERATOR}:unblock_wallet",
+        target=f"{_MODERATION}:unblock",
         extra="gateway",
         example="tollway gateway wallets unblock 0x…",
+    ),
+    CommandRow(
+        name="gateway admin log",
+        role=OPERATORS,
+        help="Lists the acts of the operators, newest first: suspensions, blocks, admissions, releases, key changes, restores.",
+        target="tollway.cli.admin:list_acts",
+        extra="gateway",
+        example="tollway gateway admin log --limit 20",
     ),
     CommandRow(
         name="demo",

@@ -1,4 +1,4 @@
-"""Commands of the operator: serve, migrate, audit, admit, moderate, doctor; backup and restore of a SQLite database.
+"""Commands of the operator: serve, migrate, audit, admit, doctor; backup and restore of a SQLite database.
 
 The output is sentences on a terminal, and JSON in a pipe or with `--json`. A command writes to the database of a running gateway only where two
 processes may write. `backup` and `restore` refuse PostgreSQL, which has backups of its own.
@@ -10,10 +10,12 @@ import asyncio
 import contextlib
 import json
 import os
+import pwd
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TextIO
 
@@ -23,10 +25,11 @@ from pydantic import Secret
 from tollway.chain.port import SettlementChain
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
-from tollway.ids import Address, ListingId, TxHash
+from tollway.ids import TxHash
 from tollway.ledger.ledger import OperatorLedger
-from tollway.registry.catalog import Catalog, Moderation, Revised
-from tollway.registry.listing import Listing
+from tollway.operator_acts import ActOrigin, OperatorActs
+from tollway.registry.catalog import Catalog
+from tollway.registry.moderation import Moderation, parse_reason
 from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
 from tollway.storage.database import (
     Database,
@@ -37,12 +40,11 @@ from tollway.storage.database import (
 )
 from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
 from tollway.telemetry import configure_logging
-from tollway.web.query import format_time
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
 """Exit codes."""
 
-REVISE_ATTEMPTS = 5
+ACTOR_LENGTH_MAX = 200
 FETCH_DEADLINE_S, FETCHED_BYTES_MAX = 5.0, 4 * 1024 * 1024
 
 Config = Annotated[
@@ -50,8 +52,9 @@ Config = Annotated[
     typer.Option("--config", help="The settings file; default: TOLLWAY_CONFIG, then tollway.toml."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
-ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
-WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]
+Reason = Annotated[
+    str, typer.Option("--reason", help="Why: one line for the record of acts (`gateway admin log`).")
+]
 
 
 class OperatorServices(Protocol):
@@ -67,6 +70,8 @@ class OperatorServices(Protocol):
     def operator_ledger(self) -> OperatorLedger: ...
     @property
     def moderation(self) -> Moderation: ...
+    @property
+    def operator_acts(self) -> OperatorActs: ...
     @property
     def chains(self) -> SettlementChain: ...
 
@@ -129,7 +134,7 @@ def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) 
             raise CommandFailed(TOO_OLD)
         print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
-    _run_with_services(ctx, work, config, as_json=as_json, access="write")
+    run_with_services(ctx, work, config, as_json=as_json, access="write")
 
 
 def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
@@ -168,23 +173,25 @@ def audit(
     restored: Annotated[
         bool, typer.Option("--restored", help="Hold all balances, because the database was restored.")
     ] = False,
+    reason: Reason = "",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Checks that every balance equals the sum of its calls, and lists held calls and payments."""
     if release and restored:
         raise typer.BadParameter("--restored holds balances and --release frees them; give one of the two")
+    origin = make_origin(reason)
 
     async def work(services: OperatorServices) -> None:
         if restored:
-            await services.operator_ledger.mark_restored(now_ms=_now_ms())
+            await services.operator_ledger.mark_restored(origin=origin)
         report = await services.operator_ledger.audit()
         if release and not report.is_balanced:
             raise CommandFailed(
                 "the ledger does not balance, so nothing was released. Keep the database and report this: "
                 + "; ".join(report.wrong)
             )
-        released = await services.operator_ledger.release_held() if release else 0
+        released = await services.operator_ledger.release_held(origin=origin) if release else 0
         answer = {
             "balanced": report.is_balanced,
             "payments": report.payments,
@@ -204,174 +211,29 @@ def audit(
         if not report.is_balanced:
             raise typer.Exit(FAILED)
 
-    _run_with_services(ctx, work, config, as_json=as_json, access="write" if release or restored else "read")
+    run_with_services(ctx, work, config, as_json=as_json, access="write" if release or restored else "read")
 
 
 def admit(
     ctx: typer.Context,
     transaction: Annotated[str, typer.Argument(metavar="TX", help="The transaction hash.")],
+    reason: Reason = "",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Accepts a transaction that is too old, or that was mined before a restore."""
-    tx_hash = _parse(TxHash.parse, transaction)
+    tx_hash, origin = parse_argument(TxHash.parse, transaction), make_origin(reason)
 
     async def work(services: OperatorServices) -> None:
-        await services.operator_ledger.admit(tx_hash, now_ms=_now_ms())
+        await services.operator_ledger.admit(tx_hash, origin=origin)
         print_result(
             {"transaction": str(tx_hash), "admitted": True}, [f"callers may pay with {tx_hash}"], as_json
         )
 
-    _run_with_services(ctx, work, config, as_json=as_json, access="write")
+    run_with_services(ctx, work, config, as_json=as_json, access="write")
 
 
-def suspend_listing(
-    ctx: typer.Context, listing_id: ListingArgument, config: Config = None, as_json: AsJson = False
-) -> None:
-    """Hides a listing and refuses its calls. Credit for it stays."""
-    work = _moderate_listing(listing_id, suspended_ms=_now_ms(), as_json=as_json)
-    _run_with_services(ctx, work, config, as_json=as_json, access="write")
-
-
-def restore_listing(
-    ctx: typer.Context, listing_id: ListingArgument, config: Config = None, as_json: AsJson = False
-) -> None:
-    """Ends the suspension of a listing."""
-    work = _moderate_listing(listing_id, suspended_ms=None, as_json=as_json)
-    _run_with_services(ctx, work, config, as_json=as_json, access="write")
-
-
-def block_wallet(
-    ctx: typer.Context,
-    address: WalletArgument,
-    reason: Annotated[
-        str, typer.Option("--reason", help="A note for operators; callers do not see it.")
-    ] = "",
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
-    """Refuses a wallet, as a caller and as a provider."""
-    blocked = _parse(Address.parse, address)
-
-    async def work(services: OperatorServices) -> None:
-        is_new = await services.moderation.block(blocked, reason=reason, now_ms=_now_ms())
-        line = f"{blocked} is blocked" + ("" if is_new else " already")
-        print_result({"wallet": str(blocked), "blocked": True, "changed": is_new}, [line], as_json)
-
-    _run_with_services(ctx, work, config, as_json=as_json, access="write")
-
-
-def unblock_wallet(
-    ctx: typer.Context, address: WalletArgument, config: Config = None, as_json: AsJson = False
-) -> None:
-    """Ends the block of a wallet."""
-    unblocked = _parse(Address.parse, address)
-
-    async def work(services: OperatorServices) -> None:
-        was_blocked = await services.moderation.unblock(unblocked)
-        line = f"{unblocked} is served again" if was_blocked else f"{unblocked} was not blocked"
-        print_result({"wallet": str(unblocked), "blocked": False, "changed": was_blocked}, [line], as_json)
-
-    _run_with_services(ctx, work, config, as_json=as_json, access="write")
-
-
-def list_suspended(
-    ctx: typer.Context,
-    suspended: Annotated[
-        bool, typer.Option("--suspended", help="List the suspended listings, the latest suspension first.")
-    ] = False,
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
-    """Moderation of listings."""
-
-    async def work(services: OperatorServices) -> None:
-        found = await services.catalog.list_suspended()
-        answer = [
-            {
-                "id": listing.id,
-                "name": listing.name,
-                "provider": str(listing.provider),
-                "suspendedAt": format_time(listing.suspended_ms),
-            }
-            for listing in found
-        ]
-        lines = [
-            f"{each['id']}  {each['suspendedAt']}  {each['provider']}  {each['name']}" for each in answer
-        ]
-        print_result({"suspended": answer}, lines or ["no listing is suspended"], as_json)
-
-    _run_group_option(ctx, work, config, as_json=as_json, is_given=suspended)
-
-
-def list_blocked(
-    ctx: typer.Context,
-    blocked: Annotated[
-        bool, typer.Option("--blocked", help="List the blocked wallets, the oldest block first.")
-    ] = False,
-    config: Config = None,
-    as_json: AsJson = False,
-) -> None:
-    """Moderation of wallets."""
-
-    async def work(services: OperatorServices) -> None:
-        answer = [
-            {"wallet": str(each.wallet), "reason": each.reason, "blockedAt": format_time(each.since_ms)}
-            for each in await services.moderation.list_blocked()
-        ]
-        lines = [f"{each['wallet']}  {each['blockedAt']}  {each['reason']}" for each in answer]
-        print_result({"blocked": answer}, lines or ["no wallet is blocked"], as_json)
-
-    _run_group_option(ctx, work, config, as_json=as_json, is_given=blocked)
-
-
-def _run_group_option(
-    ctx: typer.Context,
-    work: Callable[[OperatorServices], Awaitable[None]],
-    config: Path | None,
-    *,
-    as_json: bool,
-    is_given: bool,
-) -> None:
-    """Runs the option of a group; before a command of the group it does nothing."""
-    if ctx.invoked_subcommand is not None:
-        return
-    if not is_given:
-        print(ctx.get_help())
-        raise typer.Exit(USAGE)
-    _run_with_services(ctx, work, config, as_json=as_json, access="read")
-
-
-def _moderate_listing(
-    listing_id: str, *, suspended_ms: int | None, as_json: bool
-) -> Callable[[OperatorServices], Awaitable[None]]:
-    async def work(services: OperatorServices) -> None:
-        listing = await _revise_suspension(services.catalog, ListingId(listing_id), suspended_ms)
-        is_suspended = listing.suspended_ms is not None
-        line = f"{listing.id} ({listing.name}) is {'suspended' if is_suspended else 'served'}"
-        print_result({"id": listing.id, "suspended": is_suspended}, [line], as_json)
-
-    return work
-
-
-async def _revise_suspension(catalog: Catalog, listing_id: ListingId, suspended_ms: int | None) -> Listing:
-    for _ in range(REVISE_ATTEMPTS):
-        entry = await catalog.find(listing_id)
-        if entry is None or entry.listing.retired_ms is not None:
-            raise CommandFailed(f"there is no active listing {listing_id}; tollway search lists them")
-        if (entry.listing.suspended_ms is None) == (suspended_ms is None):
-            return entry.listing
-        # A version of the terms ends here, at this time: a suspended listing sells nothing.
-        changed = replace(entry.listing, suspended_ms=suspended_ms, updated_ms=_now_ms())
-        outcome = await catalog.revise(changed, expected_revision=entry.listing.revision)
-        if isinstance(outcome, Revised):
-            return outcome.listing
-    raise CommandFailed(
-        "the listing changed during each of five attempts; run the command again", exit_code=LATER
-    )
-
-
-def _run_with_services(
+def run_with_services(
     ctx: typer.Context,
     work: Callable[[OperatorServices], Awaitable[None]],
     config: Path | None,
@@ -497,11 +359,34 @@ def _print_lines(lines: list[str], *, file: TextIO) -> None:
         print(plain(line), file=file)
 
 
-def _parse(parse: Callable[[str], Any], text: str) -> Any:
+def parse_argument(parse: Callable[[str], Any], text: str) -> Any:
     try:
         return parse(text)
     except ValueError as exc:
         raise typer.BadParameter(str(exc)) from exc
+
+
+def make_origin(reason: str) -> ActOrigin:
+    """Author, time and reason of the act of this command."""
+    return ActOrigin(
+        actor=describe_actor(),
+        at_ms=time.time_ns() // 1_000_000,
+        reason=parse_argument(parse_reason, reason),
+    )
+
+
+def describe_actor() -> str:
+    """The user of this process and its host: `alice@host`. A user without a name is a number, as in a container; `sudo` gives the user that called it.
+    Every part is what the operating system says; the record is for operators, and is no proof against root."""
+    number = os.getuid()
+    try:
+        user = pwd.getpwuid(number).pw_name
+    except KeyError:
+        user = f"uid {number}"
+    behind = os.environ.get("SUDO_USER", "") if number == 0 else ""
+    name = f"{behind} as {user}" if behind else user
+    text = f"{name}@{socket.gethostname()}"
+    return "".join(character if character.isprintable() else "?" for character in text)[:ACTOR_LENGTH_MAX]
 
 
 async def _fetch_status(url: str) -> int | None:
@@ -533,10 +418,6 @@ async def _fetch_text(url: str) -> str | None:
     return body.decode(errors="replace") if answer.status_code == httpx.codes.OK else None
 
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 POSTGRES_NOTICE = (
     "this database is PostgreSQL: use its base backups and archived log, restore to a point in time,"
     " and then run `tollway gateway audit --restored` (docs/operators.md, Backups)"
@@ -563,12 +444,13 @@ def backup(
         _fail_unbalanced(copy)
 
 
-def restore(file: File, config: Config = None, as_json: AsJson = False) -> None:
+def restore(file: File, reason: Reason = "", config: Config = None, as_json: AsJson = False) -> None:
     """Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first."""
+    origin = make_origin(reason)
     with explained_failures(as_json=as_json):
         settings = load_settings(os.environ, config=config)
         database = _find_database(settings)
-        done = _restore(database, file)
+        done = _restore(database, file, origin=origin)
         kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)
         lines = [f"{database.path} is now the copy", *_describe_audit(done.copy)]
         lines += [f"what it replaced: {kept}"] if kept else []
@@ -602,7 +484,7 @@ def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> BackupCopy
         raise CommandFailed(f"nothing was backed up: {exc}") from exc
 
 
-def _restore(database: SqliteDatabase, file: Path) -> RestoredBackup:
+def _restore(database: SqliteDatabase, file: Path, *, origin: ActOrigin) -> RestoredBackup:
     if not file.is_file():
         raise CommandFailed(f"there is no file {file}")
     database.path.parent.mkdir(parents=True, exist_ok=True)
@@ -611,7 +493,7 @@ def _restore(database: SqliteDatabase, file: Path) -> RestoredBackup:
         if not lock.acquire():
             detail = f"a gateway uses {database.path}; stop it first"
             raise CommandFailed(detail, exit_code=LATER)
-        return asyncio.run(restore_backup(file, database.path, now_ms=time.time_ns() // 1_000_000))
+        return asyncio.run(restore_backup(file.absolute(), database.path, origin=origin))
     except (BackupUnusable, OSError) as exc:
         raise CommandFailed(f"nothing was restored: {exc}") from exc
     finally:

@@ -270,11 +270,23 @@ def _set_status(ctx: typer.Context, api_id: str, status: str, *, as_json: bool) 
         with _open(ctx) as client:
             written = client.fetch_document(requests.patch_listing(api_id, {"status": status}))
         if is_for_people(as_json=as_json):
-            print_text(
-                plain_line(f"{format_value(written.get('name'))} is {format_value(written.get('status'))}.")
-            )
+            print_text(plain_line(_describe_status(written)))
         else:
             print_json(written)
+
+
+def _describe_status(listing: dict[str, Any]) -> str:
+    """The status after an edit, and the suspension by the operator, which refuses all calls whatever the status is."""
+    name, status = format_value(listing.get("name")), format_value(listing.get("status"))
+    suspension = listing.get("suspension")
+    if not isinstance(suspension, dict):
+        return f"{name} is {status}."
+    reason = format_value(suspension.get("reason"), characters_max=200)
+    return (
+        f"{name} is suspended by the operator, and its calls stay refused."
+        + (f' The reason: "{reason}".' if reason else "")
+        + f" Ask the operator; its own status is {status}."
+    )
 
 
 def retire(

@@ -19,6 +19,8 @@ from tollway.cli.operator import (
     CommandFailed,
     Config,
     OperatorEnvironment,
+    Reason,
+    make_origin,
     opened_database,
     print_result,
     read_environment,
@@ -44,6 +46,7 @@ def count_or_reencrypt(
         SecretsAction,
         typer.Argument(help="`status` changes nothing; `reencrypt` encrypts again with the first key."),
     ] = SecretsAction.STATUS,
+    reason: Reason = "",
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
@@ -52,13 +55,15 @@ def count_or_reencrypt(
     Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again.
     """
 
+    origin = make_origin(reason)
+
     async def work(rotation: KeyRotation, keys: int) -> None:
         if action is SecretsAction.STATUS:
             _print_key_counts(await rotation.count(), keys=keys, reencrypted=None, as_json=as_json)
             return
         reencrypted = 0
         for _ in range(PASSES_MAX):
-            counts = await rotation.reencrypt()
+            counts = await rotation.reencrypt(origin=origin)
             reencrypted += counts.reencrypted
             if not counts.older:
                 break

@@ -19,13 +19,14 @@ from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.errors import Code, Problem, TollwayError, describe_rate
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest, ProxyResponse
-from tollway.gateway.problems import BLOCKED, check_price_max
+from tollway.gateway.problems import check_price_max, explain_block
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.authorization_onchain import AuthorizationLookup, UnresolvedQuota, quota_keys
 from tollway.rate_limits.limiter import RateAllowance, RateLimiter, client_bucket
 from tollway.registry.listing import Listing, RateLimit
+from tollway.registry.moderation import BlockedWallet
 
 LISTINGS_PER_ADDRESS = 5
 """The free calls of a client address over all listings, as a multiple of its free calls at one listing."""
@@ -269,7 +270,7 @@ class _AccessChecks:
     call_limits: CallRateLimits
     failures: FailureBudget
     limits: Limits
-    is_blocked: Callable[[Address], bool]
+    find_block: Callable[[Address], BlockedWallet | None]
 
 
 class AccessControl:
@@ -280,12 +281,12 @@ class AccessControl:
         call_limits: CallRateLimits,
         *,
         limits: Limits,
-        is_blocked: Callable[[Address], bool],
+        find_block: Callable[[Address], BlockedWallet | None],
         now_ms: Callable[[], int],
     ) -> None:
         failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
         self._checks = _AccessChecks(
-            call_limits=call_limits, failures=failures, limits=limits, is_blocked=is_blocked
+            call_limits=call_limits, failures=failures, limits=limits, find_block=find_block
         )
 
     def enter(
@@ -388,8 +389,9 @@ class ActiveCall:
         """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call is in flight until the
         context exits, and counts against the rate of the listing."""
         self.payer = payer
-        if self._checks.is_blocked(payer):
-            return BLOCKED
+        block = self._checks.find_block(payer)
+        if block is not None:
+            return explain_block(block)
         problem = check_price_max(self._request, price, asset)
         if problem is not None:
             return problem

@@ -23,6 +23,7 @@ from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.money import Asset, Price
 from tollway.registry.listing import CatalogEntry, Listing
+from tollway.registry.moderation import BlockedWallet, describe_block, describe_suspension
 
 STANDARD_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
@@ -52,7 +53,7 @@ def check_listing(
     if listing.suspended_ms is not None:
         return Problem(
             code=Code.API_PAUSED,
-            detail="The operator has suspended this API. Try again later, and do not pay before that.",
+            detail=f"{describe_suspension(listing)} Try again later, and do not pay before that.",
             reason="suspended",
             retry_after_s=3600,
             payment_state="none",
@@ -356,11 +357,15 @@ LOOP = Problem(
     detail="This call has passed through this gateway already: the endpoint of the listing leads back to it. Report it to the provider.",
     payment_state="none",
 )
-BLOCKED = Problem(
-    code=Code.WALLET_BLOCKED,
-    detail="The operator of this gateway has blocked this wallet. Ask the operator, or use another wallet.",
-    payment_state="none",
-)
+
+
+def explain_block(block: BlockedWallet) -> Problem:
+    """The refusal of a call that a blocked wallet pays for."""
+    return Problem(
+        code=Code.WALLET_BLOCKED,
+        detail=f"{describe_block(block)} Ask the operator, or use another wallet.",
+        payment_state="none",
+    )
 
 
 def explain_failure(exc: TollwayError | ClientGone) -> Problem:

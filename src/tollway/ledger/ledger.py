@@ -38,6 +38,7 @@ from tollway.ledger.records import (
     SettledTransfer,
     SettlementAttempt,
 )
+from tollway.operator_acts import ActOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -541,22 +542,23 @@ class Readiness(Protocol):
 
 
 class OperatorLedger(Protocol):
-    """The operator's view of the ledger. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
+    """The operator's view of the ledger. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`. Each change is recorded as an
+    act of `origin`, in the same transaction."""
 
     async def audit(self) -> AuditReport:
         """Checks the balance equation of the whole ledger."""
         ...
 
-    async def release_held(self) -> int:
+    async def release_held(self, *, origin: ActOrigin) -> int:
         """Releases the balances that a restore has held. A payment about which nodes disagree is held again by a later check. Returns the
         number of payments."""
         ...
 
-    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
         """Admits a transaction although it is too old, or mined before a restore."""
         ...
 
-    async def mark_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, origin: ActOrigin) -> None:
         """Records a restore of an older database: holds every balance in it until `release_held`."""
         ...
 

@@ -1,16 +1,14 @@
-"""The catalog: the ports through which listings, idempotency keys of `POST /apis` and blocked wallets are stored. Stores in SQL and in
-memory pass one contract suite each.
+"""The catalog: the ports through which listings and idempotency keys of `POST /apis` are stored.
 
 A key of `POST /apis` is held by one request at a time, under a lease. A listing and its stored response are written in one transaction
 (`Catalog.publish_once`): a key without a response is a listing that does not exist.
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tollway.errors import Code, Problem
 from tollway.ids import Address, ChainId, ListingId
+from tollway.operator_acts import OperatorAct
 from tollway.registry.listing import CatalogEntry, Listing, Terms
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 
@@ -190,11 +188,14 @@ class Catalog(Protocol):
         nothing written, when another request holds the key."""
         ...
 
-    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | RevisionConflict:
+    async def revise(
+        self, listing: Listing, *, expected_revision: int, act: OperatorAct | None = None
+    ) -> Revised | RevisionConflict:
         """Replaces a listing that has `expected_revision`; new terms begin when they differ from the last ones.
 
         The stored revision is `expected_revision` + 1; the one of the record does not count. To retire or suspend a listing, set
-        `retired_ms` or `suspended_ms`.
+        `retired_ms` or `suspended_ms`. `act`: the operator's act that makes the change, recorded in its transaction. A suspension
+        has the time and the reason of its act (`suspended_ms`, `suspended_reason`).
         """
         ...
 
@@ -241,55 +242,4 @@ class SuspendedListing:
     name: str
     provider: Address
     suspended_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockedWallet:
-    wallet: Address
-    reason: str
-    since_ms: int
-
-
-class Moderation(Protocol):
-    """The store of blocked wallets. Methods raise `StorageUnavailable` when it is unavailable; `is_blocked` reads memory only."""
-
-    def is_blocked(self, wallet: Address) -> bool:
-        """Cheap: every call reads it. A block by this process counts at once, a block by another process after `refresh`."""
-        ...
-
-    async def refresh(self) -> None:
-        """Reads the blocks again. The gateway runs it every second."""
-        ...
-
-    async def block(self, wallet: Address, *, reason: str, now_ms: int) -> bool:
-        """False when the wallet is blocked already; its reason and time stay."""
-        ...
-
-    async def unblock(self, wallet: Address) -> bool:
-        """False when the wallet is not blocked."""
-        ...
-
-    async def list_blocked(self) -> tuple[BlockedWallet, ...]:
-        """All blocks, oldest first."""
-        ...
-
-
-def check_registration(
-    provider: Address,
-    *,
-    allowlist: Collection[Address] | None,
-    is_blocked: bool,
-) -> Problem | None:
-    """The reason why this wallet must not publish; None when it may. `allowlist` None: every wallet that is not blocked may."""
-    if is_blocked:
-        return BLOCKED
-    if allowlist is not None and provider not in allowlist:
-        return Problem(
-            code=Code.NOT_PROVIDER,
-            detail="Only wallets on the operator's allowlist may publish here. Ask the operator to add this wallet.",
-            reason="not_on_allowlist",
-        )
-    return None
-
-
-BLOCKED = Problem(code=Code.WALLET_BLOCKED, detail="The operator of this gateway has blocked this wallet.")
+    reason: str = ""

@@ -7,7 +7,7 @@ checks whether the endpoint answers.
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, Strict, ValidationInfo
@@ -172,15 +172,15 @@ def create_listing(draft: Draft, *, listing_id: ListingId, provider: Address, no
 
 def edit_listing(draft: Draft, previous: Listing, *, now_ms: int) -> Listing:
     """The listing after an update. A suspension by the operator stays."""
-    return _to_listing(
+    edited = _to_listing(
         draft,
         listing_id=previous.id,
         provider=previous.provider,
         created_ms=previous.created_ms,
         updated_ms=now_ms,
         revision=previous.revision + 1,
-        suspended_ms=previous.suspended_ms,
     )
+    return replace(edited, suspended_ms=previous.suspended_ms, suspended_reason=previous.suspended_reason)
 
 
 def _to_listing(
@@ -191,7 +191,6 @@ def _to_listing(
     created_ms: int,
     updated_ms: int,
     revision: int,
-    suspended_ms: int | None = None,
 ) -> Listing:
     return Listing(
         id=listing_id,
@@ -220,7 +219,6 @@ def _to_listing(
         created_ms=created_ms,
         updated_ms=updated_ms,
         revision=revision,
-        suspended_ms=suspended_ms,
     )
 
 

@@ -116,7 +116,8 @@ class Terms:
 class Listing:
     """The current state of one API for sale. `endpoint` is the URL as the provider wrote it.
 
-    `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served.
+    `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served. `suspended_reason`: the reason that the
+    operator gave for the suspension, read with the listing and written with the act.
     """
 
     id: ListingId
@@ -147,6 +148,7 @@ class Listing:
     revision: int
     retired_ms: int | None = None
     suspended_ms: int | None = None
+    suspended_reason: str = ""
 
     def current_terms(self, *, since_ms: int) -> Terms:
         """The version of the terms that this state of the listing puts in force at `since_ms`."""

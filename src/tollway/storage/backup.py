@@ -22,10 +22,12 @@ from sqlalchemy import Connection
 
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
+from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # an import of that module, not an export
 from tollway.storage.history import audit
 from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
+from tollway.storage.operator_acts import record_act
 from tollway.storage.operator_store import mark_restored
 from tollway.storage.restore_detection import (
     bump_generation,
@@ -78,29 +80,31 @@ async def back_up(database_path: Path, target: Path) -> BackupCopy:
     return copy
 
 
-async def restore_backup(copy_path: Path, database_path: Path, *, now_ms: int) -> RestoredBackup:
+async def restore_backup(copy_path: Path, database_path: Path, *, origin: ActOrigin) -> RestoredBackup:
     """Puts a copy in the place of the database, migrated to this version and with every balance held. After `BackupUnusable` nothing has changed.
-    Also raises OSError."""
+    The act is recorded in the restored database. Also raises OSError."""
+    act = OperatorAct(kind=ActKind.RESTORE_BACKUP, target=str(copy_path), origin=origin)
     mark = mark_path(database_path)
     with _draft(database_path) as draft:
         await asyncio.to_thread(_copy, copy_path, draft)
         database = SqliteDatabase(draft)
         try:
             copy = await _examine(database, is_to_serve=True)
-            hold = partial(_bump_and_hold, marked=read_mark(mark), now_ms=now_ms)
+            hold = partial(_bump_and_hold, marked=read_mark(mark), act=act)
             generation = await database.write(hold)
         finally:
             await database.close()
         await asyncio.to_thread(_close_journal, draft)
         # Before the files change: after a crash between the two steps the mark is newer than the database, and the gateway holds all balances.
         await asyncio.to_thread(write_mark, mark, generation)
-        kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=now_ms)
+        kept = await asyncio.to_thread(_set_aside, database_path, draft, now_ms=origin.at_ms)
         await asyncio.to_thread(_move_into_place, draft, database_path)
     return RestoredBackup(copy=copy, kept=kept)
 
 
-def _bump_and_hold(connection: Connection, *, marked: int, now_ms: int) -> int:
-    mark_restored(connection, now_ms=now_ms)
+def _bump_and_hold(connection: Connection, *, marked: int, act: OperatorAct) -> int:
+    mark_restored(connection, now_ms=act.origin.at_ms)
+    record_act(connection, act)
     return bump_generation(connection, marked=marked)
 
 

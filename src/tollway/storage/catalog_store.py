@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ListingId
 from tollway.limits import MIB
+from tollway.operator_acts import ActKind, OperatorAct
 from tollway.registry.catalog import (
     SUSPENDED_MAX,
     TERMS_RETENTION_S,
@@ -55,6 +56,7 @@ from tollway.storage.catalog_tables import (
 from tollway.storage.creation_store import finish_creation
 from tollway.storage.database import Database, T, Work
 from tollway.storage.encryption import Sealer
+from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
 from tollway.storage.reputation_store import end_stale_proof
 
 FRESH_MS = 1_000
@@ -192,11 +194,16 @@ class CatalogStore:
 
         return await self._add(listing, work)
 
-    async def revise(self, listing: Listing, *, expected_revision: int) -> Revised | RevisionConflict:
+    async def revise(
+        self, listing: Listing, *, expected_revision: int, act: OperatorAct | None = None
+    ) -> Revised | RevisionConflict:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> Revised | RevisionConflict:
-            return _revise(connection, listing, sealed, expected_revision)
+            outcome = _revise(connection, listing, sealed, expected_revision)
+            if act is not None and isinstance(outcome, Revised):
+                record_act(connection, act)
+            return outcome
 
         try:
             return await self._database.write(work)
@@ -283,16 +290,25 @@ class CatalogStore:
             .order_by(columns.suspended_ms.desc(), columns.id)
             .limit(SUSPENDED_MAX)
         )
-        rows = await self._database.read(lambda connection: connection.execute(statement).all())
-        return tuple(
-            SuspendedListing(
-                id=ListingId(row.id),
-                name=row.name,
-                provider=Address(row.provider),
-                suspended_ms=row.suspended_ms,
+
+        def work(connection: Connection) -> tuple[SuspendedListing, ...]:
+            rows = connection.execute(statement).all()
+            reasons: dict[tuple[str, int], str] = {}
+            for start in range(0, len(rows), TARGETS_MAX):
+                moments = [(row.id, row.suspended_ms) for row in rows[start : start + TARGETS_MAX]]
+                reasons |= find_reasons(connection, ActKind.SUSPEND_LISTING, moments)
+            return tuple(
+                SuspendedListing(
+                    id=ListingId(row.id),
+                    name=row.name,
+                    provider=Address(row.provider),
+                    suspended_ms=row.suspended_ms,
+                    reason=reasons.get((row.id, row.suspended_ms), ""),
+                )
+                for row in rows
             )
-            for row in rows
-        )
+
+        return await self._database.read(work)
 
     async def _add(self, listing: Listing, work: Work[T]) -> T:
         try:
@@ -325,6 +341,10 @@ class CatalogStore:
         if row is None:
             return None
         record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
+        if row.suspended_ms is not None:
+            moment = (row.id, row.suspended_ms)
+            reasons = find_reasons(connection, ActKind.SUSPEND_LISTING, [moment])
+            record = replace(record, suspended_reason=reasons.get(moment, ""))
         versions = _load_terms(connection, row.seq, since_ms)
         return CatalogEntry(listing=record, versions=versions), len(row.openapi or "")
 
@@ -385,7 +405,10 @@ def _revise(
     if is_shown(listing):
         _index_listing(connection, row.seq, listing)
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
-    return Revised(listing=read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi))
+    revised = read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi)
+    # The reason of a suspension stands in its act, not in this row.
+    reason = listing.suspended_reason if revised.suspended_ms is not None else ""
+    return Revised(listing=replace(revised, suspended_reason=reason))
 
 
 def _write_document(connection: Connection, seq: int, listing: Listing) -> None:

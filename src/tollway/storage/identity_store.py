@@ -3,6 +3,10 @@
 Each decision with one winner is one statement that reports its outcome. Blocked wallets have a snapshot in memory for paid calls.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -22,8 +26,10 @@ from sqlalchemy.exc import IntegrityError
 from tollway.identity.page_sessions import PageSession
 from tollway.identity.sessions import Session, SignInNonce
 from tollway.ids import Address, ChainId
-from tollway.registry.catalog import BlockedWallet
+from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
+from tollway.registry.moderation import BlockedWallet
 from tollway.storage.database import Database, metadata
+from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
 
 signin_nonce_table = Table(
     "signin_nonce",
@@ -208,40 +214,75 @@ class ModerationStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._blocked: frozenset[Address] = frozenset()
+        self._blocked: Mapping[Address, BlockedWallet] = {}
 
-    def is_blocked(self, wallet: Address) -> bool:
-        return wallet in self._blocked
+    def find_block(self, wallet: Address) -> BlockedWallet | None:
+        return self._blocked.get(wallet)
 
     async def refresh(self) -> None:
-        self._blocked = frozenset(block.wallet for block in await self.list_blocked())
+        known = self._blocked
+        blocks = await self._database.read(partial(_read_blocks, known=known))
+        self._blocked = {block.wallet: block for block in blocks}
 
-    async def block(self, wallet: Address, *, reason: str, now_ms: int) -> bool:
-        row = {"wallet": bytes(wallet), "reason": reason, "since_ms": now_ms}
+    async def block(self, wallet: Address, *, origin: ActOrigin) -> bool:
+        row = {"wallet": bytes(wallet), "reason": origin.reason, "since_ms": origin.at_ms}
+        act = OperatorAct(kind=ActKind.BLOCK_WALLET, target=str(wallet), origin=origin)
+
+        def work(connection: Connection) -> None:
+            connection.execute(insert(wallet_block_table), row)
+            record_act(connection, act)
+
         try:
-            await self._database.write(lambda connection: connection.execute(insert(wallet_block_table), row))
+            await self._database.write(work)
         except IntegrityError:
             return False
         finally:
             await self.refresh()
         return True
 
-    async def unblock(self, wallet: Address) -> bool:
-        columns = wallet_block_table.c
-        statement = (
-            delete(wallet_block_table).where(columns.wallet == bytes(wallet)).returning(columns.wallet)
-        )
-        row = await self._database.write(lambda connection: connection.execute(statement).one_or_none())
+    async def unblock(self, wallet: Address, *, origin: ActOrigin) -> bool:
+        statement = delete(wallet_block_table).where(wallet_block_table.c.wallet == bytes(wallet))
+        act = OperatorAct(kind=ActKind.UNBLOCK_WALLET, target=str(wallet), origin=origin)
+
+        def work(connection: Connection) -> bool:
+            was_blocked = connection.execute(statement).rowcount > 0
+            if was_blocked:
+                record_act(connection, act)
+            return was_blocked
+
+        was_blocked = await self._database.write(work)
         await self.refresh()
-        return row is not None
+        return was_blocked
 
     async def list_blocked(self) -> tuple[BlockedWallet, ...]:
-        columns = wallet_block_table.c
-        statement = select(columns.wallet, columns.reason, columns.since_ms).order_by(
-            columns.since_ms, columns.wallet
-        )
-        rows = await self._database.read(lambda connection: connection.execute(statement).all())
-        return tuple(
-            BlockedWallet(wallet=Address(row.wallet), reason=row.reason, since_ms=row.since_ms)
-            for row in rows
-        )
+        return await self._database.read(partial(_read_blocks, known={}))
+
+
+def _read_blocks(
+    connection: Connection, *, known: Mapping[Address, BlockedWallet]
+) -> tuple[BlockedWallet, ...]:
+    """All blocks, oldest first. Reads only the reasons of blocks that are not `known`."""
+    columns = wallet_block_table.c
+    statement = select(columns.wallet, columns.reason, columns.since_ms).order_by(
+        columns.since_ms, columns.wallet
+    )
+    blocks = [
+        BlockedWallet(wallet=Address(row.wallet), reason=row.reason, since_ms=row.since_ms)
+        for row in connection.execute(statement)
+    ]
+    fresh = [block for block in blocks if not _is_known(block, known)]
+    reasons: dict[tuple[str, int], str] = {}
+    for start in range(0, len(fresh), TARGETS_MAX):
+        moments = [(str(block.wallet), block.since_ms) for block in fresh[start : start + TARGETS_MAX]]
+        reasons |= find_reasons(connection, ActKind.BLOCK_WALLET, moments)
+    return tuple(
+        known[block.wallet]
+        if _is_known(block, known)
+        else replace(block, shown_reason=reasons.get((str(block.wallet), block.since_ms), ""))
+        for block in blocks
+    )
+
+
+def _is_known(block: BlockedWallet, known: Mapping[Address, BlockedWallet]) -> bool:
+    before = known.get(block.wallet)
+    return before is not None and before.since_ms == block.since_ms

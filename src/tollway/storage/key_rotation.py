@@ -10,13 +10,17 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Select, select, update
 
+from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.storage.catalog_store import secret_label
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.encryption import KeyAge, Sealer
 from tollway.storage.idempotency import answer_table, response_label
+from tollway.storage.operator_acts import record_act
 
 LOST_IDS_MAX = 20
+SECRETS = "secrets"
+"""The target of an act on all encrypted values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,8 @@ class KeyRotation:
     def __init__(self, database: Database, *, sealer: Sealer) -> None:
         self._database = database
         self._sealer = sealer
+        # Of the acts that are recorded already: one row stands for all pages and passes of a command.
+        self._recorded: set[OperatorAct] = set()
 
     async def count(self, *, responses_max: int | None = None) -> KeyCounts:
         """Opens every value once and changes none. `responses_max`: stops after the page that reaches this number of responses."""
@@ -105,17 +111,27 @@ class KeyRotation:
                 break
         return counts
 
-    async def reencrypt(self) -> KeyCounts:
+    async def reencrypt(self, *, origin: ActOrigin) -> KeyCounts:
         """Seals each value of an older key again, in one pass, and counts the values as they are after it. `older` counts rows that a gateway
-        held locked or had just changed: the next run takes them."""
+        held locked or had just changed: the next run takes them. The act is recorded with the first values that change."""
+        act = OperatorAct(kind=ActKind.REENCRYPT_SECRETS, target=SECRETS, origin=origin)
         counts = KeyCounts()
         for column, count in ((_SECRETS, counts.secrets), (_RESPONSES, counts.responses)):
             async for ages in self._read_ages(column):
                 older = [row_id for row_id, age in ages.items() if age is KeyAge.OLDER]
-                done = await self._database.write(_Reencrypt(column, older, self._sealer)) if older else []
+                done = await self._reencrypt_page(column, older, act) if older else []
                 counts.reencrypted += len(done)
                 count.add({**ages, **dict.fromkeys(done, KeyAge.CURRENT)})
         return counts
+
+    async def _reencrypt_page(
+        self, column: "_EncryptedColumn", older: list[str], act: OperatorAct
+    ) -> list[str]:
+        first = None if act in self._recorded else act
+        done = await self._database.write(_Reencrypt(column, older, self._sealer, first))
+        if done:
+            self._recorded.add(act)
+        return done
 
     async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, KeyAge]]:
         """The age of the key of every value, by row id: a page at a time, in the order of the row ids."""
@@ -145,12 +161,13 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Reencrypt:
-    """The transaction of one page; returns the ids of the rows that it changed. It skips locked rows, so that no gateway waits for it for long,
+    """The transaction of one page; returns the ids of the rows that it changed, and records `act` when there are any. It skips locked rows, so that no gateway waits for it for long,
     and reads each row again: a provider may have set another secret since the page was read."""
 
     column: _EncryptedColumn
     row_ids: Iterable[str]
     sealer: Sealer
+    act: OperatorAct | None
 
     def __call__(self, connection: Connection) -> list[str]:
         column, sealer = self.column, self.sealer
@@ -165,6 +182,8 @@ class _Reencrypt:
                 update(column.row_id.table).where(column.row_id == row.row_id).values({column.sealed: fresh})
             )
             done.append(row.row_id)
+        if done and self.act is not None:
+            record_act(connection, self.act)
         return done
 
 

@@ -4,12 +4,12 @@ A restore holds every balance until the operator releases it. The age of a trans
 """
 
 from collections.abc import Callable
-from functools import partial
 
 from sqlalchemy import Connection, exists, func, insert, select, text, update
 
 from tollway.ids import TxHash
 from tollway.ledger.ledger import AuditReport
+from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.storage.database import Database, write_retried
 from tollway.storage.history import audit
 from tollway.storage.ledger_tables import (
@@ -19,8 +19,11 @@ from tollway.storage.ledger_tables import (
     readiness_table,
     restore_table,
 )
+from tollway.storage.operator_acts import record_act
 from tollway.storage.statements import insert_for
 
+LEDGER = "ledger"
+"""The target of an act on all balances."""
 GAP_MS = 60_000
 """Two records of readiness that are further apart than this mean an outage of all gateways."""
 
@@ -41,28 +44,43 @@ class OperatorStore:
     async def audit(self) -> AuditReport:
         return await self._database.read(audit, is_long=True)
 
-    async def release_held(self) -> int:
+    async def release_held(self, *, origin: ActOrigin) -> int:
         restores, payments = restore_table.c, payment_table.c
         release = update(restore_table).where(restores.released_ms.is_(None))
         free = update(payment_table).where(payments.is_held).values(is_held=False)
         released_ms = self._now_ms()
 
+        act = OperatorAct(kind=ActKind.RELEASE_BALANCES, target=LEDGER, origin=origin)
+
         def work(connection: Connection) -> int:
-            connection.execute(release.values(released_ms=released_ms))
-            return connection.execute(free).rowcount
+            ended = connection.execute(release.values(released_ms=released_ms)).rowcount
+            freed = connection.execute(free).rowcount
+            if ended or freed:
+                record_act(connection, act)
+            return freed
 
         return await write_retried(self._database, work, is_long=True)
 
-    async def admit(self, tx_hash: TxHash, *, now_ms: int) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
+        act = OperatorAct(kind=ActKind.ADMIT_TRANSACTION, target=str(tx_hash), origin=origin)
+        values = {"tx_hash": tx_hash, "admitted_ms": origin.at_ms}
+
         def work(connection: Connection) -> None:
-            statement = insert_for(connection, admission_table).values(tx_hash=tx_hash, admitted_ms=now_ms)
-            connection.execute(statement.on_conflict_do_nothing())
+            statement = insert_for(connection, admission_table).values(values)
+            if connection.execute(statement.on_conflict_do_nothing()).rowcount > 0:
+                record_act(connection, act)
 
         await write_retried(self._database, work)
 
-    async def mark_restored(self, *, now_ms: int) -> None:
+    async def mark_restored(self, *, origin: ActOrigin) -> None:
         """Holds every balance. Gateways detect most restores themselves (`RestoreDetector`)."""
-        await write_retried(self._database, partial(mark_restored, now_ms=now_ms), is_long=True)
+        act = OperatorAct(kind=ActKind.HOLD_BALANCES, target=LEDGER, origin=origin)
+
+        def work(connection: Connection) -> None:
+            mark_restored(connection, now_ms=origin.at_ms)
+            record_act(connection, act)
+
+        await write_retried(self._database, work, is_long=True)
 
     async def mark_ready(self, *, now_ms: int) -> None:
         """Records that a gateway is ready. The first record after a gap also writes the outage."""

@@ -82,6 +82,7 @@ class ListingEncoder:
             "createdAt": format_time(listing.created_ms),
             "updatedAt": format_time(listing.updated_ms),
             "revision": listing.revision,
+            **_suspension_member(listing),
         }
 
     def pricing(self, listing: Listing) -> dict[str, Any]:
@@ -124,6 +125,15 @@ class ListingEncoder:
         return ", ".join(
             f'<{links[name]}>; rel="{rel}"; type="{media_type}"' for name, rel, media_type in DOCUMENTS
         )
+
+
+def _suspension_member(listing: Listing) -> dict[str, Any]:
+    """The member of a suspended listing. Only the responses to its provider's edits have it: every other request is refused."""
+    if listing.suspended_ms is None:
+        return {}
+    return {
+        "suspension": {"since": format_time(listing.suspended_ms), "reason": listing.suspended_reason or None}
+    }
 
 
 def _summary_fields(listing: Listing) -> dict[str, Any]:

@@ -32,14 +32,12 @@ from tollway.money import Price
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import (
-    BLOCKED,
     Catalog,
     CreationBegun,
     CreationResponse,
     ListingQuery,
     Revised,
     Sort,
-    check_registration,
 )
 from tollway.registry.draft import (
     ENDPOINT_POLICY,
@@ -58,6 +56,12 @@ from tollway.registry.draft import (
 )
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import list_dropped_operations, parse_patch, warn_about_dropped
+from tollway.registry.moderation import (
+    BlockedWallet,
+    check_registration,
+    describe_suspension,
+    explain_block,
+)
 from tollway.registry.openapi import YamlRefused, parse_yaml_object
 from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
@@ -83,7 +87,6 @@ from tollway.web.query import QueryModel, parsed, read_query, whole_number
 
 _NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="No API has this id. GET /api/v2/apis lists all APIs.")
 _RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
-_SUSPENDED = Problem(code=Code.API_PAUSED, detail="The operator has suspended this API.", reason="suspended")
 
 
 async def find_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
@@ -100,7 +103,8 @@ async def find_public_listing(catalog: Catalog, listing_id: ListingId) -> Listin
     """The current listing, for every client. Raises Refusal: also `api_paused` for a listing that the operator has suspended."""
     listing = await find_listing(catalog, listing_id)
     if listing.suspended_ms is not None:
-        raise Refusal(_SUSPENDED)
+        detail = describe_suspension(listing)
+        raise Refusal(Problem(code=Code.API_PAUSED, detail=detail, reason="suspended"))
     return listing
 
 
@@ -242,7 +246,7 @@ class ListingServices:
     authenticate: Callable[[Request], Awaitable[ProvenWallet]]
     check_endpoint: Callable[[Endpoint], Awaitable[None]]
     creations: IdempotentCreate
-    is_blocked: Callable[[Address], bool]
+    find_block: Callable[[Address], BlockedWallet | None]
     allowlist: frozenset[Address] | None
     now_ms: Callable[[], int]
     entropy: Callable[[int], bytes]
@@ -350,8 +354,9 @@ class ListingRoutes:
         for attempt in range(EDITS_MAX):
             previous = await self._find_own_listing(request, provider)
             _check_if_match(request, previous)
-            if self._services.is_blocked(provider):
-                raise Refusal(BLOCKED)
+            block = self._services.find_block(provider)
+            if block is not None:
+                raise Refusal(explain_block(block))
             _check_media_type(request)
             draft = await self._read_draft(request, provider, previous=previous)
             if attempt == 0:
@@ -366,8 +371,9 @@ class ListingRoutes:
         nothing makes no revision."""
         provider = (await self._services.authenticate(request)).address
         await self._find_own_listing(request, provider)
-        if self._services.is_blocked(provider):
-            raise Refusal(BLOCKED)
+        block = self._services.find_block(provider)
+        if block is not None:
+            raise Refusal(explain_block(block))
         is_dry_run = read_query(DryRunParameters, request.scope["query_string"]).dry_run == "true"
         _check_patch_type(request)
         patch = parse_json_object(await request.body())
@@ -434,7 +440,7 @@ class ListingRoutes:
         services = self._services
         provider = (await services.authenticate(request)).address
         problem = check_registration(
-            provider, allowlist=services.allowlist, is_blocked=services.is_blocked(provider)
+            provider, allowlist=services.allowlist, block=services.find_block(provider)
         )
         if problem is not None:
             raise Refusal(problem)

@@ -13,8 +13,9 @@ from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import Quota, RateLimiter
-from tollway.registry.catalog import BLOCKED, Catalog
+from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing
+from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, OwnershipClaim, Ownerships
 from tollway.web.auth_routes import client_address_of
 from tollway.web.json import find_unknown_members, parse_json_object
@@ -36,7 +37,7 @@ class OwnershipServices:
     ownerships: Ownerships
     checker: OwnershipChecker
     authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    is_blocked: Callable[[Address], bool]
+    find_block: Callable[[Address], BlockedWallet | None]
     rate_limiter: RateLimiter
     limits: Limits
     now_ms: Callable[[], int]
@@ -102,8 +103,9 @@ class OwnershipRoutes:
         if listing.provider != provider:
             detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
-        if self._services.is_blocked(provider):
-            raise Refusal(BLOCKED)
+        block = self._services.find_block(provider)
+        if block is not None:
+            raise Refusal(explain_block(block))
         return listing
 
 

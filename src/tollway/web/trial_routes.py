@@ -21,10 +21,11 @@ from tollway.gateway.trial import TrialCalls, TrialResult
 from tollway.ids import Address, ListingId
 from tollway.limits import KIB, Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
-from tollway.registry.catalog import BLOCKED, Catalog
+from tollway.registry.catalog import Catalog
 from tollway.registry.draft import METHOD_LENGTH_MAX, PATH_LENGTH_MAX
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import CatalogEntry
+from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.validation import RequestModel, check_members, to_field_error, value_error, value_errors
 from tollway.web.auth_routes import client_address_of
 from tollway.web.json import parse_json_object
@@ -47,7 +48,7 @@ class TrialServices:
     catalog: Catalog
     trials: TrialCalls
     authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    is_blocked: Callable[[Address], bool]
+    find_block: Callable[[Address], BlockedWallet | None]
     rate_limiter: RateLimiter
     limits: Limits
     now_ms: Callable[[], int]
@@ -154,8 +155,9 @@ async def _find_own_entry(services: TrialServices, request: Request, provider: A
     if listing.provider != provider:
         detail = "Only the wallet that published this API may make trial calls. Other wallets call it through the gateway."
         raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
-    if services.is_blocked(provider):
-        raise Refusal(BLOCKED)
+    block = services.find_block(provider)
+    if block is not None:
+        raise Refusal(explain_block(block))
     entry = await services.catalog.find(listing_id)
     assert entry is not None  # listings are retired, never deleted
     return entry

@@ -4,7 +4,7 @@ import pytest
 
 from tollway.errors import Code
 from tollway.ids import Address
-from tollway.registry.catalog import check_registration
+from tollway.registry.moderation import BlockedWallet, check_registration
 
 ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 
@@ -24,7 +24,8 @@ ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 def test_registration_is_refused_by_block_and_allowlist(
     allowlist: tuple[Address, ...] | None, is_blocked: bool, code: Code | None
 ) -> None:
-    problem = check_registration(ALICE, allowlist=allowlist, is_blocked=is_blocked)
+    block = BlockedWallet(wallet=ALICE, reason="", since_ms=1) if is_blocked else None
+    problem = check_registration(ALICE, allowlist=allowlist, block=block)
     assert (problem.code if problem else None) == code
     assert (problem.reason if problem else None) == (
         "not_on_allowlist" if code is Code.NOT_PROVIDER else None

@@ -1,0 +1,65 @@
+"""Acts of the operator: each change that a command or an operator's page makes, with its author, its target, its time and its reason.
+
+An act is written in the transaction of its change (`storage/operator_acts.py`), so no change is without its row, and no row is without its
+change. Rows are never changed or deleted.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+REASON_LENGTH_MAX = 200
+"""The characters of a reason, which a refusal repeats to every caller."""
+
+
+class ActKind(StrEnum):
+    """What the operator did. The values are stored."""
+
+    SUSPEND_LISTING = "suspend_listing"
+    RESTORE_LISTING = "restore_listing"
+    BLOCK_WALLET = "block_wallet"
+    UNBLOCK_WALLET = "unblock_wallet"
+    ADMIT_TRANSACTION = "admit_transaction"
+    HOLD_BALANCES = "hold_balances"
+    RELEASE_BALANCES = "release_balances"
+    REENCRYPT_SECRETS = "reencrypt_secrets"
+    RESTORE_BACKUP = "restore_backup"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActOrigin:
+    """Author, time and reason of an act. `actor`: the operating system's user and host for a command, the session for a page."""
+
+    actor: str
+    at_ms: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorAct:
+    """One act. `target`: the listing, wallet, transaction or file; `ledger` or `secrets` for all of them."""
+
+    kind: ActKind
+    target: str
+    origin: ActOrigin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedAct:
+    """A stored act. `id` grows with time. `kind` is a text: a later version may have kinds that this one does not know."""
+
+    id: int
+    kind: str
+    target: str
+    origin: ActOrigin
+
+
+class OperatorActs(Protocol):
+    """The record of acts. Methods raise `StorageUnavailable`."""
+
+    async def list_acts(
+        self, *, limit: int, before_id: int | None = None, target: str | None = None
+    ) -> tuple[RecordedAct, ...]:
+        """Acts, newest first: those with a smaller id than `before_id`, and only those on `target`, where given. Empty on tables of a release
+        that did not record acts."""
+        ...

@@ -1,0 +1,246 @@
+"""Every act of the operator is a row of its change's transaction, with author, target, time and reason: on both dialects."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import insert, update
+from structlog.testing import capture_logs
+
+from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin, tx_hash
+from tests.kit.listings import sample_listing
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address
+from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
+from tollway.registry.listing import Listing
+from tollway.registry.moderation import restore_listing, suspend_listing
+from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.catalog_tables import listing_table
+from tollway.storage.database import Database
+from tollway.storage.encryption import Sealer
+from tollway.storage.identity_store import ModerationStore
+from tollway.storage.ledger_tables import payment_table
+from tollway.storage.operator_acts import LOGGED_MAX, OperatorActStore, operator_act_table, record_act
+from tollway.storage.operator_store import OperatorStore
+from tollway.storage.payments import PaymentLedgerStore
+
+ALICE = Address(b"a" * 20)
+LISTING = sample_listing(provider=ALICE)
+TX = tx_hash("old")
+
+
+class Stores:
+    """The stores whose changes are acts, over one database."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.acts = OperatorActStore(database)
+        self.moderation = ModerationStore(database)
+        self.ledger = OperatorStore(database, now_ms=lambda: NOW_MS)
+        self.catalog = self.open_catalog()
+
+    def open_catalog(self, now_ms: int = 0) -> CatalogStore:
+        sealer = Sealer(b"\x07" * 32, entropy=os.urandom)
+        return CatalogStore(self.database, sealer=sealer, now_ms=lambda: now_ms)
+
+    async def prepare(self) -> None:
+        await self.catalog.publish(LISTING)
+        await PaymentLedgerStore(self.database).record_payments([new_payment(10)], now_ms=NOW_MS)
+
+    async def suspend(self, origin: ActOrigin) -> Listing:
+        changed = await suspend_listing(self.catalog, LISTING.id, origin=origin)
+        assert isinstance(changed, Listing)
+        return changed
+
+    async def list_acts(self) -> list[tuple[str, str]]:
+        return [(act.kind, act.target) for act in await self.acts.list_acts(limit=20)]
+
+
+@pytest.fixture
+async def stores(database: Database) -> Stores:
+    stores = Stores(database)
+    await stores.prepare()
+    return stores
+
+
+Change = Callable[[Stores, ActOrigin], Awaitable[Any]]
+
+CHANGES: dict[str, tuple[Change | None, Change, ActKind, str]] = {
+    "suspend": (None, lambda on, why: on.suspend(why), ActKind.SUSPEND_LISTING, LISTING.id),
+    "restore": (
+        lambda on, why: on.suspend(why),
+        lambda on, why: restore_listing(on.catalog, LISTING.id, origin=why),
+        ActKind.RESTORE_LISTING,
+        LISTING.id,
+    ),
+    "block": (
+        None,
+        lambda on, why: on.moderation.block(ALICE, origin=why),
+        ActKind.BLOCK_WALLET,
+        str(ALICE),
+    ),
+    "unblock": (
+        lambda on, why: on.moderation.block(ALICE, origin=why),
+        lambda on, why: on.moderation.unblock(ALICE, origin=why),
+        ActKind.UNBLOCK_WALLET,
+        str(ALICE),
+    ),
+    "admit": (None, lambda on, why: on.ledger.admit(TX, origin=why), ActKind.ADMIT_TRANSACTION, str(TX)),
+    "release": (
+        lambda on, why: on.ledger.mark_restored(origin=why),
+        lambda on, why: on.ledger.release_held(origin=why),
+        ActKind.RELEASE_BALANCES,
+        "ledger",
+    ),
+}
+"""The change before, the change, and its act. A second such change changes nothing."""
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_is_one_act_and_a_repeat_that_changes_nothing_is_none(
+    stores: Stores, name: str
+) -> None:
+    before, change, kind, target = CHANGES[name]
+    if before is not None:
+        await before(stores, operator_origin(1))
+    earlier = await stores.list_acts()
+    for at_ms in (2, 3):
+        await change(stores, operator_origin(at_ms, reason="because"))
+    assert await stores.list_acts() == [(kind, target), *earlier]
+    (newest,) = await stores.acts.list_acts(limit=1)
+    assert newest.origin == ActOrigin(actor="alice@desk.example", at_ms=2, reason="because")
+
+
+async def test_each_hold_after_a_restore_is_an_act(stores: Stores) -> None:
+    for _ in range(2):
+        await stores.ledger.mark_restored(origin=operator_origin())
+    assert await stores.list_acts() == [("hold_balances", "ledger")] * 2
+
+
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_change_whose_act_cannot_be_written_is_undone(stores: Stores, name: str) -> None:
+    before, change, _, _ = CHANGES[name]
+    if before is not None:
+        await before(stores, operator_origin(1))
+    earlier = await read_state(stores)
+    async with refused_acts(stores.database):
+        with pytest.raises(StorageUnavailable):
+            await change(stores, operator_origin(2))
+    assert await read_state(stores) == earlier
+
+
+class refused_acts:
+    """Within it the database refuses rows of `operator_act`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def __aenter__(self) -> None:
+        await self._rename("operator_act", "operator_act_away")
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._rename("operator_act_away", "operator_act")
+
+    async def _rename(self, old: str, new: str) -> None:
+        await self._database.write(
+            lambda connection: connection.exec_driver_sql(f"ALTER TABLE {old} RENAME TO {new}")
+        )
+
+
+async def read_state(stores: Stores) -> Any:
+    entry = await stores.open_catalog(now_ms=NOW_MS).find(LISTING.id)
+    assert entry is not None
+    held = await stores.database.read(
+        lambda connection: connection.scalar(
+            payment_table.select().with_only_columns(payment_table.c.is_held)
+        )
+    )
+    blocked = [block.wallet for block in await stores.moderation.list_blocked()]
+    return entry.listing.suspended_ms, held, blocked, await stores.list_acts()
+
+
+async def test_the_reason_of_a_suspension_is_read_with_the_listing(stores: Stores) -> None:
+    revised = await stores.suspend(operator_origin(5, reason="under review"))
+    assert revised.suspended_reason == "under review"
+    entry = await stores.open_catalog().find(LISTING.id)
+    assert entry is not None
+    assert (entry.listing.suspended_ms, entry.listing.suspended_reason) == (5, "under review")
+    (suspended,) = await stores.catalog.list_suspended()
+    assert suspended.reason == "under review"
+    await restore_listing(stores.catalog, LISTING.id, origin=operator_origin(6, reason="checked"))
+    entry = await stores.open_catalog().find(LISTING.id)
+    assert entry is not None
+    assert (entry.listing.suspended_ms, entry.listing.suspended_reason) == (None, "")
+
+
+async def test_a_suspension_by_the_release_before_has_no_reason_of_an_older_one(stores: Stores) -> None:
+    await stores.suspend(operator_origin(5, reason="under review"))
+    again = update(listing_table).values(suspended_ms=9)
+    await stores.database.write(lambda connection: connection.execute(again))
+    entry = await stores.open_catalog().find(LISTING.id)
+    assert entry is not None
+    assert (entry.listing.suspended_ms, entry.listing.suspended_reason) == (9, "")
+
+
+async def test_acts_are_listed_newest_first_by_page_and_target(stores: Stores) -> None:
+    for at_ms in range(1, 6):
+        await stores.moderation.block(ALICE, origin=operator_origin(at_ms))
+        await stores.moderation.unblock(ALICE, origin=operator_origin(at_ms))
+    await stores.ledger.admit(TX, origin=operator_origin(9))
+    acts = await stores.acts.list_acts(limit=4)
+    assert [act.kind for act in acts] == [
+        "admit_transaction",
+        "unblock_wallet",
+        "block_wallet",
+        "unblock_wallet",
+    ]
+    older = await stores.acts.list_acts(limit=20, before_id=acts[-1].id)
+    assert [act.origin.at_ms for act in older] == [4, 3, 3, 2, 2, 1, 1]
+    assert [act.kind for act in await stores.acts.list_acts(limit=20, target=str(TX))] == [
+        "admit_transaction"
+    ]
+
+
+async def test_of_all_gateways_one_logs_an_act(stores: Stores) -> None:
+    await stores.suspend(operator_origin(5, reason="under review"))
+    await stores.ledger.admit(TX, origin=operator_origin(6))
+    others = [OperatorActStore(stores.database) for _ in range(4)]
+    with capture_logs() as logs:
+        assert sum(await asyncio.gather(*(other.log_new() for other in others))) == 2
+        assert await stores.acts.log_new() == 0
+    by_act = {line["act"]: line for line in logs}
+    assert len(logs) == 2
+    assert by_act["suspend_listing"] | {"act_id": 0} == {
+        "event": "operator_act",
+        "log_level": "info",
+        "act": "suspend_listing",
+        "act_id": 0,
+        "target": LISTING.id,
+        "actor": "alice@desk.example",
+        "reason": "under review",
+        "at_ms": 5,
+    }
+    assert by_act["admit_transaction"]["target"] == str(TX)
+
+
+async def test_one_run_logs_a_bounded_number_of_acts(stores: Stores) -> None:
+    act = OperatorAct(kind=ActKind.ADMIT_TRANSACTION, target=str(TX), origin=operator_origin())
+
+    def record(connection: Any) -> None:
+        for _ in range(LOGGED_MAX + 1):
+            record_act(connection, act)
+
+    await stores.database.write(record)
+    with capture_logs():
+        assert [await stores.acts.log_new() for _ in range(3)] == [LOGGED_MAX, 1, 0]
+
+
+async def test_an_act_of_a_later_version_is_listed_by_its_text(stores: Stores) -> None:
+    row = {"at_ms": 1, "actor": "bob@desk", "act": "paint_gateway", "target": "blue", "reason": ""}
+    await stores.database.write(lambda connection: connection.execute(insert(operator_act_table), row))
+    (act,) = await stores.acts.list_acts(limit=1)
+    assert act == RecordedAct(
+        id=act.id, kind="paint_gateway", target="blue", origin=ActOrigin(actor="bob@desk", at_ms=1)
+    )
