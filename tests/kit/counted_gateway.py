@@ -48,6 +48,7 @@ ON_DEMAND = frozenset(
         TaskName.BOOK_WRITER,
         TaskName.RECEIPT_POLLING,
         TaskName.REPUTATION_ELECTION,
+        TaskName.SERVICE_WATCHDOG,
         TaskName.SHARED_RATES_CHECK,
         TaskName.SHARED_RATES_WRITER,
         TaskName.SWEEPER_ELECTION,
