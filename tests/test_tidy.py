@@ -55,7 +55,9 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*")
 LONG_FUNCTIONS: dict[str, int] = {}
 """`file:function` -> lines that it may have."""
 
-LONG_FILES: dict[str, str] = {}
+LONG_FILES: dict[str, str] = {
+    "app/wiring.py": "the object graph of one gateway; it decides nothing, and each service is a few lines of it",
+}
 """File of more than 700 lines -> why it is one idea."""
 
 SHORT_FILES: dict[str, str] = {
@@ -67,7 +69,7 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 52
+PURE_COUNT = 55
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -101,6 +103,9 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "contracts/test_viewers.py": ("storage/viewer_store.py",),
     "app/test_wiring.py": ("app/ledger_wiring.py",),
     "web/test_exports.py": ("web/export_rows.py",),
+    "web/test_page_assets.py": ("web/page_renderer.py",),
+    "web/test_page_response.py": ("web/page_problems.py",),
+    "web/test_page_routes.py": ("web/page_views.py",),
     "web/test_trial_routes.py": ("gateway/trial.py",),
     "cli/test_provider.py": ("cli/listing_inputs.py",),
 }

@@ -11,6 +11,7 @@ from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.limit_guards import LIMIT_GUARDS
 from tests.guards.middleware_guards import MIDDLEWARE_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
+from tests.guards.page_guards import PAGE_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
 from tests.guards.plain_guards import PLAIN_GUARDS
@@ -40,4 +41,5 @@ GUARDS = (
     *RATE_GUARDS,
     *CALLER_GUARDS,
     *SHOWN_GUARDS,
+    *PAGE_GUARDS,
 )

@@ -11,6 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Self
 
 from starlette.types import Scope
@@ -67,6 +68,9 @@ from tollway.storage.identity_store import SqlSessions
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.gateway_app import GatewayApp
+from tollway.web.page_assets import read_assets
+from tollway.web.page_problems import ProblemPages
+from tollway.web.page_renderer import PageRenderer
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.server import HttpServer
 
@@ -120,6 +124,11 @@ class CountedDecisions(DecisionMemory):
     ) -> None:
         self.decided += 1
         super().put(key, request, decision, payment)
+
+
+@cache
+def _problem_pages() -> ProblemPages:
+    return ProblemPages(PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="all"))
 
 
 class InProcessGateway:
@@ -351,6 +360,7 @@ class InProcessGateway:
             client_address_of=self._read_client_address,
             count_outcome=self.outcomes.append,
             shedder=self.shedder,
+            problem_pages=_problem_pages(),
         )
         self.app = build_app(
             call_app=self.calls,
@@ -360,6 +370,7 @@ class InProcessGateway:
             clock=lambda: self.now_ms / 1000,
             entropy=self._entropy,
             shedder=self.shedder,
+            problem_pages=_problem_pages(),
         )
 
     # ---- What a measurement replaces.

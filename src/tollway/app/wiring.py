@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from starlette.requests import Request
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tollway import __version__
@@ -89,6 +90,10 @@ from tollway.web.mcp_gateway import McpServices
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.network_routes import NetworkServices, network_router
 from tollway.web.ownership_routes import OwnershipServices, ownership_router
+from tollway.web.page_assets import asset_router, read_assets
+from tollway.web.page_problems import ProblemPages
+from tollway.web.page_renderer import PageRenderer
+from tollway.web.page_routes import PageServices, page_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.site_routes import (
     FeaturedOperations,
@@ -358,6 +363,8 @@ class AsgiBuilder:
         self._signer = UpstreamSigner.derive(keys)
         self._networks = ClientNetworks.derive(keys)
         self._mpp_challenger = make_mpp_challenger(keys, origin) if services.settings.mpp else None
+        self._pages = self._make_pages()
+        self._problem_pages = None if self._pages is None else ProblemPages(self._pages)
         self._authenticator = Authenticator(
             services.sessions,
             services.sign_in,
@@ -381,7 +388,7 @@ class AsgiBuilder:
                 discovery_router(self._document_services()),
                 mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
                 signin_router(services.sign_in, sign_in_rate_limit, limits=limits),
-                health_router(services.check_ready),
+                health_router(services.check_ready, has_pages=settings.web_pages),
                 ownership_router(self._ownership_services(wallet)),
                 trial_router(self._trial_services(wallet)),
                 did_router(
@@ -396,6 +403,7 @@ class AsgiBuilder:
                 site_router(self._site_services()),
                 network_router(self._network_services()),
                 catalog_router(self._catalog_services()),
+                *self._page_routers(),
             ],
             public_url=settings.public_url,
             limits=limits,
@@ -407,6 +415,30 @@ class AsgiBuilder:
             ),
             metrics=services.metrics,
             trusted_proxies=settings.trusted_proxies,
+            problem_pages=self._problem_pages,
+        )
+
+    def _page_routers(self) -> list[Router]:
+        if self._pages is None:
+            return []
+        services = PageServices(
+            renderer=self._pages,
+            documents=self._document_services(),
+            networks=self._network_services(),
+            quality=self._services.reputation_services.quality,
+            currencies=tuple(dict.fromkeys(asset.symbol for asset in self._listing_encoder().assets)),
+            now_ms=self._now_ms,
+        )
+        return [page_router(services), asset_router(self._pages.assets)]
+
+    def _make_pages(self) -> PageRenderer | None:
+        if not self._settings.web_pages:
+            return None
+        kinds = {rules.kind for rules in self._services.rules.values()}
+        return PageRenderer(
+            read_assets(),
+            public_url=str(self._origin),
+            test_money="none" if "test" not in kinds else "some" if "main" in kinds else "all",
         )
 
     def _pipeline(self) -> CallPipeline:
@@ -521,6 +553,7 @@ class AsgiBuilder:
             client_address_of=lambda scope: read_client_address(scope, proxies),
             count_outcome=lambda outcome: count(outcome).inc(),
             shedder=services.shedder,
+            problem_pages=self._problem_pages,
         )
 
     def _ownership_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> OwnershipServices:
@@ -647,6 +680,7 @@ class AsgiBuilder:
             limits=settings.limits,
             now_ms=self._now_ms,
             ticks_ms=ticks_ms,
+            has_pages=settings.web_pages,
         )
 
     def _catalog_services(self) -> CatalogServices:

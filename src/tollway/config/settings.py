@@ -270,6 +270,7 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = "auto"
     trusted_proxies: Annotated[tuple[str, ...], _parsed_by(parse_proxies)] = ()
     mcp_origins: Annotated[frozenset[str], _parsed_by(parse_origins)] = frozenset()
+    web_pages: bool = True
     networks: tuple[Annotated[NetworkSettings, _parsed_by(_read_network)], ...] = ()
     limits: Annotated[Limits, GetPydanticSchema(_limits_schema)] = DEFAULT_LIMITS
 

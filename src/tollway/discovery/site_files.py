@@ -141,6 +141,8 @@ def write_robots(public_url: str) -> str:
         "/api/v2/payments",
         "/x402/history",
         "/mcp",
+        "/my",
+        "/signin",
     )
     lines = ["User-agent: *", *(f"Disallow: {path}" for path in closed), "Allow: /"]
     return "\n".join(lines) + f"\n\n# What is here: {public_url}/llms.txt\n"

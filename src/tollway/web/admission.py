@@ -192,7 +192,7 @@ _ADDRESS_LIMIT = Problem(
 )
 
 
-CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets")
+CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets", b"/apis/", b"/providers/")
 _READS = ("GET", "HEAD")
 
 
@@ -231,7 +231,7 @@ def _is_catalog_read(scope: Scope) -> bool:
     if scope["type"] != "http" or scope["method"] not in _READS:
         return False
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw_path.startswith(CATALOG_PREFIXES)
+    return raw_path == b"/" or raw_path.startswith(CATALOG_PREFIXES)
 
 
 class SignInRateLimit:

@@ -24,7 +24,7 @@ from tollway.web.middleware import (
     is_preflight,
     parse_proxies,
 )
-from tollway.web.problems import ChallengeHeaders, ErrorBoundary, install_handlers
+from tollway.web.problems import ChallengeHeaders, ErrorBoundary, RendersProblems, install_handlers
 
 GATEWAY_PREFIX = b"/api/v2/gateway/"
 
@@ -44,11 +44,12 @@ def build_app(
     challenge: ChallengeHeaders | None = None,
     metrics: Metrics | None = None,
     trusted_proxies: Iterable[str] = (),
+    problem_pages: RendersProblems | None = None,
 ) -> ASGIApp:
-    """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds."""
+    """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds. `problem_pages`: None where the gateway has no pages."""
     control_plane = Starlette(routes=[route for router in routers for route in router.routes])
     control_plane.router.redirect_slashes = False  # the redirect would trust Host
-    install_handlers(control_plane, public_url, challenge)
+    install_handlers(control_plane, public_url, challenge, problem_pages)
 
     app: ASGIApp = control_plane  # from the inside out:
     app = CatalogReadLimit(app, at_once=CATALOG_READS_AT_ONCE)

@@ -39,7 +39,7 @@ from tollway.limits import MIB, Limits
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
 from tollway.registry.catalog import Catalog, ListingPage, ListingQuery, NetworkCurrency
-from tollway.registry.listing import Listing, payable_assets
+from tollway.registry.listing import Listing, RevisionCache, payable_assets
 from tollway.web.listing_json import ListingEncoder, etag_of, has_etag, is_same_content, render_json
 from tollway.web.listing_routes import find_public_listing
 from tollway.web.problems import describe_errors
@@ -51,6 +51,7 @@ CACHE_WRITE_TIMES = 100
 CACHE_MS_MAX = 60_000
 CACHE_BYTES_MAX = 32 * MIB
 WRITES_AT_ONCE_MAX = 2
+OPERATIONS_CACHED_MAX = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -364,6 +365,7 @@ class DocumentRoutes:
     def __init__(self, services: DocumentServices) -> None:
         self._services = services
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
+        self._operations: RevisionCache[tuple[ApiOperation, ...]] = RevisionCache(OPERATIONS_CACHED_MAX)
 
     async def show_discovery(self, request: Request) -> Response:
         return self._answer(request, await self._read(request, "discovery", _compose_discovery), _JSON)
@@ -383,8 +385,7 @@ class DocumentRoutes:
 
     async def describe_draft(self, listing: Listing) -> dict[str, Any]:
         """The first page of the agent document of a listing that is not published, or not yet changed."""
-        operations = await asyncio.to_thread(list_operations, listing)
-        view = await self._make_view(listing, operations)
+        view = await self.read_view(listing)
         pages = await asyncio.to_thread(describe_for_agents, view, self._services.limits)
         return dict(pages[0])
 
@@ -419,13 +420,18 @@ class DocumentRoutes:
 
     async def _write(self, listing: Listing, compose: Compose) -> Document:
         """Reads and composes large documents in threads; reads the state of the gateway on the event loop."""
-        operations = await asyncio.to_thread(list_operations, listing)
-        view = await self._make_view(listing, operations)
+        view = await self.read_view(listing)
         entry = describe_for_bazaar(self._services.bazaar, listing)
         return await asyncio.to_thread(_compose_document, compose, view, entry)
 
-    async def _make_view(self, listing: Listing, operations: tuple[ApiOperation, ...]) -> ListingView:
+    async def read_view(self, listing: Listing) -> ListingView:
+        """The view that all documents of a listing are made of. A large provider's document is read in a thread, once for each revision."""
         services = self._services
+        operations = self._operations.find(listing, None)
+        if operations is None:
+            operations = self._operations.put(
+                listing, None, await asyncio.to_thread(list_operations, listing)
+            )
         reputation = await services.catalog.reputation(listing.id)
         return ListingView(
             listing=listing,

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
+from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.headers import is_chunked_alone, proxy_status
 from tollway.gateway.messages import (
@@ -40,6 +41,7 @@ from tollway.ledger.records import Delivery
 from tollway.limits import Limits
 from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
 from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
+from tollway.web.page_problems import NAME_LENGTH_MAX, ProblemPages, QuotedApi, is_shown_as_page
 from tollway.web.payment_required import PaymentRequiredRenderer, RenderedQuote
 from tollway.web.problems import instance_of, render_problem, status_of
 
@@ -347,6 +349,7 @@ class GatewayApp:
         client_address_of: Callable[[Scope], str],
         count_outcome: Callable[[str], None],
         shedder: LoadShedder,
+        problem_pages: ProblemPages | None = None,
     ) -> None:
         self._gateway = gateway
         self._payment_required = payment_required
@@ -358,6 +361,7 @@ class GatewayApp:
         self._client_address_of = client_address_of
         self._count_outcome = count_outcome
         self._shedder = shedder
+        self._problem_pages = problem_pages
         self.client_sockets = ClientSockets()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -497,6 +501,16 @@ class GatewayApp:
             headers.append((b"allow", ", ".join(str(method) for method in allow).encode()))
         if not await body.drop_rest():
             headers.append((b"connection", b"close"))
+        if self._problem_pages is not None and is_shown_as_page(scope, status):
+            page = self._problem_pages.render(
+                problem,
+                scope,
+                status=status,
+                headers=headers,
+                request_id=request_id,
+                quoted=_find_quoted(refusal),
+            )
+            headers, content = page or (headers, content)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
 
@@ -634,6 +648,18 @@ class IncomingBody:
             self._waited_s += time.monotonic() - started
         self._is_reading = False  # stays true after a cancelled read: its message may be lost, so no further read is possible
         return message
+
+
+def _find_quoted(refusal: ProblemResponse) -> QuotedApi | None:
+    if refusal.quote is None:
+        return None
+    listing = refusal.quote.entry.listing
+    return QuotedApi(
+        id=listing.id,
+        name=clean_line(listing.name, NAME_LENGTH_MAX) or listing.id,
+        price=refusal.quote.price.text,
+        currency=listing.currency,
+    )
 
 
 def _name_outcome(outcome: Outcome) -> str:

@@ -18,6 +18,7 @@ from tollway.ids import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
 from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
+from tollway.web.page_response import IS_PAGE
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -174,7 +175,7 @@ class AccessLog:
 
 
 class ResponseHeaders:
-    """Adds the request id, the CORS headers and the security headers to each response that lacks them."""
+    """Adds the request id, the CORS headers and the security headers to each response that lacks them. A page has its own security headers, and no CORS."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -184,7 +185,8 @@ class ResponseHeaders:
             if message["type"] == "http.response.start":
                 headers: RawHeaders = list(message.get("headers", ()))
                 present = {name for name, _ in headers}
-                own = (*_RESPONSE_HEADERS, (b"x-request-id", request_id_of(scope).encode("ascii")))
+                added = () if scope["state"].get(IS_PAGE) else _RESPONSE_HEADERS
+                own = (*added, (b"x-request-id", request_id_of(scope).encode("ascii")))
                 headers += [header for header in own if header[0] not in present]
                 message = {**message, "headers": headers}
             await send(message)

@@ -39,13 +39,12 @@ class NetworkServices:
 
 def network_router(services: NetworkServices) -> Router:
     async def show_networks(request: Request) -> JSONResponse:
-        networks = [_network_json(services, rules) for rules in services.rules.values()]
-        return JSONResponse({"networks": networks}, headers=HEADERS)
+        return JSONResponse({"networks": describe_networks(services)}, headers=HEADERS)
 
     async def show_status(request: Request) -> JSONResponse:
         content = {
             "version": services.version,
-            "networks": [_status_json(services, rules) for rules in services.rules.values()],
+            "networks": describe_status(services),
             "asOf": format_time(services.now_ms()),
         }
         return JSONResponse(content, headers=HEADERS)
@@ -56,6 +55,16 @@ def network_router(services: NetworkServices) -> Router:
             Route("/api/v2/status", show_status, methods=["GET"]),
         ]
     )
+
+
+def describe_networks(services: NetworkServices) -> list[dict[str, Any]]:
+    """The networks of the gateway: facts for wallets, assets, and the rails that are open now."""
+    return [_network_json(services, rules) for rules in services.rules.values()]
+
+
+def describe_status(services: NetworkServices) -> list[dict[str, Any]]:
+    """What each network takes now, and since when something is withdrawn."""
+    return [_status_json(services, rules) for rules in services.rules.values()]
 
 
 def _head_json(services: NetworkServices, rules: ChainRules) -> dict[str, Any]:

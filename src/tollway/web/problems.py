@@ -8,6 +8,7 @@ The state of a payment comes with the problem and is rendered unchanged.
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 from urllib.parse import quote
 
 import structlog
@@ -280,6 +281,15 @@ ACCEPT_PATCH = ("accept-patch", MERGE_PATCH_TYPE)
 ChallengeHeaders = Callable[[Request], Awaitable[Sequence[tuple[str, str]]]]
 """Builds the headers of a 401: `WWW-Authenticate`, `Accept-Signature`, the sign-in challenge."""
 
+
+class RendersProblems(Protocol):
+    """Renders a problem as a page for a person (`web/page_problems.py`); None where the request gets the JSON."""
+
+    def render(
+        self, problem: Problem, scope: Scope, *, status: int, headers: list[tuple[bytes, bytes]]
+    ) -> tuple[list[tuple[bytes, bytes]], bytes] | None: ...
+
+
 SIGN_IN_CHALLENGE = "PAYMENT-REQUIRED"
 """The header of a 401 that carries the sign-in challenge for x402 clients."""
 
@@ -469,8 +479,13 @@ def instance_of(scope: Scope) -> str:
     return quote(raw.split(b"?", 1)[0], safe=_PATH_SAFE)
 
 
-def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeaders | None = None) -> None:
-    """Installs handlers that turn every failure of `app` into a problem: refusals, unknown routes and methods, defects."""
+def install_handlers(
+    app: Starlette,
+    public_url: str,
+    challenge: ChallengeHeaders | None = None,
+    pages: RendersProblems | None = None,
+) -> None:
+    """Installs handlers that turn every failure of `app` into a problem: refusals, unknown routes and methods, defects. `pages`: shows problems to people."""
 
     async def answer(request: Request, problem: Problem, more: Sequence[tuple[str, str]] = ()) -> Response:
         status = status_of(problem.code)
@@ -480,7 +495,9 @@ def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeader
             if sign_in and (request.scope.get("state") or {}).get(CHALLENGED_BY_402):
                 status, offered = 402, sign_in
             more = (*more, *offered)
-        return _to_response(problem, request.scope, public_url=public_url, more=more, status=status)
+        return _to_response(
+            problem, request.scope, public_url=public_url, more=more, status=status, pages=pages
+        )
 
     async def on_failure(request: Request, exc: Exception) -> Response:
         assert isinstance(exc, TollwayError)
@@ -504,7 +521,7 @@ def install_handlers(app: Starlette, public_url: str, challenge: ChallengeHeader
 
     app.add_exception_handler(TollwayError, on_failure)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_middleware(ErrorBoundary, public_url=public_url)
+    app.add_middleware(ErrorBoundary, public_url=public_url, pages=pages)
 
 
 class ErrorBoundary:
@@ -513,9 +530,10 @@ class ErrorBoundary:
     Once the response has started, it only stops sending; the server then closes the connection.
     """
 
-    def __init__(self, app: ASGIApp, *, public_url: str) -> None:
+    def __init__(self, app: ASGIApp, *, public_url: str, pages: RendersProblems | None = None) -> None:
         self._app = app
         self._public_url = public_url
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -539,7 +557,8 @@ class ErrorBoundary:
                     code=Code.INTERNAL_ERROR,
                     detail="The gateway failed and logged the error. Report the request id to the operator.",
                 )
-                await _to_response(problem, scope, public_url=self._public_url)(scope, receive, send)
+                response = _to_response(problem, scope, public_url=self._public_url, pages=self._pages)
+                await response(scope, receive, send)
 
 
 def _to_response(
@@ -549,6 +568,7 @@ def _to_response(
     public_url: str,
     more: Sequence[tuple[str, str]] = (),
     status: int | None = None,
+    pages: RendersProblems | None = None,
 ) -> Response:
     status, headers, body = render_problem(
         problem,
@@ -557,10 +577,12 @@ def _to_response(
         instance=instance_of(scope),
         status=status,
     )
+    headers += [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in more]
+    page = None if pages is None else pages.render(problem, scope, status=status, headers=headers)
+    if page is not None:
+        headers, body = page
     response = Response(status_code=status)
-    response.raw_headers = headers + [
-        (name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in more
-    ]
+    response.raw_headers = headers
     response.body = b"" if scope.get("method") == "HEAD" else body
     return response
 

@@ -5,6 +5,7 @@ public URL, never from the request.
 """
 
 import asyncio
+import gzip
 import html
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -44,6 +45,7 @@ from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteCont
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
 from tollway.web.listing_routes import PageNumber, Words
+from tollway.web.page_response import accepts_gzip
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
@@ -208,7 +210,7 @@ DOCS_CSP = f"{_CSP}; form-action 'none'; script-src 'self'; connect-src 'self'"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteServices:
-    """The collaborators of the routes."""
+    """The collaborators of the routes. `has_pages`: `page_router` serves `/`."""
 
     catalog: Catalog
     featured_operations: FeaturedOperations
@@ -216,13 +218,15 @@ class SiteServices:
     limits: Limits
     now_ms: Callable[[], int]
     ticks_ms: Callable[[], int]
+    has_pages: bool = False
 
 
 def site_router(services: SiteServices) -> Router:
     routes = SiteRoutes(services)
+    home = [] if services.has_pages else [Route("/", routes.show_home, methods=["GET"])]
     return Router(
         [
-            Route("/", routes.show_home, methods=["GET"]),
+            *home,
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route("/docs", routes.show_docs, methods=["GET"]),
             Route(GUIDE_PATH, routes.show_payment_guide, methods=["GET"]),
@@ -257,6 +261,7 @@ class SiteRoutes:
         self._contract = SiteContract(services.site)
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
         self._links = _format_links()
+        self._gzipped: dict[str, Document] = {}
         self._payment_guide = _with_etag(
             render_json(describe_payment(services.site.public_url, services.limits))
         )
@@ -338,7 +343,16 @@ class SiteRoutes:
     # ---- Responses.
 
     async def _show_file(self, request: Request, name: str) -> Response:
-        return self._answer(request, await _read_page(name), ASSETS[name], cache_s=ASSET_CACHE_S)
+        """A vendored file. It is compressed once, with its first request that accepts it."""
+        coding = {"Vary": "Accept-Encoding"}
+        if not accepts_gzip(request.headers.get("accept-encoding", "")):
+            document = await _read_page(name)
+        else:
+            coding["Content-Encoding"] = "gzip"
+            if name not in self._gzipped:
+                self._gzipped[name] = await asyncio.to_thread(_compress, name)
+            document = self._gzipped[name]
+        return self._answer(request, document, ASSETS[name], cache_s=ASSET_CACHE_S, more=coding)
 
     def _answer(
         self,
@@ -364,6 +378,10 @@ class SiteRoutes:
 
 async def _read_page(name: str) -> Document:
     return await asyncio.to_thread(lambda: _with_etag((PAGES / name).read_bytes()))
+
+
+def _compress(name: str) -> Document:
+    return _with_etag(gzip.compress((PAGES / name).read_bytes(), 9, mtime=0))
 
 
 def _with_etag(body: bytes) -> Document:
@@ -452,8 +470,8 @@ Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
 """The checks by name (`storage`, `chain_8453`, …); true: passed."""
 
 
-def health_router(readiness: Readiness) -> Router:
-    """`/healthz` (the process), `/readyz` (the process and its dependencies), `/problems` and `/problems/{code}`."""
+def health_router(readiness: Readiness, *, has_pages: bool = False) -> Router:
+    """`/healthz` (the process), `/readyz` (the process and its dependencies), `/problems` and `/problems/{code}`. `has_pages`: `page_router` serves the last two."""
 
     async def healthz(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"}, headers={"cache-control": "no-store"})
@@ -491,12 +509,15 @@ def health_router(readiness: Readiness) -> Router:
         )
         return HTMLResponse(_page(kind.title, text), headers={"cache-control": "public, max-age=3600"})
 
+    problems = [
+        Route("/problems", list_problems, methods=["GET"]),
+        Route("/problems/{name}", show_problem, methods=["GET"]),
+    ]
     return Router(
         [
             Route("/healthz", healthz, methods=["GET"]),
             Route("/readyz", readyz, methods=["GET"]),
-            Route("/problems", list_problems, methods=["GET"]),
-            Route("/problems/{name}", show_problem, methods=["GET"]),
+            *([] if has_pages else problems),
         ]
     )
 

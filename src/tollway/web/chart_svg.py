@@ -1,0 +1,128 @@
+"""Lays out charts of bars: from numbers to the geometry that a template draws as SVG, and the rows of the table beside it. Pure.
+
+Values of one step are stacked in their order, the first at the bottom. Lengths are in the units of the view box. A template draws; it computes nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 640, 160
+BOTTOM, TOP = 24, 12
+"""Room for the labels of the steps below the bars, and for the label of the highest value."""
+GAP_SHARE = 0.25
+HEIGHT_MIN = 1.5
+"""A value above zero is never invisible."""
+
+_NICE = (1, 2, 5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartStep:
+    """One step of time. `values`: one of each series, 0 or more. `texts`: the same, as they are shown."""
+
+    label: str
+    values: Sequence[float]
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartBar:
+    """A rectangle. `series`: the position of its series. `title`: shown for the whole step."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    series: int
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartLine:
+    """A horizontal line of the grid with its value."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarChart:
+    """A chart, and the steps that its table has as rows. `summary`: the sentence that stands for the picture. `series`: the names, in the order of the values."""
+
+    summary: str
+    series: Sequence[str]
+    steps: Sequence[ChartStep]
+    bars: Sequence[ChartBar]
+    lines: Sequence[ChartLine]
+    is_empty: bool
+    width: int = WIDTH
+    height: int = HEIGHT
+    base: int = HEIGHT - BOTTOM
+
+    @property
+    def first_label(self) -> str:
+        return self.steps[0].label if self.steps else ""
+
+    @property
+    def last_label(self) -> str:
+        return self.steps[-1].label if self.steps else ""
+
+
+def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: str) -> BarChart:
+    """A chart with a bar for each step. Every step has a value of every series."""
+    highest = max((sum(step.values) for step in steps), default=0)
+    ceiling = round_up_nicely(highest)
+    room = HEIGHT - BOTTOM - TOP
+    slot = WIDTH / max(len(steps), 1)
+    bars: list[ChartBar] = []
+    for position, step in enumerate(steps):
+        foot = float(HEIGHT - BOTTOM)
+        title = (
+            step.label
+            + ": "
+            + ", ".join(f"{text} {name}" for name, text in zip(series, step.texts, strict=True))
+        )
+        for number, value in enumerate(step.values):
+            if value <= 0:
+                continue
+            height = max(room * value / ceiling, HEIGHT_MIN)
+            foot -= height
+            bars.append(
+                ChartBar(
+                    x=round(position * slot + slot * GAP_SHARE / 2, 2),
+                    y=round(foot, 2),
+                    width=round(slot * (1 - GAP_SHARE), 2),
+                    height=round(height, 2),
+                    series=number,
+                    title=title,
+                )
+            )
+    lines = [
+        ChartLine(y=round(HEIGHT - BOTTOM - room * share, 2), label=format_number(ceiling * share))
+        for share in (0.5, 1.0)
+    ]
+    return BarChart(
+        summary=summary,
+        series=tuple(series),
+        steps=tuple(steps),
+        bars=tuple(bars),
+        lines=tuple(lines) if highest > 0 else (),
+        is_empty=highest <= 0,
+    )
+
+
+def round_up_nicely(value: float) -> float:
+    """The least of 1, 2 and 5 times a power of ten that is not below the value; 1 for zero."""
+    if value <= 0:
+        return 1
+    power = 1.0
+    while power * 10 <= value:
+        power *= 10
+    while power > value:
+        power /= 10
+    return next((step * power for step in _NICE if step * power >= value), 10 * power)
+
+
+def format_number(value: float) -> str:
+    """With thousands separated by commas, and without superfluous decimals."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6f}".rstrip("0")

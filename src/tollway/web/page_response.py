@@ -1,0 +1,87 @@
+"""Responses for a browser: the marker that keeps CORS headers away from pages, content coding, and the rule that says where HTML replaces a JSON problem. Pure but for the marker."""
+
+import re
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+IS_PAGE = "is_page"
+"""A flag in `scope["state"]`: the response is a page or a file of one. `ResponseHeaders` adds no `access-control-*` to it."""
+
+PAGE_PATHS = ("/apis/", "/providers/", "/status", "/problems", "/my", "/signin", "/signout", "/admin")
+"""Paths of pages, beside `/`. Their problems are HTML for every client that accepts HTML."""
+
+_PROOFS = frozenset(
+    {
+        b"x-payment-tx",
+        b"x-payment-network",
+        b"x-signature",
+        b"x-signature-params",
+        b"payment-signature",
+        b"x-payment",
+        b"signature",
+        b"signature-input",
+        b"sign-in-with-x",
+        b"authorization",
+        b"idempotency-key",
+    }
+)
+_REFUSED_CODING = re.compile(r";\s*q=0(?:\.0*)?\s*$")
+
+
+class PageResponse(Response):
+    """A response for a browser. It marks its request as one for a page."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[IS_PAGE] = True
+        await super().__call__(scope, receive, send)
+
+
+def is_page_path(path: str) -> bool:
+    return path == "/" or any(
+        path.startswith(prefix) if prefix.endswith("/") else path == prefix or path.startswith(prefix + "/")
+        for prefix in PAGE_PATHS
+    )
+
+
+def is_navigation(scope: Scope) -> bool:
+    """Whether a browser navigates to this URL, and shows the response to a person.
+
+    All of: GET or HEAD, `Sec-Fetch-Mode: navigate`, `Sec-Fetch-Dest: document`, `text/html` in `Accept`, and no payment, signature, `Authorization` or
+    `Idempotency-Key`. A program that sends the `Accept` of a browser does not send the first two.
+    """
+    if scope["method"] not in ("GET", "HEAD"):
+        return False
+    mode = target = accept = b""
+    for name, value in scope["headers"]:
+        if name in _PROOFS:
+            return False
+        if name == b"sec-fetch-mode":
+            mode = value
+        elif name == b"sec-fetch-dest":
+            target = value
+        elif name == b"accept":
+            accept += b"," + value
+    return mode == b"navigate" and target == b"document" and names_html(accept.decode("latin-1"))
+
+
+def accepts_html(scope: Scope) -> bool:
+    """Whether a client of a page reads HTML: its `Accept` names `text/html`. `*/*` is not enough."""
+    accept = b",".join(value for name, value in scope["headers"] if name == b"accept")
+    return names_html(accept.decode("latin-1"))
+
+
+def names_html(accept: str) -> bool:
+    return _names(accept, "text/html")
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    return _names(accept_encoding, "gzip")
+
+
+def _names(header: str, wanted: str) -> bool:
+    """Whether a list of RFC 9110 §12.5 names a value, with a quality above zero."""
+    return any(
+        part.partition(";")[0].strip().lower() == wanted and not _REFUSED_CODING.search(part)
+        for part in header.split(",")
+    )

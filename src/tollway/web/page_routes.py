@@ -1,0 +1,233 @@
+"""The public pages: search, one API, one provider, what the gateway takes now, problems. Read only.
+
+Each asks the same services as its sister under `/api/v2` and hands frozen records to a template; none sends a request to this gateway. Every page is whole without JavaScript.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+from urllib.parse import parse_qsl, urlencode
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from tollway.chain.networks import NetworkProfile
+from tollway.discovery.operations import ApiOperation
+from tollway.errors import Code, Problem, Refusal
+from tollway.ids import Address, ChainId, ListingId
+from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
+from tollway.registry.quality import QualityRecords, day_of, summarise_days
+from tollway.web.discovery_routes import DocumentRoutes, DocumentServices
+from tollway.web.listing_routes import find_public_listing, parse_listing_query
+from tollway.web.network_routes import NetworkServices, describe_networks, describe_status
+from tollway.web.page_problems import name_of_code
+from tollway.web.page_renderer import PageRenderer
+from tollway.web.page_snippets import write_snippets
+from tollway.web.page_views import (
+    view_calls_by_day,
+    view_card,
+    view_filters,
+    view_listing,
+    view_networks,
+    view_provider,
+    view_results,
+)
+from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, status_of
+from tollway.web.query import QueryModel, read_query
+
+NO_FACETS = CatalogFacets()
+NO_RESULTS = ListingPage(found=(), total=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageServices:
+    """The collaborators of the pages. `documents`: makes the view of a listing. `profiles`: of every configured network."""
+
+    renderer: PageRenderer
+    documents: DocumentServices
+    networks: NetworkServices
+    quality: QualityRecords
+    currencies: tuple[str, ...]
+    now_ms: Callable[[], int]
+
+    @property
+    def profiles(self) -> Mapping[ChainId, NetworkProfile]:
+        return self.networks.profiles
+
+
+class ListingPageParameters(QueryModel):
+    """The query of `/apis/{apiId}`. `operation`: the name of a tool of the listing."""
+
+    operation: Annotated[str, Field(max_length=128)] | None = None
+
+
+def page_router(services: PageServices) -> Router:
+    routes = PageRoutes(services)
+    return Router(
+        [
+            Route("/", routes.show_search, methods=["GET"]),
+            Route("/apis/{apiId}", routes.show_listing, methods=["GET"]),
+            Route("/providers/{address}", routes.show_provider, methods=["GET"]),
+            Route("/status", routes.show_status, methods=["GET"]),
+            Route("/problems", routes.list_problems, methods=["GET"]),
+            Route("/problems/{name}", routes.show_problem, methods=["GET"]),
+        ]
+    )
+
+
+class PageRoutes:
+    """The handlers of the public pages. Many tasks may call them at once."""
+
+    def __init__(self, services: PageServices) -> None:
+        self._services = services
+        self._renderer = services.renderer
+        self._catalog = services.documents.catalog
+        self._documents = DocumentRoutes(services.documents)
+
+    # ---- Search.
+
+    async def show_search(self, request: Request) -> Response:
+        given = _read_form(request)
+        query = self._read_search(given)
+        errors: dict[str, str] = {}
+        page, status = NO_RESULTS, 200
+        if isinstance(query, Problem):
+            errors, status = _errors_by_parameter(query), status_of(query.code)
+        else:
+            page = await self._catalog.search(query)
+        words = given.get("q")
+        facets = await self._catalog.count_facets(words if words and words.strip() else None)
+        asked = query if isinstance(query, ListingQuery) else ListingQuery()
+        return self._renderer.respond(
+            request,
+            "search.j2",
+            status=status,
+            filters=view_filters(given, facets, self._services.profiles, errors),
+            results=view_results(
+                page,
+                asked,
+                list(given.items()),
+                (view_card(found, self._services.profiles) for found in page.found),
+            ),
+            provider=None,
+            has_errors=bool(errors),
+        )
+
+    def _read_search(self, given: Mapping[str, str]) -> ListingQuery | Problem:
+        """The query of the form: that of `GET /apis`. Where the gateway has one currency, a price needs no other word for it."""
+        asked = dict(given)
+        if len(self._services.currencies) == 1 and (
+            "maxPrice" in asked or asked.get("sort") in ("price", "-price")
+        ):
+            asked.setdefault("currency", self._services.currencies[0])
+        if asked.get("q", "").strip():
+            asked.setdefault("sort", "relevance")
+        try:
+            return parse_listing_query(urlencode(asked).encode())
+        except Refusal as refusal:
+            return refusal.problem
+
+    # ---- One listing.
+
+    async def show_listing(self, request: Request) -> Response:
+        wanted = read_query(ListingPageParameters, request.scope["query_string"]).operation
+        listing = await find_public_listing(self._catalog, ListingId(request.path_params["apiId"]))
+        view = await self._documents.read_view(listing)
+        operation = _choose_operation(view.operations, wanted)
+        reputation = await self._catalog.reputation(listing.id)
+        today = day_of(self._services.now_ms())
+        days = summarise_days(await self._services.quality.read_days(listing.id, today=today), today=today)
+        api = view_listing(view, reputation.quality, self._services.profiles, chosen=operation)
+        return self._renderer.respond(
+            request,
+            "listing.j2",
+            api=api,
+            chart=view_calls_by_day(days, series=("succeeded", "failed"), summary=""),
+            calls=sum(day.calls for day in days),
+            snippets=write_snippets(view, operation),
+            operation=next((one for one in api.operations if one.is_chosen), api.operations[0]),
+        )
+
+    # ---- One provider.
+
+    async def show_provider(self, request: Request) -> Response:
+        try:
+            provider = Address.parse(request.path_params["address"])
+        except ValueError as exc:
+            raise Refusal(_NO_PROVIDER) from exc
+        given = {"page": page} if (page := _read_form(request).get("page")) else {}
+        query = self._read_search({**given, "provider": str(provider)})
+        if isinstance(query, Problem):
+            raise Refusal(query)
+        page_found = await self._catalog.search(query)
+        return self._renderer.respond(
+            request,
+            "provider.j2",
+            provider=view_provider(str(provider), page_found.found),
+            results=view_results(
+                page_found,
+                query,
+                list(given.items()),
+                (view_card(found, self._services.profiles) for found in page_found.found),
+            ),
+        )
+
+    # ---- The gateway.
+
+    async def show_status(self, request: Request) -> Response:
+        networks = view_networks(
+            describe_status(self._services.networks), describe_networks(self._services.networks)
+        )
+        return self._renderer.respond(
+            request, "status.j2", networks=networks, version=self._services.networks.version
+        )
+
+    async def list_problems(self, request: Request) -> Response:
+        rows = [(name_of_code(code), code.value, PROBLEM_KINDS[code]) for code in Code]
+        return self._renderer.respond(request, "problems.j2", rows=rows)
+
+    async def show_problem(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        code = next((code for code in Code if name_of_code(code) == name), None)
+        if code is None:
+            raise Refusal(_NO_PROBLEM)
+        return self._renderer.respond(
+            request,
+            "problem_page.j2",
+            code=code.value,
+            kind=PROBLEM_KINDS[code],
+            page=PROBLEM_PAGES[code],
+        )
+
+
+def _read_form(request: Request) -> dict[str, str]:
+    """The parameters of a form: an empty field counts as absent, of a repeated one the last counts."""
+    raw = request.scope["query_string"].decode("ascii", "replace")
+    return {name: value for name, value in parse_qsl(raw, max_num_fields=100) if value.strip()}
+
+
+def _errors_by_parameter(problem: Problem) -> dict[str, str]:
+    return {error.parameter or "": error.detail for error in reversed(problem.errors)}
+
+
+def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) -> ApiOperation:
+    """The operation with that name; without one, the first. A listing has at least one."""
+    found = next((one for one in operations if one.tool == wanted), None)
+    if wanted is not None and found is None:
+        raise Refusal(_NO_OPERATION)
+    return found or operations[0]
+
+
+_NO_PROVIDER = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="This is no address of a wallet. It has 0x and 40 hex digits.",
+)
+_NO_PROBLEM = Problem(
+    code=Code.ROUTE_NOT_FOUND, detail="No problem has this name. See /problems for all names."
+)
+_NO_OPERATION = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="The API has no operation with this name. Its page without a query lists all of them.",
+)

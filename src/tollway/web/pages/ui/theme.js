@@ -1,0 +1,25 @@
+// The switch between the light and the dark theme. The choice is kept in a cookie without a secret, so that the server writes it into the next page.
+
+const YEAR_S = 31536000;
+
+/** @returns {boolean} */
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+for (const found of document.querySelectorAll("[data-theme-switch]")) {
+  const button = /** @type {HTMLButtonElement} */ (found);
+  const show = () => {
+    button.textContent = (isDark() ? button.dataset.light : button.dataset.dark) ?? "";
+  };
+  button.addEventListener("click", () => {
+    const theme = isDark() ? "light" : "dark";
+    document.documentElement.dataset.theme = theme;
+    document.cookie = `theme=${theme}; path=/; max-age=${YEAR_S}; samesite=lax`;
+    show();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  show();
+  button.hidden = false;
+}

@@ -1,0 +1,200 @@
+"""The public pages in a browser: accessible and narrow enough in every state, whole without JavaScript, small, and silent under their policy."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser
+
+from tests.browser.watched_page import WatchedPage, watch_page
+from tests.kit.pages import BROWSER
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+REQUESTS_MAX, HTML_BYTES_MAX, JS_BYTES_MAX, CSS_BYTES_MAX = 6, 20_000, 20_000, 12_000
+CORNERS = (("light", 1280), ("dark", 320))
+OTHERS = (("dark", 1280), ("light", 320))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A gateway with listings. `paths`: of each page, by its name."""
+
+    cluster: Any
+    gateway: Any
+    provider: Any
+    api_id: str
+    paths: dict[str, str]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(cluster: Any) -> AsyncIterator[Site]:
+    gas = await cluster.wallet()
+    async with cluster.gateway(settings={"TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key}) as gateway:
+        provider = await cluster.wallet()
+        api_id = await cluster.publish(
+            gateway,
+            provider,
+            name="Sample quotes",
+            description="Quotes that mean nothing.\n\nA second paragraph, with a <b>tag</b>.",
+            tags=["quotes", "sample"],
+            openapi=SAMPLE_DOCUMENT,
+        )
+        for number in range(24):
+            price = "0" if number % 5 == 0 else f"0.{number + 1:02d}"
+            await cluster.publish(
+                gateway, provider, name=f"Listing {number} " + "long " * 12, pricePerRequest=price
+            )
+        paths = {
+            "search": "/",
+            "results": "/?q=listing&tag=&sort=price",
+            "empty": "/?q=nothing",
+            "error": "/?maxPrice=abc&minSuccessRate=7",
+            "api": f"/apis/{api_id}",
+            "operation": f"/apis/{api_id}?operation=echo",
+            "api not found": "/apis/api_none",
+            "provider": f"/providers/{provider.address}",
+            "status": "/status",
+            "problems": "/problems",
+            "problem": "/problems/payment-outcome-unknown",
+            "not found": "/nowhere",
+            "payment required": f"/api/v2/gateway/{api_id}/quote/ETH",
+        }
+        yield Site(cluster=cluster, gateway=gateway, provider=provider, api_id=api_id, paths=paths)
+
+
+@contextlib.asynccontextmanager
+async def open_page(
+    browser: Browser, site: Site, *, theme: Any = "light", width: int = 1280, **more: Any
+) -> AsyncIterator[WatchedPage]:
+    options = {"color_scheme": theme, "viewport": {"width": width, "height": 800}, **more}
+    async with watch_page(browser, site.gateway.base_url, **options) as watched:
+        yield watched
+
+
+@pytest.mark.parametrize(("theme", "width"), [*CORNERS, *OTHERS])
+async def test_every_page_is_accessible_and_fits(
+    browser: Browser, site: Site, theme: str, width: int
+) -> None:
+    names = list(site.paths) if (theme, width) in CORNERS else list(site.paths)[width % 2 :: 2]
+    async with open_page(browser, site, theme=theme, width=width) as watched:
+        for name in names:
+            await watched.goto(site.paths[name])
+            await watched.check()
+            for _ in range(await watched.page.locator("details:not([open])").count()):
+                await watched.page.locator("details:not([open]) > summary").first.click()
+            await watched.check()
+
+
+async def test_the_theme_switch_is_kept_by_a_cookie(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site) as watched:
+        await watched.goto("/")
+        await watched.page.get_by_role("button", name="Dark").click()
+        await watched.check()
+        assert await watched.page.locator("html").get_attribute("data-theme") == "dark"
+        await watched.goto("/status")
+        assert await watched.page.locator("html").get_attribute("data-theme") == "dark"
+        await watched.page.get_by_role("button", name="Light").click()
+        await watched.goto("/problems")
+        assert await watched.page.locator("html").get_attribute("data-theme") == "light"
+
+
+async def test_pages_are_whole_without_javascript(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site, java_script_enabled=False) as watched:
+        page = watched.page
+        await watched.goto("/")
+        await page.get_by_role("searchbox").fill("quotes")
+        await page.get_by_role("button", name="Search").click()
+        await page.get_by_role("link", name="Sample quotes").click()
+        assert await page.locator("h1").inner_text() == "Sample quotes"
+        await page.get_by_role("link", name="POST /echo").click()
+        assert "operation=" in page.url
+        await page.get_by_text("Filters").count()
+        await page.get_by_role("link", name=str(site.provider.address)).first.click()
+        assert "Sells 25 APIs" in await page.locator("main").inner_text()
+        await page.get_by_role("link", name="older").click()
+        assert await page.get_by_role("link", name="newer").count() == 1
+        assert await page.get_by_role("button", name="Dark").count() == 0, (
+            "a switch that needs JavaScript is hidden"
+        )
+        assert watched.complaints == []
+
+
+async def test_the_keyboard_alone_reaches_an_operation(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site) as watched:
+        page = watched.page
+        await watched.goto("/?q=sample")
+        await page.keyboard.press("Tab")
+        assert await page.locator(":focus").inner_text() == "Skip to the content"
+        await page.keyboard.press("Enter")
+        for _ in range(30):
+            await page.keyboard.press("Tab")
+            if await page.locator(":focus").inner_text() == "Sample quotes":
+                break
+        await page.keyboard.press("Enter")
+        await page.wait_for_url("**/apis/*")
+        assert await page.locator("h1").inner_text() == "Sample quotes"
+
+
+async def test_the_words_of_a_page_may_be_longer(browser: Browser, site: Site) -> None:
+    """Words that are 40 % longer, as in other languages, make no page wider than a phone."""
+    async with open_page(browser, site, width=320) as watched:
+        for path in site.paths.values():
+            await watched.goto(path)
+            await watched.evaluate(
+                "(() => { const w = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT); const all = [];"
+                " while (w.nextNode()) all.push(w.currentNode);"
+                " for (const n of all) n.data = n.data.replace(/[a-zA-Z]{3,}/g, t => t + 'x'.repeat(Math.ceil(t.length * .4)));"
+                " return true; })()"
+            )
+            wider = await watched.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert wider == 0, path
+
+
+@pytest.mark.parametrize("name", ["search", "results", "api", "provider", "status"])
+async def test_a_page_is_small(browser: Browser, site: Site, name: str) -> None:
+    async with open_page(browser, site) as watched:
+        kinds: dict[str, int] = {}
+        requests: list[str] = []
+        watched.page.on("request", lambda request: requests.append(request.url))
+        await watched.goto(site.paths[name])
+        await watched.page.wait_for_load_state("networkidle")
+        for url in requests:
+            answer = await watched.context.request.get(url, headers={"accept-encoding": "gzip", **BROWSER})
+            kind = url.partition("?")[0].rpartition(".")[2] if "/ui/" in url else "html"
+            kinds[kind] = kinds.get(kind, 0) + int(answer.headers["content-length"])
+        assert len(requests) <= REQUESTS_MAX
+        assert len(watched.sizes) == len(requests)
+        assert kinds["html"] <= HTML_BYTES_MAX
+        assert kinds["css"] <= CSS_BYTES_MAX
+        assert kinds["js"] <= JS_BYTES_MAX
+        print(name, kinds, "on the wire:", sum(watched.sizes.values()))
+
+
+async def test_a_frame_of_another_page_stays_empty(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site) as watched:
+        await watched.goto("/docs")
+        await watched.evaluate(
+            "(() => { const f = document.createElement('iframe'); f.src = '/status'; document.body.append(f); return true; })()"
+        )
+        await watched.page.wait_for_load_state("networkidle")
+        texts = [await frame.locator("body").inner_text() for frame in watched.page.frames[1:]]
+        assert not any("What this gateway takes now" in text for text in texts)
+
+
+async def test_a_script_of_an_api_does_not_run_on_a_page(browser: Browser, site: Site) -> None:
+    """Responses of strangers' APIs have the origin of the pages. The policy names scripts by path."""
+    async with open_page(browser, site) as watched:
+        await watched.goto("/status")
+        await watched.evaluate(
+            f"(() => {{ const s = document.createElement('link'); s.rel = 'stylesheet'; s.href = '/api/v2/gateway/{site.api_id}/x.css';"
+            " document.head.append(s); return true; })()"
+        )
+        await watched.page.wait_for_load_state("networkidle")
+        assert any("Content Security Policy" in one for one in watched.complaints)

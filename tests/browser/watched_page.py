@@ -1,0 +1,102 @@
+"""A page of a browser that collects what must not happen: CSP reports, requests to other hosts, console errors. And what is checked in every state of a page.
+
+Under the pages' policy `evaluate` of text fails, so axe and measurements run through CDP, which may pass the policy; tests of flows never switch it off.
+"""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, BrowserContext, CDPSession, Page
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
+AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
+STATUS_LINE = "Failed to load resource: the server responded with a status of"
+"""The browser's own line about a 4xx or 5xx. It is no error of a page."""
+
+
+@dataclass(kw_only=True)
+class WatchedPage:
+    """`base_url`: of the gateway. `complaints`: what must stay empty."""
+
+    page: Page
+    context: BrowserContext
+    devtools: CDPSession
+    base_url: str
+    complaints: list[str] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    async def goto(self, path: str) -> int:
+        answer = await self.page.goto(self.base_url + path)
+        assert answer is not None
+        return answer.status
+
+    async def evaluate(self, script: str) -> Any:
+        """The value of an expression, outside of the page's policy."""
+        answer = await self.devtools.send(
+            "Runtime.evaluate",
+            {
+                "expression": script,
+                "awaitPromise": True,
+                "returnByValue": True,
+                "allowUnsafeEvalBlockedByCSP": True,
+            },
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    async def check(self) -> None:
+        """In any state of the page: axe finds nothing, nothing scrolls sideways, and there are no complaints."""
+        found = await self.find_violations()
+        assert not found, "\n".join([self.page.url, *found])
+        width = await self.evaluate(
+            "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        assert width == 0, f"{self.page.url} is {width} px wider than its window"
+        assert not self.complaints, self.complaints
+
+    async def find_violations(self) -> list[str]:
+        """What axe-core finds, each with the first element."""
+        await self.evaluate(AXE.read_text() + "; true")
+        options = json.dumps({"runOnly": list(AXE_TAGS), "resultTypes": ["violations"]})
+        found = await self.evaluate(
+            f"axe.run(document, {options}).then(r => JSON.stringify(r.violations.map(v => "
+            "v.id + ': ' + v.help + ' at ' + v.nodes.map(n => n.html + n.failureSummary).slice(0, 2).join(' | '))))"
+        )
+        return list(json.loads(found))
+
+
+@contextlib.asynccontextmanager
+async def watch_page(browser: Browser, base_url: str, **options: Any) -> AsyncIterator[WatchedPage]:
+    """A page in a context of its own. `options`: of the context, such as `viewport` and `color_scheme`."""
+    options.setdefault("viewport", {"width": 1280, "height": 900})
+    context = await browser.new_context(reduced_motion="reduce", **options)
+    context.set_default_timeout(15_000)
+    page = await context.new_page()
+    devtools = await context.new_cdp_session(page)
+    watched = WatchedPage(page=page, context=context, devtools=devtools, base_url=base_url)
+
+    def note_console(message: Any) -> None:
+        if message.type == "error" and not message.text.startswith(STATUS_LINE):
+            watched.complaints.append(message.text)
+
+    def note_request(request: Any) -> None:
+        if not request.url.startswith((base_url + "/", "blob:", "data:")):
+            watched.complaints.append(f"request to {request.url}")
+
+    def note_size(event: dict[str, Any]) -> None:
+        watched.sizes[event["requestId"]] = int(event["encodedDataLength"])
+
+    page.on("console", note_console)
+    page.on("pageerror", lambda error: watched.complaints.append(str(error)))
+    page.on("request", note_request)
+    devtools.on("Network.loadingFinished", note_size)
+    await devtools.send("Network.enable")
+    try:
+        yield watched
+    finally:
+        await context.close()

@@ -1,0 +1,94 @@
+"""The snippets of a listing: each parses in its language, names the request of the operation, and quotes the words of the provider."""
+
+import ast
+import json
+import shlex
+import subprocess
+
+import pytest
+
+from tests.kit.listings import show_listing
+from tollway.discovery.listing_view import ListingView
+from tollway.discovery.operations import ApiOperation
+from tollway.money import Price
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
+from tollway.web.page_snippets import Snippet, write_snippets
+
+QUOTE = "'; rm -rf / #\" $(id) `id` \\"
+
+
+def snippets(view: ListingView, tool: str | None = None) -> dict[str, Snippet]:
+    operation = find(view, tool)
+    return {one.name: one for one in write_snippets(view, operation)}
+
+
+def find(view: ListingView, tool: str | None) -> ApiOperation:
+    return next(one for one in view.operations if tool is None or one.tool == tool)
+
+
+def document(**parameter: object) -> dict[str, object]:
+    given = {"name": "q", "in": "query", "required": True, "schema": {"type": "string"}, **parameter}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "x", "version": "1"},
+        "paths": {"/find": {"get": {"operationId": "find", "parameters": [given], "responses": {}}}},
+    }
+
+
+def words(text: str) -> list[str]:
+    """The words of the last command of a shell text, as a shell reads them."""
+    return shlex.split(text.splitlines()[-1])
+
+
+def test_curl_has_method_headers_and_body() -> None:
+    found = snippets(show_listing(openapi=SAMPLE_DOCUMENT), "echo")
+    assert words(found["curl"].text) == [
+        *("curl", "-i", "-X", "POST", "-H", "content-type: application/json", "--data", '{"hello": "world"}'),
+        f"https://gw.example.com/api/v2/gateway/{show_listing().listing.id}/echo",
+    ]
+    assert found["curl"].text.startswith("# responds 402")
+
+
+def test_the_command_has_a_limit_of_the_price() -> None:
+    view = show_listing(openapi=SAMPLE_DOCUMENT)
+    assert words(snippets(view, "getQuote")["tollway"].text) == [
+        *("tollway", "call", view.listing.id, "/quote/ETH", "--max-price", "0.01 USDC"),
+    ]
+
+
+@pytest.mark.parametrize("tool", [one.tool for one in show_listing(openapi=SAMPLE_DOCUMENT).operations])
+def test_python_and_mcp_parse(tool: str) -> None:
+    found = snippets(show_listing(openapi=SAMPLE_DOCUMENT), tool)
+    ast.parse(found["Python"].text)
+    server = json.loads(found["MCP"].text)["mcpServers"]["tollway"]
+    assert server["env"]["TOLLWAY_MAX_PRICE"] == "0.01 USDC"
+    assert server["args"][0] == "mcp"
+
+
+def test_words_of_a_provider_are_quoted_for_each_language() -> None:
+    view = show_listing(openapi=document(schema={"type": "string", "examples": [QUOTE]}))
+    found = snippets(view)
+    for name in ("curl", "tollway"):
+        echoed = subprocess.run(
+            ["sh", "-c", "for one; do printf '%s\\n' \"$one\"; done", "x", *words(found[name].text)],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "%27%3B%20rm" in echoed.stdout
+    ast.parse(found["Python"].text)
+    json.loads(found["MCP"].text)
+
+
+def test_a_free_operation_needs_no_payment() -> None:
+    found = snippets(show_listing(openapi=SAMPLE_DOCUMENT, price=Price.parse("0")))
+    assert "402" not in found["curl"].text
+    assert "x402" not in found["TypeScript"].text
+    assert found["TypeScript"].setup == ""
+    assert "--max-price" not in found["tollway"].text
+    assert "max_price" not in found["Python"].text
+
+
+def test_an_undocumented_api_has_snippets_too() -> None:
+    view = show_listing()
+    assert words(snippets(view)["curl"].text)[-1] == view.gateway_url
