@@ -52,6 +52,7 @@ SETTINGS = {
     "TOLLWAY_SECRET_KEY": "2407b40ed7534afcd005441cb2f1b6505ce18d56617ace5f3a9a9cf4351ee6d6",
     "TOLLWAY_ADMIN_LISTEN": "off",
     "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
+    "TOLLWAY_WEB_PAGES": "false",  # what programs read; pages are tested in a browser
     "TOLLWAY_CONTACT": "mailto:operator@gateway.example",
     "TOLLWAY_LOG_FORMAT": "json",
     # The transcript's clock moves by whole seconds between two exchanges, so what repeats runs at a start and never again.

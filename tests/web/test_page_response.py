@@ -62,6 +62,10 @@ CLIENTS: dict[str, tuple[Headers, bool]] = {
         headers(accept="text/html;q=0, */*", sec_fetch_mode="navigate", sec_fetch_dest="document"),
         False,
     ),
+    "no navigation": (
+        headers(accept="text/html", sec_fetch_mode="same-origin", sec_fetch_dest="document"),
+        False,
+    ),
     "any type": (headers(accept="*/*", sec_fetch_mode="navigate", sec_fetch_dest="document"), False),
 }
 PROOFS = (

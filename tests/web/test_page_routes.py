@@ -142,6 +142,11 @@ async def test_the_search_shows_price_quality_and_proof(
     assert "1 API" in page.words
 
 
+async def test_the_search_links_to_the_documents_of_the_site(client: httpx.AsyncClient) -> None:
+    relations = set(re.findall(r'rel="([^"]+)"', (await client.head("/")).headers["link"]))
+    assert relations == {"api-catalog", "service-desc", "service-doc"}
+
+
 async def test_a_range_of_prices_is_shown(harness: PageHarness, client: httpx.AsyncClient) -> None:
     dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
     await harness.catalog.publish(

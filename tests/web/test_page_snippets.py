@@ -51,7 +51,7 @@ def test_curl_has_method_headers_and_body() -> None:
 
 def test_the_command_has_a_limit_of_the_price() -> None:
     view = show_listing(openapi=SAMPLE_DOCUMENT)
-    assert words(snippets(view, "getQuote")["tollway"].text) == [
+    assert words(snippets(view, "get_quote")["tollway"].text) == [
         *("tollway", "call", view.listing.id, "/quote/ETH", "--max-price", "0.01 USDC"),
     ]
 

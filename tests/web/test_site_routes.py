@@ -149,6 +149,7 @@ class Reader(HTMLParser):
 
 @pytest.mark.parametrize("path", KEPT)
 async def test_a_file_is_cacheable_and_has_a_validator(client: httpx.AsyncClient, path: str) -> None:
+    client.headers["Accept-Encoding"] = "identity"
     answer = await client.get(path)
     assert answer.status_code == 200
     assert re.fullmatch(r"public, max-age=[1-9][0-9]*", answer.headers["cache-control"])
@@ -166,6 +167,19 @@ async def test_every_response_links_to_the_documents_of_the_site(
 ) -> None:
     relations = set(re.findall(r'rel="([^"]+)"', (await client.head(path)).headers["link"]))
     assert relations == {"api-catalog", "service-desc", "service-doc"}
+
+
+@pytest.mark.parametrize("name", ["docs/swagger-ui-bundle.js", "docs/swagger-ui.css", "favicon.svg"])
+async def test_a_vendored_file_is_compressed_where_that_is_accepted(
+    client: httpx.AsyncClient, name: str
+) -> None:
+    plain = await client.get(f"/{name}", headers={"Accept-Encoding": "identity"})
+    packed = await client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
+    assert packed.content == plain.content
+    assert packed.num_bytes_downloaded < len(plain.content)
+    assert packed.headers["etag"] != plain.headers["etag"]
 
 
 TYPES = {

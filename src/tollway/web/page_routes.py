@@ -36,6 +36,7 @@ from tollway.web.page_views import (
 )
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, status_of
 from tollway.web.query import QueryModel, read_query
+from tollway.web.site_routes import format_links
 
 NO_FACETS = CatalogFacets()
 NO_RESULTS = ListingPage(found=(), total=0)
@@ -84,6 +85,7 @@ class PageRoutes:
         self._services = services
         self._renderer = services.renderer
         self._catalog = services.documents.catalog
+        self._links = format_links()
         self._documents = DocumentRoutes(services.documents)
 
     # ---- Search.
@@ -111,7 +113,7 @@ class PageRoutes:
                 list(given.items()),
                 (view_card(found, self._services.profiles) for found in page.found),
             ),
-            provider=None,
+            headers={"Link": self._links},
             has_errors=bool(errors),
         )
 

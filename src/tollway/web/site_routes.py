@@ -260,7 +260,7 @@ class SiteRoutes:
         self._services = services
         self._contract = SiteContract(services.site)
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
-        self._links = _format_links()
+        self._links = format_links()
         self._gzipped: dict[str, Document] = {}
         self._payment_guide = _with_etag(
             render_json(describe_payment(services.site.public_url, services.limits))
@@ -388,7 +388,8 @@ def _with_etag(body: bytes) -> Document:
     return Document(body=body, etag=f'"{sha256(body).hexdigest()[:24]}"')
 
 
-def _format_links() -> str:
+def format_links() -> str:
+    """The `Link` header (RFC 8288) to the documents of the site."""
     links = (
         ("/.well-known/api-catalog", "api-catalog", CATALOG_TYPE),
         ("/openapi.json", "service-desc", "application/json"),
