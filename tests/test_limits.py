@@ -89,6 +89,8 @@ HELD_BY = {
     "edits_per_hour": "web/test_listing_routes.py::test_edits_per_wallet_and_hour_are_limited_and_only_valid_ones_count",
     "signed_requests_per_minute": "identity/test_authenticator.py::"
     "test_a_wallet_and_an_address_sign_so_many_requests_and_no_more",
+    "receipt_wait_s": "web/test_receipt_routes.py::test_an_end_that_is_never_written_is_waited_for_ten_minutes",
+    "joined_transfers_max": "web/test_receipt_routes.py::test_a_maximum_of_joined_transfers_is_listed",
     "creation_keys_max": "contracts/test_creations.py::test_a_wallet_has_a_maximum_number_of_keys",
     "ownership_checks_per_hour": "web/test_ownership_routes.py::test_checks_per_wallet_and_hour_are_limited",
     "trials_per_hour": "web/test_trial_routes.py::test_trials_per_wallet_and_hour_are_limited",

@@ -62,6 +62,12 @@ class FixedLimits:
     shared_rates_deadline_s: float = 0.1  # one response of the rate server; then each gateway counts alone
     shared_rates_retry_s: float = 1.0  # between two checks of a rate server that is away
 
+    # Receipts.
+    receipt_wait_s: int = (
+        600  # for the end of a response; then a receipt names the moment of the charge instead
+    )
+    joined_transfers_max: int = 100  # listed beside a receipt
+
     # Ownership of endpoints, and quality of listings.
     ownership_deadline_s: float = 10.0  # one check of an origin: its file, its document and its name
     ownership_file_bytes_max: int = 16 * KIB

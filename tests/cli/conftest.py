@@ -37,6 +37,7 @@ class FakeGateway(ThreadingHTTPServer):
         """The response to every call of an API."""
         self.listing: dict | None = None
         self.call: dict | None = None
+        self.receipt: dict | None = None
         self.calls: list[dict] = []
         self.balance = 10**9
         self.chain_id = CHAIN
@@ -95,6 +96,8 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             api = api if gateway.listing is None else gateway.listing
             is_list = self.path.partition("?")[0] == "/api/v2/apis"
             return self._json(200, {"apis": [api], "total": 1, "page": 1, "limit": 20} if is_list else api)
+        if self.path.endswith("/receipt"):
+            return self._json(200, gateway.receipt)
         if self.path.startswith("/api/v2/history/"):
             return self._json(200, gateway.call)
         if self.path.startswith("/api/v2/history"):

@@ -11,6 +11,7 @@ from tollway.client import (
     PaymentStatus,
     RecordedCall,
     SearchPage,
+    SignedReceipt,
     TollwayClient,
 )
 
@@ -21,6 +22,7 @@ def read_results(client: TollwayClient, api_id: str) -> None:
     assert_type(client.show(api_id), ListingDetails)
     assert_type(client.history(limit=1), CallPage)
     assert_type(client.find_call("call_1"), RecordedCall)
+    assert_type(client.receipt("call_1"), SignedReceipt)
     assert_type(client.payment("0x"), PaymentStatus)
     assert_type(client.keep_key(api_id, "/a", json={"a": 1}), str | None)
     assert_type(client.show(api_id).operations[0].price_per_request, str)

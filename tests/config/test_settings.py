@@ -128,6 +128,12 @@ REFUSED = [
     ({"TOLLWAY_NAME_SERVERS": "192.0.2.999"}, "", "TOLLWAY_NAME_SERVERS"),
     ({"TOLLWAY_NAME_SERVERS": "https://192.0.2.53/dns-query"}, "", "address of a name server"),
     ({"TOLLWAY_ALLOWLIST": "0x12"}, "", "40 hex digits"),
+    ({"TOLLWAY_RETIRED_RECEIPT_SIGNERS": "0x12"}, "", "40 hex digits"),
+    (
+        {"TOLLWAY_RETIRED_RECEIPT_SIGNERS": ",".join(f"0x{n:040x}" for n in range(51))},
+        "",
+        "50 retired keys at most",
+    ),
     ({"TOLLWAY_TRUSTED_PROXIES": "10.0.0.1/8"}, "", "host bits"),
     ({"TOLLWAY_UNFINAL_SPEND_MAX": "USDC=1"}, "", "TOLLWAY_UNFINAL_SPEND_MAX"),
     ({}, "unfinal_spend_max = 5", "must be a table"),
@@ -359,6 +365,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
         {
             "TOLLWAY_REGISTRATION": "allowlist",
             "TOLLWAY_ALLOWLIST": f"{WALLET}, {WALLET.lower()}",
+            "TOLLWAY_RETIRED_RECEIPT_SIGNERS": f"0x{'22' * 20}, {WALLET}, {WALLET.lower()}",
             "TOLLWAY_TRUSTED_PROXIES": "10.0.0.0/8,::1,::ffff:192.0.2.0/120",
             "TOLLWAY_MCP_ORIGINS": "https://Chat.example.com/,http://localhost:6274",
             "TOLLWAY_UNFINAL_SPEND_MAX": "USDC:100,ETH:0.05",
@@ -374,6 +381,7 @@ def test_lists_and_maxima_from_the_environment() -> None:
         ("2001:db8::54", 53),
     ]
     assert settings.allowlist == {Address.parse(WALLET)}
+    assert settings.retired_receipt_signers == (Address(b"\x22" * 20), Address.parse(WALLET))
     assert settings.trusted_proxies == ("10.0.0.0/8", "::1/128", "192.0.2.0/24")
     assert settings.mcp_origins == {"https://chat.example.com", "http://localhost:6274"}
     assert dict(settings.unfinal_spend_max_nano) == {"USDC": 100 * 10**9, "ETH": 5 * 10**7}

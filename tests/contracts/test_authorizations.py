@@ -98,6 +98,7 @@ async def test_a_claim_by_authorisation_opens_a_call_that_takes_nothing_yet(
         has_stored_response=False,
         seen_block=77,
         transfer=None,
+        moved_ms=record.moved_ms,
         created_ms=claim.created_ms,
         idempotency_key="key",
         client_network=network,

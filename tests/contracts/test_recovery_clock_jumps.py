@@ -158,7 +158,11 @@ async def test_a_call_is_written_in_the_time_of_the_database(database: Database,
         harness.clocks.pass_time(40)
         gateway.ledger.finish(finish_of(paid, completed_ms=gateway.now_ms()))
         await gateway.ledger.conclude(
-            settled.call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=gateway.now_ms()
+            settled.call_id,
+            epoch=1,
+            transfer=transfer_in(),
+            is_orphaned=False,
+            now_ms=gateway.ledger.shared_ms(),
         )
         await wait_finished(gateway.ledger, paid.call_id)
         for one in (paid, settled):

@@ -16,6 +16,7 @@ from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
 from tests.guards.plain_guards import PLAIN_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
+from tests.guards.receipt_guards import RECEIPT_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
@@ -39,6 +40,7 @@ GUARDS = (
     *SIGNATURE_GUARDS,
     *MIDDLEWARE_GUARDS,
     *RATE_GUARDS,
+    *RECEIPT_GUARDS,
     *CALLER_GUARDS,
     *SHOWN_GUARDS,
     *PAGE_GUARDS,

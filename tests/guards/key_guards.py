@@ -138,8 +138,8 @@ KEY_GUARDS = (
         "K8",
         "every key that signs offers is published",
         "app.wiring:AsgiBuilder.build",
-        "signers=[one.address for one in self._receipt_signers]",
-        "signers=[self._receipt_signer.address]",
+        "*(one.address for one in self._receipt_signers),",
+        "self._receipt_signer.address,",
         test=HOUSE,
     ),
     guard(

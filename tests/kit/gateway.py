@@ -581,9 +581,10 @@ async def open_gateway(
     rate_limiter: RateLimiter | None = None,
     only_verified: bool = False,
     open_further_rails: OpenRails = _open_none,
+    receipt_signer: ReceiptSigner | None = None,
     **limits: Any,
 ) -> AsyncIterator[InProcessGateway]:
-    """A gateway and its upstream. `open_further_rails`: see `InProcessGateway`. `limits` replace the defaults; waits for networks are short."""
+    """A gateway and its upstream. `open_further_rails`, `receipt_signer`: see `InProcessGateway`. `limits` replace the defaults; waits for networks are short."""
     short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
     async with run_upstream() as upstream:
         gateway = InProcessGateway(
@@ -593,6 +594,7 @@ async def open_gateway(
             rate_limiter=rate_limiter,
             only_verified=only_verified,
             open_further_rails=open_further_rails,
+            receipt_signer=receipt_signer,
         )
         try:
             async with gateway.settlement.running():

@@ -16,7 +16,8 @@ from tests.kit.payer import decode_header
 from tests.kit.signed_calls import QUICK
 from tollway.client.provider import ForwardedVerifier
 from tollway.ids import Address, keccak256
-from tollway.payments.offer_receipt import offer_digest, receipt_digest
+from tollway.payments.call_receipt import x402_receipt_digest
+from tollway.payments.offer_receipt import offer_digest
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_store import CatalogStore
@@ -108,7 +109,7 @@ class Harness:
             await self._trade(asked, paid, published)
         self.challenged = [await self._take_challenge(gateway) for gateway in self.gateways]
         for receipt in self.receipts:
-            signer = signer_of(receipt_digest(receipt["payload"]), receipt["signature"])
+            signer = signer_of(x402_receipt_digest(receipt["payload"]), receipt["signature"])
             assert all(signer in signers for signers in published)
 
     async def _trade(self, asked: Any, paid: Any, published: list[set[Address]]) -> None:

@@ -20,6 +20,7 @@ from tollway.ledger.history import (
     HistoryPage,
     HistoryQuery,
     HistoryRole,
+    JoinedCredit,
     LastPayment,
     ListedPayment,
     PaymentPlace,
@@ -152,6 +153,17 @@ class MemoryStatement:
             if call.state is CallState.UNKNOWN and call.parts.get(payment_id, 0)
         ]
         return tuple(call.claim.call_id for call in holding[:limit])
+
+    async def joined_credit(self, call_id: CallId, *, limit: int) -> tuple[JoinedCredit, ...]:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        if call is None:
+            return ()
+        return tuple(
+            JoinedCredit(tx_hash=self._rows.payments[key].tx_hash, units=units)
+            for key, units in sorted(call.parts.items())[: limit + 1]
+            if key != call.claim.payment_id
+        )[:limit]
 
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         self._answer()

@@ -164,7 +164,7 @@ class MemoryLedger(MemoryFinality):
             call.cut = "cut"
         if close.finish is not None:
             self.finish(close.finish)
-        return Closed(remaining_units=self._rest_of(call))
+        return Closed(remaining_units=self._rest_of(call), moved_ms=call.moved_ms)
 
     def finish(self, finish: Finish) -> None:
         call = self._rows.calls.get(finish.call_id)

@@ -42,6 +42,7 @@ class MemoryRelocation(MemorySettling):
         self._bring_back(to_id, transfer, now_ms=now_ms)
         left_units = self._rows.payments[from_id].value_units - units
         own.claim = replace(own.claim, payment_id=to_id, tx_hash=transfer.tx_hash)
+        own.moved_ms = now_ms
         self._carry(own, units, from_id=from_id, to_id=to_id)
         for call in sorted(self._rows.calls.values(), key=_turn):
             taken_units = self._rows.payments[from_id].taken_units

@@ -338,6 +338,7 @@ def call_record(call: MemoryCall, *, unknown_hold_ms: int) -> CallRecord:
         error=call.error,
         created_ms=claim.created_ms,
         completed_ms=call.completed_ms,
+        moved_ms=call.moved_ms,
         held_until_ms=call.moved_ms + unknown_hold_ms if is_released else None,
     )
 

@@ -164,7 +164,7 @@ class MemorySettling(MemoryMoves):
         else:
             held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
             self._book_transfer(call, transfer, ending, now_ms=now_ms)
-        call.completed_ms = now_ms
+        call.moved_ms = call.completed_ms = now_ms
         return call.state
 
     async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
@@ -320,6 +320,7 @@ class MemorySettling(MemoryMoves):
             seen_block=held.seen_block,
             transfer=held.transfer,
             created_ms=claim.created_ms,
+            moved_ms=call.moved_ms,
             idempotency_key=claim.idempotency_key,
             client_network=claim.client_network,
         )

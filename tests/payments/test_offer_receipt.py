@@ -10,7 +10,7 @@ from jsonschema import Draft202012Validator
 
 from tests.kit.payer import NOW_S, USDC, requirement_of
 from tollway.ids import Address, ChainId, TxHash, keccak256
-from tollway.payments.offer_receipt import OFFERS, OFFERS_EXTENSION, sign_offers, sign_receipt
+from tollway.payments.offer_receipt import OFFERS, OFFERS_EXTENSION, describe_receipt, sign_offers
 from tollway.payments.payment_required import JsonTemplate
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/quote?city=Wien"
@@ -58,12 +58,12 @@ def test_every_requirement_has_an_offer_signed_by_the_gateways_key() -> None:
 
 
 def test_a_receipt_is_signed_by_the_same_key() -> None:
-    extension = sign_receipt(
+    extension = describe_receipt(
         resource_url=URL,
         network_chain_id=ChainId(84532),
         payer=Address(b"\x12" * 20),
         transaction=TxHash(b"\xab" * 32),
-        now_s=NOW_S + 0.5,
+        issued_s=NOW_S,
         sign=sign,
     )
     Draft202012Validator(extension["schema"]).validate(extension["info"])

@@ -3,8 +3,9 @@
 import httpx
 from starlette.applications import Starlette
 
+from tollway.identity.did_document import describe_signers
 from tollway.ids import Address
-from tollway.web.site_routes import describe_signers, did_router
+from tollway.web.site_routes import did_router
 
 SIGNER = Address(b"\x11" * 20)
 

@@ -1,5 +1,5 @@
-"""The routes over the ledger that the pipeline of calls does not need: the calls and payments of a wallet, as lists and as files, and
-the viewers who may read them."""
+"""The routes over the ledger that the pipeline of calls does not need: the calls and payments of a wallet, as lists, as files and as signed
+receipts, and the viewers who may read them."""
 
 import time
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from starlette.routing import Router
 from tollway.chain.port import ChainReader
 from tollway.config.settings import Settings
 from tollway.gateway.access import CallRateLimits
+from tollway.identity.signatures import ReceiptSigner
+from tollway.identity.siwe import parse_origin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ledger.history import CallHistory
 from tollway.ledger.ledger import Ledger, PaymentLedger
@@ -17,6 +19,7 @@ from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.web.auth_routes import WalletDependency
 from tollway.web.exports import ExportServices, export_router
 from tollway.web.history_routes import FindAsset, history_router, x402_history_router
+from tollway.web.receipt_routes import ReceiptServices, receipt_router
 from tollway.web.viewer_routes import viewer_router
 
 
@@ -40,7 +43,12 @@ class LedgerServices(Protocol):
 
 
 def ledger_routers(
-    services: LedgerServices, *, wallet: WalletDependency, find_asset: FindAsset, now_ms: Callable[[], int]
+    services: LedgerServices,
+    *,
+    wallet: WalletDependency,
+    find_asset: FindAsset,
+    receipt_signer: ReceiptSigner,
+    now_ms: Callable[[], int],
 ) -> list[Router]:
     """Builds the routers. `wallet` authenticates a request."""
     call_history, limits = services.call_history, services.settings.limits
@@ -55,6 +63,17 @@ def ledger_routers(
         now_ms=now_ms,
         clock=time.monotonic,
     )
+    receipts = ReceiptServices(
+        call_history=call_history,
+        wallet=wallet,
+        resolve_wallet=access.resolve_wallet,
+        find_asset=find_asset,
+        signer=receipt_signer,
+        gateway=str(parse_origin(services.settings.public_url)),
+        public_url=services.settings.public_url,
+        limits=limits,
+        now_ms=services.ledger.shared_ms,
+    )
     return [
         history_router(
             call_history=call_history,
@@ -67,6 +86,7 @@ def ledger_routers(
             now_ms=now_ms,
         ),
         export_router(exports),
+        receipt_router(receipts),
         x402_history_router(
             call_history=call_history,
             wallet=wallet,

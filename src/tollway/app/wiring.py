@@ -383,7 +383,13 @@ class AsgiBuilder:
             call_app=calls,
             routers=[
                 listing_router(listing_services),
-                *ledger_routers(services, wallet=wallet, find_asset=self._find_asset, now_ms=self._now_ms),
+                *ledger_routers(
+                    services,
+                    wallet=wallet,
+                    find_asset=self._find_asset,
+                    receipt_signer=self._receipt_signer,
+                    now_ms=self._now_ms,
+                ),
                 bazaar_router(self._bazaar_services()),
                 discovery_router(self._document_services()),
                 mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
@@ -392,7 +398,11 @@ class AsgiBuilder:
                 ownership_router(self._ownership_services(wallet)),
                 trial_router(self._trial_services(wallet)),
                 did_router(
-                    authority=self._origin.authority, signers=[one.address for one in self._receipt_signers]
+                    authority=self._origin.authority,
+                    signers=[
+                        *(one.address for one in self._receipt_signers),
+                        *settings.retired_receipt_signers,
+                    ],
                 ),
                 key_directory_router(
                     self._signer,

@@ -52,6 +52,7 @@ class GroupRow:
 GROUPS = {
     "wallet": GroupRow(help="The wallet that pays"),
     "listing": GroupRow(help="Your listings"),
+    "receipt": GroupRow(help="Signed receipts of calls"),
     "gateway": GroupRow(help="A gateway"),
     "gateway listings": GroupRow(
         help="Moderation of listings", target="tollway.cli.moderation:list_suspended", extra="gateway"
@@ -104,6 +105,13 @@ COMMANDS = (
         help="Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL).",
         target="tollway.cli.history:history",
         example="tollway history --limit 10",
+    ),
+    CommandRow(
+        name="receipt verify",
+        role=CALLERS,
+        help="Verifies the signed receipt of a call, offline with --keys did.json. Exit code 1 for a receipt that is not valid.",
+        target="tollway.cli.receipt:verify",
+        example="tollway receipt verify receipt.json --keys did.json",
     ),
     CommandRow(
         name="wallet new",

@@ -1,7 +1,9 @@
 """`tollway history`: the calls of a wallet as a table, and one call whole with what to do about it."""
 
+import json
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -66,6 +68,10 @@ def history(
         bool, typer.Option("--held", help="Only calls that hold a price without an outcome.")
     ] = False,
     role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
+    receipt_file: Annotated[
+        Path | None,
+        typer.Option("--receipt", metavar="FILE", help="Save the signed receipt of CALL; - prints it."),
+    ] = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
@@ -77,11 +83,16 @@ def history(
         if is_held and status not in (None, "unknown"):
             raise ValueError("--held lists calls of the status unknown; leave --status out")
         status = "unknown" if is_held else status
+        if receipt_file is not None and (call_id is None or outcome is not None):
+            raise ValueError("name the call: tollway history CALL --receipt FILE")
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
             if outcome is not None and held_call_id is not None:
                 found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
+            elif receipt_file is not None and call_id is not None:
+                save_receipt(client.fetch_document(requests.find_receipt(call_id)), receipt_file)
+                return
             elif call_id is not None:
                 found = client.fetch_document(requests.find_call(call_id))
             else:
@@ -110,6 +121,21 @@ def _read_outcome(
     if charge == release:
         raise ValueError("decide the call with --charge or with --release")
     return "consumed" if charge else "released"
+
+
+def save_receipt(receipt: Mapping[str, Any], file: Path) -> None:
+    """Writes the receipt to a new file, or prints it for `-`. Raises ValueError where the file exists: it may be an earlier receipt, for the books."""
+    if str(file) == "-":
+        print_json(receipt)
+        return
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(json.dumps(receipt, ensure_ascii=False, indent=2) + "\n")
+    except FileExistsError:
+        raise ValueError(f"{file} exists, and a receipt does not replace it; name a new file") from None
+    except OSError as exc:
+        raise ValueError(f"{file} cannot be written: {exc.strerror}") from exc
+    print_foot(f"Saved {file}. Verify it with: tollway receipt verify {file} --keys did.json")
 
 
 def print_calls(page: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
     from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
     from tollway.client.quote import Cap
+    from tollway.client.receipts import verify_receipt
     from tollway.client.records import (
         AgentDocument,
         CallPage,
@@ -50,9 +51,11 @@ if TYPE_CHECKING:
         OwnershipStatus,
         PaymentStatus,
         PriceQuote,
+        ReceiptFields,
         RecordedCall,
         RecordedPayment,
         SearchPage,
+        SignedReceipt,
         TrialResponse,
     )
     from tollway.client.responses import CallResponse, PaymentInfo
@@ -107,9 +110,11 @@ __all__ = [
     "PaymentStatus",
     "PriceAboveMax",
     "PriceQuote",
+    "ReceiptFields",
     "RecordedCall",
     "RecordedPayment",
     "SearchPage",
+    "SignedReceipt",
     "Spending",
     "SpentAmount",
     "StoreUnusable",
@@ -117,6 +122,7 @@ __all__ = [
     "TrialResponse",
     "Wallet",
     "create_key_file",
+    "verify_receipt",
 ]
 
 _MODULES = {
@@ -173,9 +179,12 @@ _MODULES = {
         "PriceQuote",
         "RecordedCall",
         "RecordedPayment",
+        "ReceiptFields",
         "SearchPage",
+        "SignedReceipt",
         "TrialResponse",
     ),
+    "receipts": ("verify_receipt",),
     "responses": (
         "CallResponse",
         "PaymentInfo",

@@ -27,8 +27,10 @@ from tollway.client.records import (
     PaymentStatus,
     RecordedCall,
     SearchPage,
+    SignedReceipt,
     TrialResponse,
     read_agent_document,
+    read_receipt,
     read_record,
 )
 from tollway.client.requests import GatewayDocument, read_document
@@ -192,6 +194,12 @@ def _format_moment(name: str, moment: datetime | None) -> str | None:
 def find_call(call_id: str) -> Flow[RecordedCall]:
     """One call of this wallet, as payer or as provider."""
     return read_record(RecordedCall, (yield from fetch_document(requests.find_call(call_id))))
+
+
+def receipt(call_id: str) -> Flow[SignedReceipt]:
+    """The signed receipt of one call of this wallet, as payer or as provider. `document` is the whole, to be kept with the books; `verify_receipt`
+    and `tollway receipt verify` read it. Raises `GatewayRefused` (409, retryable) for a call that still runs."""
+    return read_receipt((yield from fetch_document(requests.find_receipt(call_id))))
 
 
 def payment(transaction: str) -> Flow[PaymentStatus]:

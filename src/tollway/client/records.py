@@ -418,6 +418,60 @@ class CallPage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptFields:
+    """The signed fields of a receipt, as the gateway states them. Times are unix seconds; `amount` is in base units of `asset`; absent values are empty
+    or 0. `state`: `charged`, `held`, `released`, `reorged` or `none`. Of two receipts of one call the one with the later `issued_at` counts."""
+
+    version: int
+    network: str
+    resource_url: str
+    payer: str
+    issued_at: int
+    transaction: str
+    gateway: str
+    call_id: str
+    api_id: str
+    operation: str
+    payee: str
+    asset: str
+    decimals: int
+    currency: str
+    price: str
+    amount: int
+    quantities: str
+    rail: str
+    channel: str
+    state: str
+    http_status: int
+    created_at: int
+    completed_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedTransfer:
+    """Credit of another transaction that was joined for a call. Not signed."""
+
+    transaction: str
+    amount: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedReceipt:
+    """The receipt of a call, not verified. `fields`: what is signed. `document`: the whole as JSON."""
+
+    fields: ReceiptFields = field(metadata=_named("payload"))
+    signature: str
+    kid: str = ""
+    also_from: tuple[JoinedTransfer, ...] = ()
+    document: str = field(default="", repr=False, metadata=_named(""))
+
+
+def read_receipt(document: Mapping[str, object]) -> SignedReceipt:
+    """Raises `AnswerMalformed`."""
+    return read_record(SignedReceipt, {**document, "": json.dumps(document, ensure_ascii=False)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentStatus:
     """A payment in the gateway's ledger. `state`: unseen, pending, credited, spent, reorged or refused. `amount` and `credit` in base units;
     `calls`: ids of the calls that it paid."""

@@ -138,6 +138,10 @@ def find_call(call_id: str) -> ControlRequest:
     return ControlRequest(method="GET", path=f"/history/{_encode_segment(call_id)}", is_signed=True)
 
 
+def find_receipt(call_id: str) -> ControlRequest:
+    return ControlRequest(method="GET", path=f"/history/{_encode_segment(call_id)}/receipt", is_signed=True)
+
+
 def find_payment(tx_hash: str) -> ControlRequest:
     """Raises ValueError for text that is no transaction hash."""
     return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)

@@ -51,6 +51,7 @@ from tollway.config.values import (
     parse_proxies,
     parse_public_url,
     parse_rate_limit_url,
+    parse_signers,
     parse_strings,
     parse_wallets,
     rpc_name,
@@ -230,7 +231,8 @@ class Settings(BaseSettings):
 
     `secret_keys`: the key in use first. It encrypts and signs; the others decrypt, verify and are published beside it during a change of keys. Empty:
     `ensure_secret_key` makes or reads the file at `secret_key_file`. `unfinal_spend_max_nano`: by currency; a currency without an entry has no maximum.
-    `x402`, `mpp`: whether signed authorisations are accepted in these protocols, on the networks that can settle them.
+    `retired_receipt_signers`: the addresses of keys that signed offers and receipts and sign no more. They stay in `did.json`, so that old receipts
+    verify. `x402`, `mpp`: whether signed authorisations are accepted in these protocols, on the networks that can settle them.
     """
 
     model_config = SettingsConfigDict(
@@ -254,6 +256,7 @@ class Settings(BaseSettings):
         (), validation_alias="secret_key"
     )
     secret_key_file: Path | None = None
+    retired_receipt_signers: Annotated[tuple[Address, ...], _parsed_by(parse_signers)] = ()
     allow_mixed_networks: bool = False
     allow_private_endpoints: bool = False
     registration: Literal["open", "allowlist"] = "open"

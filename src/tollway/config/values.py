@@ -117,6 +117,18 @@ def parse_wallets(raw: Any) -> frozenset[Address]:
     return frozenset(Address.parse(text) for text in parse_strings(raw))
 
 
+RETIRED_SIGNERS_MAX = 50
+"""Together with those of the secret keys fewer than a verifier of receipts reads."""
+
+
+def parse_signers(raw: Any) -> tuple[Address, ...]:
+    """The addresses of retired keys, in their order."""
+    signers = tuple(dict.fromkeys(Address.parse(text) for text in parse_strings(raw)))
+    if len(signers) > RETIRED_SIGNERS_MAX:
+        raise ValueError(f"there may be {RETIRED_SIGNERS_MAX} retired keys at most")
+    return signers
+
+
 def parse_proxies(raw: Any) -> tuple[str, ...]:
     networks = [_unmap(ipaddress.ip_network(text)) for text in parse_strings(raw)]
     if any(network.prefixlen == 0 for network in networks):

@@ -209,6 +209,7 @@ class AuthorizationPayment(CallPayment):
         "_earlier",
         "_has_digest",
         "_lookup",
+        "_moved_ms",
         "_rail",
         "_requirement",
         "proof",
@@ -232,6 +233,7 @@ class AuthorizationPayment(CallPayment):
         self._cover: Cover | None = None
         self._earlier: AuthorizedCall | None = None
         self._has_digest = False
+        self._moved_ms: int | None = None  # when the ledger wrote the state of the call
 
     async def check(self) -> None:
         """See `CallPayment`. Refuses an authorisation that meets no requirement before its body is read."""
@@ -418,11 +420,13 @@ class AuthorizationPayment(CallPayment):
 
     async def capture(self, close: Close, collect: CollectResponse) -> CaptureOutcome:
         if close.after is not CallState.SETTLING:
-            return await self._rail.ledger.close(close)
+            closed = await self._rail.ledger.close(close)
+            self._moved_ms = closed.moved_ms if isinstance(closed, Closed) else None
+            return closed
         outcome = await self._rail.settlement.settle(self._order(close))
         match outcome:
-            case Settled(transfer=transfer):
-                self.transaction = transfer.tx_hash
+            case Settled(transfer=transfer, moved_ms=moved_ms):
+                self.transaction, self._moved_ms = transfer.tx_hash, moved_ms
                 return _SETTLED
             case NotSettled(reason=reason):
                 return self._explain_failed(reason)
@@ -483,7 +487,10 @@ class AuthorizationPayment(CallPayment):
         if self.transaction is None or self._authorization is None:
             return None
         return self._rail.receipts.write_receipt(
-            self.transaction, request=self.request, authorization=self._authorization
+            self.transaction,
+            request=self.request,
+            authorization=self._authorization,
+            moved_ms=self._moved_ms,
         )
 
 

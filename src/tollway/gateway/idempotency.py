@@ -405,7 +405,11 @@ class Idempotency:
         if known.transfer is None:
             return []
         authorization = known.authorization
-        return [self._receipts.write_receipt(known.transfer, request=request, authorization=authorization)]
+        return [
+            self._receipts.write_receipt(
+                known.transfer, request=request, authorization=authorization, moved_ms=known.moved_ms
+            )
+        ]
 
     # ---- The same idempotency key.
 

@@ -35,6 +35,7 @@ from tollway.gateway.problems import (
     nonce_used,
 )
 from tollway.gateway.routing import Route
+from tollway.gateway.target import PATH_LENGTH_MAX
 from tollway.ids import Address, CallId, TxHash, format_id
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -63,7 +64,6 @@ from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEAD
 from tollway.payments.settlement import Undecided
 from tollway.registry.listing import CatalogEntry, ChargeOn, Listing
 
-PATH_LENGTH_MAX = 2_048
 CALL_IDS_MAX = 10
 
 CollectResponse = Callable[[], Awaitable[StoredResponse | None]]

@@ -21,6 +21,8 @@ from tollway.registry.paths import (
 
 GATEWAY_PREFIX = "/api/v2/gateway/"
 _PREFIX = GATEWAY_PREFIX.encode()
+PATH_LENGTH_MAX = 2_048
+"""Characters of the path of a call that the ledger and its receipts keep."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -94,6 +94,14 @@ class ListedPayment:
     has_unknown_call: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedCredit:
+    """Units that a call holds of a payment other than the payment of its proof: credit of several transfers was joined."""
+
+    tx_hash: TxHash
+    units: int
+
+
 class CallHistory(Protocol):
     """The read port. Raises `StorageUnavailable`."""
 
@@ -123,4 +131,8 @@ class CallHistory(Protocol):
 
     async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         """The `unknown` calls that hold units of the payment, newest first. Of more than `limit` calls, not always the newest."""
+        ...
+
+    async def joined_credit(self, call_id: CallId, *, limit: int) -> tuple[JoinedCredit, ...]:
+        """The credit that was joined for a call, by payment in the order of their recording."""
         ...

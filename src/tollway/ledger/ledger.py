@@ -371,9 +371,11 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A written close. `remaining_units`: the credit left on the claimed payment; None for a free call."""
+    """A written close. `remaining_units`: the credit left on the claimed payment; None for a free call. `moved_ms`: when the state was written; None
+    where the statement does not return it, which is never so for a call that an authorisation pays."""
 
     remaining_units: int | None
+    moved_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,6 +426,10 @@ class SettlementLedger(Protocol):
     """The calls that an authorisation pays, and their settlement. Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Raises
     `StorageUnavailable`."""
 
+    def shared_ms(self) -> int:
+        """The time of the clock that all gateways of this ledger share, as of the last renewal. Times in the ledger are of that clock."""
+        ...
+
     async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
         """The newest call that claimed this authorisation. The call holds it unless it is `released`."""
         ...
@@ -453,7 +459,8 @@ class SettlementLedger(Protocol):
         the call is `released`. For the waiting gateway (`is_orphaned` False; its own call and epoch): `consumed`. For settlement
         recovery (`is_orphaned` True; an orphaned call, or one that is `unknown` and unpaid): `consumed` where its response is stored,
         or where the same request may run again (lost: one more run); else `released`, and the payment is credit. Returns the new
-        state; None: another move was first. For the waiting gateway it is retried and dropped like `close`."""
+        state; None: another move was first. `now_ms`: of the shared clock; the row of the call then has exactly this time. For the waiting
+        gateway it is retried and dropped like `close`."""
         ...
 
     async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
@@ -476,10 +483,6 @@ class Ledger(SettlementLedger, Protocol):
     """The calls. Safe to call from many tasks and, on PostgreSQL, from many gateways at once. Every method raises `StorageUnavailable`. A
     claim that raises it has an unknown outcome: nothing was sent, so recovery releases the call once its owner is seen again or found
     dead."""
-
-    def shared_ms(self) -> int:
-        """The time of the clock that all gateways of this ledger share, as of the last renewal. Times in the ledger are of that clock."""
-        ...
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         """Takes the price and opens the call in one durable transaction, grouped with other claims.

@@ -188,6 +188,8 @@ class CallRecord:
     error: str | None
     created_ms: int
     completed_ms: int | None
+    moved_ms: int
+    """The moment in which the state was written last, on the clock that the gateways of a ledger share."""
     held_until_ms: int | None = None
     """The time from which the clock releases the price of an unknown call; None for another call, and where only its provider, the chain or a
     repeat can decide it."""
@@ -303,7 +305,7 @@ class AuthorizedCall:
 
     `is_orphaned`: no caller waits for the settlement, so settlement recovery finishes it. `has_stored_response`: the upstream's response
     is stored. `is_lost`: paid, but the response reached no caller and is not stored, so the same request may run again once.
-    `seen_block`: the head of the chain at the claim. `transfer`: the transaction of the transfer, once it is known.
+    `seen_block`: the head of the chain at the claim. `transfer`: the transaction of the transfer, once it is known. `moved_ms`: as of a `CallRecord`.
     `idempotency_key`: the key of the claiming request. Unlike the authorisation it never becomes public on a chain.
     `client_network`: a keyed hash of the claiming request's network; None where none was stored.
     """
@@ -324,6 +326,7 @@ class AuthorizedCall:
     seen_block: int
     transfer: TxHash | None
     created_ms: int
+    moved_ms: int
     idempotency_key: str | None = None
     client_network: bytes | None = None
 

@@ -4,21 +4,17 @@ An offer states the price of a resource and until when it holds; a receipt state
 Source: the x402 extension `offer-receipt`, version 1; its EIP-712 domains name chain 1 on every network.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from tollway.ids import Address, ChainId, TxHash, format_network, keccak256
+from tollway.ids import Address, ChainId, TxHash, format_network
+from tollway.payments.call_receipt import VERSION, Sign, sign_x402_receipt, x402_digest
 from tollway.payments.payment_required import TemplateSlot
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.x402 import SCHEME
 
 OFFER_RECEIPT = "offer-receipt"
-_VERSION = 1
-
-Sign = Callable[[bytes], bytes]
-"""A 32-byte digest -> 65 bytes r || s || v with v 27 or 28, by the gateway's published key."""
 
 _OFFER_FIELDS = {
     "version": "uint256",
@@ -30,15 +26,6 @@ _OFFER_FIELDS = {
     "amount": "string",
     "validUntil": "uint256",
 }
-_RECEIPT_FIELDS = {
-    "version": "uint256",
-    "network": "string",
-    "resourceUrl": "string",
-    "payer": "string",
-    "issuedAt": "uint256",
-    "transaction": "string",
-}
-_DOMAIN_TYPE = keccak256(b"EIP712Domain(string name,string version,uint256 chainId)")
 
 
 def sign_offers(
@@ -49,7 +36,7 @@ def sign_offers(
     offers = []
     for index, requirement in enumerate(requirements):
         offer: dict[str, str | int] = {
-            "version": _VERSION,
+            "version": VERSION,
             "resourceUrl": resource_url,
             "scheme": SCHEME,
             "network": requirement.network,
@@ -70,61 +57,32 @@ def sign_offers(
     return offers
 
 
-def sign_receipt(
+def describe_receipt(
     *,
     resource_url: str,
     network_chain_id: ChainId,
     payer: Address,
     transaction: TxHash,
-    now_s: float,
+    issued_s: int,
     sign: Sign,
 ) -> dict[str, Any]:
-    """The extension of a settlement response."""
+    """The extension of a settlement response: the receipt of x402. `resource_url`: without its query, as in the receipt of the call.
+    `issued_s`: the second in which the ledger wrote the state of the call."""
     receipt: dict[str, str | int] = {
-        "version": _VERSION,
+        "version": VERSION,
         "network": format_network(network_chain_id),
         "resourceUrl": resource_url,
         "payer": str(payer),
-        "issuedAt": int(now_s),
+        "issuedAt": issued_s,
         "transaction": str(transaction),
     }
-    signed = {
-        "format": "eip712",
-        "payload": receipt,
-        "signature": "0x" + sign(receipt_digest(receipt)).hex(),
-    }
+    signed = sign_x402_receipt(receipt, sign=sign)
     return {"info": {"receipt": signed}, "schema": _schema("receipt", {"type": "object"})}
 
 
 def offer_digest(offer: dict[str, str | int]) -> bytes:
     """The digest of an offer: EIP-712 `Offer` under the domain `x402 offer`."""
-    return _digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
-
-
-def receipt_digest(receipt: dict[str, str | int]) -> bytes:
-    """The digest of a receipt: EIP-712 `Receipt` under the domain `x402 receipt`."""
-    return _digest("x402 receipt", "Receipt", _RECEIPT_FIELDS, receipt)
-
-
-def _digest(domain: str, name: str, fields: dict[str, str], values: dict[str, str | int]) -> bytes:
-    described = ",".join([f"{kind} {field}" for field, kind in fields.items()])
-    words = [_hash_text(f"{name}({described})"), *[_encode(values[field]) for field in fields]]
-    return keccak256(b"\x19\x01" + _hash_domain(domain) + keccak256(b"".join(words)))
-
-
-@cache  # two domains exist
-def _hash_domain(domain: str) -> bytes:
-    return keccak256(_DOMAIN_TYPE + _encode(domain) + _encode("1") + _encode(1))
-
-
-def _encode(value: str | int) -> bytes:
-    return value.to_bytes(32, "big") if isinstance(value, int) else _hash_text(value)
-
-
-@lru_cache(maxsize=1024)
-def _hash_text(text: str) -> bytes:
-    """Cached, because networks, tokens, wallets and amounts repeat."""
-    return keccak256(text.encode())
+    return x402_digest("x402 offer", "Offer", _OFFER_FIELDS, offer)
 
 
 def _schema(name: str, kind: dict[str, str]) -> dict[str, Any]:

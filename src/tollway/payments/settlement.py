@@ -94,9 +94,10 @@ class SettlementOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """The money moved, and the ledger has recorded it: the call is `consumed`."""
+    """The money moved, and the ledger has recorded it: the call is `consumed` since `moved_ms`."""
 
     transfer: SettledTransfer
+    moved_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,14 +384,15 @@ class Settlement:
     # ---- The ends of a settlement in the ledger.
 
     async def _conclude(self, order: SettlementOrder, transfer: SettledTransfer) -> Settled | Fenced:
+        now_ms = self._ledger.shared_ms()
         state = await self._ledger.conclude(
             order.close.call_id,
             epoch=order.close.epoch,
             transfer=transfer,
             is_orphaned=False,
-            now_ms=self._now_ms(),
+            now_ms=now_ms,
         )
-        return Settled(transfer=transfer) if state is CallState.CONSUMED else Fenced()
+        return Settled(transfer=transfer, moved_ms=now_ms) if state is CallState.CONSUMED else Fenced()
 
     async def _conclude_use(self, order: SettlementOrder, *, from_block: int) -> SettlementOutcome:
         try:

@@ -204,7 +204,11 @@ class SettlementRecovery:
     async def _conclude(self, orphan: _OrphanedCall, transfer: SettledTransfer | None) -> None:
         call = orphan.call
         state = await self._ledger.conclude(
-            call.call_id, epoch=call.epoch, transfer=transfer, is_orphaned=True, now_ms=self._now_ms()
+            call.call_id,
+            epoch=call.epoch,
+            transfer=transfer,
+            is_orphaned=True,
+            now_ms=self._ledger.shared_ms(),
         )
         self._expired.pop(call.call_id, None)
         self._requested_ms.pop(call.call_id, None)

@@ -234,6 +234,7 @@ def _authorized_query(answered_since_ms: int) -> Select[Any]:
         calls.price_units,
         calls.cut,
         calls.created_ms,
+        calls.moved_ms,
         calls.idempotency_key,
         has_stored_response(columns.call_id, since_ms=answered_since_ms).label("has_stored_response"),
     )
@@ -273,6 +274,7 @@ def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
         seen_block=row.seen_block,
         transfer=None if row.transfer is None else TxHash(row.transfer),
         created_ms=row.created_ms,
+        moved_ms=row.moved_ms,
         idempotency_key=row.idempotency_key,
         client_network=None if row.client_network is None else bytes(row.client_network),
     )

@@ -323,7 +323,8 @@ def _move_transfer(
     is_bought = own.state is not CallState.RELEASED
     raise_payment(connection, locked_rows, to_id, own.price_units, calls=int(is_bought))
     left_units = read_value_units(connection, from_id) - own.price_units
-    own = locked_rows.set_payment(own, to_id)
+    # The transaction of the call is another one now, so its next receipt needs a later time.
+    own = locked_rows.set_payment(own, to_id, moved_ms=now_ms)
     _move_units(locked_rows, own, own.price_units, from_id=from_id, to_id=to_id)
     # Calls that were paid by credit move first.
     for call in sorted(calls.values(), key=_is_paid_by_its_own):

@@ -44,6 +44,7 @@ from tollway.ledger.history import (
     HistoryQuery,
     HistoryRole,
     HistoryStatus,
+    JoinedCredit,
     LastPayment,
     ListedPayment,
     PaymentQuery,
@@ -161,6 +162,18 @@ class HistoryStore:
 
     async def unknown_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:
         return await self._database.read(partial(_unknown_calls, payment_id=payment_id, limit=limit))
+
+    async def joined_credit(self, call_id: CallId, *, limit: int) -> tuple[JoinedCredit, ...]:
+        payments, topups = payment_table.c, topup_table.c
+        query = (
+            select(payments.tx_hash, topups.units)
+            .join(payment_table, payments.id == topups.payment_id)
+            .where(topups.call_id == call_id)
+            .order_by(payments.id)
+            .limit(limit)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return tuple(JoinedCredit(tx_hash=TxHash(row.tx_hash), units=row.units) for row in rows)
 
     async def _read_payments(self, query: Select[Any]) -> tuple[Payment, ...]:
         return await self._database.read(

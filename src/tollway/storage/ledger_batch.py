@@ -321,7 +321,9 @@ class LedgerBatch:
             return Fenced()
         if call.state is not CallState.FORWARDING:
             is_done = is_retry and call.state in (close.after, CallState.REORGED)
-            return Closed(remaining_units=self._remaining_of(call)) if is_done else Fenced()
+            if not is_done:
+                return Fenced()
+            return Closed(remaining_units=self._remaining_of(call), moved_ms=call.moved_ms)
         if close.after is CallState.CONSUMED and call.is_unpaid:
             return Fenced()
         values = self._end_values(close)
@@ -330,7 +332,7 @@ class LedgerBatch:
             # The repeat has brought no response either, so the call may run again.
             values["cut"] = "cut"
         self._locked_rows.move(call, close.after, moved_ms=self._now_ms, **values)
-        return Closed(remaining_units=self._remaining_of(call))
+        return Closed(remaining_units=self._remaining_of(call), moved_ms=self._now_ms)
 
     def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
         """Ends the call by the rule `decide_dropped_call`. A call in `settling` is left to recovery, which marks it orphaned."""

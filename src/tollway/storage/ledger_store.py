@@ -219,11 +219,8 @@ class LedgerStore:
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
-        shared_ms = self._clock.translate(now_ms)
         outcome = await self._group_commit.submit(
-            Conclude(
-                call_id=call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=shared_ms
-            )
+            Conclude(call_id=call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms)
         )
         assert outcome is None or isinstance(outcome, CallState)
         return outcome

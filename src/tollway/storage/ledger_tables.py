@@ -561,5 +561,6 @@ def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
         error=row.error,
         created_ms=row.created_ms,
         completed_ms=row.completed_ms,
+        moved_ms=row.moved_ms,
         held_until_ms=row.moved_ms + unknown_hold_ms if is_released else None,
     )

@@ -125,11 +125,11 @@ class LockedRows:
                 self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
         self._parts[call.id] = (call, parts)
 
-    def set_payment(self, call: LockedCall, payment_id: int) -> LockedCall:
-        """Makes another payment the payment of the call's proof. The units that the call holds do not change."""
+    def set_payment(self, call: LockedCall, payment_id: int, *, moved_ms: int) -> LockedCall:
+        """Makes another payment the payment of the call's proof. The state and the units that the call holds do not change."""
         changed = replace(call, payment_id=payment_id)
         self._parts[call.id] = (changed, call.parts)
-        self.change(changed, payment_id=payment_id)
+        self.change(changed, payment_id=payment_id, moved_ms=moved_ms)
         return changed
 
     def change(self, call: LockedCall, **columns: object) -> None:

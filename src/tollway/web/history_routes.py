@@ -211,7 +211,7 @@ def call_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
         "method": call.method,
         "path": call.path,
         "status": call_status(call),
-        "httpStatus": _http_status(call),
+        "httpStatus": http_status(call),
         "upstreamStatus": call.upstream_status,
         "price": call.price,
         "currency": call.currency,
@@ -242,7 +242,7 @@ def call_status(call: CallRecord) -> HistoryStatus:
             return "succeeded" if is_good else "failed"
 
 
-_PAYMENT_STATES = {
+_STATES = {
     CallState.FORWARDING: "held",
     CallState.SETTLING: "held",
     CallState.UNKNOWN: "held",
@@ -252,7 +252,12 @@ _PAYMENT_STATES = {
 }
 
 
-def _http_status(call: CallRecord) -> int | None:
+def payment_state(call: CallRecord) -> str:
+    """The state of the payment of a call on the wire; `none` for a free call."""
+    return "none" if call.chain_id is None or call.asset is None else _STATES[call.state]
+
+
+def http_status(call: CallRecord) -> int | None:
     """The status of the response to the caller: the upstream's, or that of the gateway's problem."""
     if call.http_status is not None or call.error is None:
         return call.http_status
@@ -262,7 +267,7 @@ def _http_status(call: CallRecord) -> int | None:
 def _call_payment_json(call: CallRecord, find_asset: FindAsset) -> dict[str, Any]:
     asset = find_call_asset(call, find_asset)
     return {
-        "state": "none" if asset is None else _PAYMENT_STATES[call.state],
+        "state": payment_state(call),
         "rail": call.rail.value,
         "network": None if asset is None else asset.network,
         "asset": None if asset is None else asset.caip19,

@@ -170,7 +170,7 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             _SAME_PROOF,
         ),
         Code.IDEMPOTENCY_IN_PROGRESS: _problem_page(
-            "The same request is still running.",
+            "The same request, or the call that a receipt is of, is still running.",
             _SAME_PROOF,
         ),
         Code.ALREADY_EXISTS: _problem_page(

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import quote, urlencode
+from typing import Annotated
+from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -36,6 +36,7 @@ from tollway.discovery.site_files import (
 )
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
+from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
@@ -408,38 +409,15 @@ _NO_CONTACT = Problem(
 )
 
 
-_DID_CONTEXT = ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/secp256k1recovery-2020/v2"]
-
-
 def did_router(*, authority: str, signers: Sequence[Address]) -> Router:
     """`/.well-known/did.json`. `authority`: host and port of the public URL. `signers`: the current one first; signatures of the others stay valid."""
     document = describe_signers(authority=authority, signers=signers)
 
     async def read_did(request: Request) -> JSONResponse:
         headers = {"Cache-Control": "public, max-age=300"}
-        return JSONResponse(document, headers=headers, media_type="application/did+json")
+        return JSONResponse(document, headers=headers, media_type=DID_TYPE)
 
-    return Router([Route("/.well-known/did.json", read_did, methods=["GET"])])
-
-
-def describe_signers(*, authority: str, signers: Sequence[Address]) -> dict[str, Any]:
-    """The DID document. did:web §3.2: the colon of a port is percent-encoded. An account id needs a chain; the signer is the same wallet on each, so it is chain 1."""
-    did = f"did:web:{quote(authority, safe='')}"
-    methods = [
-        {
-            "id": f"{did}#offers-and-receipts" + (f"-{number}" if number > 1 else ""),
-            "type": "EcdsaSecp256k1RecoveryMethod2020",
-            "controller": did,
-            "blockchainAccountId": f"eip155:1:{signer}",
-        }
-        for number, signer in enumerate(signers, 1)
-    ]
-    return {
-        "@context": _DID_CONTEXT,
-        "id": did,
-        "verificationMethod": methods,
-        "assertionMethod": [method["id"] for method in methods],
-    }
+    return Router([Route(DID_PATH, read_did, methods=["GET"])])
 
 
 KEY_DIRECTORY_PATH = "/.well-known/http-message-signatures-directory"

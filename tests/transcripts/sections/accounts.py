@@ -253,6 +253,16 @@ def play_history(harness: Harness) -> None:
         )
         harness.control("without an outcome", PROVIDER, "POST", f"/history/{one}/resolution", {})
         harness.ask("unsigned", "GET", f"{API}/history/{one}")
+    with harness.section("receipts"):
+        for call in first:
+            paid = call["payment"]
+            title = f"{call['path']} {call['httpStatus']}, {paid['state']} by {paid['rail']}"
+            harness.control(title, ALICE, "GET", f"/history/{call['id']}/receipt")
+        harness.control("by its provider", PROVIDER, "GET", f"/history/{one}/receipt")
+        harness.control("by another", BOB, "GET", f"/history/{one}/receipt")
+        harness.control("no such call", ALICE, "GET", "/history/call_00000000000000000000000000/receipt")
+        harness.control("with a parameter", ALICE, "GET", f"/history/{one}/receipt?format=pdf")
+        harness.ask("unsigned", "GET", f"{API}/history/{one}/receipt")
 
 
 def play_payments(harness: Harness) -> None:
