@@ -40,6 +40,7 @@ class TaskName(StrEnum):
     READINESS_NOTE = "readiness_note"
     RECEIPT_POLLING = "receipt_polling"
     REPUTATION_ELECTION = "reputation_election"
+    SALES_WRITER = "sales_writer"
     SCHEMA_CHECK = "schema_check"
     SERVICE_WATCHDOG = "service_watchdog"
     SESSION_PRUNING = "session_pruning"

@@ -84,6 +84,10 @@ class FixedLimits:
     close_patience_s: float = 10.0  # a response waits so long for its close to commit; then it is dropped
     unknown_hold_s: int = 86_400  # an unknown call releases its price after this
     attempts_max: int = 3
+    sales_interval_s: float = 60.0  # between two rounds that close hours and write late ones again
+    sum_rows_max: int = 5_000  # rows of one answer of sums: about 2 MB of JSON
+    live_calls_max: int = 20_000  # calls of hours that are not closed, read by one question about sales
+    spending_calls_max: int = 50_000  # calls read by one question about spending
     creation_answers_bytes_max: int = 256 * MIB
     answer_reading_s: float = 60.0  # under an idempotency key; then a repeat gets "not stored"
     answer_collect_s: float = 30.0  # reading a response to its end while its caller waits for "unknown"

@@ -233,6 +233,7 @@ TABLE = {
     TaskName.READINESS_NOTE: Row(fails=False),
     TaskName.RECEIPT_POLLING: Row(fails=False),
     TaskName.REPUTATION_ELECTION: Row(fails=False, holds=True),
+    TaskName.SALES_WRITER: Row(),
     TaskName.SCHEMA_CHECK: Row(),
     TaskName.SESSION_PRUNING: Row(),
     TaskName.SETTLEMENT_HANDOVER: Row(),

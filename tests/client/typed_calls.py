@@ -10,6 +10,7 @@ from tollway.client import (
     ListingDetails,
     PaymentStatus,
     RecordedCall,
+    SalesReport,
     SearchPage,
     SignedReceipt,
     TollwayClient,
@@ -24,6 +25,8 @@ def read_results(client: TollwayClient, api_id: str) -> None:
     assert_type(client.find_call("call_1"), RecordedCall)
     assert_type(client.receipt("call_1"), SignedReceipt)
     assert_type(client.payment("0x"), PaymentStatus)
+    assert_type(client.sales_report(step="hour"), SalesReport)
+    assert_type(client.spending_report(group_by="provider").spending[0].charged.amount, str)
     assert_type(client.keep_key(api_id, "/a", json={"a": 1}), str | None)
     assert_type(client.show(api_id).operations[0].price_per_request, str)
     with client.stream(api_id) as response:

@@ -15,7 +15,7 @@ from tollway.ledger.records import Rail
 from tollway.money import Price
 from tollway.registry import draft
 from tollway.registry.catalog import Sort
-from tollway.web import exports, history_routes, listing_routes
+from tollway.web import exports, history_routes, listing_routes, sums_routes
 from tollway.web.contract import (
     CONTRACT_PATH,
     DOCUMENT_BYTES_MAX,
@@ -258,6 +258,8 @@ def test_a_limit_of_a_parameter_is_the_limit_of_the_code(place: tuple[str, str, 
         (PAYMENTS, "get", history_routes.PaymentParameters),
         (f"{HISTORY}.csv", "get", exports.CallExportParameters),
         (f"{PAYMENTS}.csv", "get", exports.PaymentExportParameters),
+        ("/api/v2/sales", "get", sums_routes.SalesParameters),
+        ("/api/v2/spending", "get", sums_routes.SpendingParameters),
     ],
 )
 def test_a_route_declares_the_parameters_of_its_model(

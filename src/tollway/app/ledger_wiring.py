@@ -1,5 +1,5 @@
 """The routes over the ledger that the pipeline of calls does not need: the calls and payments of a wallet, as lists, as files and as signed
-receipts, and the viewers who may read them."""
+receipts, their sums by hour and day, and the viewers who may read them."""
 
 import time
 from collections.abc import Callable
@@ -15,11 +15,13 @@ from tollway.identity.siwe import parse_origin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ledger.history import CallHistory
 from tollway.ledger.ledger import Ledger, PaymentLedger
+from tollway.ledger.sales import PeriodBooks
 from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.web.auth_routes import WalletDependency
 from tollway.web.exports import ExportServices, export_router
 from tollway.web.history_routes import FindAsset, history_router, x402_history_router
 from tollway.web.receipt_routes import ReceiptServices, receipt_router
+from tollway.web.sums_routes import sums_router
 from tollway.web.viewer_routes import viewer_router
 
 
@@ -30,6 +32,8 @@ class LedgerServices(Protocol):
     def settings(self) -> Settings: ...
     @property
     def call_history(self) -> CallHistory: ...
+    @property
+    def period_books(self) -> PeriodBooks: ...
     @property
     def ledger(self) -> Ledger: ...
     @property
@@ -93,6 +97,9 @@ def ledger_routers(
             resolve_wallet=access.resolve_wallet,
             find_asset=find_asset,
             now_ms=now_ms,
+        ),
+        sums_router(
+            books=services.period_books, wallet=wallet, resolve_wallet=access.resolve_wallet, now_ms=now_ms
         ),
         viewer_router(access=access, wallet=wallet, limits=limits, now_ms=now_ms),
     ]

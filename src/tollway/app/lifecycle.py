@@ -62,6 +62,7 @@ from tollway.storage.migrate import SchemaCheck
 from tollway.storage.operator_acts import OperatorActStore
 from tollway.storage.operator_store import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.viewer_store import SqlViewers
 from tollway.telemetry import BackgroundTaskStatus, Metrics
 from tollway.web.admission import LoadShedder, read_resident_bytes
@@ -186,6 +187,7 @@ class App:
         self.ledger = self._make_ledger()
         self.payments = PaymentLedgerStore(self.database)
         self.call_history = HistoryStore(self.database, limits=self.settings.limits)
+        self.period_books = PeriodBookStore(self.database, limits=self.settings.limits)
         self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)
@@ -201,6 +203,7 @@ class App:
             ledger=self.ledger,
             payments=self.payments,
             call_history=self.call_history,
+            period_books=self.period_books,
             sessions=self.sessions,
             viewers=self.viewers,
             moderation=self.moderation,

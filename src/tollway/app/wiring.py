@@ -63,6 +63,7 @@ from tollway.registry.ownership_recheck import OwnershipRecheck
 from tollway.registry.quality import QualityTally
 from tollway.registry.quality_recorder import REFRESH_INTERVAL_S, QualityRecorder
 from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.closed_periods import ClosedPeriods
 from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
@@ -72,6 +73,8 @@ from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.period_books import PeriodBookStore
+from tollway.storage.recovery import read_shared_clock
 from tollway.storage.reputation_store import OwnershipStore, QualityStore
 from tollway.storage.viewer_store import SqlViewers
 from tollway.telemetry import Metrics
@@ -249,7 +252,7 @@ HEALTH_CHECK_RESTART_S = 1.0
 
 
 class ReputationServices:
-    """The objects of quality, ownership and upstream health, one per gateway. `tally`: counts of outcomes of paid calls. `ownerships`: stored proofs of the owners of
+    """The objects of quality, ownership, closed hours and upstream health, one per gateway. `tally`: counts of outcomes of paid calls. `ownerships`: stored proofs of the owners of
     endpoints; `checker` finds them. `breaker`: the upstreams that are down."""
 
     def __init__(
@@ -285,6 +288,9 @@ class ReputationServices:
             limits=limits,
             now_ms=now_ms,
         )
+        self._closed_periods = ClosedPeriods(
+            database, read_clock=lambda connection: read_shared_clock(connection, now_ms())
+        )
         self.tally = QualityTally()
         self.quality = QualityStore(database)
         self._quality_recorder = QualityRecorder(self.quality, tally=self.tally, now_ms=now_ms)
@@ -304,13 +310,21 @@ class ReputationServices:
 
     async def _run_elected(self) -> None:
         """The work that one gateway does for all."""
-        quality, ownership = (
-            self._background[name] for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK)
+        quality, ownership, sales = (
+            self._background[name]
+            for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK, TaskName.SALES_WRITER)
         )
         interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
         renewing = partial(quality.repeat, REFRESH_INTERVAL_S, self._quality_recorder.refresh_sums)
         checking = partial(ownership.repeat, interval_s, self._ownership_recheck.check_due)
-        await run_all([partial(quality.supervise, renewing), partial(ownership.supervise, checking)])
+        closing = partial(sales.repeat, self._limits.sales_interval_s, self._closed_periods.write_due)
+        await run_all(
+            [
+                partial(quality.supervise, renewing),
+                partial(ownership.supervise, checking),
+                partial(sales.supervise, closing),
+            ]
+        )
 
     async def _check_ownership(self, challenge: Challenge) -> tuple[Method, ...]:
         return (await self.checker.find_evidence(challenge)).proved
@@ -327,6 +341,7 @@ class Services:
     ledger: LedgerStore
     payments: PaymentLedgerStore
     call_history: HistoryStore
+    period_books: PeriodBookStore
     sessions: SqlSessions
     moderation: ModerationStore
     viewers: SqlViewers

@@ -26,7 +26,7 @@ from tollway.chain.port import SettlementChain
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import TxHash
-from tollway.ledger.ledger import OperatorLedger
+from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.operator_acts import ActOrigin, OperatorActs
 from tollway.registry.catalog import Catalog
 from tollway.registry.moderation import Moderation, parse_reason
@@ -197,6 +197,9 @@ def audit(
             "payments": report.payments,
             "calls": report.calls,
             "wrong": list(report.wrong),
+            "closedPeriods": report.closed_periods,
+            "markedPeriods": report.marked_periods,
+            "wrongPeriods": list(report.wrong_periods),
             "heldCalls": list(report.held_calls),
             "heldPayments": list(report.held_payments),
             "released": released,
@@ -204,14 +207,25 @@ def audit(
         verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
         lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
         lines += [f"wrong: {line}" for line in report.wrong]
+        lines += _describe_periods(report)
         lines += [f"held call: {call_id}" for call_id in report.held_calls]
         lines += [f"held payment: {payment}" for payment in report.held_payments]
         lines += [f"released: {released}"] if release else []
         print_result(answer, lines, as_json)
-        if not report.is_balanced:
+        if not report.is_right:
             raise typer.Exit(FAILED)
 
     run_with_services(ctx, work, config, as_json=as_json, access="write" if release or restored else "read")
+
+
+def _describe_periods(report: AuditReport) -> Iterator[str]:
+    """The verdict about closed hours and days. A difference is no reason to hold money: calls decide, sums only tell."""
+    waiting = f"; {report.marked_periods} wait to be written again" if report.marked_periods else ""
+    if not report.wrong_periods:
+        yield f"{report.closed_periods} closed hours and days equal their calls{waiting}"
+        return
+    yield f"CLOSED HOURS OR DAYS DIFFER FROM THEIR CALLS: {report.closed_periods} compared{waiting}"
+    yield from (f"wrong: {line}" for line in report.wrong_periods)
 
 
 def admit(

@@ -26,8 +26,10 @@ from tollway.client.records import (
     OwnershipStatus,
     PaymentStatus,
     RecordedCall,
+    SalesReport,
     SearchPage,
     SignedReceipt,
+    SpendingReport,
     TrialResponse,
     read_agent_document,
     read_receipt,
@@ -41,6 +43,8 @@ PRICE_DECIMALS_MAX = 9
 Order = Literal["newest", "price", "-price", "name", "relevance"]
 CallStatus = Literal["pending", "succeeded", "failed", "unknown"]
 Role = Literal["payer", "provider"]
+Step = Literal["hour", "day"]
+SumGroup = Literal["api", "provider", "wallet"]
 
 
 def fetch_document(request: ControlRequest) -> Flow[GatewayDocument]:
@@ -202,6 +206,33 @@ def receipt(call_id: str) -> Flow[SignedReceipt]:
     return read_receipt((yield from fetch_document(requests.find_receipt(call_id))))
 
 
+def spending_report(
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    step: Step | None = None,
+    group_by: SumGroup | None = None,
+) -> Flow[SpendingReport]:
+    """What this wallet spent by hour or day, from the gateway's ledger: charged, released, held and reorged, each asset by itself.
+
+    `since` and `until` are moments with a time zone; the range is of whole steps, at most 744 hours or 366 days. `step`: `day` (the default) or `hour`.
+    `group_by`: `api` (the default), `provider` or `wallet`. The method `spending` has what this machine has spent.
+    """
+    query = _range_query(since=since, until=until, step=step)
+    document = yield from fetch_document(requests.show_spending({**query, "groupBy": group_by}))
+    return read_record(SpendingReport, document)
+
+
+def _range_query(
+    *, since: datetime | None, until: datetime | None, step: Step | None
+) -> dict[str, str | None]:
+    return {
+        "from": _format_moment("since", since),
+        "to": _format_moment("until", until),
+        "step": step,
+    }
+
+
 def payment(transaction: str) -> Flow[PaymentStatus]:
     """The state of a payment of this wallet in the gateway's ledger. `transaction`: its hash. Raises ValueError for other text."""
     return read_record(PaymentStatus, (yield from fetch_document(requests.find_payment(transaction))))
@@ -244,6 +275,23 @@ def try_out(
     trial = {"method": method, "path": path, "headers": dict(headers or {}), "body": content}
     given = {name: value for name, value in trial.items() if value is not None}
     return read_record(TrialResponse, (yield from fetch_document(requests.try_listing(api_id, given))))
+
+
+def sales_report(
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    step: Step | None = None,
+    api_id: str | None = None,
+) -> Flow[SalesReport]:
+    """What the listings of this wallet earned by hour or day: charged, released, held and reorged, each asset by itself.
+
+    `since` and `until` are moments with a time zone; the range is of whole steps, at most 744 hours (of the last 90 days) or 366 days. `step`: `day` (the
+    default) or `hour`. `api_id`: only of this listing.
+    """
+    query = _range_query(since=since, until=until, step=step)
+    document = yield from fetch_document(requests.show_sales({**query, "apiId": api_id}))
+    return read_record(SalesReport, document)
 
 
 def resolve(call_id: str, outcome: Literal["consumed", "released"]) -> Flow[RecordedCall]:

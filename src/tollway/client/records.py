@@ -472,6 +472,68 @@ def read_receipt(document: Mapping[str, object]) -> SignedReceipt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateSum:
+    """Calls in one state, and the sum of their prices: `units` in base units of the asset, `amount` as an exact decimal text."""
+
+    calls: int
+    units: int
+    amount: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssetSum:
+    """Calls of one asset by state; `calls`: in all four states. `asset` None: calls of free listings."""
+
+    currency: str
+    calls: int
+    charged: StateSum
+    released: StateSum
+    held: StateSum
+    reorged: StateSum
+    network: str | None = None
+    asset: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodSum(AssetSum):
+    """The same of the hour or the day that begins at `start`, and of one listing, provider or wallet."""
+
+    start: datetime
+    api_id: str | None = None
+    api_name: str | None = None
+    provider: str | None = None
+    wallet: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumRange:
+    """The range and the moment of sums. `start` and `end`: whole steps, without `end`. Where `is_lower_bound`, steps before `complete_from` are lower
+    bounds or missing: ask again with `until=complete_from`. `totals`: of all rows, one for each asset."""
+
+    step: str
+    start: datetime = field(metadata=_named("from"))
+    end: datetime = field(metadata=_named("to"))
+    as_of: datetime
+    is_lower_bound: bool
+    totals: tuple[AssetSum, ...]
+    complete_from: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SalesReport(SumRange):
+    """What listings earned, newest step first."""
+
+    sales: tuple[PeriodSum, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingReport(SumRange):
+    """What a wallet spent, newest step first."""
+
+    spending: tuple[PeriodSum, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentStatus:
     """A payment in the gateway's ledger. `state`: unseen, pending, credited, spent, reorged or refused. `amount` and `credit` in base units;
     `calls`: ids of the calls that it paid."""

@@ -142,6 +142,16 @@ def find_receipt(call_id: str) -> ControlRequest:
     return ControlRequest(method="GET", path=f"/history/{_encode_segment(call_id)}/receipt", is_signed=True)
 
 
+def show_sales(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(method="GET", path="/sales" + _encode_query(query), is_signed=True, entries="sales")
+
+
+def show_spending(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(
+        method="GET", path="/spending" + _encode_query(query), is_signed=True, entries="spending"
+    )
+
+
 def find_payment(tx_hash: str) -> ControlRequest:
     """Raises ValueError for text that is no transaction hash."""
     return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)

@@ -386,17 +386,28 @@ class Fenced:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
     """The result of checking the balance equation. `wrong`: a line for each payment that differs from the sum of its calls, and for each
-    call that holds more or less than its state requires. `held_calls`: `unknown` and `settling`, oldest first."""
+    call that holds more or less than its state requires. `held_calls`: `unknown` and `settling`, oldest first.
+
+    `closed_periods`: the closed hours and days that were compared with their calls; `wrong_periods` has a line for each sum that differs.
+    `marked_periods` wait for their next write and were not compared."""
 
     payments: int
     calls: int
     wrong: tuple[str, ...]
     held_calls: tuple[CallId, ...]
     held_payments: tuple[str, ...]
+    closed_periods: int = 0
+    marked_periods: int = 0
+    wrong_periods: tuple[str, ...] = ()
 
     @property
     def is_balanced(self) -> bool:
         return not self.wrong
+
+    @property
+    def is_right(self) -> bool:
+        """The ledger balances, and its closed periods equal their calls."""
+        return self.is_balanced and not self.wrong_periods
 
 
 class PaymentLedger(Protocol):

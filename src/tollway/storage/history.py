@@ -9,7 +9,8 @@ Totals: on PostgreSQL a trigger counts each inserted call in one of a few slots 
 the insert, so calls are counted later in batches, in the order of their rows: the totals contain the calls up to a mark, and a
 query counts the few after it. Rows of calls are never deleted, so their numbers only grow.
 
-The audit checks an equation for every payment: its taken units are the units that its calls hold.
+The audit checks an equation for every payment: its taken units are the units that its calls hold. It also compares the closed periods with
+their calls (`closed_periods`).
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -53,6 +54,7 @@ from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import AUTHORIZED_RAILS, TAKING, UNDECIDED, CallRecord, CallState, Payment
 from tollway.limits import Limits
 from tollway.storage.call_terms import listing_key
+from tollway.storage.closed_periods import audit_periods
 from tollway.storage.database import Database
 from tollway.storage.ledger_tables import (
     FAILED,
@@ -424,13 +426,17 @@ LINES_MAX = 1_000
 
 
 def audit(connection: Connection) -> AuditReport:
-    """Audits the ledger in one snapshot. Reads every row: seconds for millions of calls."""
+    """Audits the ledger and its closed periods in one snapshot. Reads every row: seconds for millions of calls."""
+    periods = audit_periods(connection, lines_max=LINES_MAX)
     return AuditReport(
         payments=_count_rows(connection, payment_table.c.id),
         calls=_count_rows(connection, call_table.c.id),
         wrong=(*_wrong_payments(connection), *_wrong_calls(connection)),
         held_calls=tuple(_held_calls(connection)),
         held_payments=tuple(_held_payments(connection)),
+        closed_periods=periods.compared,
+        marked_periods=periods.marked,
+        wrong_periods=periods.wrong,
     )
 
 

@@ -40,12 +40,20 @@ from tollway.ledger.ledger import (
     NonceUnavailable,
 )
 from tollway.ledger.records import CallState, Delivery, Interruption, PaymentState, Rail, decide_dropped_call
+from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
 from tollway.storage.authorizations import find_known, lock_wallets, write_claimed
 from tollway.storage.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
 from tollway.storage.history import find_held_units
 from tollway.storage.idempotency import find_keyed_calls, find_open_calls, lock_keys
 from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
-from tollway.storage.locked_rows import ADD_TOPUPS, LockedCall, LockedRows, payment_ids_of, topup_rows
+from tollway.storage.locked_rows import (
+    ADD_TOPUPS,
+    LockedCall,
+    LockedRows,
+    payment_ids_of,
+    topup_rows,
+    write_marks,
+)
 from tollway.storage.payments import find_debts, find_nonces, sum_unfinal_of
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.settlement import BatchSettlement, Conclude, Settle
@@ -176,7 +184,7 @@ class LedgerBatch:
         self.new_terms: dict[CallTerms, TermsReference] = {}
         # Responses that were stored after this moment are still kept.
         self._answered_since_ms = now_ms - rules.answer_ttl_ms
-        self._locked_rows = LockedRows(connection)
+        self._locked_rows = LockedRows(connection, shared_ms=now_ms)
         # None until a call of the batch is settled.
         self._settlement: BatchSettlement | None = None
         self._outcomes: dict[CallId, Outcome] = {}
@@ -206,7 +214,7 @@ class LedgerBatch:
             claims = self._grant_plain_claims(claims)
             if moves and claims:
                 # The moves have changed the rows.
-                self._locked_rows = LockedRows(self._connection)
+                self._locked_rows = LockedRows(self._connection, shared_ms=self._now_ms)
             self._lock((), claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
@@ -235,7 +243,8 @@ class LedgerBatch:
         plain: list[Claim] = []
         terms: list[TermsReference] = []
         for claim in claims:
-            its = self._known_terms.find(terms_of(claim)) if is_claim_alone_plain(claim, limited) else None
+            is_plain = is_claim_alone_plain(claim, limited) and self._is_hour_unmarked(claim)
+            its = self._known_terms.find(terms_of(claim)) if is_plain else None
             if its is not None:
                 plain.append(claim)
                 terms.append(its)
@@ -483,12 +492,22 @@ class LedgerBatch:
             references = self._find_terms(granted)
             _OPEN_CALLS.run(self._connection, list(map(self._call_row, granted, references)))
             write_claimed(self._connection, [one.claim for one in granted], known)
+            self._mark_late_claims([one.claim for one in granted])
         topups = [
             row for one in decisions for row in topup_rows(one.claim.call_id, one.claim.payment_id, one.parts)
         ]
         if topups:
             ADD_TOPUPS.run(self._connection, topups)
         self._outcomes.update(self._with_held(decisions))
+
+    def _is_hour_unmarked(self, claim: Claim) -> bool:
+        return is_hour_unmarked(claim.created_ms + self._ahead_ms, now_ms=self._now_ms)
+
+    def _mark_late_claims(self, claims: Sequence[Claim]) -> None:
+        """Marks the hours of requests whose claim comes minutes after they arrived: a slow upload."""
+        late = [claim for claim in claims if not self._is_hour_unmarked(claim)]
+        hours = {floor_to(HOUR_MS, claim.created_ms + self._ahead_ms) for claim in late}
+        write_marks(self._connection, dict.fromkeys(hours, self._now_ms))
 
     def _find_terms(self, granted: Sequence[Decision]) -> list[TermsReference]:
         """The references to the terms of these claims. Terms that this gateway does not know are written."""

@@ -25,6 +25,7 @@ from tollway.ledger.records import (
     debits_after,
     is_move_allowed,
 )
+from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
 from tollway.storage.ledger_tables import (
     PAYMENT_COLUMNS,
     call_table,
@@ -32,7 +33,8 @@ from tollway.storage.ledger_tables import (
     payment_table,
     topup_table,
 )
-from tollway.storage.statements import Prepared, Rows, Within
+from tollway.storage.sales_tables import sales_mark_table
+from tollway.storage.statements import Prepared, Rows, Within, fetch_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class LockedCall:
     rail: str
     cut: str
     clock_releases: bool
+    created_ms: int
     moved_ms: int
     latency_ms: int | None
     payment_id: int | None
@@ -60,10 +63,15 @@ class LockedCall:
 
 
 class LockedRows:
-    """The locked rows of one transaction. Use it in one thread and until the end of the transaction."""
+    """The locked rows of one transaction. Use it in one thread and until the end of the transaction.
 
-    def __init__(self, connection: Connection) -> None:
+    A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose
+    moves leave no mark while their hour is open; None: every move leaves its mark, as most of these moves come late."""
+
+    def __init__(self, connection: Connection, *, shared_ms: int | None = None) -> None:
         self._connection = connection
+        self._shared_ms = shared_ms
+        self._marked_hours: dict[int, int] = {}
         self.payments: dict[int, Payment] = {}
         self._taken_before: dict[int, int] = {}
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
@@ -133,16 +141,26 @@ class LockedRows:
         return changed
 
     def change(self, call: LockedCall, **columns: object) -> None:
-        """Writes columns of a call that is still in the state and epoch of its lock."""
+        """Writes columns of a call that is still in the state and epoch of its lock. A change of the state comes with its `moved_ms`."""
+        if "state" in columns:
+            self._mark_move(call, CallState(str(columns["state"])), columns["moved_ms"])
         values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
         self._moves.setdefault(frozenset(columns), []).append(values)
 
     def write(self) -> None:
-        """Writes all changes: balances, units of calls, then moves."""
+        """Writes all changes: balances, units of calls, then moves and the marks of their hours."""
         self._write_balances()
         self._write_parts()
         for names, rows in self._moves.items():
             check_count(_moving(names).run(self._connection, rows), len(rows))
+        write_marks(self._connection, self._marked_hours)
+
+    def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
+        assert isinstance(moved_ms, int)
+        is_same_sum = SUM_STATES[call.state] == SUM_STATES[after]
+        is_open = self._shared_ms is not None and is_hour_unmarked(call.created_ms, now_ms=self._shared_ms)
+        if not is_same_sum and not is_open:
+            self._marked_hours[floor_to(HOUR_MS, call.created_ms)] = moved_ms
 
     def write_debits(self, debits: Iterable[Debit]) -> None:
         """Writes the debits of claims, one change for each payment. Values are assigned from the locked row, because a relative update
@@ -200,6 +218,24 @@ class LockedRows:
         return {row[_ID]: _parse_locked(row, topups.get(row[_ID])) for row in rows}
 
 
+def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
+    """Marks hours whose calls have moved, so that closed ones are written again. `hours`: the start of each, and the moment of the move. Call it after the
+    rows of the calls are written, in the same transaction."""
+    if not hours or not has_marks(connection):
+        return
+    _ADD_MARKS.run(
+        connection, [{"hour_ms": hour_ms, "marked_ms": marked_ms} for hour_ms, marked_ms in hours.items()]
+    )
+
+
+def has_marks(connection: Connection) -> bool:
+    """False on the tables of the release before, which have no closed hours. On SQLite a gateway migrates its file before it serves."""
+    if connection.dialect.name != "postgresql":
+        return True
+    ((is_there,),) = fetch_text(connection, f"SELECT to_regclass('{sales_mark_table.name}') IS NOT NULL", ())
+    return bool(is_there)
+
+
 def payment_ids_of(call: LockedCall) -> frozenset[int]:
     """The payments whose locks a move of this call needs."""
     return frozenset(call.parts) | ({call.payment_id} if call.payment_id is not None else set())
@@ -241,6 +277,7 @@ _CALL_COLUMNS = (
     "rail",
     "cut",
     "clock_releases",
+    "created_ms",
     "moved_ms",
     "latency_ms",
     "payment_id",
@@ -264,6 +301,10 @@ _READ_TOPUPS = Prepared(
 )
 ADD_TOPUPS = Prepared(
     insert(topup_table).values({name: bindparam(name) for name in ("call_id", "payment_id", "units")})
+)
+
+_ADD_MARKS = Prepared(
+    insert(sales_mark_table).values({name: bindparam(name) for name in ("hour_ms", "marked_ms")})
 )
 
 _SET_HELD = Prepared(
@@ -304,6 +345,7 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         rail,
         cut,
         clock_releases,
+        created_ms,
         moved_ms,
         latency_ms,
         payment_id,
@@ -322,6 +364,7 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         rail=rail,
         cut=cut,
         clock_releases=bool(clock_releases),
+        created_ms=created_ms,
         moved_ms=moved_ms,
         latency_ms=latency_ms,
         payment_id=payment_id,

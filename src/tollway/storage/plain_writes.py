@@ -34,6 +34,7 @@ from tollway.ids import Address, CallId
 from tollway.ledger.claims import PAYMENT_GUARDS, NonceKey, nonce_key
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed
 from tollway.ledger.records import CallState, PaymentState, Rail
+from tollway.ledger.sales import HOUR_MS, UNMARKED_MS
 from tollway.money import UNITS_MAX
 from tollway.storage.call_terms import TermsReference
 from tollway.storage.ledger_tables import COUNTING_NONCE, REPEATABLE
@@ -321,6 +322,8 @@ _END_GUARDS = (
     # A call that an authorisation pays is settled first.
     "c.rail IN ('none', 'tx', 'credit')",
     "NOT c.needs_locks",
+    # A later end marks the hour of its call (`ledger.sales`).
+    f"c.created_ms / {HOUR_MS} * {HOUR_MS} + {HOUR_MS + UNMARKED_MS} > $2::bigint",
 )
 """`c` is the call, `e` its end."""
 _OF_BODY = ("delivery", "request_bytes", "response_bytes")

@@ -21,6 +21,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
 from tollway.ledger.claims import is_claim_alone_plain
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
+from tollway.ledger.sales import is_hour_unmarked
 from tollway.storage.batch_wait import BatchWait
 from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of
 from tollway.storage.database import Database, Work, is_retryable
@@ -267,7 +268,7 @@ class StatementQueues:
             case Claim():
                 waiting.terms = self._known_terms.find(terms_of(entry))
                 is_plain = waiting.terms is not None and is_claim_alone_plain(entry, self._limited)
-                return self.claims if is_plain else None
+                return self.claims if is_plain and self._is_hour_unmarked(entry) else None
             case Close():
                 return self.ends if is_plain_close(entry) else None
             case Finish():
@@ -275,6 +276,10 @@ class StatementQueues:
                 return None if entry.is_cut else self.ends
             case _:
                 return None
+
+    def _is_hour_unmarked(self, claim: Claim) -> bool:
+        """False for a claim that comes minutes after its request arrived: the writer marks the hour of the call (`ledger.sales`)."""
+        return is_hour_unmarked(self._clock.translate(claim.created_ms), now_ms=self._clock.read())
 
     def find_holder(self, call_id: CallId) -> StatementQueue | None:
         """The queue that holds an entry of this call."""

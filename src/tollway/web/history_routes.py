@@ -24,6 +24,7 @@ from tollway.ledger.history import (
 )
 from tollway.ledger.ledger import Ledger, PaymentLedger
 from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState
+from tollway.ledger.sales import SUM_STATES
 from tollway.money import Asset
 from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.web.auth_routes import WalletDependency, make_x402_wallet_dependency
@@ -242,19 +243,9 @@ def call_status(call: CallRecord) -> HistoryStatus:
             return "succeeded" if is_good else "failed"
 
 
-_STATES = {
-    CallState.FORWARDING: "held",
-    CallState.SETTLING: "held",
-    CallState.UNKNOWN: "held",
-    CallState.CONSUMED: "charged",
-    CallState.RELEASED: "released",
-    CallState.REORGED: "reorged",
-}
-
-
 def payment_state(call: CallRecord) -> str:
     """The state of the payment of a call on the wire; `none` for a free call."""
-    return "none" if call.chain_id is None or call.asset is None else _STATES[call.state]
+    return "none" if call.chain_id is None or call.asset is None else SUM_STATES[call.state]
 
 
 def http_status(call: CallRecord) -> int | None:
