@@ -27,7 +27,7 @@ from tollway.storage.database import ProcessLock, connect_database
 WALLET = Address(b"w" * 20)
 TX = TxHash(b"t" * 32)
 LISTING = sample_listing(provider=WALLET)
-BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=())
+BALANCED = AuditReport(payments=3, calls=5, wrong=(), held_calls=(), held_payments=(), closed_periods=24)
 
 
 class FakeLedger:
@@ -149,11 +149,43 @@ def test_audit_reports_balances_and_held_calls(office: Office) -> None:
         "payments": 3,
         "calls": 5,
         "wrong": [],
+        "closedPeriods": 24,
+        "markedPeriods": 0,
+        "wrongPeriods": [],
         "heldCalls": [],
         "heldPayments": [],
         "released": 0,
     }
     assert office.operator_ledger.releases == 0
+
+
+def test_audit_fails_when_a_closed_hour_differs_and_holds_no_money_for_it(office: Office) -> None:
+    wrong = ("closed period of api_1: +1 calls",)
+    office.operator_ledger.report = replace(BALANCED, wrong_periods=wrong, marked_periods=2)
+    result = office.run("audit")
+    assert result.exit_code == operator.FAILED
+    found = json.loads(result.stdout)
+    assert (found["balanced"], found["wrongPeriods"], found["markedPeriods"]) == (True, list(wrong), 2)
+    office.run("audit", "--release")
+    assert office.operator_ledger.releases == 1
+
+
+@pytest.mark.parametrize(
+    ("report", "lines"),
+    [
+        (BALANCED, ["24 closed hours and days equal their calls"]),
+        (
+            replace(BALANCED, marked_periods=1),
+            ["24 closed hours and days equal their calls; 1 wait to be written again"],
+        ),
+        (
+            replace(BALANCED, wrong_periods=("one", "two")),
+            ["CLOSED HOURS OR DAYS DIFFER FROM THEIR CALLS: 24 compared", "wrong: one", "wrong: two"],
+        ),
+    ],
+)
+def test_audit_says_whether_closed_hours_equal_their_calls(report: AuditReport, lines: list[str]) -> None:
+    assert list(operator._describe_periods(report)) == lines
 
 
 def test_audit_fails_when_the_ledger_does_not_balance_and_releases_nothing(office: Office) -> None:
