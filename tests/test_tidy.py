@@ -85,6 +85,11 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "config/values.py",
     ),
     "contracts/test_catalog.py": ("storage/catalog_tables.py",),
+    "contracts/test_closed_periods.py": (
+        "ledger/sales.py",
+        "storage/period_books.py",
+        "storage/sales_tables.py",
+    ),
     "contracts/test_creations.py": ("storage/creation_store.py",),
     "contracts/test_ledger_batch.py": (
         "storage/advisory_locks.py",

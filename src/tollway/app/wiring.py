@@ -310,19 +310,17 @@ class ReputationServices:
 
     async def _run_elected(self) -> None:
         """The work that one gateway does for all."""
-        quality, ownership, sales = (
-            self._background[name]
-            for name in (TaskName.QUALITY_RENEWAL, TaskName.OWNERSHIP_CHECK, TaskName.SALES_WRITER)
+        ownership_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
+        rounds = (
+            (TaskName.QUALITY_RENEWAL, REFRESH_INTERVAL_S, self._quality_recorder.refresh_sums),
+            (TaskName.OWNERSHIP_CHECK, ownership_s, self._ownership_recheck.check_due),
+            (TaskName.SALES_WRITER, self._limits.sales_interval_s, self._closed_periods.write_due),
         )
-        interval_s = min(OWNERSHIP_INTERVAL_S, self._limits.ownership_recheck_s)
-        renewing = partial(quality.repeat, REFRESH_INTERVAL_S, self._quality_recorder.refresh_sums)
-        checking = partial(ownership.repeat, interval_s, self._ownership_recheck.check_due)
-        closing = partial(sales.repeat, self._limits.sales_interval_s, self._closed_periods.write_due)
+        tasks = ((self._background[name], interval_s, job) for name, interval_s, job in rounds)
         await run_all(
             [
-                partial(quality.supervise, renewing),
-                partial(ownership.supervise, checking),
-                partial(sales.supervise, closing),
+                partial(task.supervise, partial(task.repeat, interval_s, job))
+                for task, interval_s, job in tasks
             ]
         )
 

@@ -110,7 +110,7 @@ class CallSum:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeriodSum:
+class GroupSum:
     """One row: the sums of one period, one group and one asset, by state. `group`: the id of a listing, or the address of a wallet as text. `name`: of
     the listing, today; None for another group."""
 
@@ -128,7 +128,7 @@ class PeriodSums:
     `complete_from_ms`: sums of periods that begin before it are lower bounds, or missing, because a limit of the question was reached; None
     where all are whole."""
 
-    rows: tuple[PeriodSum, ...]
+    rows: tuple[GroupSum, ...]
     as_of_ms: int | None = None
     complete_from_ms: int | None = None
 

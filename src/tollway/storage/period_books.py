@@ -14,7 +14,7 @@ from tollway.ids import Address
 from tollway.ledger.sales import (
     STEP_MS,
     CallSum,
-    PeriodSum,
+    GroupSum,
     PeriodSums,
     SalesQuery,
     SpendingQuery,
@@ -195,7 +195,7 @@ class _SumCollector:
             keys = keys[: self.rows_max]
         names = _read_names(connection, sorted({group for _, group, _ in keys})) if is_of_listings else {}
         rows = tuple(
-            PeriodSum(start_ms=start_ms, group=group, name=names.get(group), key=key, by_state=states)
+            GroupSum(start_ms=start_ms, group=group, name=names.get(group), key=key, by_state=states)
             for start_ms, group, key in keys
             for states in (self._groups[start_ms, group, key],)
         )

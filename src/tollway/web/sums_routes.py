@@ -20,7 +20,7 @@ from tollway.ledger.sales import (
     SUM_STATES,
     CallSum,
     PeriodBooks,
-    PeriodSum,
+    GroupSum,
     PeriodSums,
     SalesQuery,
     SpendingQuery,
@@ -153,7 +153,7 @@ def sums_json(
     return answer
 
 
-def _add_totals(rows: Iterable[PeriodSum]) -> dict[SumKey, dict[SumState, CallSum]]:
+def _add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, dict[SumState, CallSum]]:
     totals: dict[SumKey, dict[SumState, CallSum]] = {}
     for row in rows:
         states = totals.setdefault(row.key, {})
@@ -164,7 +164,7 @@ def _add_totals(rows: Iterable[PeriodSum]) -> dict[SumKey, dict[SumState, CallSu
     )
 
 
-def _row_json(row: PeriodSum, group_by: SumGroup) -> dict[str, Any]:
+def _row_json(row: GroupSum, group_by: SumGroup) -> dict[str, Any]:
     start = {"start": format_time(row.start_ms)}
     if group_by == "api":
         return {**start, "apiId": row.group, "apiName": row.name, **_sum_json(row.key, row.by_state)}
