@@ -56,6 +56,7 @@ LONG_FUNCTIONS: dict[str, int] = {}
 """`file:function` -> lines that it may have."""
 
 LONG_FILES: dict[str, str] = {
+    "client/client.py": "the two clients, method for method the same, one line for each operation of the gateway",
     "app/wiring.py": "the object graph of one gateway; it decides nothing, and each service is a few lines of it",
 }
 """File of more than 700 lines -> why it is one idea."""
