@@ -18,7 +18,8 @@ from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS
-from tollway.telemetry import REQUEST_SECONDS, Metrics
+from tollway.metric_table import PROCESS_SERIES, SERIES
+from tollway.plain_metrics import describe
 from tollway.web.problems import PROBLEM_KINDS
 
 ROOT = Path(__file__).parent.parent
@@ -74,14 +75,11 @@ def test_every_error_has_its_row_with_its_status() -> None:
         assert is_retryable == ("yes" if PROBLEM_KINDS[code].is_retryable else "no")
 
 
-def test_every_metric_is_named() -> None:
-    from prometheus_client import CollectorRegistry
-
+def test_every_series_has_its_row() -> None:
+    expected = {describe(row): [row.kind, row.scope, row.says] for row in SERIES.values()}
+    assert table("operators.md", "### Series") == expected
     text = (ROOT / "docs" / "operators.md").read_text()
-    metrics = Metrics(CollectorRegistry())
-    names = [family.name for family in metrics.registry.collect()]
-    assert REQUEST_SECONDS in names
-    assert [name for name in names if name not in text] == []
+    assert [name for name in PROCESS_SERIES if f"`{name}`" not in text] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

@@ -132,6 +132,7 @@ HELD_BY = {
     "recovery_interval_s": "live/test_kill.py::test_a_running_gateway_ends_the_calls_of_a_killed_one",
     "leader_poll_s": "contracts/test_leadership.py::test_another_takes_over_when_the_leader_is_gone",
     "leader_lease_s": "contracts/test_leadership.py::test_a_leader_that_stalls_loses_its_lead_to_another",
+    "figures_interval_s": "app/test_lifecycle.py::test_the_figures_of_the_fleet_are_read_again",
     "chain_away_s": "chain/test_nodes_health.py::test_a_network_counts_as_lost_once_it_was_away_for_so_long",
 }
 

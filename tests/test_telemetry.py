@@ -144,7 +144,7 @@ def test_lines_below_the_level_are_not_written() -> None:
 
 def test_series_have_their_public_names() -> None:
     metrics = Metrics(CollectorRegistry())
-    metrics.calls.labels(outcome="consumed").inc()
+    metrics.calls.add("charged")
     metrics.claims_batch_size.observe(3)
     metrics.settlements.labels("eip155:84532", "settled").inc()
     metrics.settlement_seconds.labels("eip155:84532").observe(0.2)
@@ -156,7 +156,7 @@ def test_series_have_their_public_names() -> None:
     metrics.add_shared_rates()(False)
     metrics.request_seconds.labels("GET", "/api/v2/apis", "200").observe(0.01)
     text = generate_latest(metrics.registry).decode()
-    for name in ('tollway_calls_total{outcome="consumed"} 1.0', "tollway_claims_batch_size_count 1.0",
+    for name in ('tollway_calls_total{outcome="charged"} 1.0', "tollway_claims_batch_size_count 1.0",
                  "http_server_request_duration_seconds_bucket",
                  'tollway_settlements_total{network="eip155:84532",outcome="settled"} 1.0',
                  'tollway_settlement_duration_seconds_count{network="eip155:84532"} 1.0',

@@ -62,6 +62,7 @@ LONG_FILES: dict[str, str] = {
 """File of more than 700 lines -> why it is one idea."""
 
 SHORT_FILES: dict[str, str] = {
+    "app/observation.py": "connects two ports to the metrics: `wiring` builds the collaborators, and it is at its limit",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
@@ -70,12 +71,12 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 57
+PURE_COUNT = 58
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "chain/test_rpc.py": ("chain/port.py",),
-    "cli/test_operator_backups.py": ("storage/backup.py",),
+    "cli/test_operator_backups.py": ("cli/run_records.py", "storage/backup.py"),
     "client/test_client.py": ("client/control.py", "client/errors.py"),
     "client/test_flow.py": (
         "client/steps.py",

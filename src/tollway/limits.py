@@ -23,6 +23,9 @@ class FixedLimits:
     export_rate_bytes_min: int = 16 * KIB  # a second, on average; a slower reader is cut off
     export_grace_s: float = 30.0
 
+    # Metrics.
+    figures_interval_s: float = 15.0  # between two reads of the figures of the fleet, by the leader
+
     # Viewers.
     viewers_max: int = 50  # that one wallet names
     viewer_days_max: int = 400  # a year and a month: a permission that nobody renews ends

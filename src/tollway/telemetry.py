@@ -3,45 +3,27 @@
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO
+from functools import partial
+from typing import Any, Literal, TextIO, TypeVar
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from structlog.typing import Processor
 
+from tollway.log_events import LOG_EVENTS
+from tollway.metric_table import COMMIT_KINDS, NODE_OUTCOMES, SERIES
+from tollway.plain_metrics import LabelValues, PlainCollector
+
+M = TypeVar("M")
+Level = Literal["debug", "info", "warning", "error"]
+
 REQUEST_SECONDS = "http_server_request_duration_seconds"
-CALLS = "tollway_calls"
-"""Exposed as `tollway_calls_total`."""
-UPSTREAM_SECONDS = "tollway_upstream_duration_seconds"
-CLAIMS_BATCH_SIZE = "tollway_claims_batch_size"
-PAYMENTS = "tollway_payments"
-RPC_REQUESTS = "tollway_rpc_requests"
-CALLS_IN_FLIGHT = "tollway_calls_in_flight"
-UPSTREAMS_DOWN = "tollway_upstreams_down"
-LEASE_LAPSES = "tollway_lease_lapses"
-DATABASE_SETBACKS = "tollway_database_setbacks"
-SETTLEMENTS = "tollway_settlements"
-SETTLEMENT_SECONDS = "tollway_settlement_duration_seconds"
-GAS_KEY_BALANCE = "tollway_gas_key_balance_wei"
-GAS_LANE_LENGTH = "tollway_gas_lane_length"
-CALLS_ADRIFT = "tollway_calls_adrift"
-RAILS_WITHDRAWN = "tollway_rails_withdrawn"
-SHARED_RATES_UP = "tollway_shared_rates_up"
-LEADING = "tollway_leading"
 BACKGROUND_AGE = "tollway_background_task_age_seconds"
 BACKGROUND_INTERVAL = "tollway_background_task_interval_seconds"
 BACKGROUND_FAILURES = "tollway_background_task_failures"
 BACKGROUND_ENDED = "tollway_background_tasks_ended"
-PAYMENT_LOOK_AGE = "tollway_payment_look_age_seconds"
-
-DURATION_BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-"""OpenTelemetry's semantic conventions for `http.server.request.duration`."""
-SETTLEMENT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 15, 20, 30, 60, 120, 300)
-"""From chains that mine at once to transactions that needed higher fees."""
 
 MASK = "****"
 
@@ -68,145 +50,154 @@ class BackgroundTaskStatus:
     failures: int
 
 
-class _BackgroundCollector(Collector):
-    """A collector that reads the tasks at scrape. A task that another gateway runs for all has no sample here."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFigures:
+    """What the leading gateway read from the database about all gateways. `open_calls`: by state, the number and the age in seconds of the oldest. `audit_s`,
+    `backup_s`: unix times; None before the first one."""
 
-    def __init__(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
-        self._read = read
-
-    def collect(self) -> Iterator[Metric]:
-        age = GaugeMetricFamily(
-            BACKGROUND_AGE, "Since a background task of this gateway last ran well.", labels=("task",)
-        )
-        interval = GaugeMetricFamily(
-            BACKGROUND_INTERVAL, "Between two runs of a background task of this gateway.", labels=("task",)
-        )
-        failures = GaugeMetricFamily(
-            BACKGROUND_FAILURES,
-            "Failed runs in a row of a background task of this gateway.",
-            labels=("task",),
-        )
-        ended = GaugeMetricFamily(
-            BACKGROUND_ENDED, "Background tasks of this gateway that ended by themselves; it is not ready."
-        )
-        tasks = list(self._read())
-        for task in tasks:
-            if task.is_running:
-                age.add_metric((task.name,), task.age_s)
-                failures.add_metric((task.name,), task.failures)
-                if task.interval_s is not None:
-                    interval.add_metric((task.name,), task.interval_s)
-        ended.add_metric((), sum(task.has_ended for task in tasks))
-        yield from (age, interval, failures, ended)
+    open_calls: Mapping[str, tuple[int, float]]
+    audit_s: float | None = None
+    audit_differences: int | None = None
+    backup_s: float | None = None
+    secrets_stale: int = 0
 
 
 class Metrics:
-    """The metrics of one gateway, in a registry of its own."""
+    """The metrics of one gateway, in a registry of its own. What a paid call observes is plain (`plain_metrics`); the rest are objects of the client library."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.request_seconds = Histogram(
-            REQUEST_SECONDS,
-            "How long requests of the control plane took.",
-            ("http_request_method", "http_route", "http_response_status_code"),
-            buckets=DURATION_BUCKETS_S,
-            registry=registry,
+        self._plain = PlainCollector()
+        registry.register(self._plain)
+        ProcessCollector(registry=registry)
+        self._add_calls()
+        self._add_books()
+        self._add_nodes()
+        self._add_settling()
+
+    def _make(self, kind: Callable[..., M], name: str) -> M:
+        row = SERIES[name]
+        options = {"buckets": row.buckets} if row.buckets else {}
+        name = row.name.removesuffix("_total")
+        return kind(name, row.help_text, row.label_names, registry=self.registry, **options)
+
+    def _add_calls(self) -> None:
+        plain = self._plain
+        self.request_seconds = self._make(Histogram, REQUEST_SECONDS)
+        self.calls = plain.counter("tollway_calls_total")
+        self.call_seconds = plain.histograms("tollway_call_duration_seconds")
+        codes = [(value,) for value in SERIES["tollway_refusals_total"].labels[0].values]
+        self.refusals = plain.counter("tollway_refusals_total", codes)
+        self.upstream_seconds = plain.histograms("tollway_upstream_duration_seconds").find()
+        self.calls_in_flight = self._make(Gauge, "tollway_calls_in_flight")
+        self.upstreams_down = self._make(Gauge, "tollway_upstreams_down")
+        self.loop_delay_seconds = plain.histograms("tollway_event_loop_delay_seconds").find()
+        self.build = plain.gauges("tollway_build_info")
+        events = [(level, row.event) for row in LOG_EVENTS for level in row.levels]
+        self.log_events = plain.counter("tollway_log_events_total", events)
+
+    def _add_books(self) -> None:
+        plain = self._plain
+        self.claims_batch_size = plain.histograms("tollway_claims_batch_size").find()
+        commits = plain.histograms("tollway_commit_duration_seconds")
+        self.commit_seconds = {kind: commits.find(kind) for kind in COMMIT_KINDS}
+        self.lease_lapses = self._make(Counter, "tollway_lease_lapses_total")
+        self.database_setbacks = self._make(Counter, "tollway_database_setbacks_total")
+        self.leading = self._make(Gauge, "tollway_leading")
+        self._figures: FleetFigures | None = None
+        for name, read in _FIGURES.items():
+            plain.gauges(name, partial(self._read_figure, read))
+
+    def _add_nodes(self) -> None:
+        plain = self._plain
+        self.payments = self._make(Counter, "tollway_payments_total")
+        self.payment_look_age = self._make(Gauge, "tollway_payment_look_age_seconds")
+        self.rpc_requests = self._make(Counter, "tollway_rpc_requests_total")
+        self.node_requests = plain.counter("tollway_node_requests_total")
+        self.node_request_seconds = plain.histograms("tollway_node_request_duration_seconds")
+        self.node_head_age = plain.gauges("tollway_node_head_age_seconds")
+        self.node_disagreements = plain.counter("tollway_node_disagreements_total")
+        self.block_seconds = plain.gauges("tollway_network_block_seconds")
+        self.reorgs = plain.counter("tollway_reorgs_total")
+
+    def _add_settling(self) -> None:
+        self.settlements = self._make(Counter, "tollway_settlements_total")
+        self.settlement_seconds = self._make(Histogram, "tollway_settlement_duration_seconds")
+        self.gas_key_balance = self._make(Gauge, "tollway_gas_key_balance_wei")
+        self.gas_lane_length = self._make(Gauge, "tollway_gas_lane_length")
+        self.gas_floor = self._plain.gauges("tollway_gas_floor_wei")
+        self.gas_budget_used = self._plain.gauges("tollway_gas_budget_used_ratio")
+        self.gas_spent = self._plain.counter("tollway_gas_spent_wei_total")
+        self.calls_adrift = self._make(Gauge, "tollway_calls_adrift")
+        self.rails_withdrawn = self._make(Gauge, "tollway_rails_withdrawn")
+
+    def add_network(self, network: str, *, nodes: int, block_time_s: float, gas_keys: Sequence[str]) -> None:
+        """Sets the series of a network to 0, so that the first event of each is an increase."""
+        self.block_seconds.set(block_time_s, network)
+        self.reorgs.add_amount(0, network)
+        for key in gas_keys:
+            self.gas_spent.add_amount(0, network, key)
+        for number in range(1, nodes + 1):
+            self.node_disagreements.add_amount(0, network, str(number))
+            for outcome in NODE_OUTCOMES:
+                self.node_requests.add_amount(0, network, str(number), outcome)
+
+    def add_storage(self, is_up: Callable[[], bool], away_s: Callable[[], Mapping[str, float]]) -> None:
+        """Adds the series of the database, read at scrape. `away_s`: by cause."""
+        self._plain.gauges("tollway_storage_up", lambda: {(): int(is_up())})
+        self._plain.gauges(
+            "tollway_storage_away_seconds_total", lambda: {(cause,): s for cause, s in away_s().items()}
         )
-        self.calls = Counter(CALLS, "Gateway calls by outcome.", ("outcome",), registry=registry)
-        self.upstream_seconds = Histogram(
-            UPSTREAM_SECONDS,
-            "From the first byte sent to a provider until its response head.",
-            buckets=DURATION_BUCKETS_S,
-            registry=registry,
-        )
-        self.claims_batch_size = Histogram(
-            CLAIMS_BATCH_SIZE,
-            "Claims in one durable commit.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 1024, 4096),
-            registry=registry,
-        )
-        self.payments = Counter(
-            PAYMENTS, "Payments presented for the first time.", ("network", "outcome"), registry=registry
-        )
-        self.rpc_requests = Counter(RPC_REQUESTS, "Requests to chain nodes.", registry=registry)
-        self.calls_in_flight = Gauge(CALLS_IN_FLIGHT, "Requests that run now.", registry=registry)
-        self.upstreams_down = Gauge(
-            UPSTREAMS_DOWN,
-            "Upstreams that the gateway does not call until a probe reaches them.",
-            registry=registry,
-        )
-        self.lease_lapses = Counter(
-            LEASE_LAPSES, "Times that this gateway did not renew its lease in time.", registry=registry
-        )
-        self.database_setbacks = Counter(
-            DATABASE_SETBACKS,
-            "Times that this gateway detected a restored database and held every balance.",
-            registry=registry,
-        )
-        self.leading = Gauge(
-            LEADING,
-            "1 while this gateway leads: it does the work of this duty for all gateways.",
-            ("duty",),
-            registry=registry,
-        )
-        self.payment_look_age = Gauge(
-            PAYMENT_LOOK_AGE,
-            "Seconds since every payment that is not final was checked; 0 where another gateway leads.",
-            ("network",),
-            registry=registry,
-        )
-        self._add_settling(registry)
 
     def add_background(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
-        self.registry.register(_BackgroundCollector(read))
+        """Adds the series of the background tasks, read at scrape. A task that another gateway runs for all has no sample here."""
+
+        def select(value: Callable[[BackgroundTaskStatus], float | None]) -> Mapping[LabelValues, float]:
+            running = ((task.name, value(task)) for task in read() if task.is_running)
+            return {(name,): found for name, found in running if found is not None}
+
+        self._plain.gauges(BACKGROUND_AGE, lambda: select(lambda task: task.age_s))
+        self._plain.gauges(BACKGROUND_INTERVAL, lambda: select(lambda task: task.interval_s))
+        self._plain.gauges(BACKGROUND_FAILURES, lambda: select(lambda task: task.failures))
+        self._plain.gauges(BACKGROUND_ENDED, lambda: {(): sum(task.has_ended for task in read())})
 
     def add_shared_rates(self) -> Callable[[bool], None]:
         """Adds the series of a gateway with a rate server. Without a rate server a 0 would look like an outage."""
-        gauge = Gauge(
-            SHARED_RATES_UP,
-            "1 while all gateways share their rate counts, 0 while each gateway counts alone.",
-            registry=self.registry,
-        )
+        gauge = self._make(Gauge, "tollway_shared_rates_up")
         return lambda is_up: gauge.set(int(is_up))
 
-    def _add_settling(self, registry: CollectorRegistry) -> None:
-        self.settlements = Counter(
-            SETTLEMENTS,
-            "Settlements of signed authorisations by outcome.",
-            ("network", "outcome"),
-            registry=registry,
-        )
-        self.settlement_seconds = Histogram(
-            SETTLEMENT_SECONDS,
-            "Time from the signature of a settlement to its transaction receipt.",
-            ("network",),
-            buckets=SETTLEMENT_BUCKETS_S,
-            registry=registry,
-        )
-        key = ("network", "key")
-        self.gas_key_balance = Gauge(GAS_KEY_BALANCE, "Balance of a gas key.", key, registry=registry)
-        self.gas_lane_length = Gauge(
-            GAS_LANE_LENGTH,
-            "Transactions of a gas key that are signed and not mined.",
-            key,
-            registry=registry,
-        )
-        self.calls_adrift = Gauge(
-            CALLS_ADRIFT,
-            "Settlements without a waiting request, as counted by the last recovery.",
-            registry=registry,
-        )
-        self.rails_withdrawn = Gauge(
-            RAILS_WITHDRAWN,
-            "Networks, tokens and listings for which signed payments are not offered now.",
-            ("network", "reason"),
-            registry=registry,
-        )
+    def set_figures(self, figures: FleetFigures | None) -> None:
+        """Sets what is exposed about the fleet. None: this gateway does not lead, or could not read it; the series are absent."""
+        self._figures = figures
+
+    def _read_figure(
+        self, read: Callable[[FleetFigures], Mapping[LabelValues, float | None]]
+    ) -> Mapping[LabelValues, float]:
+        found = {} if self._figures is None else read(self._figures)
+        return {labels: value for labels, value in found.items() if value is not None}
+
+    def count_log_event(self, level: str, event: str) -> None:
+        self.log_events.add(level, event)
+
+
+_FIGURES: Mapping[str, Callable[[FleetFigures], Mapping[LabelValues, float | None]]] = {
+    "tollway_calls_open": lambda figures: {
+        (state,): count for state, (count, _) in figures.open_calls.items()
+    },
+    "tollway_calls_open_oldest_seconds": lambda figures: {
+        (state,): age_s for state, (_, age_s) in figures.open_calls.items()
+    },
+    "tollway_audit_last_seconds": lambda figures: {(): figures.audit_s},
+    "tollway_audit_differences": lambda figures: {(): figures.audit_differences},
+    "tollway_backup_last_seconds": lambda figures: {(): figures.backup_s},
+    "tollway_secrets_stale": lambda figures: {(): figures.secrets_stale},
+}
+"""The series about the fleet, and how each is read from the figures."""
 
 
 def configure_logging(
     *,
-    level: Literal["debug", "info", "warning", "error"] = "info",
+    level: Level = "info",
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
 ) -> None:
@@ -247,6 +238,25 @@ def configure_logging(
     root.setLevel(max(threshold, logging.WARNING))
     for name in _FORMAT_NOISE:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def change_log_level(level: Level) -> None:
+    """Changes the level of the gateway's own log while it runs. Libraries keep theirs."""
+    threshold = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(threshold))
+
+
+def observe_log_events(count: Callable[[str, str], None]) -> None:
+    """Calls `count` with level and event of every line that is written. Call it once, after `configure_logging`."""
+
+    def observe(_logger: object, method: str, entry: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        count(_LEVELS.get(method, method), str(entry.get("event")))
+        return entry
+
+    structlog.configure(processors=[observe, *structlog.get_config()["processors"]])
+
+
+_LEVELS = {"exception": "error", "warn": "warning"}
 
 
 def bind_request(request_id: str) -> Mapping[str, Any]:

@@ -13,8 +13,10 @@ from threading import Thread
 
 import httpx
 import pytest
+import structlog
 from prometheus_client import generate_latest
 from sqlalchemy import text
+from structlog.testing import capture_logs
 
 from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
@@ -33,6 +35,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.ownership import OwnershipClaim
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
+from tollway.storage.operator_figures import record_audit
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -70,8 +73,30 @@ async def test_lives_without_its_chain_and_says_that_it_is_not_ready(app: App) -
     answer = await ask(app, "GET", "/readyz")
     assert (answer.status_code, answer.json()["code"]) == (503, "chain_unavailable")
     (chain,) = [name for name in answer.json()["checks"] if name.startswith("chain_")]
-    assert answer.json()["checks"] == {chain: False, "load": True, "background": True, "storage": True}
+    others = {"background": True, "serving": True, "load": True, "storage": True}
+    assert answer.json()["checks"] == {chain: False, **others}
     assert answer.headers["retry-after"]
+
+
+async def test_without_its_chain_it_takes_traffic(app: App) -> None:
+    answer = await ask(app, "GET", "/readyz?for=traffic")
+    assert (answer.status_code, answer.json()["checks"]) == (
+        200,
+        {"serving": True, "load": True, "storage": True},
+    )
+    answer = await ask(app, "GET", "/readyz?for=luck")
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_before_the_listener_closes_balancers_have_the_notice(tmp_path: Path) -> None:
+    async with App(settings(tmp_path, DRAIN_NOTICE_S="30")) as app:
+        stopped: list[int] = []
+        app.server.stop = lambda: stopped.append(1)  # type: ignore[method-assign]  # nothing serves here
+        app.stop()
+        answer = await ask(app, "GET", "/readyz?for=traffic")
+        assert (answer.status_code, answer.json()["checks"]["serving"], stopped) == (503, False, [])
+        app.stop()  # a second signal does not wait
+        assert stopped == [1]
 
 
 FOR_PEOPLE = {
@@ -398,3 +423,40 @@ async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> N
     (key,) = tmp_path.glob("*.key")
     assert key.stat().st_mode & 0o077 == 0
     assert "Secret('**********')" in repr(settings(tmp_path))
+
+
+async def test_sigusr1_logs_at_debug_until_it_comes_again(app: App) -> None:
+    try:
+        with capture_logs() as logs:
+            app.toggle_debug()
+            assert app.is_debug
+            app.toggle_debug()
+            assert not app.is_debug
+    finally:
+        structlog.reset_defaults()
+    assert [(line["event"], line["now"], line["for_s"]) for line in logs] == [
+        ("log_level_changed", "debug", 600.0),
+        ("log_level_changed", "info", None),
+    ]
+
+
+async def test_the_metrics_have_the_build_and_the_figures_of_the_fleet(app: App) -> None:
+    await until(lambda: app.background[TaskName.FLEET_FIGURES].has_succeeded)
+    await until(lambda: app.background[TaskName.LOOP_DELAY].has_succeeded)
+    text = generate_latest(app.metrics.registry).decode()
+    assert re.search(
+        r'tollway_build_info\{dialect="sqlite",python="3[^"]+",schema="0[^"]+",version="[^"]+"\} 1.0', text
+    )
+    assert 'tollway_calls_open{state="unknown"} 0.0' in text
+    assert "tollway_secrets_stale 0.0" in text
+    assert "tollway_event_loop_delay_seconds_count" in text
+    assert "process_resident_memory_bytes" in text
+
+
+async def test_the_figures_of_the_fleet_are_read_again(tmp_path: Path) -> None:
+    async with App(settings(tmp_path, TEST_LIMIT_FIGURES_INTERVAL_S="0.01")) as app:
+        await until(lambda: app.background[TaskName.FLEET_FIGURES].has_succeeded)
+        assert await record_audit(app.database, differences=1, now_ms=NOW_MS)
+        line = "tollway_audit_differences 1.0"
+        await until(lambda: line in generate_latest(app.metrics.registry).decode())
+    assert line not in generate_latest(app.metrics.registry).decode()  # this gateway leads no more

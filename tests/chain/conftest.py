@@ -8,6 +8,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tollway.ids import ChainId
+
 Bend = Callable[[list[dict[str, Any]]], Any]
 
 
@@ -116,3 +118,28 @@ async def make_node() -> AsyncIterator[Callable[[], Awaitable[tuple[ScriptedNode
     yield make
     for server in servers:
         await server.close()
+
+
+class SeenNode:
+    """Records what a node reports about its requests."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[tuple[ChainId, int, str]] = []
+        self.seconds: list[float] = []
+        self.head_times: list[int] = []
+        self.disagreements: list[int] = []
+
+    def count_request(self, chain_id: ChainId, position: int, outcome: str, seconds: float) -> None:
+        self.outcomes.append((chain_id, position, outcome))
+        self.seconds.append(seconds)
+
+    def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
+        self.head_times.append(block_time_s)
+
+    def count_disagreement(self, chain_id: ChainId, position: int) -> None:
+        self.disagreements.append(position)
+
+
+@pytest.fixture
+def seen() -> SeenNode:
+    return SeenNode()

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -278,3 +279,28 @@ async def test_secrets_of_the_url_reach_no_log_and_no_error(make_node, session, 
             assert caught.value.__cause__ is None
     assert [entry["event"] for entry in logs] == ["rpc_node_failed"] * 2
     assert "SECRET" not in str(logs)
+
+
+@pytest.mark.parametrize("outcome", ["ok", "error", "timeout", "other_chain"])
+async def test_each_request_has_one_outcome(make_node, session, seen, outcome: str) -> None:
+    script, url = await make_node()
+    release = asyncio.Event()
+
+    async def hang(_: web.Request) -> web.Response:
+        await release.wait()
+        return web.Response()
+
+    if outcome == "error":
+        script.http = honest(status=500)
+    elif outcome == "timeout":
+        script.http = hang
+    elif outcome == "other_chain":
+        script.answers["eth_chainId"] = "0x1"
+    node = RpcNode(
+        url, chain_id=CHAIN, position=2, limits=LIMITS, clock=Clock(), on_request=None, observer=seen
+    )
+    with contextlib.suppress(UnusableResponse):
+        await read(node, session, deadline_s=0.05 if outcome == "timeout" else 5.0)
+    release.set()
+    assert seen.outcomes == [(CHAIN, 2, outcome)]
+    assert seen.seconds == [0.05 if outcome == "timeout" else 0.0]

@@ -1024,3 +1024,13 @@ async def test_a_review_returns_the_disputed_transactions(make_node, make_reader
     second.http = fail
     with pytest.raises(ChainUnavailable):
         await reader.review_receipts(CHAIN, [TX])
+
+
+async def test_the_node_that_differs_from_those_that_agree_is_counted(make_node, make_reader, seen) -> None:
+    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+    scripts[0].transaction.update(value="0x6")
+    reader = await make_reader(*urls, agreement_min=2, observer=seen)
+    await reader.fetch_facts(CHAIN, TX)
+    assert seen.disagreements == [1]
+    await reader.check_chain(CHAIN)
+    assert len(seen.head_times) >= 3

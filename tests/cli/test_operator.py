@@ -155,6 +155,7 @@ def test_audit_reports_balances_and_held_calls(office: Office) -> None:
         "heldCalls": [],
         "heldPayments": [],
         "released": 0,
+        "recorded": True,
     }
     assert office.operator_ledger.releases == 0
 

@@ -183,6 +183,10 @@ REFUSED = [
     # What is fine alone and does harm or nothing together, and what looks right at a glance.
     ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:8402"}, "", "admin_listen: 127.0.0.1:8402 is where callers are served"),
     ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:8402"}, "", "admin_listen: 0.0.0.0:8402 is where callers are served"),
+    ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:9402"}, "", "admin_hosts: 0.0.0.0:9402 is reachable from other machines"),
+    ({"TOLLWAY_ADMIN_HOSTS": "https://x.example"}, "", "TOLLWAY_ADMIN_HOSTS: https://x.example is no host name"),
+    ({"TOLLWAY_DRAIN_NOTICE_S": "301"}, "", "TOLLWAY_DRAIN_NOTICE_S: must be 300 seconds at most"),
+    ({"TOLLWAY_CALL_LOG": "some"}, "", "TOLLWAY_CALL_LOG: must be one of: all, failures, off"),
     ({"TOLLWAY_LISTEN": "::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
     ({"TOLLWAY_LISTEN": "[::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
     ({"TOLLWAY_LISTEN": "all of them:80", "TOLLWAY_SECRET_KEY": KEY}, "", "TOLLWAY_LISTEN: must be host:port"),

@@ -730,7 +730,7 @@ async def test_a_bug_behind_the_claim_is_held_and_answered(gateway: InProcessGat
     gateway.ledger.claim = claim_and_fail  # type: ignore[method-assign]
     with capture_logs() as logs:
         told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
-    assert [line["event"] for line in logs] == ["call_failed"]
+    assert [line["event"] for line in logs] == ["call_ended", "call_failed"]
     assert (told.status, told.problem["code"]) == (500, "internal_error")
     assert told.problem["paymentState"] == "held"
     assert not gateway.upstream.arrived

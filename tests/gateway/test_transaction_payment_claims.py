@@ -51,7 +51,7 @@ class GivenVerifier:
         self.spendables: tuple[SpendablePayment, ...] = ()
         self.forgotten: list[TxHash] = []
 
-    async def find_spendable(self, *given: Any) -> tuple[SpendablePayment, ...]:
+    async def find_spendable(self, *given: Any, **_: Any) -> tuple[SpendablePayment, ...]:
         return self.spendables
 
     def mark_spent(self, payment: Payment) -> None:

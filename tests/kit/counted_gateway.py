@@ -33,6 +33,7 @@ QUIET = {
         "OWNER_RENEW_S": "900",
         "RECOVERY_INTERVAL_S": "900",
         "WATCH_INTERVAL_S": "900",
+        "FIGURES_INTERVAL_S": "900",
         "SWEEP_INTERVAL_S": "900",
         "GAS_REFRESH_S": "900",
         "RPC_DEADLINE_S": "20",

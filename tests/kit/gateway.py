@@ -31,6 +31,7 @@ from tollway.chain.networks import PRESETS, ChainRules
 from tollway.chain.signer import GasKey
 from tollway.gateway.access import AccessControl, CallRateLimits
 from tollway.gateway.authorization_payment import AuthorizationRail
+from tollway.gateway.call_observer import CallLog, CallObserver
 from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.decisions import DecisionMemory, RequestDecision
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
@@ -60,6 +61,7 @@ from tollway.payments.mpp import Challenger
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.plain_metrics import PlainHistograms
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.quality import QualityTally
@@ -72,6 +74,7 @@ from tollway.web.page_assets import read_assets
 from tollway.web.page_problems import ProblemPages
 from tollway.web.page_renderer import PageRenderer
 from tollway.web.payment_required import PaymentRequiredRenderer
+from tollway.web.problems import status_of
 from tollway.web.server import HttpServer
 
 PUBLIC_URL = "https://gw.example.com"
@@ -132,7 +135,9 @@ def _problem_pages() -> ProblemPages:
 
 
 class InProcessGateway:
-    """Every part is an attribute. `now_ms` is the clock; a test sets it forward. `outcomes`: of every call, as counted."""
+    """Every part is an attribute. `now_ms` is the clock; a test sets it forward. `outcomes`: of every call, as counted. `refusals`: the codes."""
+
+    call_log: CallLog = "failures"
 
     def __init__(
         self,
@@ -166,6 +171,7 @@ class InProcessGateway:
         self.blocked: set[Address] = set()
         self.verified: set[ListingId] = set()
         self.outcomes: list[str] = []
+        self.refusals: list[str] = []
         self.upstream_s: list[float] = []
         self.tally = QualityTally()
         self.wallet = KeyWallet.named("buyer")
@@ -334,11 +340,16 @@ class InProcessGateway:
             idempotency=self.idempotency,
             access=self.access,
             decisions=self.decisions,
+            observer=self._make_observer(),
             proxy=self._make_proxy(),
             limits=self.limits,
             find_requirements=self.authorization_rail.find_requirements,
             is_verified=is_verified if only_verified else None,
         )
+
+    def _make_observer(self) -> CallObserver:
+        self.call_seconds = PlainHistograms("tollway_call_duration_seconds")
+        return CallObserver(self.call_seconds, call_log=self.call_log, log_wallets=False, status_of=status_of)
 
     def _build_app(self) -> None:
         self.shedder = LoadShedder(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
@@ -359,6 +370,7 @@ class InProcessGateway:
             request_id_of=self._read_request_id,
             client_address_of=self._read_client_address,
             count_outcome=self.outcomes.append,
+            count_refusal=self.refusals.append,
             shedder=self.shedder,
             problem_pages=_problem_pages(),
         )

@@ -33,7 +33,7 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.migrate import upgrade
 from tollway.storage.operator_acts import OperatorActStore
-from tollway.storage.outage import ValueRefused, is_value_refused
+from tollway.storage.outage import OutageLog, ValueRefused, is_value_refused
 from tollway.storage.reputation_store import OwnershipStore
 
 T = TypeVar("T")
@@ -50,6 +50,7 @@ class InlineDatabase:
     transactions. `before_write`: awaited once, before the next write begins."""
 
     dialect: Literal["sqlite", "postgresql"] = "sqlite"
+    outages = OutageLog("memory")
 
     def __init__(self, *, beside: "InlineDatabase | None" = None) -> None:
         self._beside = beside

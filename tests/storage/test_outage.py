@@ -117,3 +117,21 @@ def test_the_log_contains_no_statement() -> None:
         Log().it.record_failure("write", server_error("53100"))
     assert "secret" not in str(lines)
     assert lines[0]["detail"] == "could not extend file"
+
+
+def test_the_time_of_an_outage_counts_once_by_its_cause() -> None:
+    moments = [0.0]
+    log = OutageLog("here", clock=lambda: moments[0])
+    moments[0] = 10.0
+    assert (log.is_away, log.read_away_s()) == (False, {})
+    log.record_failure("write", file_error("SQLITE_FULL"))
+    moments[0] = 13.0
+    assert (log.is_away, log.read_away_s()) == (True, {"disk_full": 3.0})
+    log.record_failure("read", file_error("SQLITE_FULL"))  # both uses, one cause
+    moments[0] = 15.0
+    log.record_failure("write", file_error("SQLITE_IOERR_WRITE"))
+    moments[0] = 16.0
+    log.record_success("read")
+    log.record_success("write")
+    moments[0] = 99.0
+    assert (log.is_away, log.read_away_s()) == (False, {"disk_full": 6.0, "disk_error": 1.0})

@@ -15,7 +15,7 @@ async def ask(path: str, checks: Mapping[str, bool] | None = None) -> httpx.Resp
     async def readiness() -> Mapping[str, bool]:
         return checks or {}
 
-    app = Starlette(routes=health_router(readiness).routes)
+    app = Starlette(routes=health_router(readiness, readiness).routes)
     install_handlers(app, "https://gw.example.com")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
         return await client.get(path)

@@ -7,6 +7,7 @@ about a call.
 import asyncio
 import contextlib
 import gc
+import platform
 import secrets
 import signal
 import time
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Self
 import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
 
+from tollway import __version__
+from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
 from tollway.app.wiring import (
@@ -27,9 +30,8 @@ from tollway.app.wiring import (
     ReputationServices,
     Services,
     SettlementServices,
-    make_settlement_metrics,
 )
-from tollway.background import BackgroundTasks, TaskName
+from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import AWAY_INTERVAL_S, NodeHealth
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -39,7 +41,7 @@ from tollway.gateway.access import CallRateLimits
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
-from tollway.ids import ChainId, TxHash
+from tollway.ids import ChainId, TxHash, format_network
 from tollway.ledger.records import Payment
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import Fetcher
@@ -58,13 +60,14 @@ from tollway.storage.history import HistoryStore
 from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.migrate import SchemaCheck
+from tollway.storage.migrate import SchemaCheck, find_revision
 from tollway.storage.operator_acts import OperatorActStore
+from tollway.storage.operator_figures import FleetFiguresStore
 from tollway.storage.operator_store import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.viewer_store import SqlViewers
-from tollway.telemetry import BackgroundTaskStatus, Metrics
+from tollway.telemetry import BackgroundTaskStatus, Metrics, change_log_level, observe_log_events
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.server import HttpServer, check_port_free
 
@@ -80,6 +83,8 @@ SCHEMA_INTERVAL_S = 10.0
 ACT_LOG_INTERVAL_S = 2.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
+DELAY_INTERVAL_S = 1.0
+DEBUG_S = 600.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just closed: a few commits
 GC_THRESHOLD = 20_000
 """New objects between two collections of the youngest generation (Python's default is 700). A call leaves no reference cycles, so these collections free nothing;
@@ -103,12 +108,27 @@ class App:
             network.rules.chain_id: network.rules for network in settings.networks
         }
         self.metrics = Metrics(CollectorRegistry())
+        self._add_metrics()
         self.background = BackgroundTasks()
         self.metrics.add_background(self._read_background)
+        self._is_stopping = False
+        self.is_debug = False
+        self._debug_end: asyncio.TimerHandle | None = None
         self._stack = contextlib.AsyncExitStack()
         self.redis_windows = self._make_redis_windows()
         self.rate_limiter = RateLimiter(self.redis_windows)
         self._wire()
+
+    def _add_metrics(self) -> None:
+        metrics, outages = self.metrics, self.database.outages
+        metrics.add_storage(lambda: not outages.is_away, outages.read_away_s)
+        for network in self.settings.networks:
+            metrics.add_network(
+                network.rules.network,
+                nodes=len(network.rpc_urls),
+                block_time_s=network.settlement.block_time_s,
+                gas_keys=[str(key.address) for key in network.settlement.gas_keys],
+            )
 
     # ---- Wiring: bottom up.
 
@@ -193,6 +213,12 @@ class App:
         self.viewers = SqlViewers(self.database)
         self.moderation = ModerationStore(self.database)
         self.operator_acts = OperatorActStore(self.database)
+        self.fleet_figures = FleetFiguresStore(
+            self.database,
+            sealer=self.sealer,
+            has_other_keys=len(self.settings.secret_keys) > 1,
+            now_ms=self.ledger.shared_ms,
+        )
 
     def _services(self) -> Services:
         return Services(
@@ -220,6 +246,8 @@ class App:
             shedder=self.shedder,
             node_health=self.node_health,
             check_ready=self.check_ready,
+            check_traffic=self.check_traffic,
+            is_debug=lambda: self.is_debug,
         )
 
     def _connect_database(self) -> Database:
@@ -264,6 +292,7 @@ class App:
             },
             limits=self.settings.limits,
             on_request=lambda count: self.metrics.rpc_requests.inc(),
+            observer=NodeMetrics(self.metrics),
         )
 
     def _make_watcher(self) -> ReorgWatcher:
@@ -288,6 +317,7 @@ class App:
             ticks_ms=ticks_ms,
             unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
+            on_commit=lambda kind, seconds: self.metrics.commit_seconds[kind].observe(seconds),
             on_lapse=self.metrics.lease_lapses.inc,
             on_restore=self._on_restore,
             writer=self.background[TaskName.BOOK_WRITER],
@@ -314,6 +344,7 @@ class App:
         self.catalog.clear_cache()
 
     def _on_gone(self, payment: Payment) -> None:
+        self.metrics.reorgs.add(format_network(payment.chain_id))
         self.transaction_verifier.forget_payer(payment.payer)
 
     # ---- Opening and closing.
@@ -334,6 +365,7 @@ class App:
         await self.database.open()
         self._stack.push_async_callback(self.database.close)
         await self.schema.prepare()
+        await self._set_build()
         await self.chains.open()
         self._stack.push_async_callback(self.chains.close)
         self._stack.push_async_callback(self.http_client.close)
@@ -354,7 +386,6 @@ class App:
                 TaskName.SHARED_RATES_CHECK, limits.shared_rates_retry_s, windows.check_server
             )
             tasks.start(writer.name, partial(writer.repeat_on_demand, windows.send_pending))
-        watch = partial(self.background[TaskName.PAYMENT_CHECK].supervise, self.watcher.run)
         tasks.start_periodic(TaskName.LEASE_RENEWAL, limits.owner_renew_s, self._renew)
         tasks.start_periodic(TaskName.CALL_RECOVERY, limits.recovery_interval_s, self._recover)
         tasks.start_periodic(TaskName.CHAIN_CHECK, AWAY_INTERVAL_S, self.node_health.check_due)
@@ -363,7 +394,9 @@ class App:
         tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
         tasks.start_periodic(TaskName.OPERATOR_ACT_LOG, ACT_LOG_INTERVAL_S, self.operator_acts.log_new)
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
-        tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, watch))
+        delays = self.background[TaskName.LOOP_DELAY]
+        tasks.start(delays.name, partial(delays.repeat_on_demand, self._measure_delay))
+        tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, self._watch))
         self.settlement_services.start(tasks, recovery_leadership=self._leadership(Duty.SWEEPER))
         self.reputation_services.start(tasks, lead=self._leadership)
         writing = tasks.start(TaskName.BOOK_WRITER, self.ledger.run)
@@ -379,6 +412,35 @@ class App:
             count_lost=self.node_health.count_lost,
             task=self.background[TaskName(f"{duty.label}_election")],
         )
+
+    async def _watch(self) -> None:
+        """The work of the leader of the watcher's duty: the watcher, and the figures of the fleet."""
+        watcher, figures = (
+            self.background[name] for name in (TaskName.PAYMENT_CHECK, TaskName.FLEET_FIGURES)
+        )
+        reading = partial(figures.repeat, self.settings.limits.figures_interval_s, self._read_figures)
+        try:
+            await run_all([partial(watcher.supervise, self.watcher.run), partial(figures.supervise, reading)])
+        finally:
+            self.metrics.set_figures(None)  # the next leader exposes them
+
+    async def _read_figures(self) -> None:
+        try:
+            self.metrics.set_figures(await self.fleet_figures.read())
+        except StorageUnavailable:
+            self.metrics.set_figures(None)
+            raise
+
+    async def _measure_delay(self) -> None:
+        read_clock_s = asyncio.get_running_loop().time
+        due_s = read_clock_s() + DELAY_INTERVAL_S
+        await asyncio.sleep(DELAY_INTERVAL_S)
+        self.metrics.loop_delay_seconds.observe(max(0.0, read_clock_s() - due_s))
+
+    async def _set_build(self) -> None:
+        schema = await find_revision(self.database) or "none"
+        self.metrics.build.clear()
+        self.metrics.build.set(1, __version__, platform.python_version(), self.database.dialect, schema)
 
     async def _stop_writing(self, writing: asyncio.Task[None]) -> None:
         """Ends the calls that outlived the drain, records their state, and completes the ledger's writes before the database closes."""
@@ -443,19 +505,43 @@ class App:
             await watchdog.supervise(partial(watchdog.repeat, interval_s, notifier.notify_watchdog))
 
     def stop(self) -> None:
-        self.server.stop()
+        """Ends `serve`. For `drain_notice_s` the listener stays open and `/readyz?for=traffic` fails, so that balancers send no more requests. A second call ends the
+        notice."""
+        notice_s = 0.0 if self._is_stopping else self.settings.drain_notice_s
+        self._is_stopping = True
+        if not notice_s:
+            self.server.stop()
+            return
+        _log.info("draining", notice_s=notice_s)
+        asyncio.get_running_loop().call_later(notice_s, self.server.stop)
 
     async def check_ready(self) -> Mapping[str, bool]:
-        """The checks of `/readyz`: capacity for requests, no background task has ended, the ledger is readable and writable, and the nodes of each network serve
-        its chain."""
+        """The checks of `/readyz`: those of `check_traffic`, no background task has ended, and the nodes of each network serve its chain."""
         is_running = not self.background.ended
-        checks = {**self.node_health.checks, "load": not self.shedder.is_full(), "background": is_running}
+        return {**self.node_health.checks, "background": is_running, **await self.check_traffic()}
+
+    async def check_traffic(self) -> Mapping[str, bool]:
+        """The checks of `/readyz?for=traffic`: the gateway is not stopping, has capacity for requests, and the ledger is readable and writable. Without its chains a
+        gateway still serves credit, free calls, the catalog and history."""
+        checks = {"serving": not self._is_stopping, "load": not self.shedder.is_full()}
         try:
             await self.payments.find_payments(_NO_TRANSACTION)
             checks["storage"] = self._can_write and self.schema.is_served
         except StorageUnavailable:
             checks["storage"] = False
         return checks
+
+    def toggle_debug(self) -> None:
+        """SIGUSR1: logs at `debug` for `DEBUG_S`, or ends that early."""
+        if self._debug_end is not None:
+            self._debug_end.cancel()
+            self._debug_end = None
+        self.is_debug = not self.is_debug
+        level = "debug" if self.is_debug else self.settings.log_level
+        change_log_level(level)
+        _log.warning("log_level_changed", now=level, for_s=DEBUG_S if self.is_debug else None)
+        if self.is_debug:
+            self._debug_end = asyncio.get_running_loop().call_later(DEBUG_S, self.toggle_debug)
 
     # ---- Beside the requests.
 
@@ -497,6 +583,7 @@ async def run(settings: Settings) -> None:
     """`tollway gateway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
     notifier = ServiceNotifier.from_environment()
     async with App(settings) as app:
+        observe_log_events(app.metrics.count_log_event)
 
         def stop() -> None:
             notifier.notify(STOPPING)
@@ -504,5 +591,6 @@ async def run(settings: Settings) -> None:
 
         for name in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(name, stop)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, app.toggle_debug)
         await app.serve(notifier)
     _log.info("closed")

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 from starlette.requests import Request
 from starlette.routing import Router
@@ -25,6 +25,7 @@ from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
 from tollway.gateway.access import AccessControl, CallRateLimits
 from tollway.gateway.authorization_payment import AuthorizationRail
+from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
@@ -40,7 +41,7 @@ from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
-from tollway.ids import Address, ChainId, ListingId, format_network
+from tollway.ids import Address, ChainId, ListingId
 from tollway.ledger.ledger import GasLedger, Ledger
 from tollway.limits import Limits
 from tollway.money import Asset
@@ -98,6 +99,7 @@ from tollway.web.page_problems import ProblemPages
 from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_routes import PageServices, page_router
 from tollway.web.payment_required import PaymentRequiredRenderer
+from tollway.web.problems import status_of
 from tollway.web.site_routes import (
     FeaturedOperations,
     SiteServices,
@@ -225,26 +227,6 @@ def make_mpp_challenger(secret_keys: Sequence[bytes], origin: PublicOrigin) -> C
     return Challenger(secret=secret, realm=origin.authority, other_secrets=tuple(others))
 
 
-def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
-    """The metrics that settlement writes to."""
-    return SettlementMetrics(
-        end=lambda chain_id, end: metrics.settlements.labels(format_network(chain_id), end.value).inc(),
-        mined=lambda chain_id, seconds: metrics.settlement_seconds.labels(format_network(chain_id)).observe(
-            max(0.0, seconds)
-        ),
-        balance=lambda chain_id, key, wei: metrics.gas_key_balance.labels(
-            format_network(chain_id), str(key)
-        ).set(wei),
-        unmined=lambda chain_id, key, length: metrics.gas_lane_length.labels(
-            format_network(chain_id), str(key)
-        ).set(length),
-        orphaned=metrics.calls_adrift.set,
-        withdrawn=lambda chain_id, reason, count: metrics.rails_withdrawn.labels(
-            format_network(chain_id), reason.value
-        ).set(count),
-    )
-
-
 OWNERSHIP_INTERVAL_S = 60.0
 """Between two reads of the proofs that are due for a check."""
 HEALTH_CHECK_RESTART_S = 1.0
@@ -356,6 +338,8 @@ class Services:
     shedder: LoadShedder
     node_health: NodeHealth
     check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
+    check_traffic: Callable[[], Awaitable[Mapping[str, bool]]]
+    is_debug: Callable[[], bool]
 
 
 class AsgiBuilder:
@@ -407,7 +391,7 @@ class AsgiBuilder:
                 discovery_router(self._document_services()),
                 mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
                 signin_router(services.sign_in, sign_in_rate_limit, limits=limits),
-                health_router(services.check_ready, has_pages=settings.web_pages),
+                health_router(services.check_ready, services.check_traffic, has_pages=settings.web_pages),
                 ownership_router(self._ownership_services(wallet)),
                 trial_router(self._trial_services(wallet)),
                 did_router(
@@ -511,6 +495,13 @@ class AsgiBuilder:
             idempotency=idempotency,
             access=access,
             decisions=DecisionMemory(limits=limits),
+            observer=CallObserver(
+                services.metrics.call_seconds,
+                call_log=settings.call_log,
+                log_wallets=settings.log_wallets,
+                status_of=status_of,
+                is_debug=services.is_debug,
+            ),
             proxy=self._make_proxy(idempotency.store_response),
             limits=limits,
             find_requirements=authorizations.find_requirements,
@@ -556,7 +547,6 @@ class AsgiBuilder:
     def _gateway_app(self) -> GatewayApp:
         services, settings, limits = self._services, self._settings, self._limits
         proxies = parse_proxies(settings.trusted_proxies)
-        count = cache(services.metrics.calls.labels)  # outcomes are few
         return GatewayApp(
             self._pipeline(),
             payment_required=PaymentRequiredRenderer(
@@ -574,7 +564,8 @@ class AsgiBuilder:
             now_ms=self._now_ms,
             request_id_of=lambda scope: read_request_id(scope["headers"], entropy=self._random.take_bytes),
             client_address_of=lambda scope: read_client_address(scope, proxies),
-            count_outcome=lambda outcome: count(outcome).inc(),
+            count_outcome=services.metrics.calls.add,
+            count_refusal=services.metrics.refusals.add,
             shedder=services.shedder,
             problem_pages=self._problem_pages,
         )

@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -26,6 +26,7 @@ from tollway.chain.responses import UnusableResponse, parse_batch, parse_quantit
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.ids import ChainId, format_network
 from tollway.limits import Limits
+from tollway.metric_table import NodeOutcome
 
 BREAKER_S = 5.0
 """A node that failed comes last in the order for this long: longer than a short disturbance, shorter than a caller waits."""
@@ -37,6 +38,20 @@ _HTTP_OK = 200
 SENDS_MAX = 2
 _request_ids = itertools.count(1)
 _log = structlog.get_logger(__name__)
+
+
+class NodeObserver(Protocol):
+    """What the requests to nodes are reported to. `position`: the number of the node in the settings, from 1."""
+
+    def count_request(
+        self, chain_id: ChainId, position: int, outcome: NodeOutcome, seconds: float
+    ) -> None: ...
+
+    def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
+        """The node returned its newest block, which has this time."""
+        ...
+
+    def count_disagreement(self, chain_id: ChainId, position: int) -> None: ...
 
 
 class WrongChain(UnusableResponse):
@@ -67,7 +82,10 @@ class RpcNode:
         limits: Limits,
         clock: Callable[[], float],
         on_request: Callable[[int], None] | None,
+        observer: NodeObserver | None = None,
     ) -> None:
+        self._observer = observer
+        self._position = position
         self._url = url
         self._chain_id = chain_id
         self._limits = limits
@@ -95,6 +113,7 @@ class RpcNode:
             async with asyncio.timeout(deadline_s):
                 yield
         except TimeoutError:
+            self._observe("timeout", deadline_s)
             self._record_failure("no response within the deadline")
             raise UnusableResponse("no response within the deadline") from None
         except UnusableResponse as exc:
@@ -103,6 +122,20 @@ class RpcNode:
         if self._deferred_until is not None:
             self._deferred_until = None
             _log.info("rpc_node_recovered", node=self.label)
+
+    def _observe(self, outcome: NodeOutcome, seconds: float) -> None:
+        if self._observer is not None:
+            self._observer.count_request(self._chain_id, self._position, outcome, seconds)
+
+    def note_head(self, block_time_s: int) -> None:
+        """Reports the time of the newest block that the node returned."""
+        if self._observer is not None:
+            self._observer.set_head_time(self._chain_id, self._position, block_time_s)
+
+    def note_disagreement(self) -> None:
+        """Reports that the node differs from nodes that agreed."""
+        if self._observer is not None:
+            self._observer.count_disagreement(self._chain_id, self._position)
 
     def _record_failure(self, reason: str) -> None:
         if self._deferred_until is None:  # once per outage, not once per call
@@ -126,11 +159,18 @@ class RpcNode:
             ]
         ).encode()
         async with self._slots:
-            response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
-        *results, chain_id = parse_batch(response, ids)
-        if parse_quantity(chain_id) != self._chain_id:
+            started_s = self._clock()
+            try:
+                response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
+                *results, chain_id = parse_batch(response, ids)
+                served_id = parse_quantity(chain_id)
+            except UnusableResponse:
+                self._observe("error", self._clock() - started_s)
+                raise
+        self._observe("ok" if served_id == self._chain_id else "other_chain", self._clock() - started_s)
+        if served_id != self._chain_id:
             raise WrongChain(
-                f"it serves {describe_network(ChainId(parse_quantity(chain_id)))}. Correct its URL in rpc_urls (in the environment: "
+                f"it serves {describe_network(ChainId(served_id))}. Correct its URL in rpc_urls (in the environment: "
                 "TOLLWAY_RPC_… with the name of the preset), or the preset or chain_id of the network"
             )
         return results
@@ -223,14 +263,17 @@ class NodePool:
         self, read: NodeRead[T], compared: Callable[[T], object], *, count: int, deadline_s: float
     ) -> list[T]:
         failures: list[str] = []
-        reports: list[T] = []
+        reports: list[tuple[RpcNode, T]] = []
         for node in self.in_order:
             report = await self.attempt(node, read, failures=failures, deadline_s=deadline_s)
             if report is None:
                 continue
-            reports.append(report)
-            equal = [other for other in reports if compared(other) == compared(report)]
+            reports.append((node, report))
+            equal = [other for _, other in reports if compared(other) == compared(report)]
             if len(equal) >= count:
+                for other_node, other in reports:
+                    if compared(other) != compared(report):
+                        other_node.note_disagreement()
                 return equal
         if reports:
             failures.append(f"{count} of the nodes must agree, and {len(reports)} responded")

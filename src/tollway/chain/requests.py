@@ -19,6 +19,7 @@ from tollway.chain.port import (
     SendRefused,
 )
 from tollway.chain.responses import (
+    BlockHeader,
     MinedTransaction,
     RpcFault,
     UnminedTransaction,
@@ -66,7 +67,7 @@ async def read_receipts(
     calls.append(("eth_getBlockByNumber", ["latest", False]))
     calls.append(("eth_getBlockByNumber", ["finalized", False]))
     *halves, latest, finalized = await node.send_batch(session, calls)
-    head = parse_block(latest)
+    head = _parse_head(node, latest)
     finalized_number = parse_finalized(finalized, head=head)
     read = _parse_usable(tx_hashes, halves)
     blocks = {head.number: head}
@@ -115,8 +116,20 @@ async def read_tip(node: RpcNode, session: Session) -> ChainTip:
         session,
         [("eth_getBlockByNumber", ["latest", False]), ("eth_getBlockByNumber", ["finalized", False])],
     )
-    head = parse_block(latest)
+    head = _parse_head(node, latest)
     return ChainTip(head_number=head.number, finalized_number=parse_final_tag(finalized, head=head))
+
+
+async def read_head(node: RpcNode, session: Session) -> None:
+    """Reads the newest block of the node. It must have one: a node without a head serves no payment."""
+    (latest,) = await node.send_batch(session, [("eth_getBlockByNumber", ["latest", False])])
+    _parse_head(node, latest)
+
+
+def _parse_head(node: RpcNode, latest: object) -> BlockHeader:
+    head = parse_block(latest)
+    node.note_head(head.time)
+    return head
 
 
 async def read_block_hashes(

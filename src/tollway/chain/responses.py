@@ -406,6 +406,11 @@ class Votes(Protocol[R_contra]):
 
     def add(self, report: R_contra, /) -> None: ...
 
+    def is_contradicted_by(self, report: R_contra, /) -> bool:
+        """Whether enough nodes agree, and this report of another node says something else. A node that has not seen the subject yet
+        contradicts nothing."""
+        ...
+
 
 @dataclass(slots=True, kw_only=True)
 class TransactionVotes:
@@ -429,6 +434,11 @@ class TransactionVotes:
         else:
             self.reports.append(report)
             self.agreed = _find_agreement(self.reports, self.needed)
+
+    def is_contradicted_by(self, report: ChainFacts | NotMined) -> bool:
+        if self.agreed is None or isinstance(report, NotMined):
+            return False
+        return _list_agreed(report) != _list_agreed(self.agreed)
 
     @property
     def is_disputed(self) -> bool:
@@ -463,6 +473,10 @@ class BlockVotes:
             self.unseen += 1
         else:
             self.reports.append(block_hash)
+
+    def is_contradicted_by(self, block_hash: bytes | None) -> bool:
+        agreed = self.agreed
+        return agreed is not None and block_hash not in (None, agreed)
 
     @property
     def agreed(self) -> bytes | None:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tollway.chain.nodes import NodePool, RpcNode, open_session
+from tollway.chain.nodes import NodeObserver, NodePool, RpcNode, open_session
 from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
@@ -37,6 +37,7 @@ from tollway.chain.requests import (
     read_call,
     read_code_size,
     read_fees,
+    read_head,
     read_receipts,
     read_tip,
     submit_transaction,
@@ -89,7 +90,8 @@ def _is_http_url(url: str) -> bool:
 class RpcReader:
     """A `WatchedChain`. `open` and `close` (or `async with`) run in the event loop that uses it.
 
-    `on_request(method_count)` is called at the start of every HTTP round trip. `clock`: monotonic seconds.
+    `on_request(method_count)` is called at the start of every HTTP round trip; `observer` gets the outcome of each batch. `clock`:
+    monotonic seconds.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class RpcReader:
         *,
         limits: Limits,
         on_request: Callable[[int], None] | None = None,
+        observer: NodeObserver | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._limits = limits
@@ -112,6 +115,7 @@ class RpcReader:
                     limits=limits,
                     clock=clock,
                     on_request=on_request,
+                    observer=observer,
                 )
                 for position, url in enumerate(chain.urls, start=1)
             ]
@@ -207,6 +211,7 @@ class RpcReader:
     ) -> None:
         """Reads from each node only what the nodes before it left open."""
         pool = self._pool(chain_id)
+        reported: list[tuple[RpcNode, K, R]] = []
         for node in pool.in_order:
             undecided = [
                 key
@@ -223,6 +228,10 @@ class RpcReader:
             )
             for key, report in (reports or {}).items():
                 votes_of[key].add(report)
+                reported.append((node, key, report))
+        for node, key, report in reported if len(pool.in_order) > 1 else ():
+            if votes_of[key].is_contradicted_by(report):
+                node.note_disagreement()
 
     async def review_receipts(
         self, chain_id: ChainId, tx_hashes: Sequence[TxHash]
@@ -326,8 +335,8 @@ class RpcReader:
         return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
 
     async def check_chain(self, chain_id: ChainId) -> None:
-        async def read(node: RpcNode) -> object:
-            return await node.send_batch(self._open_session, [])
+        async def read(node: RpcNode) -> None:
+            await read_head(node, self._open_session)
 
         await self._pool(chain_id).check(read, deadline_s=self._limits.rpc_deadline_s)
 

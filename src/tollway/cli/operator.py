@@ -23,6 +23,7 @@ import typer
 from pydantic import Secret
 
 from tollway.chain.port import SettlementChain
+from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import TxHash
@@ -186,6 +187,11 @@ def audit(
         if restored:
             await services.operator_ledger.mark_restored(origin=origin)
         report = await services.operator_ledger.audit()
+        note = await note_audit(
+            services.database,
+            report,
+            is_write_safe=None if release or restored else read_environment(ctx).is_write_safe,
+        )
         if release and not report.is_balanced:
             raise CommandFailed(
                 "the ledger does not balance, so nothing was released. Keep the database and report this: "
@@ -203,6 +209,7 @@ def audit(
             "heldCalls": list(report.held_calls),
             "heldPayments": list(report.held_payments),
             "released": released,
+            "recorded": note is None,
         }
         verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
         lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
@@ -211,6 +218,7 @@ def audit(
         lines += [f"held call: {call_id}" for call_id in report.held_calls]
         lines += [f"held payment: {payment}" for payment in report.held_payments]
         lines += [f"released: {released}"] if release else []
+        lines += [note] if note else []
         print_result(answer, lines, as_json)
         if not report.is_right:
             raise typer.Exit(FAILED)
@@ -442,6 +450,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The copy.")]
 
 
 def backup(
+    ctx: typer.Context,
     file: File,
     force: Annotated[bool, typer.Option("--force", help="Replace FILE if it is there.")] = False,
     config: Config = None,
@@ -451,10 +460,22 @@ def backup(
     with explained_failures(as_json=as_json):
         settings = load_settings(os.environ, config=config)
         copy = _back_up(_find_database(settings), file, force=force)
+        note = asyncio.run(
+            note_backup(
+                _find_database(settings),
+                copy,
+                is_write_safe=read_environment(ctx).is_write_safe,
+            )
+        )
         key_file = _name_key_file(settings)
         lines = [f"{file}: {copy.size_bytes} bytes, generation {copy.generation}", *_describe_audit(copy)]
+        lines += [note] if note else []
         lines.append(f"the secret key is not in it: keep a copy of {key_file or 'your settings'} elsewhere")
-        print_result({"file": str(file), **_report(copy), "secretKeyFile": key_file}, lines, as_json)
+        print_result(
+            {"file": str(file), **_report(copy), "secretKeyFile": key_file, "recorded": note is None},
+            lines,
+            as_json,
+        )
         _fail_unbalanced(copy)
 
 

@@ -43,6 +43,8 @@ from tollway.config.values import (
     parse_admin_listen,
     parse_contact,
     parse_database_url,
+    parse_drain_notice,
+    parse_hosts,
     parse_listen,
     parse_maxima,
     parse_name_servers,
@@ -250,6 +252,7 @@ class Settings(BaseSettings):
     admin_listen: Annotated[Listen | None, _parsed_by(parse_admin_listen)] = Listen(
         host="127.0.0.1", port=9402
     )
+    admin_hosts: Annotated[frozenset[str], _parsed_by(parse_hosts)] = frozenset()
     database_url: Annotated[Secret[str], _parsed_by(parse_database_url)] = Secret("sqlite:///tollway.sqlite3")
     rate_limit_url: Annotated[Secret[str] | None, _parsed_by(parse_rate_limit_url)] = None
     secret_keys: Annotated[SecretKeys, _parsed_by(parse_secret_keys)] = Field(
@@ -271,6 +274,9 @@ class Settings(BaseSettings):
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["auto", "json", "console"] = "auto"
+    call_log: Literal["all", "failures", "off"] = "failures"
+    log_wallets: bool = False
+    drain_notice_s: Annotated[float, _parsed_by(parse_drain_notice)] = 0.0
     trusted_proxies: Annotated[tuple[str, ...], _parsed_by(parse_proxies)] = ()
     mcp_origins: Annotated[frozenset[str], _parsed_by(parse_origins)] = frozenset()
     web_pages: bool = True
@@ -455,6 +461,15 @@ def _has_api_key(url: str) -> bool:
 def check_admin_listen(*, listen: Listen, admin_listen: Listen | None) -> Iterator[str]:
     if admin_listen is not None and _is_same_listener(listen, admin_listen):
         yield f"admin_listen: {admin_listen} is where callers are served; take another port, or off"
+
+
+def check_admin_hosts(*, admin_listen: Listen | None, admin_hosts: frozenset[str]) -> Iterator[str]:
+    """A page that a browser of the network opens must not reach the admin address under a name of its own (DNS rebinding)."""
+    if admin_listen is not None and not admin_listen.is_loopback and not admin_hosts:
+        yield (
+            f"admin_hosts: {admin_listen} is reachable from other machines; name the hosts by which it is opened, such as "
+            'admin_hosts = ["gateway-admin.internal"], or set admin_listen to 127.0.0.1:9402 or off'
+        )
 
 
 def check_public_url(*, listen: Listen, public_url: str) -> Iterator[str]:
@@ -657,6 +672,8 @@ def _check_together(settings: Settings, wrong: frozenset[str]) -> Iterator[str]:
     yield from check_networks(networks, allow_mixed_networks=is_mixed)
     if are_valid("listen", "admin_listen"):
         yield from check_admin_listen(listen=listen, admin_listen=settings.admin_listen)
+    if are_valid("admin_listen", "admin_hosts"):
+        yield from check_admin_hosts(admin_listen=settings.admin_listen, admin_hosts=settings.admin_hosts)
     if are_valid("listen", "public_url"):
         yield from check_public_url(listen=listen, public_url=settings.public_url)
     if are_valid("registration", "allowlist"):

@@ -86,6 +86,17 @@ def parse_rate_limit_url(raw: Any) -> Secret[str]:
     return Secret(parse_redis_url(str(raw)))
 
 
+DRAIN_NOTICE_S_MAX = 300
+
+
+def parse_drain_notice(raw: Any) -> float:
+    """Seconds from 0 to `DRAIN_NOTICE_S_MAX`."""
+    seconds = 0.0 if str(raw) in ("0", "0.0") else float(parse_number(raw, float))
+    if seconds > DRAIN_NOTICE_S_MAX:
+        raise ValueError(f"must be {DRAIN_NOTICE_S_MAX} seconds at most")
+    return seconds
+
+
 def parse_number(raw: Any, kind: type) -> Any:
     is_number = isinstance(raw, int | float) and not isinstance(raw, bool)
     text = str(raw) if is_number or isinstance(raw, str) else ""
@@ -160,6 +171,15 @@ def parse_origins(raw: Any) -> frozenset[str]:
         if not is_web or f"{parts.scheme}://{parts.netloc}" != origin:
             raise ValueError(f"{origin} is no web origin such as https://chat.example.com")
     return origins
+
+
+def parse_hosts(raw: Any) -> frozenset[str]:
+    """Host names without a port, such as `gateway-admin.internal`."""
+    hosts = frozenset(text.lower() for text in parse_strings(raw))
+    for host in hosts:
+        if not re.fullmatch(r"[a-z0-9_]([a-z0-9_.-]{0,251}[a-z0-9])?|\[[0-9a-f:.]{2,45}\]", host):
+            raise ValueError(f"{host[:80]} is no host name such as gateway-admin.internal")
+    return hosts
 
 
 def parse_name_servers(raw: Any) -> tuple[NameServer, ...]:

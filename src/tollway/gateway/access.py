@@ -8,6 +8,7 @@ limits count failures together; each gateway counts calls in flight alone. A key
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Self
 from limits import RateLimitItem, RateLimitItemPerMinute, RateLimitItemPerSecond
 
 from tollway.errors import Code, Problem, TollwayError, describe_rate
+from tollway.gateway.call_observer import PhaseTimer
 from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import check_price_max, explain_block
 from tollway.ids import Address, ListingId
@@ -271,6 +273,7 @@ class _AccessChecks:
     failures: FailureBudget
     limits: Limits
     find_block: Callable[[Address], BlockedWallet | None]
+    clock: Callable[[], float]
 
 
 class AccessControl:
@@ -283,17 +286,32 @@ class AccessControl:
         limits: Limits,
         find_block: Callable[[Address], BlockedWallet | None],
         now_ms: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`clock`: monotonic seconds, for the phases of a call."""
         failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
         self._checks = _AccessChecks(
-            call_limits=call_limits, failures=failures, limits=limits, find_block=find_block
+            call_limits=call_limits, failures=failures, limits=limits, find_block=find_block, clock=clock
         )
 
+    def start_clock(self) -> float:
+        """The moment at which a call begins, for `enter`."""
+        return self._checks.clock()
+
     def enter(
-        self, request: ProxyRequest, listing: Listing, *, is_settled_here: bool = False
+        self,
+        request: ProxyRequest,
+        listing: Listing,
+        *,
+        is_settled_here: bool = False,
+        started_s: float | None = None,
     ) -> "ActiveCall":
-        """Opens a call; the returned context ends it. `is_settled_here`: this gateway pays for the settlement."""
-        return ActiveCall(self._checks, request, listing, is_settled_here=is_settled_here)
+        """Opens a call; the returned context ends it. `is_settled_here`: this gateway pays for the settlement. `started_s`: by
+        `start_clock`; without it the call begins now."""
+        started_s = self._checks.clock() if started_s is None else started_s
+        return ActiveCall(
+            self._checks, request, listing, is_settled_here=is_settled_here, started_s=started_s
+        )
 
     async def check_free(self, request: ProxyRequest, listing: Listing) -> Problem | None:
         """Checks the rate limits of a free call: of the listing, of the address at this listing, and of the address over all listings.
@@ -317,8 +335,8 @@ class AccessControl:
         return None
 
 
-class ActiveCall:
-    """One call, from the check of its payer to its outcome. A context; its exit counts the outcome.
+class ActiveCall(PhaseTimer):
+    """One call, from the check of its payer to its outcome. A context; its exit counts the outcome. It times the phases of the call.
 
     `payer`: the wallet for which the outcome counts; None until the payer is verified.
     """
@@ -334,8 +352,15 @@ class ActiveCall:
     )
 
     def __init__(
-        self, checks: _AccessChecks, request: ProxyRequest, listing: Listing, *, is_settled_here: bool
+        self,
+        checks: _AccessChecks,
+        request: ProxyRequest,
+        listing: Listing,
+        *,
+        is_settled_here: bool,
+        started_s: float,
     ) -> None:
+        super().__init__(checks.clock, started_s)
         self.payer: Address | None = None
         self._checks = checks
         self._request = request

@@ -45,6 +45,7 @@ from tollway.gateway.rail import (
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.routing import Route
 from tollway.ids import Address, ChainId, format_network
+from tollway.ledger.claims import rail_of
 from tollway.ledger.ledger import (
     AuthorizationTaken,
     Claimed,
@@ -63,6 +64,7 @@ from tollway.ledger.records import (
     Dialect,
     KeyedCall,
     KeyTaken,
+    Rail,
 )
 from tollway.limits import Limits
 from tollway.money import Price
@@ -235,6 +237,10 @@ class AuthorizationPayment(CallPayment):
         self._has_digest = False
         self._moved_ms: int | None = None  # when the ledger wrote the state of the call
 
+    @property
+    def default_rail(self) -> Rail:
+        return rail_of(self.proof.dialect)
+
     async def check(self) -> None:
         """See `CallPayment`. Refuses an authorisation that meets no requirement before its body is read."""
         bytes_max = self._rail.limits.bound_body_bytes_max
@@ -327,13 +333,16 @@ class AuthorizationPayment(CallPayment):
                     f"The nodes of {format_network(chain_id)} are unavailable. Send the same request again after Retry-After."
                 )
             return RAIL_WITHDRAWN
-        return await settlement.check(
+        self.active.begin("chain")
+        checked = await settlement.check(
             authorization,
             requirement,
             timeout_s=listing.timeout_s,
             lookup=self._lookup,
             listing_id=listing.id,
         )
+        self.active.begin("door")
+        return checked
 
     async def _verify_repeat(self, known: AuthorizedCall, *, is_entitled: bool) -> None:
         """Verifies a call that runs again under its own claim and at its price. `is_entitled`: the request proves more than a public

@@ -13,6 +13,7 @@ from functools import partial
 from tollway.errors import Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, check_size
+from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.decisions import DecisionMemory, RequestDecision, find_key
 from tollway.gateway.headers import check_control_headers, is_loop
 from tollway.gateway.idempotency import Idempotency, Repeat
@@ -27,7 +28,7 @@ from tollway.gateway.problems import (
     require_payment,
 )
 from tollway.gateway.proxy import Proxy
-from tollway.gateway.rail import PaymentRail, RailProof, read_proof, require
+from tollway.gateway.rail import CallPayment, PaymentRail, RailProof, read_proof, require
 from tollway.gateway.routing import RequestSchemas, Route, Router
 from tollway.ids import ListingId
 from tollway.limits import Limits
@@ -52,6 +53,7 @@ class CallPipeline:
         access: AccessControl,
         proxy: Proxy,
         decisions: DecisionMemory,
+        observer: CallObserver,
         limits: Limits,
         find_requirements: Callable[[OperationPrice, Listing], tuple[PaymentRequirement, ...]],
         is_verified: Callable[[ListingId], Awaitable[bool]] | None = None,
@@ -67,6 +69,7 @@ class CallPipeline:
         self._access = access
         self._proxy = proxy
         self._decisions = decisions
+        self._observer = observer
         self._limits = limits
         self._find_requirements = find_requirements
         self._is_verified = is_verified
@@ -84,13 +87,14 @@ class CallPipeline:
             return Disconnected(payment_state=gone.payment_state)
 
     async def _handle(self, request: ProxyRequest) -> Outcome:
+        started_s = self._access.start_clock()
         # A request that was decided before is not decided again.
         key = find_key(request)
         decision = await self._find_decision(key, request) or await self._decide(request)
         if not isinstance(decision, RequestDecision):
             return decision
         try:
-            return await self._serve(key, request, decision)
+            return await self._serve(key, request, decision, started_s)
         except Refusal as refusal:
             return explain_quoted(refusal, self._quote(request, decision.route), request)
 
@@ -114,7 +118,7 @@ class CallPipeline:
         return RequestDecision(route=route, rail_proof=rail_proof, repeat=repeat)
 
     async def _serve(
-        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision
+        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, started_s: float
     ) -> ProxyResponse:
         """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
@@ -123,26 +127,43 @@ class CallPipeline:
         # Size of the body, form of the idempotency key, required parameters.
         self._check_request(request, route)
         # The exit of this context counts every outcome, refusals included.
-        with self._access.enter(request, route.listing, is_settled_here=rail.is_settled_here) as active:
+        with self._access.enter(
+            request, route.listing, is_settled_here=rail.is_settled_here, started_s=started_s
+        ) as active:
             payment = rail.open(request, route, proof, repeat, active)
             payment.fields, payment.verified = decision.fields, decision.verified
-            # Every check that does not need the body.
-            await payment.check()
-            payment.body = await _load_body(rail, request, route, proof, repeat)
-            # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
-            stored = await payment.verify()
+            try:
+                # Every check that does not need the body.
+                await payment.check()
+                payment.body = await _load_body(rail, request, route, proof, repeat)
+                # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
+                response = await payment.verify()
+                if response is None:
+                    payment.is_verified = True
+                    response = await self._forward(key, request, decision, payment)
+            except BaseException as error:
+                self._observer.record(payment, response=None, error=error)
+                raise
+            self._observer.record(payment, response=response, error=None)
+            return response
+
+    async def _forward(
+        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, payment: CallPayment
+    ) -> ProxyResponse:
+        """Connects, claims and sends a verified call."""
+        active = payment.active
+        active.begin("dial")
+        # Every exit returns the connection to the pool or closes it, except a response whose body still streams.
+        async with self._proxy.connect(payment) as upstream:
+            active.begin("claim")
+            # One durable commit before the first byte is sent. A stored response: another request with the same key was faster.
+            stored = await payment.claim()
             if stored is not None:
                 return stored
-            # Every exit returns the connection to the pool or closes it, except a response whose body still streams.
-            async with self._proxy.connect(payment) as upstream:
-                # One durable commit before the first byte is sent. A stored response: another request with the same key was faster.
-                stored = await payment.claim()
-                if stored is not None:
-                    return stored
-                if decision.verified is None or payment.verified is None:
-                    self._decisions.put(key, request, decision, payment)
-                # Check the connection again, sign, send once, capture the price by the status of the response, stream the body.
-                return active.count_response(await self._proxy.exchange(upstream, payment))
+            if decision.verified is None or payment.verified is None:
+                self._decisions.put(key, request, decision, payment)
+            # Check the connection again, sign, send once, capture the price by the status of the response, stream the body.
+            return active.count_response(await self._proxy.exchange(upstream, payment))
 
     # ---- The steps.
 

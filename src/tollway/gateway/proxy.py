@@ -161,6 +161,7 @@ class Proxy:
         Every exit has written the state of the call: charged, released or unknown. Raises CallRefused where the caller gets no
         response of the upstream, ClientGone where the caller has left."""
         sent_ms = self._now_ms()
+        payment.active.begin("upstream")
         try:
             await upstream.send(
                 fields=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
@@ -241,6 +242,7 @@ class Proxy:
     async def _close(self, payment: CallPayment, after: CallState, error: str) -> Closed | None:
         """Writes the end of the call. None where storage failed or another gateway moved the call; the price then stays taken until
         recovery."""
+        payment.active.begin("close")
         close = self._build_close(payment, after, error=error)
         try:
             closed = await payment.capture(close, _collect_nothing)
@@ -254,9 +256,10 @@ class Proxy:
     # ---- After the head: capture, then stream.
 
     async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
-        status = upstream.status
+        payment.upstream_status = status = upstream.status
         is_charged_now = is_charged(payment.charge_on, status)
         after = payment.charged_state if is_charged_now else CallState.RELEASED
+        payment.active.begin("settle" if after is CallState.SETTLING else "close")
         state = _format_state(CallState.CONSUMED if is_charged_now else CallState.RELEASED, payment)
         is_foreign_402 = status == _PAYMENT_REQUIRED
         now_ms = self._now_ms()
@@ -285,6 +288,7 @@ class Proxy:
                 raise self._explain_unknown(payment)
             case _:
                 assert_never(captured)
+        payment.active.end()
         own = call_headers(payment, state, remaining_units=remaining_units)
         own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:

@@ -57,7 +57,15 @@ from tollway.ledger.ledger import (
     UnfinalLimit,
     Unspendable,
 )
-from tollway.ledger.records import Authorization, CallState, Cover, KeyTaken, Payment, RepeatsOpenCall
+from tollway.ledger.records import (
+    Authorization,
+    CallState,
+    Cover,
+    KeyTaken,
+    Payment,
+    Rail,
+    RepeatsOpenCall,
+)
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.proof import BOUND_REQUIRED, PARAMS_HEADER, SIGNATURE_HEADER, TX_HEADER
@@ -131,7 +139,7 @@ class CallPayment(ABC):
     """The payment of one call, from the proof to the captured price. Each step fills in more attributes.
 
     Set by `verify`: `payer`, `asset` (None: a free call), `price`, `units` (of the ledger), `currency`, `charge_on`. Set by `claim`:
-    `call_id` and `claimed`. `transaction`: the transaction that moved the money. `key`: the idempotency key of the request. `verified`
+    `call_id` and `claimed`. Set by the pipeline: `is_verified`; by the proxy: `upstream_status`. `transaction`: the transaction that moved the money. `key`: the idempotency key of the request. `verified`
     and `fields`: cached results of an earlier call of the same request (`gateway.decisions`), set before `check`.
     """
 
@@ -144,6 +152,7 @@ class CallPayment(ABC):
         "claimed",
         "currency",
         "fields",
+        "is_verified",
         "key",
         "ledger",
         "payer",
@@ -153,6 +162,7 @@ class CallPayment(ABC):
         "route",
         "transaction",
         "units",
+        "upstream_status",
         "verified",
     )
 
@@ -184,6 +194,8 @@ class CallPayment(ABC):
         self.claimed: Claimed | None = None
         self.fields: ForwardedFields | None = None
         self.verified: Verified | None = None
+        self.is_verified = False
+        self.upstream_status: int | None = None
 
     @abstractmethod
     async def check(self) -> None:
@@ -198,6 +210,15 @@ class CallPayment(ABC):
     async def claim(self) -> ProxyResponse | None:
         """Takes the price in one durable commit, or reopens an earlier call under its own claim. Called with a held connection.
         Returns the stored response where another request was faster. Raises Refusal: nothing was taken."""
+
+    @property
+    def rail_name(self) -> str:
+        """The rail of the call for metrics and the log: that of the claim, and before it the one that the proof would use."""
+        return self.default_rail if self.claimed is None else self.claimed.rail
+
+    @property
+    def default_rail(self) -> Rail:
+        return Rail.NONE
 
     @property
     def charged_state(self) -> CallState:

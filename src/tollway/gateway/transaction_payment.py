@@ -9,6 +9,7 @@ the same request, costs the price of its claim, although the listing may have an
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
@@ -43,7 +44,15 @@ from tollway.ledger.ledger import (
     NonceUsed,
     NotFirst,
 )
-from tollway.ledger.records import SAFE_METHODS, CallState, KeyedCall, KeyTaken, OpenCall, RepeatsOpenCall
+from tollway.ledger.records import (
+    SAFE_METHODS,
+    CallState,
+    KeyedCall,
+    KeyTaken,
+    OpenCall,
+    Rail,
+    RepeatsOpenCall,
+)
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.pricing import OperationPrice, find_lowest_price, find_price_end_ms
@@ -191,6 +200,11 @@ class TransactionPayment(CallPayment):
             await self._find_spendables(None if self.repeat is None else self.repeat.body)
 
     @property
+    def default_rail(self) -> Rail:
+        spendables = self._spendables
+        return Rail.CREDIT if spendables and not spendables[0].is_first else Rail.TX
+
+    @property
     def _named_call(self) -> object:
         return None if self.repeat is None else self.repeat.call
 
@@ -208,7 +222,10 @@ class TransactionPayment(CallPayment):
             return self.verified.spendables
         self.verified = None
         bound = self._rail.bind(self.request, self.proof, body)
-        found = await self._rail.transaction_verifier.find_spendable(self.proof, self.route.entry, bound)
+        found = await self._rail.transaction_verifier.find_spendable(
+            self.proof, self.route.entry, bound, on_chain=partial(self.active.begin, "chain")
+        )
+        self.active.begin("door")
         if isinstance(found, Problem) and self.proof.binding is not None:
             return explain_other_host(found, self.request, origin=bound.gateway)
         return found

@@ -22,7 +22,7 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.port import AccountFacts, Fees, SettlementChain
 from tollway.chain.tokens import find_domain_fault
 from tollway.errors import ChainUnavailable, StorageUnavailable
-from tollway.ids import Address, ChainId, ListingId
+from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import CodeRecord, GasLedger
 from tollway.ledger.records import SettlementAttempt
 from tollway.limits import Limits
@@ -65,7 +65,8 @@ def _ignore(*_: object) -> None:
 class SettlementMetrics:
     """The callables of the metrics. `mined`: seconds from a transaction's signature to its receipt. `unmined`: transactions of that
     key that are signed and not mined yet. `orphaned`: calls that settlement recovery found, at most its batch. `withdrawn`: rails
-    of that network withdrawn for that reason."""
+    of that network withdrawn for that reason. `floor`: the least balance of its gas keys. `budget_used`: the share of its gas budget
+    that is spent. `spent`: the cost of a mined transaction of that key."""
 
     end: Callable[[ChainId, OutcomeLabel], None] = _ignore
     mined: Callable[[ChainId, float], None] = _ignore
@@ -73,6 +74,9 @@ class SettlementMetrics:
     unmined: Callable[[ChainId, Address, int], None] = _ignore
     orphaned: Callable[[int], None] = _ignore
     withdrawn: Callable[[ChainId, WithdrawalReason, int], None] = _ignore
+    floor: Callable[[ChainId, int], None] = _ignore
+    budget_used: Callable[[ChainId, float], None] = _ignore
+    spent: Callable[[ChainId, Address, int], None] = _ignore
 
 
 NO_METRICS = SettlementMetrics()
@@ -223,6 +227,7 @@ class GasBudget:
         self._spent = {chain_id: _Spending() for chain_id in self._rules}
         self._next_sum_s = float("-inf")
         self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
+        self._counted: dict[TxHash, None] = {}
         self._wallets = {chain_id: _WalletGas() for chain_id in self._rules}
         self._wallet_costs: deque[tuple[SettlementAttempt, int, bool]] = deque(maxlen=COSTS_KEPT)
         self._has_failure = asyncio.Event()
@@ -340,6 +345,11 @@ class GasBudget:
     def record_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
         """The cost of a mined transaction, written with the next refresh. A crash loses it: then its maximum cost goes on
         counting."""
+        if attempt.tx_hash not in self._counted:  # recovery reads a receipt again until it is deep enough
+            self._counted[attempt.tx_hash] = None
+            self._metrics.spent(attempt.chain_id, attempt.sender, cost_wei)
+            if len(self._counted) > COSTS_KEPT:
+                del self._counted[next(iter(self._counted))]
         self._costs.append((attempt, cost_wei))
         self._wallet_costs.append((attempt, cost_wei, is_reverted))
         if attempt.code_hash is not None and is_reverted:
@@ -463,6 +473,10 @@ class GasBudget:
             spending.noted.clear()
             spent = await self._gas_ledger.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
             spending.replace(spent)
+            rules = self._rules[chain_id]
+            if rules.gas_keys:
+                self._metrics.floor(chain_id, rules.gas_floor_wei)
+                self._metrics.budget_used(chain_id, spending.total_wei / max(1, rules.network_budget_wei))
         try:
             await self._refresh_wallets()
         except StorageUnavailable:  # payers with code are not served meanwhile; other payers are

@@ -263,9 +263,15 @@ class TransactionVerifier:
         self._known: OrderedDict[TxHash, tuple[SpendablePayment, ...]] = OrderedDict()
 
     async def find_spendable(
-        self, proof: Proof, entry: CatalogEntry, request: BoundRequest
+        self,
+        proof: Proof,
+        entry: CatalogEntry,
+        request: BoundRequest,
+        *,
+        on_chain: Callable[[], None] = lambda: None,
     ) -> tuple[SpendablePayment, ...] | Problem:
-        """The payments of the transaction that this caller may spend on this listing, or the problem.
+        """The payments of the transaction that this caller may spend on this listing, or the problem. `on_chain` is called before the
+        chain is read for the first presentation of a transaction.
 
         Raises `ChainUnavailable` and `StorageUnavailable`.
         """
@@ -275,7 +281,7 @@ class TransactionVerifier:
         most_likely = proof.chain_id or next(iter(entry.versions[0].networks), ChainId(0))
         presented = PresentedProof(proof, request, entry.listing.id, chain_id=most_likely, quota=self._quota)
         try:
-            outcome = await self._find_spendable(presented, entry, remembered)
+            outcome = await self._find_spendable(presented, entry, remembered, on_chain)
         except (ChainUnavailable, StorageUnavailable):
             presented.charge.count_unresolved()
             raise
@@ -289,7 +295,11 @@ class TransactionVerifier:
         return bool(payments) and known.issuperset(map(id, payments))
 
     async def _find_spendable(
-        self, presented: PresentedProof, entry: CatalogEntry, remembered: Sequence[SpendablePayment]
+        self,
+        presented: PresentedProof,
+        entry: CatalogEntry,
+        remembered: Sequence[SpendablePayment],
+        on_chain: Callable[[], None],
     ) -> tuple[SpendablePayment, ...] | Problem:
         proof = presented.proof
         try:
@@ -299,6 +309,7 @@ class TransactionVerifier:
             if found := await self._find_known(recorded.payments, presented, entry):
                 return found
             verification = _Verification(presented=presented, entry=entry, recorded=recorded)
+            on_chain()
             return await self._check_network(await self._look_up(verification), proof, entry)
         except Refusal as refusal:
             return refusal.problem

@@ -70,6 +70,7 @@ class Database(Protocol):
     """Runs the functions of the stores in transactions. Safe to call from many tasks at once."""
 
     dialect: Literal["sqlite", "postgresql"]
+    outages: OutageLog
 
     async def open(self) -> None: ...
 
@@ -140,7 +141,7 @@ class SqliteDatabase:
         self._read_engine = self._create_engine(is_writer=False)
         self._write_connection: Connection | None = None
         self._is_flushing = True
-        self._outages = OutageLog(self.describe_location())
+        self.outages = OutageLog(self.describe_location())
 
     def _create_engine(self, *, is_writer: bool) -> Engine:
         # Each transaction is ended below, so the pool has nothing to roll back when a connection returns to it.
@@ -201,9 +202,9 @@ class SqliteDatabase:
         except (SQLAlchemyError, OSError, OverflowError, UnicodeEncodeError) as exc:
             if is_value_refused(exc):
                 raise ValueRefused from exc
-            self._outages.record_failure(use, exc)
+            self.outages.record_failure(use, exc)
             raise StorageUnavailable from exc
-        self._outages.record_success(use)
+        self.outages.record_success(use)
         return result
 
     def _read(self, work: Work[T]) -> T:

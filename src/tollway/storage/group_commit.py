@@ -26,6 +26,7 @@ from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish, NonceUnavailable
 from tollway.ledger.records import CallState
+from tollway.metric_table import CommitKind
 from tollway.storage.batch_wait import BATCH_WAIT_S, BatchWait
 from tollway.storage.call_terms import KnownTerms
 from tollway.storage.database import ROLLBACKS_MAX, Database, is_retryable
@@ -41,6 +42,7 @@ from tollway.storage.ledger_batch import (
     Reopened,
     close_unsent,
     ended_key,
+    find_commit_kind,
     opened_key,
 )
 from tollway.storage.ledger_tables import owner_table
@@ -104,6 +106,7 @@ class GroupCommit:
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
         on_batch: Callable[[int], None] = lambda size: None,
+        on_commit: Callable[[CommitKind, float], None] = lambda kind, seconds: None,
         task: BackgroundTask | None = None,
     ) -> None:
         """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long
@@ -119,7 +122,7 @@ class GroupCommit:
         self._patience_s = patience_s
         self._retry_s = retry_s
         self._finish_delay_s = finish_delay_s
-        self._on_batch = on_batch
+        self.note_batch, self.note_commit = on_batch, on_commit
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
         make_batch_wait = partial(BatchWait, wait_s=batch_wait_s, ticks_ms=ticks_ms)
         self._known_terms = KnownTerms()
@@ -340,9 +343,6 @@ class GroupCommit:
         self._failed.append((waiting, exc))
         self._wake.set()
 
-    def note_batch(self, size: int) -> None:
-        self._on_batch(size)
-
     def _is_urgent(self) -> bool:
         # At the end only the statement queues may still have entries.
         if self._is_stopping and not self._queue:
@@ -398,7 +398,7 @@ class GroupCommit:
     async def _commit(self, batch: list[WaitingEntry]) -> None:
         if not batch:
             return
-        self._on_batch(len(batch))
+        self.note_batch(len(batch))
         exc = await self._write_part(batch, is_retry=False)
         if exc is None:
             self._task.record_success()
@@ -506,9 +506,12 @@ class GroupCommit:
             )
             return batch, batch.run(entries)
 
+        read_clock_s = asyncio.get_running_loop().time
+        started_s = read_clock_s()
         for attempt in range(ROLLBACKS_MAX):
             try:
                 batch, outcomes = await self._database.write(write_batch, flush=is_durable)
+                self.note_commit(find_commit_kind(entries), read_clock_s() - started_s)
                 self._known_terms.remember(batch.new_terms)
                 return outcomes
             except AccountsShort as short:

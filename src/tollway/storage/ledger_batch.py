@@ -41,6 +41,7 @@ from tollway.ledger.ledger import (
 )
 from tollway.ledger.records import CallState, Delivery, Interruption, PaymentState, Rail, decide_dropped_call
 from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
+from tollway.metric_table import CommitKind
 from tollway.storage.authorizations import find_known, lock_wallets, write_claimed
 from tollway.storage.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
 from tollway.storage.history import find_held_units
@@ -635,3 +636,12 @@ def _finish_values(finish: Finish, *, ahead_ms: int) -> dict[str, object]:
         "response_bytes": finish.response_bytes,
         "completed_ms": finish.completed_ms + ahead_ms,
     }
+
+
+def find_commit_kind(entries: Sequence[Entry]) -> CommitKind:
+    """The entry of a batch that matters most: money moves, then claims, then ends."""
+    if any(isinstance(entry, Settle | Conclude) for entry in entries):
+        return "settle"
+    if any(isinstance(entry, Claim | Reopen) for entry in entries):
+        return "claim"
+    return "close" if any(isinstance(entry, Close) for entry in entries) else "other"

@@ -43,6 +43,7 @@ from tollway.ledger.records import (
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.metric_table import CommitKind
 from tollway.storage import authorizations, history, idempotency, payments, recovery
 from tollway.storage.batch_loader import BatchLoader
 from tollway.storage.batch_wait import BATCH_WAIT_S
@@ -99,6 +100,7 @@ class LedgerStore:
         shared_clock: SharedClock = read_shared_clock,
         ticks_ms: Callable[[], int] | None = None,
         on_batch: Callable[[int], None] = lambda size: None,
+        on_commit: Callable[[CommitKind, float], None] = lambda kind, seconds: None,
         on_lapse: Callable[[], None] = lambda: None,
         on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
@@ -106,7 +108,7 @@ class LedgerStore:
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
-        """`on_lapse`: called when this gateway renewed later than its lease, so that other gateways may have recovered its calls.
+        """`on_commit`: called after each written batch, with the entry that matters most in it and the seconds. `on_lapse`: called when this gateway renewed later than its lease, so that other gateways may have recovered its calls.
         `on_restore`: called when a restore of the database was detected and its balances are held. `ticks_ms`: a monotonic clock that
         detects jumps of the other clocks. `writer`: the background task that reports `run`. `close_retry_s`: the pause between two tries
         of a close while the database is unavailable. `batch_wait_s`: the longest wait of the writer for the callers of its last batch.
@@ -150,6 +152,7 @@ class LedgerStore:
             batch_wait_s=batch_wait_s,
             finish_delay_s=finish_delay_s,
             on_batch=on_batch,
+            on_commit=on_commit,
             task=writer,
         )
 

@@ -313,6 +313,24 @@ generation_table = Table(
 """One row, raised at each start and in each recovery. A mark beside the database with a higher number means a restore."""
 
 
+audit_run_table = Table(
+    "audit_run",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ended_ms", BigInteger, nullable=False),
+    Column("differences", Integer, nullable=False),
+)
+"""One row: the end of the last audit, and how many differences it found."""
+
+backup_run_table = Table(
+    "backup_run",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ended_ms", BigInteger, nullable=False),
+)
+"""One row: the end of the last backup by the command."""
+
+
 authorization_table = Table(
     "authorization",
     metadata,

@@ -91,6 +91,11 @@ async def schema_state(
     return await database.read(partial(_schema_state, migrations=migrations, oldest=oldest_serviceable))
 
 
+async def find_revision(database: Database) -> str | None:
+    """The newest revision that the tables have, by name; None without tables. Raises StorageUnavailable."""
+    return max(await database.read(_read_versions), default=None)
+
+
 def _upgrade(connection: Connection, *, revision: str, migrations: Path, is_short: bool) -> SchemaState:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK_KEY})

@@ -106,7 +106,21 @@ class OutageLog:
         self._where = where
         self._clock = clock
         self._outages: dict[Use, tuple[str, float]] = {}
+        self._away_s: dict[str, float] = {}
+        self._counted_s = clock()
         self._logged_s: dict[tuple[Use, str], float] = {}
+
+    @property
+    def is_away(self) -> bool:
+        return bool(self._outages)
+
+    def read_away_s(self) -> dict[str, float]:
+        """The time of all outages so far, in seconds, by cause. The time of an outage of both uses with one cause counts once."""
+        now_s = self._clock()
+        for cause in {cause for cause, _ in self._outages.values()}:
+            self._away_s[cause] = self._away_s.get(cause, 0.0) + now_s - self._counted_s
+        self._counted_s = now_s
+        return dict(self._away_s)
 
     def record_failure(self, use: Use, exc: BaseException) -> None:
         if name_state(exc) in _ROLLED_BACK:
@@ -115,6 +129,7 @@ class OutageLog:
         before = self._outages.get(use)
         if before is not None and before[0] == cause:
             return
+        self.read_away_s()  # the time until now belongs to the causes until now
         self._outages[use] = (cause, before[1] if before else now_s)
         logged_s = self._logged_s.get((use, cause))
         if logged_s is not None and now_s - logged_s < LOG_INTERVAL_S:
@@ -127,6 +142,7 @@ class OutageLog:
     def record_success(self, use: Use) -> None:
         if use not in self._outages:
             return
+        self.read_away_s()
         cause, since_s = self._outages.pop(use)
         away_s = round(self._clock() - since_s, 1)
         _log.info("storage_back", use=use, cause=cause, away_s=away_s, database=self._where)

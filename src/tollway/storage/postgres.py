@@ -66,7 +66,7 @@ class PostgresDatabase:
     def __init__(self, url: str) -> None:
         address = PostgresAddress.parse(url)
         self.connector = PostgresConnector(address)
-        self._outages = OutageLog(self.describe_location())
+        self.outages = OutageLog(self.describe_location())
         self._validity = ConnectionValidity()
         self._resolved_in_doubt = 0
         connect_writable = partial(self._connect, statement_deadline_s=COMMAND_TIMEOUT_S)
@@ -186,7 +186,7 @@ class PostgresDatabase:
         """Runs a transaction in one greenlet, with taking and returning its connection, because each greenlet costs time."""
         with self._translated(use):
             result: T = await greenlet_spawn(self._run_in_greenlet, engine.sync_engine, job, use)
-        self._outages.record_success(use)
+        self.outages.record_success(use)
         return result
 
     def _run_in_greenlet(self, engine: Engine, job: Callable[[Connection], T], use: Use) -> T:
@@ -206,7 +206,7 @@ class PostgresDatabase:
         except DRIVER_ERRORS as exc:
             if is_value_refused(exc):
                 raise ValueRefused from exc
-            self._outages.record_failure(use, exc)
+            self.outages.record_failure(use, exc)
             raise StorageUnavailable from exc
 
     async def _connect(self, *, statement_deadline_s: float | None) -> asyncpg.Connection:

@@ -22,6 +22,7 @@ from tollway.ids import CallId
 from tollway.ledger.claims import is_claim_alone_plain
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.sales import is_hour_unmarked
+from tollway.metric_table import CommitKind
 from tollway.storage.batch_wait import BatchWait
 from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of
 from tollway.storage.database import Database, Work, is_retryable
@@ -84,6 +85,10 @@ class QueueOwner(Protocol):
 
     def note_batch(self, size: int) -> None:
         """Counts a statement for `size` entries."""
+        ...
+
+    def note_commit(self, kind: CommitKind, seconds: float) -> None:
+        """Observes the time of a written statement."""
         ...
 
 
@@ -303,7 +308,7 @@ class StatementQueues:
                 )
             ]
 
-        await self._write(batch, work, flush=True)
+        await self._write(batch, work, "claim", flush=True)
 
     async def _write_ends(self, batch: Sequence[WaitingEntry]) -> None:
         """Writes the closes first: a finish of the same batch may belong to a call that one of them ends."""
@@ -323,14 +328,18 @@ class StatementQueues:
             return [*finishes]
 
         if closes:
-            await self._write(closing, close, flush=False)
+            await self._write(closing, close, "close", flush=False)
             # Before the finishes: a cut of one of these calls must reach the writer before the next claim of the same request.
             self.ends.release(closing)
         if finishes:
-            await self._write(finishing, finish, flush=False)
+            await self._write(finishing, finish, "other", flush=False)
 
-    async def _write(self, batch: Sequence[WaitingEntry], work: Work[list[_Written]], *, flush: bool) -> None:
+    async def _write(
+        self, batch: Sequence[WaitingEntry], work: Work[list[_Written]], kind: CommitKind, *, flush: bool
+    ) -> None:
         """Runs `work`, which returns what was written of each entry, and hands the other entries to the writer."""
+        read_clock_s = asyncio.get_running_loop().time
+        started_s = read_clock_s()
         try:
             written = await self._database.write_statement(work, flush=flush)
         except RestoreDetected:
@@ -349,6 +358,7 @@ class StatementQueues:
             else:
                 self._owner.take_over_failed(batch, exc)
         else:
+            self._owner.note_commit(kind, read_clock_s() - started_s)
             left = []
             for waiting, outcome in zip(batch, written, strict=True):
                 if outcome is None:

@@ -54,7 +54,7 @@ def build_app(
     app: ASGIApp = control_plane  # from the inside out:
     app = CatalogReadLimit(app, at_once=CATALOG_READS_AT_ONCE)
     app = RequestHeadCheck(app, limits=limits, public_url=public_url)
-    app = OverloadLimit(app, shedder=shedder, public_url=public_url)
+    app = OverloadLimit(app, shedder=shedder, public_url=public_url, metrics=metrics)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
     app = HeadWithoutBody(app)
     app = ResponseHeaders(app)

@@ -348,6 +348,7 @@ class GatewayApp:
         request_id_of: Callable[[Scope], str],
         client_address_of: Callable[[Scope], str],
         count_outcome: Callable[[str], None],
+        count_refusal: Callable[[str], None] = lambda code: None,
         shedder: LoadShedder,
         problem_pages: ProblemPages | None = None,
     ) -> None:
@@ -360,6 +361,7 @@ class GatewayApp:
         self._request_id_of = request_id_of
         self._client_address_of = client_address_of
         self._count_outcome = count_outcome
+        self._count_refusal = count_refusal
         self._shedder = shedder
         self._problem_pages = problem_pages
         self.client_sockets = ClientSockets()
@@ -376,6 +378,7 @@ class GatewayApp:
         )
         problem = self._shedder.enter(client_address)
         if problem is not None:
+            self._count_refusal(problem.code.value)
             await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))
             return
         try:
@@ -398,6 +401,7 @@ class GatewayApp:
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._send_response(scope, outcome, body, send)
         elif isinstance(outcome, ProblemResponse):
+            self._count_refusal(outcome.problem.code.value)
             await self._send_problem(
                 scope, body, send, request_id, outcome, self._render_quote(outcome, call)
             )

@@ -212,8 +212,11 @@ class HeadWithoutBody:
 class OverloadLimit:
     """Refuses requests beyond the capacity of the gateway, except health checks."""
 
-    def __init__(self, app: ASGIApp, *, shedder: LoadShedder, public_url: str) -> None:
+    def __init__(
+        self, app: ASGIApp, *, shedder: LoadShedder, public_url: str, metrics: Metrics | None = None
+    ) -> None:
         self._app = app
+        self._metrics = metrics
         self._shedder = shedder
         self._public_url = public_url
 
@@ -223,6 +226,8 @@ class OverloadLimit:
             return
         client_address = scope["state"]["client_address"]
         problem = self._shedder.enter(client_address)
+        if problem is not None and self._metrics is not None:
+            self._metrics.refusals.add(problem.code.value)
         if problem is not None:
             await send_problem(problem, scope, send, public_url=self._public_url)
             return

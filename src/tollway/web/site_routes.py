@@ -34,7 +34,7 @@ from tollway.discovery.site_files import (
     write_security_text,
     write_site_text,
 )
-from tollway.errors import Code, Problem, Refusal
+from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
@@ -449,14 +449,18 @@ Readiness = Callable[[], Awaitable[Mapping[str, bool]]]
 """The checks by name (`storage`, `chain_8453`, …); true: passed."""
 
 
-def health_router(readiness: Readiness, *, has_pages: bool = False) -> Router:
-    """`/healthz` (the process), `/readyz` (the process and its dependencies), `/problems` and `/problems/{code}`. `has_pages`: `page_router` serves the last two."""
+def health_router(readiness: Readiness, traffic: Readiness, *, has_pages: bool = False) -> Router:
+    """`/healthz` (the process), `/readyz` (the process and its dependencies), `/problems` and `/problems/{code}`. `traffic`: the checks of
+    `/readyz?for=traffic`, which a load balancer reads. `has_pages`: `page_router` serves the last two."""
 
     async def healthz(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"}, headers={"cache-control": "no-store"})
 
     async def readyz(request: Request) -> JSONResponse:
-        checks = dict(await readiness())
+        purpose = request.query_params.get("for")
+        if purpose not in (None, "traffic"):
+            raise Refusal(_OTHER_PURPOSE)
+        checks = dict(await (readiness() if purpose is None else traffic()))
         failed = [name for name, is_well in checks.items() if not is_well]
         if failed:
             raise Refusal(_not_ready(checks, failed))
@@ -499,6 +503,13 @@ def health_router(readiness: Readiness, *, has_pages: bool = False) -> Router:
             *([] if has_pages else problems),
         ]
     )
+
+
+_OTHER_PURPOSE = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="`for` can be `traffic` only. Leave it out to check the chains and the background tasks too.",
+    errors=(FieldError(code="unknown_value", detail="must be traffic", parameter="for"),),
+)
 
 
 def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:

@@ -1,0 +1,54 @@
+"""Connects the ports of settlement and of chain nodes to the metrics of a gateway. It decides nothing."""
+
+import time
+from collections.abc import Callable
+
+from tollway.ids import ChainId, format_network
+from tollway.metric_table import NodeOutcome
+from tollway.payments.gas import SettlementMetrics
+from tollway.telemetry import Metrics
+
+
+def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
+    """The metrics that settlement writes to."""
+    return SettlementMetrics(
+        end=lambda chain_id, end: metrics.settlements.labels(format_network(chain_id), end.value).inc(),
+        mined=lambda chain_id, seconds: metrics.settlement_seconds.labels(format_network(chain_id)).observe(
+            max(0.0, seconds)
+        ),
+        balance=lambda chain_id, key, wei: metrics.gas_key_balance.labels(
+            format_network(chain_id), str(key)
+        ).set(wei),
+        unmined=lambda chain_id, key, length: metrics.gas_lane_length.labels(
+            format_network(chain_id), str(key)
+        ).set(length),
+        orphaned=metrics.calls_adrift.set,
+        floor=lambda chain_id, wei: metrics.gas_floor.set(wei, format_network(chain_id)),
+        budget_used=lambda chain_id, ratio: metrics.gas_budget_used.set(ratio, format_network(chain_id)),
+        spent=lambda chain_id, key, wei: metrics.gas_spent.add_amount(
+            wei, format_network(chain_id), str(key)
+        ),
+        withdrawn=lambda chain_id, reason, count: metrics.rails_withdrawn.labels(
+            format_network(chain_id), reason.value
+        ).set(count),
+    )
+
+
+class NodeMetrics:
+    """The metrics of the requests to chain nodes (`NodeObserver`). `now_s`: the process clock, with which the age of a block is computed."""
+
+    def __init__(self, metrics: Metrics, *, now_s: Callable[[], float] = time.time) -> None:
+        self._metrics = metrics
+        self._now_s = now_s
+
+    def count_request(self, chain_id: ChainId, position: int, outcome: NodeOutcome, seconds: float) -> None:
+        network, node = format_network(chain_id), str(position)
+        self._metrics.node_requests.add(network, node, outcome)
+        self._metrics.node_request_seconds.find(network, node).observe(seconds)
+
+    def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
+        age_s = max(0.0, self._now_s() - block_time_s)
+        self._metrics.node_head_age.set(age_s, format_network(chain_id), str(position))
+
+    def count_disagreement(self, chain_id: ChainId, position: int) -> None:
+        self._metrics.node_disagreements.add(format_network(chain_id), str(position))

@@ -1,0 +1,149 @@
+"""Observes how paid calls end: the time of each phase as a metric, and one log line for a call, `call_ended`.
+
+A phase is a part of the time of a call: `door` (headers, listing, proof, price, body), `chain` (look-ups of the payment until it is recorded), `dial`, `claim`,
+`upstream` (until the response head), then `settle` or `close`. A phase that did not happen is not observed; a phase in which the call failed is.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+
+from tollway.errors import Code, TollwayError
+from tollway.gateway.messages import CallRefused, ClientGone, ProxyResponse
+from tollway.metric_table import PHASES, Phase
+from tollway.plain_metrics import PlainHistogram, PlainHistograms
+
+if TYPE_CHECKING:
+    from tollway.gateway.rail import CallPayment
+
+CallLog = Literal["all", "failures", "off"]
+
+_log = structlog.get_logger(__name__)
+
+_EXPECTED = frozenset({"charged", "repeated"})
+
+
+class PhaseTimer:
+    """The time of each phase of one call. `clock`: monotonic seconds. `seconds`: of the phases that happened, in their order."""
+
+    __slots__ = ("_clock", "_phase", "_since_s", "seconds")
+
+    def __init__(self, clock: Callable[[], float], started_s: float) -> None:
+        self.seconds: dict[Phase, float] = {}
+        self._clock = clock
+        self._phase: Phase | None = "door"
+        self._since_s = started_s
+
+    def begin(self, phase: Phase) -> None:
+        """Ends the current phase. A phase may begin several times; its times are added."""
+        now_s, seconds, current = self._clock(), self.seconds, self._phase
+        if current is not None:
+            seconds[current] = seconds.get(current, 0.0) + now_s - self._since_s
+        self._phase, self._since_s = phase, now_s
+
+    def end(self) -> None:
+        """Ends the last phase. Without effect after the first time."""
+        current = self._phase
+        if current is not None:
+            self.seconds[current] = self.seconds.get(current, 0.0) + self._clock() - self._since_s
+            self._phase = None
+
+
+class CallObserver:
+    """The observer of all calls of a process. `is_debug`: whether the log is at `debug` now; every call has its line then."""
+
+    def __init__(
+        self,
+        call_seconds: PlainHistograms,
+        *,
+        call_log: CallLog,
+        log_wallets: bool,
+        status_of: Callable[[Code], int],
+        is_debug: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._call_seconds = call_seconds
+        self._histograms: dict[str, dict[Phase, PlainHistogram]] = {}
+        self._call_log = call_log
+        self._log_wallets = log_wallets
+        self._status_of = status_of
+        self._is_debug = is_debug
+
+    def record(
+        self, payment: "CallPayment", *, response: ProxyResponse | None, error: BaseException | None
+    ) -> None:
+        """Records the end of one call, before its body streams: with a response of the upstream or a stored one, or with an error."""
+        timer = payment.active
+        timer.end()
+        rail = payment.rail_name
+        histograms = self._histograms.get(rail)
+        if histograms is None:
+            find = self._call_seconds.find
+            histograms = self._histograms[rail] = {phase: find(rail, phase) for phase in PHASES}
+        for phase, seconds in timer.seconds.items():
+            histograms[phase].observe(seconds)
+        if not payment.is_verified or payment.asset is None:
+            return  # free, or nothing is proved: such requests must not fill the log
+        outcome = name_outcome(payment, response, error)
+        if outcome not in _EXPECTED:
+            if self._call_log != "off":
+                self._write(payment, rail, outcome, response, error)
+        elif self._call_log == "all" or self._is_debug():
+            self._write(payment, rail, outcome, response, error)
+
+    def _write(
+        self,
+        payment: "CallPayment",
+        rail: str,
+        outcome: str,
+        response: ProxyResponse | None,
+        error: BaseException | None,
+    ) -> None:
+        asset, code = payment.asset, error.problem.code if isinstance(error, TollwayError) else None
+        fields: dict[str, object] = {
+            "call_id": payment.call_id,
+            "request_id": payment.request.request_id,
+            "listing_id": payment.route.listing.id,
+            "rail": rail,
+            "network": None if asset is None else asset.network,
+            "outcome": outcome,
+            "status": self._find_status(response, code),
+            "upstream_status": payment.upstream_status,
+            "price": payment.price.text,
+            "currency": payment.currency,
+            "ms": {phase: round(s * 1000, 2) for phase, s in payment.active.seconds.items()},
+            "attempts": 0 if payment.claimed is None else payment.claimed.epoch,
+        }
+        if code is not None:
+            fields["code"] = code.value
+        if self._log_wallets and payment.payer is not None:
+            fields["payer"] = str(payment.payer)
+        if outcome == "held":
+            _log.warning("call_ended", **fields)
+        elif outcome in _EXPECTED and self._call_log != "all":
+            _log.debug("call_ended", **fields)
+        else:
+            _log.info("call_ended", **fields)
+
+    def _find_status(self, response: ProxyResponse | None, code: Code | None) -> int | None:
+        if response is not None:
+            return response.status
+        return None if code is None else self._status_of(code)
+
+
+def name_outcome(payment: "CallPayment", response: ProxyResponse | None, error: BaseException | None) -> str:
+    """`charged`, `released` or `held`; `repeated` for a stored response; `abandoned` where the caller left; `refused` before a claim; `failed` for a defect."""
+    if response is not None:
+        return response.payment_state or "repeated"
+    if isinstance(error, ClientGone):
+        return "abandoned" if payment.claimed is None else error.payment_state
+    if not isinstance(error, TollwayError):
+        return "failed"
+    if payment.claimed is None and not _is_in_doubt(error):
+        return "refused"
+    return error.problem.payment_state or "refused"
+
+
+def _is_in_doubt(error: TollwayError) -> bool:
+    """Whether the claim itself failed in storage, so that the price may be held until recovery."""
+    return isinstance(error, CallRefused) and error.problem.payment_state == "held"

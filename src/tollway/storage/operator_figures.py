@@ -1,0 +1,116 @@
+"""Figures of the fleet for metrics: open calls, the last audit, the last backup, stale secrets. The leading gateway reads them.
+
+Counts and ages come from the partial indexes of open calls, so that their cost does not grow with the history.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, func, inspect, select, text
+
+from tollway.storage.database import Database, write_retried
+from tollway.storage.encryption import Sealer
+from tollway.storage.key_rotation import KeyRotation
+from tollway.storage.ledger_tables import audit_run_table, backup_run_table, call_table
+from tollway.storage.statements import insert_for
+from tollway.telemetry import FleetFigures
+
+COUNT_MAX = 10_000
+STALE_INTERVAL_S = 300.0
+"""Between two counts of stale secrets: each opens every secret once."""
+RESPONSES_MAX = 200
+OPEN_STATES = ("forwarding", "settling", "unknown")
+
+_ROW = 1
+
+
+class FleetFiguresStore:
+    """Reads the figures. `now_ms`: the time that all gateways share. `has_other_keys`: whether the settings have more than one secret key; with one key nothing
+    can be stale. `clock`: monotonic seconds."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        sealer: Sealer,
+        has_other_keys: bool,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._rotation = KeyRotation(database, sealer=sealer)
+        self._has_other_keys = has_other_keys
+        self._now_ms = now_ms
+        self._clock = clock
+        self._stale = 0
+        self._stale_due_s = float("-inf")
+
+    async def read(self) -> FleetFigures:
+        """Raises StorageUnavailable."""
+        if self._has_other_keys and self._clock() >= self._stale_due_s:
+            self._stale = (await self._rotation.count(responses_max=RESPONSES_MAX)).older
+            self._stale_due_s = self._clock() + STALE_INTERVAL_S
+        now_ms = self._now_ms()
+        return await self._database.read(
+            lambda connection: read_figures(connection, now_ms=now_ms, secrets_stale=self._stale)
+        )
+
+
+def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> FleetFigures:
+    open_calls = {}
+    for state in OPEN_STATES:
+        count, oldest_ms = connection.execute(count_open(state)).one()
+        open_calls[state] = (count, 0.0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000)
+    audit = backup = None
+    if has_runs(connection):
+        audit = _read_row(connection, "audit_run")
+        backup = _read_row(connection, "backup_run")
+    return FleetFigures(
+        open_calls=open_calls,
+        audit_s=None if audit is None else audit.ended_ms / 1000,
+        audit_differences=None if audit is None else audit.differences,
+        backup_s=None if backup is None else backup.ended_ms / 1000,
+        secrets_stale=secrets_stale,
+    )
+
+
+def count_open(state: str) -> Select[int, Any]:
+    """Counts the calls of a state to `COUNT_MAX`, and finds the oldest of those. The predicate is literal, as in the index."""
+    rows = select(call_table.c.moved_ms).where(text(f"state = '{state}'")).limit(COUNT_MAX)
+    if state == "unknown":  # its index is in this order
+        rows = rows.order_by(call_table.c.moved_ms)
+    counted = rows.subquery()
+    return select(func.count(), func.min(counted.c.moved_ms)).select_from(counted)
+
+
+def has_runs(connection: Connection) -> bool:
+    """False on the tables of the release before, which have no place for the figures of commands."""
+    return inspect(connection).has_table("audit_run")
+
+
+async def record_audit(database: Database, *, differences: int, now_ms: int) -> bool:
+    """Records the end of an audit. False where the tables are older. Raises StorageUnavailable."""
+    values = {"ended_ms": now_ms, "differences": differences}
+    return await write_retried(database, lambda connection: _record(connection, "audit_run", values))
+
+
+async def record_backup(database: Database, *, now_ms: int) -> bool:
+    """Records the end of a backup. False where the tables are older. Raises StorageUnavailable."""
+    values = {"ended_ms": now_ms}
+    return await write_retried(database, lambda connection: _record(connection, "backup_run", values))
+
+
+_TABLES = {"audit_run": audit_run_table, "backup_run": backup_run_table}
+
+
+def _record(connection: Connection, name: str, values: dict[str, int]) -> bool:
+    if not has_runs(connection):
+        return False
+    statement = insert_for(connection, _TABLES[name]).values(id=_ROW, **values)
+    connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
+    return True
+
+
+def _read_row(connection: Connection, name: str) -> Row[Any] | None:
+    return connection.execute(select(_TABLES[name])).one_or_none()

@@ -1,0 +1,90 @@
+"""The figures of the fleet, on both dialects: open calls from the partial indexes, the last audit and backup."""
+
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import event
+
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
+from tollway.ledger.records import CallState
+from tollway.storage.database import Database, SqliteDatabase
+from tollway.storage.encryption import Sealer
+from tollway.storage.migrate import upgrade
+from tollway.storage.operator_figures import FleetFiguresStore, record_audit, record_backup
+
+KEY = b"\x01" * 32
+
+
+def store_of(database: Database, *, now_ms: int = NOW_MS) -> FleetFiguresStore:
+    sealer = Sealer(KEY, entropy=lambda size: bytes(size))
+    return FleetFiguresStore(
+        database, sealer=sealer, has_other_keys=False, now_ms=lambda: now_ms, clock=lambda: 0.0
+    )
+
+
+async def test_open_calls_are_counted_by_state_with_the_age_of_the_oldest(ledgers: Any) -> None:
+    if ledgers.database is None:
+        return  # the model has no figures
+    ledger = await ledgers.gateway("one")
+    (payment,) = await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
+    claims = [claim_on(payment, 1) for _ in range(4)]
+    for claim in claims:
+        await ledger.claim(claim)
+    for claim, state in zip(
+        claims, (CallState.UNKNOWN, CallState.CONSUMED, CallState.RELEASED), strict=False
+    ):
+        await ledger.close(close_of(claim, state))
+    figures = await store_of(ledgers.database, now_ms=ledger.shared_ms() + 5_000).read()
+    assert {state: count for state, (count, _) in figures.open_calls.items()} == {
+        "forwarding": 1,
+        "settling": 0,
+        "unknown": 1,
+    }
+    assert figures.open_calls["settling"][1] == 0
+    assert 5 <= figures.open_calls["unknown"][1] < 60
+    assert (figures.audit_s, figures.audit_differences, figures.backup_s) == (None, None, None)
+
+
+async def test_the_last_audit_and_the_last_backup_are_one_row_each(database: Database) -> None:
+    for differences, ms in ((2, NOW_MS), (0, NOW_MS + 1_000)):
+        assert await record_audit(database, differences=differences, now_ms=ms)
+        assert await record_backup(database, now_ms=ms)
+    figures = await store_of(database).read()
+    assert (figures.audit_s, figures.audit_differences) == (NOW_MS / 1000 + 1, 0)
+    assert figures.backup_s == NOW_MS / 1000 + 1
+
+
+async def test_on_the_tables_of_the_release_before_they_are_absent(empty_database: Database) -> None:
+    await upgrade(empty_database, revision="0020_sales", is_step_by_step=True)
+    assert not await record_audit(empty_database, differences=0, now_ms=NOW_MS)
+    assert not await record_backup(empty_database, now_ms=NOW_MS)
+    figures = await store_of(empty_database).read()
+    assert (figures.audit_s, figures.audit_differences, figures.backup_s) == (None, None, None)
+    assert not empty_database.outages.is_away
+
+
+async def test_open_calls_are_found_by_their_partial_indexes(sqlite_url: str) -> None:
+    database = SqliteDatabase(Path(sqlite_url.removeprefix("sqlite:///")))
+    statements: list[tuple[str, Any]] = []
+
+    @event.listens_for(database._read_engine, "before_cursor_execute")
+    def note(_c: Any, _u: Any, statement: str, parameters: Any, *_: Any) -> None:
+        statements.append((statement, parameters))
+
+    await database.open()
+    try:
+        await store_of(database).read()
+        counts = [one for one in statements if "count(*)" in one[0]]
+        plans = await database.read(
+            lambda connection: [
+                " ".join(
+                    row[3]
+                    for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+                )
+                for statement, parameters in counts
+            ]
+        )
+    finally:
+        await database.close()
+    for state, plan in zip(("forwarding", "settling", "unknown"), plans, strict=True):
+        assert f"ix_call_{state}" in plan, plan
