@@ -28,6 +28,7 @@ class FakeGateway(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), FakeGatewayHandler)
         self.seen: list[tuple[str, str, dict, bytes]] = []
+        self.sums: dict | None = None
         self.mined: set[str] = set()
         self.is_mining = True
         self.is_settling = False
@@ -98,6 +99,8 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             return self._json(200, {"apis": [api], "total": 1, "page": 1, "limit": 20} if is_list else api)
         if self.path.endswith("/receipt"):
             return self._json(200, gateway.receipt)
+        if self.path.startswith(("/api/v2/sales", "/api/v2/spending")):
+            return self._json(200, gateway.sums or {"sales": [], "spending": [], "totals": []})
         if self.path.startswith("/api/v2/history/"):
             return self._json(200, gateway.call)
         if self.path.startswith("/api/v2/history"):

@@ -1,11 +1,12 @@
 """`tollway history`: a table that fits 80 columns, and one call whole with what to do."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
 from tests.kit.terminal import run_commands, split_commands
-from tollway.cli.history import advise, describe_hold, describe_state, format_time
+from tollway.cli.history import advise, describe_hold, describe_state, format_age, format_time
 
 CALL_ID = "call_" + "0" * 25 + "1"
 HELD = {
@@ -148,3 +149,29 @@ def test_only_an_unknown_call_is_called_held():
 )
 def test_times(given, told):
     assert format_time(given) == told
+
+
+def test_held_calls_have_their_amount_age_payer_and_sum(gateway, lines):
+    gateway.calls = [HELD, {**HELD, "id": CALL_ID, "price": "0.02"}]
+    shown = lines("history", "--held")
+    assert max(map(len, shown)) <= 80
+    assert shown[0].startswith("0.010000 USDC  ")
+    assert shown[0].endswith(HELD["id"])
+    assert shown[1].strip() == f"payer {HELD['payer']}"
+    assert "held until 2026-11-24 19:53:11 UTC" in shown[2]
+    assert "2 calls hold 0.030000 USDC on eip155:84532" in " ".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("value", "age"),
+    [
+        ("2026-11-23T19:53:11.123Z", "7 min"),
+        ("2026-11-23T16:48:11.123Z", "3 h 12 min"),
+        ("2026-11-20T16:48:11.123Z", "3 d 3 h"),
+        ("2026-11-24T00:00:00.000Z", "0 min"),
+        ("soon", ""),
+        (None, ""),
+    ],
+)
+def test_an_age_is_days_hours_or_minutes(value, age):
+    assert format_age(value, now=datetime(2026, 11, 23, 20, 0, 20, tzinfo=UTC)) == age

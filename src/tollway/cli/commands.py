@@ -149,6 +149,13 @@ COMMANDS = (
         example="tollway wallet payments",
     ),
     CommandRow(
+        name="wallet spending",
+        role=CALLERS,
+        help="Shows what your wallet spent at the gateway: charged, released, held and reorged, by day or hour.",
+        target="tollway.cli.sums:spending",
+        example="tollway wallet spending --by day --since 2026-11-01",
+    ),
+    CommandRow(
         name="wallet abandon",
         role=CALLERS,
         help="Gives up a payment that is stuck or refused, so that its payee can be paid again.",
@@ -204,6 +211,13 @@ COMMANDS = (
         help="Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof.",
         target=f"{_PROVIDER}:verify",
         example="tollway listing verify api_… --show",
+    ),
+    CommandRow(
+        name="listing earnings",
+        role=PROVIDERS,
+        help="Shows what your listings earned: charged, released, held and reorged, by day or hour.",
+        target="tollway.cli.sums:earnings",
+        example="tollway listing earnings --by hour --csv",
     ),
     CommandRow(
         name="listing test",

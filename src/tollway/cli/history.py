@@ -1,8 +1,9 @@
 """`tollway history`: the calls of a wallet as a table, and one call whole with what to do about it."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,6 +103,8 @@ def history(
             print_json(found)
         elif call_id is not None:
             print_call(found)
+        elif is_held:
+            print_held(found, now=datetime.now(UTC))
         else:
             print_calls(found)
 
@@ -160,6 +163,64 @@ def print_calls(page: Mapping[str, Any]) -> None:
     for call in calls:
         if _read_payment(call).get("state") == "held":
             console.print(Text(plain_line(f"{format_value(call.get('id'))}: {describe_hold(call)}")))
+
+
+def print_held(page: Mapping[str, Any], *, now: datetime) -> None:
+    """Prints held calls: how much each holds, for how long, whose it is; the sums by asset; what to do. Fits 80 columns."""
+    calls = list_objects(page.get("calls"))
+    if not calls:
+        print_foot("No held calls.")
+        return
+    console = open_console(soft_wrap=True)
+    for call in calls:
+        age = format_age(call.get("createdAt"), now=now)
+        until = format_time(_read_payment(call).get("heldUntil"))
+        console.print(
+            Text.assemble(
+                (plain_line(_format_price(call)), "bold"),
+                f"  {age}  {plain_line(format_value(call.get('id')))}",
+            )
+        )
+        console.print(Text(plain_line(f"    payer {format_value(call.get('payer'))}")))
+        ends = f"until {until}" if until else "until its provider, the chain or a repeat decides"
+        console.print(
+            Text(
+                plain_line(f"    {format_value(call.get('apiName') or call.get('apiId'))[:40]}, held {ends}")
+            )
+        )
+    for held in sum_held(calls):
+        print_foot(held)
+    print_foot(f"{format_value(page.get('total', 0))} in all. {ADVICE['held']}")
+
+
+def sum_held(calls: Sequence[Mapping[str, Any]]) -> list[str]:
+    """How much the calls hold, for each currency and asset. Prices that are no numbers are left out."""
+    sums: dict[tuple[str, str], tuple[int, Decimal]] = {}
+    for call in calls:
+        key = (format_value(call.get("currency")), format_value(_read_payment(call).get("network")))
+        try:
+            price = Decimal(format_value(call.get("price"), characters_max=100))
+        except InvalidOperation:
+            continue
+        if price.is_finite():
+            count, total = sums.get(key, (0, Decimal(0)))
+            sums[key] = (count + 1, total + price)
+    return [
+        f"{count} {'call holds' if count == 1 else 'calls hold'} {total:f} {currency} on {network}"
+        for (currency, network), (count, total) in sums.items()
+    ]
+
+
+def format_age(value: object, *, now: datetime) -> str:
+    """The time since a moment of the wire, such as `3 h 12 min`; empty where it is no time."""
+    try:
+        minutes = int((now - datetime.fromisoformat(str(value)).astimezone(UTC)).total_seconds() // 60)
+    except (ValueError, OverflowError):
+        return ""
+    days, hours = divmod(max(0, minutes) // 60, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes % 60} min" if hours else f"{max(0, minutes)} min"
 
 
 def print_call(call: Mapping[str, Any]) -> None:

@@ -1,0 +1,210 @@
+"""`tollway listing earnings` and `tollway wallet spending`: the sums of the gateway's ledger by day or hour, as tables with bars, CSV or JSON.
+
+A table has one asset, and so has each total. Charged, released, held and reorged are columns of a table, and a column of their own in CSV.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.text import Text
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    KeyFile,
+    explained_caller_failures,
+)
+from tollway.cli.output import is_for_people, list_objects, open_console, print_foot, print_json
+from tollway.client import requests
+from tollway.client.safe_text import format_value, plain_line
+from tollway.csv_text import csv_line
+
+STATES = ("charged", "released", "held", "reorged")
+BAR_WIDTH = 12
+NAME_WIDTH = 18
+CSV_COLUMNS = (
+    "start",
+    "step",
+    "group",
+    "name",
+    "network",
+    "asset",
+    "currency",
+    "state",
+    "calls",
+    "units",
+    "amount",
+)
+
+Step = Annotated[Literal["day", "hour"], typer.Option("--by", help="day or hour, in UTC.")]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since", help="From this time on: 2026-11-01 or 2026-11-01T08:00:00Z. Default: 30 days, 24 hours."
+    ),
+]
+Until = Annotated[str | None, typer.Option("--until", help="Up to this time. Default: now.")]
+AsCsv = Annotated[bool, typer.Option("--csv", help="CSV, one line for each state, on stdout.")]
+
+
+def earnings(
+    api_id: Annotated[str | None, typer.Option("--api", help="Only this listing.")] = None,
+    step: Step = "day",
+    since: Since = None,
+    until: Until = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_csv: AsCsv = False,
+    as_json: AsJson = False,
+) -> None:
+    """Shows what your listings earned: charged, released, held and reorged, by day or hour."""
+    with explained_caller_failures(as_json=as_json):
+        query = {**_read_range(step, since, until), "apiId": api_id}
+        session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
+        with session.open(is_signing=True) as client:
+            found = client.fetch_document(requests.show_sales(query))
+        print_sums(found, "sales", as_csv=as_csv, as_json=as_json)
+
+
+def spending(
+    group_by: Annotated[
+        Literal["api", "provider", "wallet"], typer.Option("--group", help="api, provider or wallet.")
+    ] = "api",
+    wallet: Annotated[
+        str | None, typer.Option("--wallet", help="Of this wallet, which has let yours read its books.")
+    ] = None,
+    step: Step = "day",
+    since: Since = None,
+    until: Until = None,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_csv: AsCsv = False,
+    as_json: AsJson = False,
+) -> None:
+    """Shows what your wallet spent at the gateway: charged, released, held and reorged, by day or hour."""
+    with explained_caller_failures(as_json=as_json):
+        query = {**_read_range(step, since, until), "groupBy": group_by, "wallet": wallet}
+        session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
+        with session.open(is_signing=True) as client:
+            found = client.fetch_document(requests.show_spending(query))
+        print_sums(found, "spending", as_csv=as_csv, as_json=as_json)
+
+
+def _read_range(step: str, since: str | None, until: str | None) -> dict[str, str | None]:
+    """A day alone begins at midnight in UTC. The gateway checks the rest and names what is wrong."""
+    moments = (
+        None if one is None else f"{one}T00:00:00Z" if len(one) == len("2026-11-01") else one
+        for one in (since, until)
+    )
+    return {"step": step, **dict(zip(("from", "to"), moments, strict=True))}
+
+
+def print_sums(found: Mapping[str, Any], member: str, *, as_csv: bool, as_json: bool) -> None:
+    """Prints the answer of `/sales` or `/spending`. `member`: its list."""
+    if as_csv and as_json:
+        raise ValueError("give --csv or --json, not both")
+    rows = list_objects(found.get(member))
+    if as_csv:
+        sys.stdout.writelines(format_csv(found, rows))
+        return
+    if not is_for_people(as_json=as_json):
+        print_json(found)
+        return
+    for line in format_tables(found, rows):
+        open_console(soft_wrap=True).print(line)
+    if not rows:
+        print_foot("No calls in this range.")
+    if found.get("isLowerBound") is True:
+        until = format_value(found.get("completeFrom"))
+        print_foot(f"The range has more: rows before {until} are not whole. Ask again with --until {until}")
+
+
+def format_csv(found: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """The lines of the file: one for each row and state that has calls. Cells are plain, and none begins like a formula."""
+    yield csv_line(CSV_COLUMNS)
+    for row in rows:
+        for state in STATES:
+            one = _read_state(row, state)
+            if one.get("calls"):
+                shared = (row.get("start"), found.get("step"), _group_of(row), row.get("apiName"))
+                asset = (row.get("network"), row.get("asset"), row.get("currency"))
+                values = (*shared, *asset, state, one.get("calls"), one.get("units"), one.get("amount"))
+                yield csv_line(plain_line(format_value(value)) for value in values)
+
+
+def format_tables(found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Iterator[Text]:
+    """The lines of a terminal: one table for each asset, with a bar for what was charged, and its total. Fits 80 columns."""
+    is_hourly = found.get("step") == "hour"
+    for total in list_objects(found.get("totals")):
+        own = [row for row in rows if _asset_of(row) == _asset_of(total)]
+        largest = max((_read_amount(row, "charged") for row in own), default=Decimal(0))
+        named = plain_line(f"{format_value(total.get('currency'))} on {format_value(total.get('network'))}")
+        yield Text(named if total.get("asset") else "Free calls", style="bold")
+        yield Text(
+            f"{'time (UTC)':11} {'of':{NAME_WIDTH}} {'calls':>6} {'charged':>12}  {'':{BAR_WIDTH}}",
+            style="bold",
+        )
+        for row in own:
+            start = format_value(row.get("start"))
+            moment = f"{start[5:10]} {start[11:16]}" if is_hourly else start[:10]
+            name = plain_line(format_value(row.get("apiName")) or _group_of(row))[:NAME_WIDTH]
+            bar = draw_bar(_read_amount(row, "charged"), largest)
+            head = f"{moment:11} {name:{NAME_WIDTH}} {row.get('calls', 0)!s:>6} {_format_state(row, 'charged'):>12}"
+            yield Text(f"{head}  {bar}".rstrip())
+            yield from _format_others(row)
+        yield Text(
+            f"{'total':11} {'':{NAME_WIDTH}} {total.get('calls', 0)!s:>6} {_format_state(total, 'charged'):>12}",
+            style="bold",
+        )
+        yield from _format_others(total)
+
+
+def _format_others(row: Mapping[str, Any]) -> Iterator[Text]:
+    """The states besides charged that have calls, on a line below."""
+    others = [
+        f"{state} {_format_state(row, state)} ({_read_state(row, state)['calls']})"
+        for state in STATES[1:]
+        if _read_state(row, state).get("calls")
+    ]
+    if others:
+        yield Text(f"{'':11} {', '.join(others)}", style="dim")
+
+
+def draw_bar(amount: Decimal, largest: Decimal) -> str:
+    """A bar of at most `BAR_WIDTH` blocks. An amount above zero has at least one."""
+    if amount <= 0 or largest <= 0:
+        return ""
+    return "█" * max(1, int(amount * BAR_WIDTH / largest))
+
+
+def _read_state(row: Mapping[str, Any], state: str) -> Mapping[str, Any]:
+    one = row.get(state)
+    return one if isinstance(one, Mapping) else {}
+
+
+def _read_amount(row: Mapping[str, Any], state: str) -> Decimal:
+    try:
+        amount = Decimal(format_value(_read_state(row, state).get("amount"), characters_max=100))
+    except InvalidOperation:
+        return Decimal(0)
+    return amount if amount.is_finite() else Decimal(0)
+
+
+def _format_state(row: Mapping[str, Any], state: str) -> str:
+    return plain_line(format_value(_read_state(row, state).get("amount")))
+
+
+def _group_of(row: Mapping[str, Any]) -> str:
+    return format_value(row.get("apiId") or row.get("provider") or row.get("wallet"))
+
+
+def _asset_of(row: Mapping[str, Any]) -> tuple[str, str]:
+    return format_value(row.get("asset")), format_value(row.get("currency"))
