@@ -40,6 +40,8 @@ class FakeGateway(ThreadingHTTPServer):
         self.call: dict | None = None
         self.receipt: dict | None = None
         self.calls: list[dict] = []
+        self.files: list[tuple] = []
+        """The responses to requests of CSV files, in order."""
         self.balance = 10**9
         self.chain_id = CHAIN
         self.stream: Iterator[bytes] | None = None
@@ -74,6 +76,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
         self._serve(self.rfile.read(int(self.headers.get("content-length", 0))))
 
     do_PUT = do_POST
+    do_DELETE = do_GET
 
     def _serve(self, body):
         gateway = self.server
@@ -101,6 +104,12 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             return self._json(200, gateway.receipt)
         if self.path.startswith(("/api/v2/sales", "/api/v2/spending")):
             return self._json(200, gateway.sums or {"sales": [], "spending": [], "totals": []})
+        if ".csv" in self.path:
+            return self._answer(*gateway.files.pop(0))
+        if self.path.startswith("/api/v2/viewers"):
+            return self._json(200, {"viewers": [], "wallets": [], **(json.loads(body) if body else {})})
+        if self.path.startswith("/api/v2/payments"):
+            return self._json(200, {"payments": [], "limit": 50, "offset": 0})
         if self.path.startswith("/api/v2/history/"):
             return self._json(200, gateway.call)
         if self.path.startswith("/api/v2/history"):

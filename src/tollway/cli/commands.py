@@ -104,7 +104,7 @@ COMMANDS = (
         role=CALLERS,
         help="Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL).",
         target="tollway.cli.history:history",
-        example="tollway history --limit 10",
+        example="tollway history --csv --from 2026-11-01 --to 2026-11-30 -o november.csv",
     ),
     CommandRow(
         name="receipt verify",
@@ -144,9 +144,30 @@ COMMANDS = (
     CommandRow(
         name="wallet payments",
         role=CALLERS,
-        help="Lists the payments of this wallet from this machine, with the credit left as far as this machine knows.",
+        help="Lists the payments of this wallet from this machine, with the credit left; with --csv or --wallet, those in the gateway's ledger.",
         target=f"{_WALLET}:list_payments",
-        example="tollway wallet payments",
+        example="tollway wallet payments --csv -o payments.csv",
+    ),
+    CommandRow(
+        name="wallet show-to",
+        role=CALLERS,
+        help="Lets another wallet read your calls, payments and spending until a date. It reads only: it pays and decides nothing.",
+        target="tollway.cli.viewers:show_to",
+        example="tollway wallet show-to 0x… --until 2027-06-30",
+    ),
+    CommandRow(
+        name="wallet hide-from",
+        role=CALLERS,
+        help="Ends at once that another wallet may read your books.",
+        target="tollway.cli.viewers:hide_from",
+        example="tollway wallet hide-from 0x…",
+    ),
+    CommandRow(
+        name="wallet viewers",
+        role=CALLERS,
+        help="Lists the wallets that may read your books, and the wallets whose books you may read (--wallet).",
+        target="tollway.cli.viewers:list_viewers",
+        example="tollway wallet viewers",
     ),
     CommandRow(
         name="wallet spending",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -10,14 +11,21 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from tollway.cli.csv_output import check_output, write_csv
 from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     AllowHttp,
+    AsCsv,
     AsJson,
+    BooksOf,
     CallerSession,
+    CsvFile,
     Gateway,
     KeyFile,
+    Since,
+    Until,
     explained_caller_failures,
+    read_moment,
 )
 from tollway.cli.output import (
     is_for_people,
@@ -29,7 +37,9 @@ from tollway.cli.output import (
     print_rows,
 )
 from tollway.client import requests
+from tollway.client.export import CallStatus, Role
 from tollway.client.safe_text import format_value, plain_line
+from tollway.client.steps import ControlRequest
 
 RESOLVE = "resolve"
 """The word before a call that its provider decides."""
@@ -63,16 +73,21 @@ def history(
     limit: Annotated[int, typer.Option("--limit")] = 50,
     offset: Annotated[int, typer.Option("--offset")] = 0,
     status: Annotated[
-        str | None, typer.Option("--status", help="pending, succeeded, failed or unknown.")
+        CallStatus | None, typer.Option("--status", help="pending, succeeded, failed or unknown.")
     ] = None,
     is_held: Annotated[
         bool, typer.Option("--held", help="Only calls that hold a price without an outcome.")
     ] = False,
-    role: Annotated[str | None, typer.Option("--role", help="payer or provider.")] = None,
     receipt_file: Annotated[
         Path | None,
         typer.Option("--receipt", metavar="FILE", help="Save the signed receipt of CALL; - prints it."),
     ] = None,
+    role: Annotated[Role | None, typer.Option("--role", help="payer or provider.")] = None,
+    since: Since = None,
+    until: Until = None,
+    wallet: BooksOf = None,
+    is_csv: AsCsv = False,
+    output: CsvFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
@@ -81,11 +96,18 @@ def history(
     """Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL)."""
     with explained_caller_failures(as_json=as_json):
         outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
+        check_output(is_csv=is_csv, output=output, as_json=as_json)
         if is_held and status not in (None, "unknown"):
             raise ValueError("--held lists calls of the status unknown; leave --status out")
-        status = "unknown" if is_held else status
-        if receipt_file is not None and (call_id is None or outcome is not None):
-            raise ValueError("name the call: tollway history CALL --receipt FILE")
+        _check_receipt_file(receipt_file, call_id, outcome)
+        shown = CallFilter(
+            api_id=api_id,
+            status="unknown" if is_held else status,
+            role=role,
+            since=read_moment(since),
+            until=read_moment(until, is_end=True),
+            wallet=wallet,
+        )
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
@@ -95,10 +117,12 @@ def history(
                 save_receipt(client.fetch_document(requests.find_receipt(call_id)), receipt_file)
                 return
             elif call_id is not None:
-                found = client.fetch_document(requests.find_call(call_id))
+                found = client.fetch_document(requests.find_call(call_id, wallet))
+            elif is_csv:
+                write_csv(client.export_calls(**asdict(shown)), output)
+                return
             else:
-                query = {"apiId": api_id, "limit": limit, "offset": offset, "status": status, "role": role}
-                found = client.fetch_document(requests.list_calls(query))
+                found = client.fetch_document(shown.request(limit=limit, offset=offset))
         if not is_for_people(as_json=as_json):
             print_json(found)
         elif call_id is not None:
@@ -107,6 +131,37 @@ def history(
             print_held(found, now=datetime.now(UTC))
         else:
             print_calls(found)
+
+
+def _check_receipt_file(receipt_file: Path | None, call_id: str | None, outcome: str | None) -> None:
+    if receipt_file is not None and (call_id is None or outcome is not None):
+        raise ValueError("name the call: tollway history CALL --receipt FILE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallFilter:
+    """The filter of the list and of the file, with the names of `export_calls`."""
+
+    api_id: str | None
+    status: CallStatus | None
+    role: Role | None
+    since: datetime | None
+    until: datetime | None
+    wallet: str | None
+
+    def request(self, *, limit: int, offset: int) -> ControlRequest:
+        """The request of a page of the list."""
+        query = {
+            "apiId": self.api_id,
+            "limit": limit,
+            "offset": offset,
+            "status": self.status,
+            "role": self.role,
+            "from": requests.format_moment("--from", self.since),
+            "to": requests.format_moment("--to", self.until),
+            "wallet": self.wallet,
+        }
+        return requests.list_calls(query)
 
 
 def _read_outcome(

@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -111,6 +112,24 @@ def read_headers(given: list[str]) -> dict[str, str]:
     return headers
 
 
+def read_moment(text: str | None, *, is_end: bool = False) -> datetime | None:
+    """A moment of an option: RFC 3339 with a time zone, or a day in UTC, which means its beginning, or with `is_end` its last millisecond."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(
+            f"{text} is no time: write a day such as 2026-11-30, or 2026-11-30T09:00:00Z"
+        ) from None
+    if len(text) == len("2026-11-30"):
+        moment = moment.replace(tzinfo=UTC)
+        return moment + timedelta(days=1, milliseconds=-1) if is_end else moment
+    if moment.tzinfo is None:
+        raise ValueError(f"{text} has no time zone: add Z for UTC, or an offset such as +02:00")
+    return moment
+
+
 REFUSED, USAGE, LATER = 1, 2, 3
 
 Gateway = Annotated[str, typer.Option("--gateway", envvar="TOLLWAY_GATEWAY", help="The gateway's URL.")]
@@ -170,6 +189,21 @@ Rpc = Annotated[
     typer.Option(
         "--rpc", envvar="TOLLWAY_RPC", help="Chain nodes: URL, or CHAINID=URL; several with commas."
     ),
+]
+Since = Annotated[
+    str | None, typer.Option("--from", help="Only from then on: 2026-11-01 (UTC), or a time with its zone.")
+]
+Until = Annotated[
+    str | None, typer.Option("--to", help="Only until then; a day counts whole: 2026-11-30 (UTC).")
+]
+BooksOf = Annotated[
+    str | None,
+    typer.Option("--wallet", help="The books of this wallet, which has named yours as its viewer."),
+]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Every row as a CSV file, all pages.")]
+CsvFile = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="With --csv: the file, which appears when it is complete."),
 ]
 Wait = Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")]
 DEFAULT_GATEWAY = "http://127.0.0.1:8402"

@@ -3,10 +3,10 @@
 A key is read from a file or the environment, never from an argument, which every user of the machine can read. A key file that others can read is refused.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import httpx
 import typer
@@ -15,27 +15,51 @@ from rich.table import Table
 from rich.text import Text
 
 from tollway.chain.networks import PRESETS, describe_network
+from tollway.cli.csv_output import check_output, write_csv
 from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     LATER,
     NODE_BYTES_MAX,
     NODE_DEADLINE_S,
     AllowHttp,
+    AsCsv,
     AsJson,
+    BooksOf,
     CallerSession,
+    CsvFile,
     Gateway,
     KeyFile,
     Rpc,
+    Since,
     StoreFile,
+    Until,
     explained_caller_failures,
+    read_moment,
     read_nodes,
     read_wallet,
     split_nodes,
 )
-from tollway.cli.output import is_for_people, open_console, print_document, print_foot, print_json, print_text
-from tollway.client import CallerFailure, CannotPay, KeyUnusable, NodeUnreachable, Wallet, create_key_file
+from tollway.cli.output import (
+    is_for_people,
+    list_objects,
+    open_console,
+    print_document,
+    print_foot,
+    print_json,
+    print_text,
+)
+from tollway.client import (
+    CallerFailure,
+    CannotPay,
+    KeyUnusable,
+    NodeUnreachable,
+    Wallet,
+    create_key_file,
+    requests,
+)
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
+from tollway.client.export import Role
 from tollway.client.fee_limit import format_fee, native_symbol
 from tollway.client.responses import read_node_response
 from tollway.client.safe_text import format_value, plain_line
@@ -277,27 +301,76 @@ def _describe_balance(balance: AssetBalance) -> dict[str, str | None]:
 
 def list_payments(
     store: StoreFile = None,
+    role: Annotated[
+        Role | None,
+        typer.Option("--role", help="Of the gateway's ledger: payer, or provider for received ones."),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
+    wallet: BooksOf = None,
+    is_csv: AsCsv = False,
+    output: CsvFile = None,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the payments of this wallet from this machine, with the credit left as far as this machine knows."""
+    """Lists the payments of this wallet from this machine, with the credit left; with --csv or --wallet, those in the gateway's ledger."""
     with explained_caller_failures(as_json=as_json):
+        check_output(is_csv=is_csv, output=output, as_json=as_json)
+        from_time, to_time = read_moment(since), read_moment(until, is_end=True)
+        is_remote = any(one is not None for one in (role, since, until, wallet))
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
             is_signing=True
         ) as client:
+            if is_csv:
+                write_csv(
+                    client.export_payments(role=role, since=from_time, until=to_time, wallet=wallet), output
+                )
+                return
+            if is_remote:
+                query = {
+                    "role": role,
+                    "from": requests.format_moment("--from", from_time),
+                    "to": requests.format_moment("--to", to_time),
+                    "wallet": wallet,
+                }
+                _print_recorded(client.fetch_document(requests.list_payments(query)), as_json=as_json)
+                return
             payments, authorizations = client.payments(), client.authorizations()
-        if not is_for_people(as_json=as_json):
-            described = [describe_payment(payment) for payment in payments]
-            print_json([*described, *(describe_authorization(signed) for signed in authorizations)])
-            return
-        for payment in payments:
-            rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
-            _print_payment(payment, str(payment.tx_hash), f"{payment.state}", f"{rest} left")
-        for signed in authorizations:
-            _print_payment(signed, signed.name(), f"x402 {signed.state}")
-        print_foot(f"{len(payments) + len(authorizations)} in all; --json has every field")
+        _print_own(payments, authorizations, as_json=as_json)
+
+
+def _print_own(
+    payments: Sequence[Transfer], authorizations: Sequence[SignedAuthorization], *, as_json: bool
+) -> None:
+    if not is_for_people(as_json=as_json):
+        described = [describe_payment(payment) for payment in payments]
+        print_json([*described, *(describe_authorization(signed) for signed in authorizations)])
+        return
+    for payment in payments:
+        rest = format_decimal(payment.rest, decimals=payment.asset.decimals)
+        _print_payment(payment, str(payment.tx_hash), f"{payment.state}", f"{rest} left")
+    for signed in authorizations:
+        _print_payment(signed, signed.name(), f"x402 {signed.state}")
+    print_foot(f"{len(payments) + len(authorizations)} in all; --json has every field")
+
+
+def _print_recorded(page: Mapping[str, Any], *, as_json: bool) -> None:
+    """Prints a page of the gateway's ledger: the whole hash, then state, amounts in base units, network and payee."""
+    if not is_for_people(as_json=as_json):
+        print_json(page)
+        return
+    console, rows = open_console(), list_objects(page.get("payments"))
+    for row in rows:
+        console.print(Text(plain_line(format_value(row.get("transaction"))), style="bold"))
+        words = (
+            *(row.get("state"), row.get("reason")),
+            f"{format_value(row.get('amount'))} units, {format_value(row.get('credit'))} left",
+            *(row.get("asset"), f"to {format_value(row.get('payee'))}"),
+        )
+        console.print(Text("    " + plain_line(" · ".join(format_value(word) for word in words if word))))
+    print_foot(f"{len(rows)} shown, the newest; --csv has all of them, with decimal amounts")
 
 
 def _print_payment(payment: Transfer | SignedAuthorization, name: str, *words: str) -> None:

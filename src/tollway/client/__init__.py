@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tollway.client.records import (
         AgentDocument,
         AssetSum,
+        BookViewer,
         CallPage,
         DescribedOperation,
         FacetCounts,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         NetworkStatus,
         OfferedPayment,
         OwnershipStatus,
+        PaymentPage,
         PaymentStatus,
         PeriodSum,
         PriceQuote,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         SpendingReport,
         StateSum,
         TrialResponse,
+        ViewerList,
     )
     from tollway.client.responses import CallResponse, PaymentInfo
     from tollway.client.steps import PaymentProgress, PaymentQuote
@@ -75,6 +78,7 @@ __all__ = [
     "AnswerUnreadable",
     "AssetSum",
     "AsyncTollwayClient",
+    "BookViewer",
     "BudgetExhausted",
     "CallHeld",
     "CallPage",
@@ -109,6 +113,7 @@ __all__ = [
     "OwnershipStatus",
     "Patience",
     "PaymentInfo",
+    "PaymentPage",
     "PaymentPending",
     "PaymentProgress",
     "PaymentQuote",
@@ -130,6 +135,7 @@ __all__ = [
     "StoreUnusable",
     "TollwayClient",
     "TrialResponse",
+    "ViewerList",
     "Wallet",
     "create_key_file",
     "verify_receipt",
@@ -173,6 +179,7 @@ _MODULES = {
     "records": (
         "AgentDocument",
         "AssetSum",
+        "BookViewer",
         "CallPage",
         "DescribedOperation",
         "FacetCounts",
@@ -186,6 +193,7 @@ _MODULES = {
         "NetworkStatus",
         "OfferedPayment",
         "OwnershipStatus",
+        "PaymentPage",
         "PaymentStatus",
         "PeriodSum",
         "PriceQuote",
@@ -198,6 +206,7 @@ _MODULES = {
         "SpendingReport",
         "StateSum",
         "TrialResponse",
+        "ViewerList",
     ),
     "receipts": ("verify_receipt",),
     "responses": (

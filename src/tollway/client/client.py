@@ -34,6 +34,7 @@ from tollway.client.driver import (
     Exchange,
     read_clock,
 )
+from tollway.client.export import plan_calls, plan_payments, read_pages, read_pages_async
 from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.requests import CallPlan, CapText, check_names
 from tollway.client.responses import (
@@ -237,6 +238,30 @@ def _dropping(plan: Planner[P]) -> Callable[Concatenate["PayingClient[Any]", str
     return _describe_method(drop_key, "drop_key", plan, _document_call(_DROP_KEY), "key", returns=None)
 
 
+def _exporting(
+    plan: Callable[P, ControlRequest], name: str
+) -> Callable[Concatenate["TollwayClient", P], Iterator[bytes]]:
+    """The method of the synchronous client that reads a CSV file part by part."""
+
+    def export(client: "TollwayClient", /, *args: P.args, **options: P.kwargs) -> Iterator[bytes]:
+        check_names(options, inspect.signature(plan).parameters, of=f"{name}()")
+        return read_pages(client._http, client._driver, plan(*args, **options))
+
+    return _describe_method(export, name, plan, inspect.getdoc(plan) or "", returns=Iterator[bytes])
+
+
+def _exporting_async(
+    plan: Callable[P, ControlRequest], name: str
+) -> Callable[Concatenate["AsyncTollwayClient", P], AsyncIterator[bytes]]:
+    """See `_exporting`."""
+
+    def export(client: "AsyncTollwayClient", /, *args: P.args, **options: P.kwargs) -> AsyncIterator[bytes]:
+        check_names(options, inspect.signature(plan).parameters, of=f"{name}()")
+        return read_pages_async(client._http, client._driver, plan(*args, **options))
+
+    return _describe_method(export, name, plan, inspect.getdoc(plan) or "", returns=AsyncIterator[bytes])
+
+
 class PayingClient(Generic[Transport]):
     """The options of both clients, and their operations that need no network."""
 
@@ -384,6 +409,10 @@ class TollwayClient(PayingClient[httpx.BaseTransport]):
     find_call = _blocking(control.find_call)
     receipt = _blocking(control.receipt)
     payment = _blocking(control.payment)
+    recorded_payments = _blocking(control.recorded_payments)
+    viewers = _blocking(control.viewers)
+    show_to = _blocking(control.show_to)
+    hide_from = _blocking(control.hide_from)
     publish = _blocking(control.publish)
     update = _blocking(control.update)
     patch = _blocking(control.patch)
@@ -394,6 +423,8 @@ class TollwayClient(PayingClient[httpx.BaseTransport]):
     check_ownership = _blocking(control.check_ownership)
     fetch_document = _blocking(control.fetch_document)
     fetch_agent_document = _blocking(control.fetch_agent_document)
+    export_calls = _exporting(plan_calls, "export_calls")
+    export_payments = _exporting(plan_payments, "export_payments")
 
     def _open(self, transport: httpx.BaseTransport | None) -> None:
         # trust_env False: a netrc entry would add an Authorization header to every call.
@@ -549,6 +580,10 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
     find_call = _awaited(control.find_call)
     receipt = _awaited(control.receipt)
     payment = _awaited(control.payment)
+    recorded_payments = _awaited(control.recorded_payments)
+    viewers = _awaited(control.viewers)
+    show_to = _awaited(control.show_to)
+    hide_from = _awaited(control.hide_from)
     publish = _awaited(control.publish)
     update = _awaited(control.update)
     patch = _awaited(control.patch)
@@ -559,6 +594,8 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
     check_ownership = _awaited(control.check_ownership)
     fetch_document = _awaited(control.fetch_document)
     fetch_agent_document = _awaited(control.fetch_agent_document)
+    export_calls = _exporting_async(plan_calls, "export_calls")
+    export_payments = _exporting_async(plan_payments, "export_payments")
 
     def _open(self, transport: httpx.AsyncBaseTransport | None) -> None:
         self._http = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)

@@ -9,7 +9,7 @@ needs a wallet, else the driver raises `CannotPay`.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Literal
 
 from tollway.client import requests
@@ -17,6 +17,7 @@ from tollway.client.errors import GatewayRefused
 from tollway.client.quote import parse_amount
 from tollway.client.records import (
     AgentDocument,
+    BookViewer,
     CallPage,
     FacetCounts,
     GatewayStatus,
@@ -24,6 +25,7 @@ from tollway.client.records import (
     ListingStats,
     NetworkList,
     OwnershipStatus,
+    PaymentPage,
     PaymentStatus,
     RecordedCall,
     SalesReport,
@@ -31,6 +33,7 @@ from tollway.client.records import (
     SignedReceipt,
     SpendingReport,
     TrialResponse,
+    ViewerList,
     read_agent_document,
     read_receipt,
     read_record,
@@ -167,37 +170,36 @@ def history(
     before: str | None = None,
     limit: int | None = None,
     offset: int | None = None,
+    wallet: str | None = None,
 ) -> Flow[CallPage]:
     """A page of the calls of this wallet, newest first.
 
     `role`: `payer` (the default), or `provider` for calls to listings of this wallet. `since` and `until` are moments with a time zone. `before`:
-    calls before this call id, for pages without a maximum; `offset`: at most 10,000. `limit`: 1 to 1,000, default 50.
+    calls before this call id, for pages without a maximum; `offset`: at most 10,000. `limit`: 1 to 1,000, default 50. `wallet`: the calls of a wallet that has named
+    this one as its viewer.
     """
     query = {
         "apiId": api_id,
         "status": status,
         "role": role,
-        "from": _format_moment("since", since),
-        "to": _format_moment("until", until),
+        "from": requests.format_moment("since", since),
+        "to": requests.format_moment("until", until),
         "before": before,
         "limit": limit,
         "offset": offset,
+        "wallet": wallet,
     }
     return read_record(CallPage, (yield from fetch_document(requests.list_calls(query))))
 
 
-def _format_moment(name: str, moment: datetime | None) -> str | None:
-    """RFC 3339 in UTC with milliseconds. Raises ValueError for a moment without a time zone."""
-    if moment is None:
-        return None
-    if moment.tzinfo is None:
-        raise ValueError(f"{name} needs a time zone, such as datetime.now(UTC)")
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+def find_call(call_id: str, *, wallet: str | None = None) -> Flow[RecordedCall]:
+    """One call of this wallet, as payer or as provider; or of a `wallet` that has named this one as its viewer."""
+    return read_record(RecordedCall, (yield from fetch_document(requests.find_call(call_id, wallet))))
 
 
-def find_call(call_id: str) -> Flow[RecordedCall]:
-    """One call of this wallet, as payer or as provider."""
-    return read_record(RecordedCall, (yield from fetch_document(requests.find_call(call_id))))
+def payment(transaction: str, *, wallet: str | None = None) -> Flow[PaymentStatus]:
+    """The state of a payment of this wallet in the gateway's ledger. `transaction`: its hash. `wallet`: as in `find_call`. Raises ValueError for other text."""
+    return read_record(PaymentStatus, (yield from fetch_document(requests.find_payment(transaction, wallet))))
 
 
 def receipt(call_id: str) -> Flow[SignedReceipt]:
@@ -227,15 +229,57 @@ def _range_query(
     *, since: datetime | None, until: datetime | None, step: Step | None
 ) -> dict[str, str | None]:
     return {
-        "from": _format_moment("since", since),
-        "to": _format_moment("until", until),
+        "from": requests.format_moment("since", since),
+        "to": requests.format_moment("until", until),
         "step": step,
     }
 
 
-def payment(transaction: str) -> Flow[PaymentStatus]:
-    """The state of a payment of this wallet in the gateway's ledger. `transaction`: its hash. Raises ValueError for other text."""
-    return read_record(PaymentStatus, (yield from fetch_document(requests.find_payment(transaction))))
+def recorded_payments(
+    *,
+    role: Role | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    before: str | None = None,
+    limit: int | None = None,
+    offset: int | None = None,
+    wallet: str | None = None,
+) -> Flow[PaymentPage]:
+    """A page of the payments of this wallet in the gateway's ledger, newest first. (`payments` lists those that this machine made.)
+
+    `role`: `payer` (the default), or `provider` for payments that this wallet received. `since`, `until`: by when the ledger recorded them. `before`: payments
+    before this transaction. `limit`: 1 to 100, default 50. `wallet`: as in `find_call`.
+    """
+    query = {
+        "role": role,
+        "from": requests.format_moment("since", since),
+        "to": requests.format_moment("until", until),
+        "before": before,
+        "limit": limit,
+        "offset": offset,
+        "wallet": wallet,
+    }
+    return read_record(PaymentPage, (yield from fetch_document(requests.list_payments(query))))
+
+
+# ---- Viewers.
+
+
+def viewers() -> Flow[ViewerList]:
+    """The wallets that may read the books of this one, and the wallets whose books this one may read."""
+    return read_record(ViewerList, (yield from fetch_document(requests.list_viewers())))
+
+
+def show_to(address: str, until: datetime) -> Flow[BookViewer]:
+    """Lets a wallet read the calls, payments and spending of this one until a moment with a time zone, at most 400 days ahead."""
+    moment = requests.format_moment("until", until)
+    assert moment is not None
+    return read_record(BookViewer, (yield from fetch_document(requests.put_viewer(address, moment))))
+
+
+def hide_from(address: str) -> Flow[None]:
+    """Ends the permission of a wallet to read the books of this one, at once."""
+    yield from fetch_document(requests.delete_viewer(address))
 
 
 # ---- Providers.

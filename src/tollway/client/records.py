@@ -550,6 +550,36 @@ class PaymentStatus:
     calls: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaymentPage:
+    """A page of the payments of a wallet in the gateway's ledger, newest first."""
+
+    payments: tuple[PaymentStatus, ...]
+    limit: int
+    offset: int
+
+
+# ---- Viewers.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookViewer:
+    """A permission to read books. `address`: of the other wallet."""
+
+    address: str
+    since: datetime
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ViewerList:
+    """`viewers`: the wallets that may read the books of this one. `wallets`: those whose books this one may read, the oldest 1,000."""
+
+    viewers: tuple[BookViewer, ...]
+    wallets: tuple[BookViewer, ...]
+    is_wallets_cut: bool = field(default=False, metadata=_named("walletsAreMore"))
+
+
 # ---- Ownership.
 
 

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import AsyncIterable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any, TypedDict
 from urllib.parse import quote, urlencode
@@ -134,8 +135,9 @@ def list_calls(query: Mapping[str, object]) -> ControlRequest:
     )
 
 
-def find_call(call_id: str) -> ControlRequest:
-    return ControlRequest(method="GET", path=f"/history/{_encode_segment(call_id)}", is_signed=True)
+def find_call(call_id: str, wallet: str | None = None) -> ControlRequest:
+    path = f"/history/{_encode_segment(call_id)}" + _encode_query({"wallet": wallet})
+    return ControlRequest(method="GET", path=path, is_signed=True)
 
 
 def find_receipt(call_id: str) -> ControlRequest:
@@ -152,9 +154,51 @@ def show_spending(query: Mapping[str, object]) -> ControlRequest:
     )
 
 
-def find_payment(tx_hash: str) -> ControlRequest:
+def list_payments(query: Mapping[str, object]) -> ControlRequest:
+    return ControlRequest(
+        method="GET", path="/payments" + _encode_query(query), is_signed=True, entries="payments"
+    )
+
+
+def find_payment(tx_hash: str, wallet: str | None = None) -> ControlRequest:
     """Raises ValueError for text that is no transaction hash."""
-    return ControlRequest(method="GET", path=f"/payments/{TxHash.parse(tx_hash)}", is_signed=True)
+    path = f"/payments/{TxHash.parse(tx_hash)}" + _encode_query({"wallet": wallet})
+    return ControlRequest(method="GET", path=path, is_signed=True)
+
+
+def export_calls(query: Mapping[str, object]) -> ControlRequest:
+    return export_page("/history.csv" + _encode_query(query))
+
+
+def export_payments(query: Mapping[str, object]) -> ControlRequest:
+    return export_page("/payments.csv" + _encode_query(query))
+
+
+def export_page(path: str) -> ControlRequest:
+    """One page of a CSV file. `path`: with its query. The text is requested without a coding."""
+    headers = (("Accept", "text/csv"), ("Accept-Encoding", "identity"))
+    return ControlRequest(method="GET", path=path, headers=headers, is_signed=True)
+
+
+def list_viewers() -> ControlRequest:
+    return ControlRequest(method="GET", path="/viewers", is_signed=True, entries="viewers")
+
+
+def put_viewer(address: str, until: str) -> ControlRequest:
+    return _build_json_request("PUT", f"/viewers/{_encode_segment(address)}", {"until": until}, ())
+
+
+def delete_viewer(address: str) -> ControlRequest:
+    return ControlRequest(method="DELETE", path=f"/viewers/{_encode_segment(address)}", is_signed=True)
+
+
+def format_moment(name: str, moment: datetime | None) -> str | None:
+    """RFC 3339 in UTC with milliseconds. Raises ValueError for a moment without a time zone."""
+    if moment is None:
+        return None
+    if moment.tzinfo is None:
+        raise ValueError(f"{name} needs a time zone, such as datetime.now(UTC)")
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def read_document(

@@ -1,0 +1,109 @@
+"""`tollway wallet show-to`, `hide-from` and `viewers`: which wallets may read the books of this one, until when."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from tollway.cli.history import format_time
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    KeyFile,
+    explained_caller_failures,
+    read_moment,
+)
+from tollway.cli.output import (
+    is_for_people,
+    list_objects,
+    open_console,
+    print_document,
+    print_foot,
+    print_json,
+)
+from tollway.client import requests
+from tollway.client.safe_text import format_value, plain_line
+
+Viewer = Annotated[str, typer.Argument(metavar="ADDRESS", help="The other wallet.")]
+
+
+def show_to(
+    viewer: Viewer,
+    until: Annotated[
+        str,
+        typer.Option("--until", help="The last day (UTC), or a time with its zone; at most 400 days ahead."),
+    ],
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lets another wallet read your calls, payments and spending until a date. It reads only: it pays and decides nothing."""
+    with explained_caller_failures(as_json=as_json):
+        moment = requests.format_moment("--until", read_moment(until, is_end=True))
+        assert moment is not None
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            print_document(client.fetch_document(requests.put_viewer(viewer, moment)), as_json=as_json)
+
+
+def hide_from(
+    viewer: Viewer,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ends at once that another wallet may read your books."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            client.fetch_document(requests.delete_viewer(viewer))
+        print_document({"address": viewer, "mayRead": False}, as_json=as_json)
+
+
+def list_viewers(
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the wallets that may read your books, and the wallets whose books you may read (--wallet)."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            found = client.fetch_document(requests.list_viewers())
+        if is_for_people(as_json=as_json):
+            print_viewers(found)
+        else:
+            print_json(found)
+
+
+def print_viewers(found: Mapping[str, Any]) -> None:
+    """Prints both lists: the whole address, and until when."""
+    console = open_console()
+    for title, name, nothing in (
+        (
+            "May read your books",
+            "viewers",
+            "No wallet may read your books; tollway wallet show-to ADDRESS --until DAY.",
+        ),
+        ("Whose books you may read", "wallets", "No wallet lets you read its books."),
+    ):
+        rows = list_objects(found.get(name))
+        if not rows:
+            print_foot(nothing)
+            continue
+        console.print(Text(title, style="bold"))
+        for row in rows:
+            until = format_time(row.get("until"))
+            console.print(Text(plain_line(f"  {format_value(row.get('address'))} until {until}")))
+    if found.get("walletsAreMore") is True:
+        print_foot("There are more; --wallet reads each of them.")
