@@ -28,7 +28,7 @@ class FixedLimits:
 
     # Viewers.
     viewers_max: int = 50  # that one wallet names
-    viewer_days_max: int = 400  # a year and a month: a permission that nobody renews ends
+    viewer_days_max: int = 400  # a year and a month; without a renewal a permission ends
     viewed_wallets_max: int = 1_000  # in the list of a viewer; `wallet` reads the others too
 
     # Upstreams.

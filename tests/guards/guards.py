@@ -2,6 +2,7 @@
 
 from tests.guards.answer_guards import ANSWER_GUARDS
 from tests.guards.background_guards import BACKGROUND_GUARDS
+from tests.guards.book_guards import BOOK_GUARDS
 from tests.guards.caller_guards import CALLER_GUARDS
 from tests.guards.chain_guards import CHAIN_GUARDS
 from tests.guards.decision_guards import DECISION_GUARDS
@@ -42,6 +43,7 @@ GUARDS = (
     *RATE_GUARDS,
     *RECEIPT_GUARDS,
     *CALLER_GUARDS,
+    *BOOK_GUARDS,
     *SHOWN_GUARDS,
     *PAGE_GUARDS,
 )

@@ -22,6 +22,7 @@ from multidict import CIMultiDict
 from typer.testing import CliRunner
 from yarl import URL
 
+from tests.kit.csv_exports import Sums, assert_exports_equal_ledger
 from tests.kit.forkserver import Forkserver
 from tests.kit.gateway_process import GatewayProcess, clean_environment
 from tests.kit.ports import find_low_ports
@@ -42,6 +43,8 @@ PRICE_UNITS = 10_000
 
 Headers = Sequence[tuple[str, str]]
 
+END_OF_TIME_MS = 4_000_000_000_000
+"""Later than every call."""
 _TRANSFER_GAS = 100_000
 _SECRET_KEY = secrets.token_hex(32)
 _NUMBERS = itertools.count(1)
@@ -172,6 +175,14 @@ class GatewayCluster:
         database = connect_database(gateway.env["TOLLWAY_DATABASE_URL"])
         try:
             return await database.read(audit)
+        finally:
+            await database.close()
+
+    async def check_exports(self, gateway: GatewayProcess) -> Sums:
+        """The exports of every wallet add up to the ledger and its audit, once nothing changes any more."""
+        database = connect_database(gateway.env["TOLLWAY_DATABASE_URL"])
+        try:
+            return await assert_exports_equal_ledger(database, now_ms=END_OF_TIME_MS)
         finally:
             await database.close()
 

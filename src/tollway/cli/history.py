@@ -123,14 +123,18 @@ def history(
                 return
             else:
                 found = client.fetch_document(shown.request(limit=limit, offset=offset))
-        if not is_for_people(as_json=as_json):
-            print_json(found)
-        elif call_id is not None:
-            print_call(found)
-        elif is_held:
-            print_held(found, now=datetime.now(UTC))
-        else:
-            print_calls(found)
+        _print_found(found, is_one=call_id is not None, is_held=is_held, as_json=as_json)
+
+
+def _print_found(found: Mapping[str, Any], *, is_one: bool, is_held: bool, as_json: bool) -> None:
+    if not is_for_people(as_json=as_json):
+        print_json(found)
+    elif is_one:
+        print_call(found)
+    elif is_held:
+        print_held(found, now=datetime.now(UTC))
+    else:
+        print_calls(found)
 
 
 def _check_receipt_file(receipt_file: Path | None, call_id: str | None, outcome: str | None) -> None:

@@ -1,6 +1,6 @@
 """Viewers: wallets that may read the calls, payments and spending of another wallet until a date. Reading only: a viewer resolves and pays nothing.
 
-An owner names herself in each agent's wallet once and reads all of them with her own key. A wallet that has not named the reader, whose permission has ended or was
+Each agent's wallet names the owner's wallet once, and the owner reads all of them with one key. A wallet that has not named the reader, whose permission has ended or was
 deleted, and a wallet that never made a call get the same refusal.
 """
 

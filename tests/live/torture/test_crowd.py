@@ -84,6 +84,7 @@ async def test_forty_thousand_presentations_of_two_hundred_payments_are_two_hund
             check_answers(ticket, heard[ticket.path], times)
             assert cluster.provider.count(ticket.path) == 1
         assert seen == payments, "nothing else has reached the upstream"
+        await cluster.check_exports(first)
         report = await cluster.audit(first)
         assert (report.wrong, report.held_calls, report.held_payments) == ((), (), ())
         assert (report.payments, report.calls) == (payments, payments)

@@ -78,6 +78,7 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         fates = await load.check_payers(processes[-1])
         settled = await load.check_chain()
         assert (await cluster.audit(processes[0])).wrong == ()
+        sums = await cluster.check_exports(processes[0])
     torture.tell(
         gateways=gateways,
         kills=count,
@@ -89,6 +90,7 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         transfers=settled,
         calls=dict(states),
         payments=dict(fates),
+        exported={f"{state} {asset}": units for (state, asset), units in sums.items()},
     )
 
 

@@ -79,6 +79,7 @@ class Harness:
 
     async def check_ledger(self) -> None:
         assert (await self.cluster.audit(self.gateways[0])).wrong == ()
+        await self.cluster.check_exports(self.gateways[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,6 +143,7 @@ class Harness:
     async def check_ledger(self) -> None:
         report = await self.cluster.audit(self.gateway)
         assert report.wrong == ()
+        await self.cluster.check_exports(self.gateway)
 
 
 @contextlib.asynccontextmanager
