@@ -214,14 +214,17 @@ def spending_report(
     until: datetime | None = None,
     step: Step | None = None,
     group_by: SumGroup | None = None,
+    wallet: str | None = None,
 ) -> Flow[SpendingReport]:
     """What this wallet spent by hour or day, from the gateway's ledger: charged, released, held and reorged, each asset by itself.
 
     `since` and `until` are moments with a time zone; the range is of whole steps, at most 744 hours or 366 days. `step`: `day` (the default) or `hour`.
-    `group_by`: `api` (the default), `provider` or `wallet`. The method `spending` has what this machine has spent.
+    `group_by`: `api` (the default), `provider` or `wallet`. `wallet`: of a wallet that has named this one as its viewer. The method `spending` has what this machine has spent.
     """
     query = _range_query(since=since, until=until, step=step)
-    document = yield from fetch_document(requests.show_spending({**query, "groupBy": group_by}))
+    document = yield from fetch_document(
+        requests.show_spending({**query, "groupBy": group_by, "wallet": wallet})
+    )
     return read_record(SpendingReport, document)
 
 
