@@ -22,7 +22,7 @@ def broken_page() -> tuple[Any, ...]:
 
 def test_all_pages_go_to_stdout_with_one_header_line(run: Any, gateway: Any) -> None:
     gateway.files = [page("call_1,0.01", following="before=call_1&to=t"), page("call_0,0.02")]
-    done = run("history", "--csv", "--from", "2026-11-01", "--to", "2026-11-30", "--status", "failed")
+    done = run("history", "--csv", "--since", "2026-11-01", "--until", "2026-12-01", "--status", "failed")
     assert done.stdout_bytes == b"callId,amount\r\ncall_1,0.01\r\ncall_0,0.02\r\n"
     assert [path for _, path, *_ in gateway.seen] == [
         "/api/v2/history.csv?status=failed&from=2026-11-01T00%3A00%3A00.000Z&to=2026-11-30T23%3A59%3A59.999Z",
@@ -70,8 +70,8 @@ def test_payments_of_another_wallet_as_a_file(run: Any, gateway: Any) -> None:
     [
         (("-o", "x.csv"), "add --csv"),
         (("--csv", "--json"), "--csv or --json"),
-        (("--csv", "--from", "yesterday"), "is no time"),
-        (("--csv", "--to", "2026-11-30T10:00"), "no time zone"),
+        (("--csv", "--since", "yesterday"), "is no time"),
+        (("--csv", "--until", "2026-11-30T10:00"), "no time zone"),
         (("--csv", "-o", "/nowhere/x.csv"), "cannot be written"),
     ],
 )

@@ -8,12 +8,12 @@ from tollway.cli.viewers import print_viewers
 OTHER = "0x" + "22" * 20
 
 
-def test_a_permission_is_signed_and_ends_with_its_last_day(run: Any, gateway: Any) -> None:
-    done = run("wallet", "show-to", OTHER, "--until", "2027-06-30")
+def test_a_permission_is_signed_and_begins_no_day_beyond_its_end(run: Any, gateway: Any) -> None:
+    done = run("wallet", "show-to", OTHER, "--until", "2027-07-01")
     assert done.exit_code == 0, done.stderr
     method, path, headers, body = gateway.seen[-1]
     assert (method, path) == ("PUT", f"/api/v2/viewers/{OTHER}")
-    assert json.loads(body) == {"until": "2027-06-30T23:59:59.999Z"}
+    assert json.loads(body) == {"until": "2027-07-01T00:00:00.000Z"}
     assert "signature-input" in headers
 
 

@@ -104,7 +104,7 @@ COMMANDS = (
         role=CALLERS,
         help="Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL).",
         target="tollway.cli.history:history",
-        example="tollway history --csv --from 2026-11-01 --to 2026-11-30 -o november.csv",
+        example="tollway history --csv --since 2026-11-01 --until 2026-12-01 -o november.csv",
     ),
     CommandRow(
         name="receipt verify",
@@ -153,7 +153,7 @@ COMMANDS = (
         role=CALLERS,
         help="Lets another wallet read your calls, payments and spending until a date. It reads only: it pays and decides nothing.",
         target="tollway.cli.viewers:show_to",
-        example="tollway wallet show-to 0x… --until 2027-06-30",
+        example="tollway wallet show-to 0x… --until 2027-07-01",
     ),
     CommandRow(
         name="wallet hide-from",

@@ -161,8 +161,8 @@ class CallFilter:
             "offset": offset,
             "status": self.status,
             "role": self.role,
-            "from": requests.format_moment("--from", self.since),
-            "to": requests.format_moment("--to", self.until),
+            "from": requests.format_moment("--since", self.since),
+            "to": requests.format_moment("--until", self.until),
             "wallet": self.wallet,
         }
         return requests.list_calls(query)

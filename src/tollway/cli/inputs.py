@@ -113,7 +113,8 @@ def read_headers(given: list[str]) -> dict[str, str]:
 
 
 def read_moment(text: str | None, *, is_end: bool = False) -> datetime | None:
-    """A moment of an option: RFC 3339 with a time zone, or a day in UTC, which means its beginning, or with `is_end` its last millisecond."""
+    """A moment of an option: RFC 3339 with a time zone, or a day, which means its beginning in UTC. `is_end`: the last millisecond before a day, so
+    that two months that meet share no call."""
     if text is None:
         return None
     try:
@@ -124,7 +125,7 @@ def read_moment(text: str | None, *, is_end: bool = False) -> datetime | None:
         ) from None
     if len(text) == len("2026-11-30"):
         moment = moment.replace(tzinfo=UTC)
-        return moment + timedelta(days=1, milliseconds=-1) if is_end else moment
+        return moment - timedelta(milliseconds=1) if is_end else moment
     if moment.tzinfo is None:
         raise ValueError(f"{text} has no time zone: add Z for UTC, or an offset such as +02:00")
     return moment
@@ -191,10 +192,11 @@ Rpc = Annotated[
     ),
 ]
 Since = Annotated[
-    str | None, typer.Option("--from", help="Only from then on: 2026-11-01 (UTC), or a time with its zone.")
+    str | None, typer.Option("--since", help="From this time on: 2026-11-01 (UTC) or 2026-11-01T08:00:00Z.")
 ]
 Until = Annotated[
-    str | None, typer.Option("--to", help="Only until then; a day counts whole: 2026-11-30 (UTC).")
+    str | None,
+    typer.Option("--until", help="Up to this time: --until 2026-12-01 is up to the end of November."),
 ]
 BooksOf = Annotated[
     str | None,

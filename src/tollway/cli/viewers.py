@@ -35,7 +35,7 @@ def show_to(
     viewer: Viewer,
     until: Annotated[
         str,
-        typer.Option("--until", help="The last day (UTC), or a time with its zone; at most 400 days ahead."),
+        typer.Option("--until", help="2027-07-01 (UTC) or a time with its zone; at most 400 days ahead."),
     ],
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
@@ -44,7 +44,7 @@ def show_to(
 ) -> None:
     """Lets another wallet read your calls, payments and spending until a date. It reads only: it pays and decides nothing."""
     with explained_caller_failures(as_json=as_json):
-        moment = requests.format_moment("--until", read_moment(until, is_end=True))
+        moment = requests.format_moment("--until", read_moment(until))
         assert moment is not None
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True

@@ -331,8 +331,8 @@ def list_payments(
             if is_remote:
                 query = {
                     "role": role,
-                    "from": requests.format_moment("--from", from_time),
-                    "to": requests.format_moment("--to", to_time),
+                    "from": requests.format_moment("--since", from_time),
+                    "to": requests.format_moment("--until", to_time),
                     "wallet": wallet,
                 }
                 _print_recorded(client.fetch_document(requests.list_payments(query)), as_json=as_json)
