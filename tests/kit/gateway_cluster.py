@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import aiohttp
 from eth_account import Account
 from eth_account.messages import encode_defunct
 from multidict import CIMultiDict
+from sqlalchemy import Connection
 from typer.testing import CliRunner
 from yarl import URL
 
@@ -32,10 +34,15 @@ from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
+from tollway.ledger.records import CallState
+from tollway.ledger.sales import HOUR_MS, SUM_STATES, SalesQuery, SpendingQuery, ceil_to, floor_to
+from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, fund_accounts, make_account
 from tollway.sandbox.provider import SampleProvider
-from tollway.storage.database import connect_database
+from tollway.storage.closed_periods import ClosedPeriods
+from tollway.storage.database import connect_database, is_shared_write_safe
 from tollway.storage.history import audit
+from tollway.storage.period_books import read_sales, read_spending
 
 API = "/api/v2"
 PRICE_UNITS = 10_000
@@ -171,10 +178,28 @@ class GatewayCluster:
         )
 
     async def audit(self, gateway: GatewayProcess) -> AuditReport:
-        """The balance equation, checked on the gateway's database from outside."""
+        """The balance equation, checked on the gateway's database from outside. In the same snapshot the sums of sales and of spending must equal
+        the calls."""
         database = connect_database(gateway.env["TOLLWAY_DATABASE_URL"])
         try:
-            return await database.read(audit)
+            return await database.read(audit_with_sums)
+        finally:
+            await database.close()
+
+    async def prove_closed_hours(self, gateway: GatewayProcess) -> int:
+        """Closes every hour of the gateway's database, as a leader with a clock three hours ahead does, and compares with the calls. Returns the number of
+        closed hours, and opens them again. Only where nothing else moves calls."""
+        database = connect_database(gateway.env["TOLLWAY_DATABASE_URL"])
+        assert database.dialect == "postgresql" or is_shared_write_safe()
+        present_ms = int(time.time() * 1000)
+        try:
+            for now_ms in (present_ms + 3 * HOUR_MS, present_ms):
+                await ClosedPeriods(database, read_clock=partial(_answer, now_ms)).write_due()
+                report = await database.read(audit_with_sums)
+                assert report.wrong_periods == ()
+                if now_ms > present_ms:
+                    closed = report.closed_periods
+            return closed
         finally:
             await database.close()
 
@@ -358,3 +383,35 @@ def bound(
             nonce=nonce or secrets.token_bytes(32),
         )
     )
+
+
+def audit_with_sums(connection: Connection) -> AuditReport:
+    """The audit; asserts that `/sales` and `/spending` have every call of every wallet once, with its price and state."""
+    report = audit(connection)
+    for side, read in (("provider", read_sales), ("payer", read_spending)):
+        counted = f"SELECT {side} AS wallet, state, count(*), sum(price_units), min(created_ms), max(created_ms) FROM call WHERE {side} IS NOT NULL GROUP BY 1, 2"
+        expected: dict[bytes, dict[str, tuple[int, int]]] = {}
+        rows = connection.exec_driver_sql(counted).all()
+        for wallet, state, calls, units, *_ in rows:
+            sums = expected.setdefault(bytes(wallet), {})
+            name = SUM_STATES[CallState(state)]
+            before = sums.get(name, (0, 0))
+            sums[name] = (before[0] + calls, before[1] + int(units))
+        if not rows:
+            continue
+        from_ms, to_ms = min(row[4] for row in rows), max(row[5] for row in rows) + 1
+        shared = {"step": "hour", "from_ms": floor_to(HOUR_MS, from_ms), "to_ms": ceil_to(HOUR_MS, to_ms)}
+        for wallet_bytes, sums in expected.items():
+            kind = SalesQuery if side == "provider" else SpendingQuery
+            query: Any = kind(wallet=Address(wallet_bytes), **shared)  # type: ignore[arg-type]  # of the table above
+            found: dict[str, tuple[int, int]] = {}
+            for row in read(connection, query=query, limits=DEFAULT_LIMITS).rows:
+                for name, one in row.by_state.items():
+                    before = found.get(name, (0, 0))
+                    found[name] = (before[0] + one.calls, before[1] + one.units)
+            assert found == sums, f"{side} {Address(wallet_bytes)}"
+    return report
+
+
+def _answer(now_ms: int, _connection: Connection) -> int:
+    return now_ms

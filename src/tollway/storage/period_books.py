@@ -56,13 +56,14 @@ class PeriodBookStore:
         self._limits = limits
 
     async def sales(self, query: SalesQuery) -> PeriodSums:
-        return await self._database.read(partial(_read_sales, query=query, limits=self._limits))
+        return await self._database.read(partial(read_sales, query=query, limits=self._limits))
 
     async def spending(self, query: SpendingQuery) -> PeriodSums:
-        return await self._database.read(partial(_read_spending, query=query, limits=self._limits))
+        return await self._database.read(partial(read_spending, query=query, limits=self._limits))
 
 
-def _read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) -> PeriodSums:
+def read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) -> PeriodSums:
+    """The answer of `PeriodBooks.sales`, in the snapshot of this connection."""
     sums = _SumCollector(query, rows_max=limits.sum_rows_max)
     closed_until_ms = (read_ends(connection)[1] or 0) if has_marks(connection) else 0
     index, whose = "ix_call_provider_time", "c.provider = :wallet"
@@ -92,7 +93,8 @@ def _read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) ->
     return sums.finish(connection, is_of_listings=True, as_of_ms=as_of_ms)
 
 
-def _read_spending(connection: Connection, *, query: SpendingQuery, limits: Limits) -> PeriodSums:
+def read_spending(connection: Connection, *, query: SpendingQuery, limits: Limits) -> PeriodSums:
+    """The answer of `PeriodBooks.spending`, in the snapshot of this connection."""
     sums = _SumCollector(query, rows_max=limits.sum_rows_max)
     _add_calls(
         connection,

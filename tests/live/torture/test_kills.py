@@ -79,6 +79,7 @@ async def test_kill_9_under_load_repeats_no_call_loses_no_record_and_leaves_no_p
         settled = await load.check_chain()
         assert (await cluster.audit(processes[0])).wrong == ()
         sums = await cluster.check_exports(processes[0])
+        assert await cluster.prove_closed_hours(processes[0]) > 0
     torture.tell(
         gateways=gateways,
         kills=count,

@@ -142,6 +142,7 @@ class Harness:
 
     async def check_ledger(self) -> None:
         report = await self.cluster.audit(self.gateway)
+        assert report.wrong_periods == ()
         assert report.wrong == ()
         await self.cluster.check_exports(self.gateway)
 
