@@ -1,0 +1,110 @@
+"""Sends finished traces from a thread of its own: a bounded queue between calls and a collector that may hang, lie or be away.
+
+`add` never waits: a full queue drops the trace and counts its spans. The thread is a daemon, so that an export that hangs does not keep the process
+alive.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import structlog
+
+from tollway.call_trace import FinishedTrace
+
+QUEUE_SPANS_MAX = 2_048
+BATCH_SPANS_MAX = 512
+FLUSH_S = 1.0
+"""The longest time that a span waits for others before it is sent."""
+CLOSE_WAIT_S = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class TraceExporter(Protocol):
+    """Sends traces to a collector. Runs in the thread of the queue."""
+
+    def export(self, traces: Sequence[FinishedTrace]) -> bool:
+        """False when the collector did not take them. May raise."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SpanQueue:
+    """Implements `SpanSink`. `count_dropped`: called with a number of spans, from any thread."""
+
+    def __init__(self, exporter: TraceExporter, *, count_dropped: Callable[[int], None]) -> None:
+        self._exporter = exporter
+        self._count_dropped = count_dropped
+        self._waiting: queue.SimpleQueue[FinishedTrace | None] = queue.SimpleQueue()
+        self._spans = 0
+        self._lock = threading.Lock()
+        self._is_failing = False
+        self._thread = threading.Thread(target=self._run, name="span-export", daemon=True)
+
+    def open(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Sends what waits, for at most `CLOSE_WAIT_S`."""
+        self._waiting.put(None)
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_WAIT_S)
+
+    def add(self, trace: FinishedTrace) -> None:
+        count = len(trace.spans)
+        with self._lock:
+            is_full = self._spans + count > QUEUE_SPANS_MAX
+            if not is_full:
+                self._spans += count
+        if is_full:
+            self._count_dropped(count)
+        else:
+            self._waiting.put(trace)
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            batch, is_open = self._take_batch()
+            if batch:
+                self._export(batch)
+        self._exporter.close()
+
+    def _take_batch(self) -> tuple[list[FinishedTrace], bool]:
+        """The traces that came within `FLUSH_S` of the first one, up to `BATCH_SPANS_MAX` spans; False at the end."""
+        batch: list[FinishedTrace] = []
+        spans, until_s = 0, None
+        while spans < BATCH_SPANS_MAX:
+            wait_s = None if until_s is None else max(0.0, until_s - time.monotonic())
+            try:
+                trace = self._waiting.get(timeout=wait_s)
+            except queue.Empty:
+                break
+            if trace is None:
+                return batch, False
+            until_s = until_s or time.monotonic() + FLUSH_S
+            batch.append(trace)
+            spans += len(trace.spans)
+        return batch, True
+
+    def _export(self, batch: list[FinishedTrace]) -> None:
+        """Sends a batch once; what the collector does not take is dropped. The spans count as queued until then."""
+        count = sum(len(trace.spans) for trace in batch)
+        error = None
+        try:
+            is_taken = self._exporter.export(batch)
+        except Exception as exc:  # noqa: BLE001 - the root of this thread: a failure is one event, and the next batch goes on
+            is_taken, error = False, repr(exc)[:300]
+        with self._lock:
+            self._spans -= count
+        if not is_taken:
+            self._count_dropped(count)
+        if is_taken is self._is_failing:  # the first failure, or the first success after it
+            self._is_failing = not is_taken
+            if self._is_failing:
+                _log.warning("span_export_failed", error=error)
+            else:
+                _log.info("span_export_back")
