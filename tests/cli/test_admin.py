@@ -1,7 +1,9 @@
-"""`tollway gateway admin log`, over the real stores."""
+"""`tollway gateway admin`, over the real stores."""
 
 import json
 import re
+import sqlite3
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,42 @@ def test_acts_are_listed_newest_first_by_page_and_target() -> None:
 def test_the_short_form_gives_the_same_record() -> None:
     run("gateway", "admit", str(TX))
     assert run("admin", "log") == run("gateway", "admin", "log")
+
+
+def test_a_link_counts_for_the_user_of_the_command() -> None:
+    answer = run("gateway", "admin", "link")
+    code = re.fullmatch(r"http://127\.0\.0\.1:9402/enter\?code=([A-Za-z0-9_-]{43})", answer["link"])
+    assert code is not None
+    assert run("admin", "link")["link"] != answer["link"]
+    with sqlite3.connect("tollway.sqlite3") as connection:
+        rows = connection.execute("SELECT actor, code_hash FROM admin_code").fetchall()
+    connection.close()
+    assert {actor for actor, _ in rows} == {operator.describe_actor()}
+    assert sha256(code[1].encode()).digest() in {bytes(stored) for _, stored in rows}
+
+
+@pytest.mark.parametrize(
+    ("settings", "origin"),
+    [
+        ({}, "http://127.0.0.1:9402"),
+        ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:9500"}, "http://127.0.0.1:9500"),
+        (
+            {"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:9402", "TOLLWAY_ADMIN_HOSTS": "b.internal a.internal"},
+            "https://a.internal",
+        ),
+    ],
+)
+def test_the_link_leads_to_where_the_pages_are_opened(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], origin: str
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    assert run("gateway", "admin", "link")["link"].startswith(f"{origin}/enter?code=")
+
+
+@pytest.mark.parametrize("name", ["TOLLWAY_ADMIN_LISTEN", "TOLLWAY_WEB_PAGES"])
+def test_without_pages_there_is_no_link(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, {"TOLLWAY_ADMIN_LISTEN": "off"}.get(name, "false"))
+    result = CliRunner().invoke(make_app(), ["gateway", "admin", "link"])
+    assert result.exit_code == operator.FAILED
+    assert "the operator's pages are off" in result.stderr

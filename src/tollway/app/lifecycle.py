@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 from prometheus_client import CollectorRegistry, make_asgi_app
+from starlette.types import ASGIApp
 
 from tollway import __version__
+from tollway.app.admin_wiring import build_admin_app
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
@@ -198,7 +200,8 @@ class App:
         self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
-        self.asgi_app = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms).build()
+        self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
+        self.asgi_app = self._asgi.build()
         self.server = HttpServer(
             self.asgi_app, host=settings.listen.host, port=settings.listen.port, limits=limits
         )
@@ -492,8 +495,23 @@ class App:
         listen = self.settings.admin_listen
         if listen is None:
             return None
-        app = make_asgi_app(self.metrics.registry)
+        app = self.build_admin_app()
         return HttpServer(app, host=listen.host, port=listen.port, limits=self.settings.limits)
+
+    def build_admin_app(self) -> ASGIApp:
+        """The application of the admin address."""
+        return build_admin_app(
+            make_asgi_app(self.metrics.registry),
+            settings=self.settings,
+            services=self._services(),
+            networks=self._asgi.network_services(),
+            operator_ledger=self.operator_ledger,
+            acts=self.operator_acts,
+            database=self.database,
+            gateway_name=parse_origin(self.settings.public_url).authority,
+            test_money=self._asgi.describe_money(),
+            now_ms=now_ms,
+        )
 
     async def _report(self, notifier: ServiceNotifier) -> None:
         """Readiness once, then the watchdog, from this event loop: a loop that stands still is restarted, a gateway whose database is away is not."""

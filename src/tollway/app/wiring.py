@@ -96,7 +96,7 @@ from tollway.web.network_routes import NetworkServices, network_router
 from tollway.web.ownership_routes import OwnershipServices, ownership_router
 from tollway.web.page_assets import asset_router, read_assets
 from tollway.web.page_problems import ProblemPages
-from tollway.web.page_renderer import PageRenderer
+from tollway.web.page_renderer import PageRenderer, TestMoney
 from tollway.web.page_routes import PageServices, page_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.problems import status_of
@@ -408,7 +408,7 @@ class AsgiBuilder:
                     entropy=self._random.take_bytes,
                 ),
                 site_router(self._site_services()),
-                network_router(self._network_services()),
+                network_router(self.network_services()),
                 catalog_router(self._catalog_services()),
                 *self._page_routers(),
             ],
@@ -431,7 +431,7 @@ class AsgiBuilder:
         services = PageServices(
             renderer=self._pages,
             documents=self._document_services(),
-            networks=self._network_services(),
+            networks=self.network_services(),
             quality=self._services.reputation_services.quality,
             currencies=tuple(dict.fromkeys(asset.symbol for asset in self._listing_encoder().assets)),
             now_ms=self._now_ms,
@@ -441,12 +441,11 @@ class AsgiBuilder:
     def _make_pages(self) -> PageRenderer | None:
         if not self._settings.web_pages:
             return None
+        return PageRenderer(read_assets(), public_url=str(self._origin), test_money=self.describe_money())
+
+    def describe_money(self) -> TestMoney:
         kinds = {rules.kind for rules in self._services.rules.values()}
-        return PageRenderer(
-            read_assets(),
-            public_url=str(self._origin),
-            test_money="none" if "test" not in kinds else "some" if "main" in kinds else "all",
-        )
+        return "none" if "test" not in kinds else "some" if "main" in kinds else "all"
 
     def _pipeline(self) -> CallPipeline:
         services, settings, limits = self._services, self._settings, self._limits
@@ -705,7 +704,7 @@ class AsgiBuilder:
             ticks_ms=ticks_ms,
         )
 
-    def _network_services(self) -> NetworkServices:
+    def network_services(self) -> NetworkServices:
         services, settings = self._services, self._settings
         allowed = {"x402": settings.x402, "mpp": settings.mpp}
         is_offered = services.settlement_services.settlement.is_offered

@@ -1,20 +1,53 @@
-"""`tollway gateway admin`: the record of the operator's acts."""
+"""`tollway gateway admin`: the link to the operator's pages, and the record of the operator's acts."""
 
+import os
+import time
 from typing import Annotated
 
 import typer
 
 from tollway.cli.operator import (
     AsJson,
+    CommandFailed,
     Config,
     OperatorServices,
+    describe_actor,
     print_result,
     run_with_services,
 )
+from tollway.config.settings import Settings
+from tollway.identity.admin_sessions import CODE_TTL_S, ENTRY_PATH, create_code
 from tollway.operator_acts import RecordedAct
+from tollway.storage.admin_store import SqlAdminSessions
 from tollway.web.query import format_time
 
 LOG_LIMIT_DEFAULT, LOG_LIMIT_MAX = 50, 1_000
+
+
+def make_link(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
+    """Prints a link to the operator's pages. It counts once, within five minutes."""
+
+    async def work(services: OperatorServices) -> None:
+        origin = find_admin_origin(services.settings)
+        now_ms = time.time_ns() // 1_000_000
+        store = SqlAdminSessions(services.database)
+        code = await create_code(store, actor=describe_actor(), now_ms=now_ms, entropy=os.urandom)
+        link = f"{origin}{ENTRY_PATH}?code={code}"
+        answer = {"link": link, "expiresAt": format_time(now_ms + CODE_TTL_S * 1000)}
+        print_result(answer, [link, "It counts once, within five minutes."], as_json)
+
+    run_with_services(ctx, work, config, as_json=as_json, access="write")
+
+
+def find_admin_origin(settings: Settings) -> str:
+    """The origin at which an operator opens the pages. A name of `admin_hosts` is served by a proxy with TLS, because the cookie needs it."""
+    if settings.admin_listen is None or not settings.web_pages:
+        raise CommandFailed(
+            "the operator's pages are off; set admin_listen to 127.0.0.1:9402 and web_pages to true, then restart the gateway"
+        )
+    if settings.admin_listen.is_loopback:
+        return f"http://{settings.admin_listen}"
+    return f"https://{min(settings.admin_hosts)}"
 
 
 def list_acts(

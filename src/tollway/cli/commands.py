@@ -60,7 +60,7 @@ GROUPS = {
     "gateway wallets": GroupRow(
         help="Moderation of wallets", target="tollway.cli.moderation:list_blocked", extra="gateway"
     ),
-    "gateway admin": GroupRow(help="The operator's record", alias="admin"),
+    "gateway admin": GroupRow(help="The operator's pages and record", alias="admin"),
 }
 """Groups, by their words."""
 
@@ -348,6 +348,14 @@ COMMANDS = (
         target=f"{_MODERATION}:unblock",
         extra="gateway",
         example="tollway gateway wallets unblock 0x…",
+    ),
+    CommandRow(
+        name="gateway admin link",
+        role=OPERATORS,
+        help="Prints a link to the operator's pages. It counts once, within five minutes.",
+        target="tollway.cli.admin:make_link",
+        extra="gateway",
+        example="tollway gateway admin link",
     ),
     CommandRow(
         name="gateway admin log",

@@ -94,6 +94,17 @@ class WithdrawnRail(NamedTuple):
     subject: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GasKeyStatus:
+    """A gas key at the last refresh. `balance_wei` None: not read yet. `floor_wei`: below it the key signs nothing. `is_stuck`: its nonces do not move."""
+
+    chain_id: ChainId
+    address: Address
+    balance_wei: int | None
+    floor_wei: int
+    is_stuck: bool
+
+
 class RailStatus:
     """Logs and counts rails that are withdrawn and that come back. Used from one event loop."""
 
@@ -279,6 +290,21 @@ class GasBudget:
         """Whether the transactions of this key's sequence were not mined for some checks."""
         sequences = self._sequences.get(chain_id, ())
         return any(sequence.progress.is_stuck for sequence in sequences if sequence.key.address == sender)
+
+    def list_keys(self) -> tuple[GasKeyStatus, ...]:
+        """Every gas key, as it was at the last refresh."""
+        return tuple(
+            GasKeyStatus(
+                chain_id=chain_id,
+                address=sequence.key.address,
+                balance_wei=None if account is None else account.balance_wei,
+                floor_wei=self._rules[chain_id].gas_floor_wei,
+                is_stuck=sequence.progress.is_stuck,
+            )
+            for chain_id, sequences in self._sequences.items()
+            for sequence in sequences
+            for account in (self._network_gas[chain_id].accounts.get(sequence.key.address),)
+        )
 
     @property
     def chain_ids(self) -> tuple[ChainId, ...]:

@@ -1,0 +1,68 @@
+"""Builds the application of the admin address from the parts of the gateway."""
+
+import secrets
+from collections.abc import Callable
+
+from starlette.types import ASGIApp
+
+from tollway.app.wiring import Services
+from tollway.config.settings import Settings
+from tollway.identity.admin_sessions import AdminSignIn
+from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
+from tollway.storage.database import Database
+from tollway.storage.operator_acts import OperatorActStore
+from tollway.storage.operator_store import OperatorStore
+from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts, AdminRenderers
+from tollway.web.admin_routes import AdminServices, admin_router
+from tollway.web.network_routes import NetworkServices
+from tollway.web.page_assets import asset_router, read_assets
+from tollway.web.page_renderer import PageRenderer, TestMoney
+
+
+def build_admin_app(
+    metrics: ASGIApp,
+    *,
+    settings: Settings,
+    services: Services,
+    networks: NetworkServices,
+    operator_ledger: OperatorStore,
+    acts: OperatorActStore,
+    database: Database,
+    gateway_name: str,
+    test_money: TestMoney,
+    now_ms: Callable[[], int],
+) -> ASGIApp:
+    """`/metrics` alone where the pages are switched off."""
+    listen = settings.admin_listen
+    if not settings.web_pages or listen is None:
+        return metrics
+    assets = read_assets()
+    sign_in = AdminSignIn(SqlAdminSessions(database), now_ms=now_ms, entropy=secrets.token_bytes)
+    pages = admin_router(
+        AdminServices(
+            sign_in=sign_in,
+            networks=networks,
+            catalog=services.catalog,
+            moderation=services.moderation,
+            operator_ledger=operator_ledger,
+            acts=acts,
+            open_calls=OpenCallStore(database, limits=settings.limits),
+            list_gas_keys=services.settlement_services.gas_budget.list_keys,
+            check_ready=services.check_ready,
+            count_in_flight=lambda: services.shedder.running,
+            gateway_name=gateway_name,
+            now_ms=now_ms,
+        )
+    )
+    pages.routes.extend(asset_router(assets).routes)
+
+    def make_renderer(origin: str) -> PageRenderer:
+        return PageRenderer(assets, public_url=origin, test_money=test_money, sections=SECTIONS)
+
+    return AdminApp(
+        metrics=metrics,
+        pages=pages,
+        hosts=AdminHosts(listen_host=listen.host, port=listen.port, names=settings.admin_hosts),
+        sign_in=sign_in,
+        renderers=AdminRenderers(make_renderer),
+    )

@@ -1,0 +1,171 @@
+"""The admin address: `/metrics` for scrapers, and the operator's pages behind a check of `Host` and a session.
+
+The public listener never serves these pages and never reads their cookie. `Host` must be this address, `localhost` or one of `admin_hosts`: a name that a
+stranger's page points at this address (DNS rebinding) gets 403. Scrapers come by address, so `/metrics` does not look at `Host`.
+"""
+
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tollway.errors import Code, Problem, Refusal, TollwayError
+from tollway.identity.admin_sessions import ENTRY_PATH, AdminSession, AdminSignIn
+from tollway.operator_acts import REASON_LENGTH_MAX
+from tollway.web.page_renderer import PageRenderer, Section
+from tollway.web.page_session import SessionCookie, make_form_token
+from tollway.web.problems import FORBIDDEN, status_of
+
+ADMIN_COOKIE = SessionCookie(name="__Host-tollway-admin", same_site="Strict")
+OPEN_PATHS = (ENTRY_PATH, "/favicon.svg")
+SECTIONS = tuple(
+    Section(href=href, label=label)
+    for href, label in (
+        ("/", "Overview"),
+        ("/chains", "Chains"),
+        ("/gas", "Gas"),
+        ("/calls", "Open calls"),
+        ("/listings", "Listings"),
+        ("/wallets", "Wallets"),
+        ("/books", "Books"),
+        ("/acts", "Acts"),
+    )
+)
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class AdminHosts:
+    """The names under which the admin address may be opened."""
+
+    def __init__(self, *, listen_host: str, port: int, names: Collection[str]) -> None:
+        own = {listen_host, "localhost", "127.0.0.1", "[::1]"}
+        self._exact = frozenset(f"{name}:{port}".lower() for name in own)
+        self._names = frozenset(name.lower() for name in names)
+
+    def is_allowed(self, scope: Scope) -> bool:
+        """Exactly one `Host` field, with one of the names. A name of the settings may have any port: a proxy of the operator stands before it."""
+        hosts = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) != 1:
+            return False
+        name, _, port = hosts[0].rpartition(":")
+        without_port = name if name and port.isdigit() else hosts[0]
+        return hosts[0] in self._exact or without_port in self._names
+
+
+class AdminApp:
+    """The ASGI application of the admin address. `pages`: the routes behind a session. `renderers`: one for each host."""
+
+    def __init__(
+        self,
+        *,
+        metrics: ASGIApp,
+        pages: ASGIApp,
+        hosts: AdminHosts,
+        sign_in: AdminSignIn,
+        renderers: "AdminRenderers",
+    ) -> None:
+        self._metrics = metrics
+        self._pages = pages
+        self._hosts = hosts
+        self._sign_in = sign_in
+        self._renderers = renderers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].rstrip("/") == "/metrics":
+            await self._metrics(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._open(request)
+            if response is None:
+                await self._pages(scope, receive, send)
+                return
+        except TollwayError as error:
+            response = explain_problem(request, error.problem)
+        await response(scope, receive, send)
+
+    async def _open(self, request: Request) -> Response | None:
+        """None where the request may reach the pages; their handlers find the session in its state."""
+        if not self._hosts.is_allowed(request.scope):
+            # A plain text: this name is not trusted with a page.
+            return Response(
+                "This address is not opened under this name. Add the name to admin_hosts.\n",
+                status_code=FORBIDDEN,
+                media_type="text/plain",
+            )
+        state = request.scope.setdefault("state", {})
+        state["renderer"] = self._renderers.find(request)
+        path = request.scope["path"]
+        if path in OPEN_PATHS or path.startswith("/ui/"):
+            return None
+        token = ADMIN_COOKIE.read(request)
+        session = None if token is None else await self._sign_in.find_session(token)
+        if session is None or token is None:
+            return respond_page(
+                request, "admin_enter.j2", status=status_of(Code.AUTHENTICATION_REQUIRED), code=None
+            )
+        state["session"], state["session_token"] = session, token
+        return None
+
+
+class AdminRenderers:
+    """A renderer for each origin under which the admin address is opened; the policy of a page names its origin. Hosts are checked before, so there are few."""
+
+    def __init__(self, make: Callable[[str], PageRenderer]) -> None:
+        self._make = make
+        self._renderers: dict[str, PageRenderer] = {}
+
+    def find(self, request: Request) -> PageRenderer:
+        # `http:` in a policy covers `https:` of the same host, which a proxy of the operator may serve.
+        origin = f"http://{request.headers['host'].lower()}"
+        renderer = self._renderers.get(origin)
+        if renderer is None:
+            renderer = self._renderers[origin] = self._make(origin)
+        return renderer
+
+
+def respond_page(request: Request, template: str, *, status: int = 200, **records: Any) -> Response:
+    """A page of the operator, in the frame of its session. Templates write the hidden token of a form by `form_token(route)`."""
+    state = request.scope["state"]
+    renderer: PageRenderer = state["renderer"]
+    session, token = state.get("session"), state.get("session_token")
+    return renderer.respond_private(
+        request,
+        template,
+        account=session.actor if isinstance(session, AdminSession) else None,
+        status=status,
+        form_token=partial(make_form_token, token or ""),
+        reason_max=REASON_LENGTH_MAX,
+        **records,
+    )
+
+
+def explain_problem(request: Request, problem: Problem) -> Response:
+    """The page of a refused or failed request, with what to do next."""
+    return respond_page(request, "admin_problem.j2", status=status_of(problem.code), problem=problem)
+
+
+def guarded(handler: Handler) -> Handler:
+    """The handler, with its refusals and failures as pages."""
+    return partial(_guard, handler)
+
+
+async def _guard(handler: Handler, request: Request) -> Response:
+    try:
+        return await handler(request)
+    except TollwayError as error:
+        return explain_problem(request, error.problem)
+
+
+def origins_of(request: Request) -> tuple[str, str]:
+    """The origins of a form on this host."""
+    host = request.headers["host"].lower()
+    return f"http://{host}", f"https://{host}"
+
+
+def refuse_form(detail: str) -> Refusal:
+    return Refusal(Problem(code=Code.INVALID_REQUEST, detail=detail))

@@ -1,0 +1,409 @@
+"""The operator's pages: what needs an operator, chains, gas, open calls, listings, wallets, books, acts; and their forms under `/admin/api`.
+
+Each change is an act of the operator in the transaction of the change, as for the commands. A GET changes nothing; a form counts with the cookie, the origin and the
+token of the form (`page_session.py`).
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route, Router
+
+from tollway.errors import Code, Problem, Refusal
+from tollway.identity.admin_sessions import ENTRY_PATH, SESSION_TTL_S, AdminSession, AdminSignIn
+from tollway.ids import Address, ListingId, TxHash, format_network
+from tollway.ledger.ledger import AuditReport, OperatorLedger
+from tollway.ledger.records import CallRecord
+from tollway.operator_acts import ActOrigin, OperatorActs
+from tollway.payments.gas import GasKeyStatus
+from tollway.registry.catalog import Catalog, ListingQuery
+from tollway.registry.listing import Listing
+from tollway.registry.moderation import (
+    AlwaysEdited,
+    Moderation,
+    NoActiveListing,
+    parse_reason,
+    restore_listing,
+    suspend_listing,
+)
+from tollway.web.admin_app import ADMIN_COOKIE, Handler, guarded, origins_of, refuse_form, respond_page
+from tollway.web.admin_views import OverviewFacts, call_json, find_findings, list_figures, overview_json
+from tollway.web.network_routes import NetworkServices, describe_status
+from tollway.web.page_session import read_form
+from tollway.web.query import format_time
+
+FORM_BYTES_MAX = 8_192
+ACTS_SHOWN = 100
+FOUND_SHOWN = 50
+NO_STORE = {"Cache-Control": "no-store"}
+
+SUSPENSION = "/admin/api/listings/{apiId}/suspension"
+BLOCK = "/admin/api/wallets/{address}/block"
+BLOCKS = "/admin/api/wallets/block"
+AUDIT = "/admin/api/audit"
+ADMISSIONS = "/admin/api/admissions"
+RELEASE = "/admin/api/release"
+SIGN_OUT = "/signout"
+
+
+class OpenCalls(Protocol):
+    """What waits for an end, from the ledger. Raises `StorageUnavailable`."""
+
+    async def list_open(self, state: str) -> tuple[CallRecord, ...]: ...
+
+    async def count_held_payments(self) -> int: ...
+
+    async def count_gateways(self, *, now_ms: int) -> tuple[int, int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminServices:
+    """The collaborators of the operator's pages. `gateway_name`: typed by an operator who releases balances. `count_in_flight`: calls that run now."""
+
+    sign_in: AdminSignIn
+    networks: NetworkServices
+    catalog: Catalog
+    moderation: Moderation
+    operator_ledger: OperatorLedger
+    acts: OperatorActs
+    open_calls: OpenCalls
+    list_gas_keys: Callable[[], Sequence[GasKeyStatus]]
+    check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
+    count_in_flight: Callable[[], int]
+    gateway_name: str
+    now_ms: Callable[[], int]
+
+
+@dataclass(slots=True)
+class AuditRun:
+    """The audit that a page started last, on this gateway. `report` None: it runs, or it failed."""
+
+    started_ms: int
+    actor: str
+    report: AuditReport | None = None
+    failure: str = ""
+    is_running: bool = True
+
+
+def admin_router(services: AdminServices) -> Router:
+    routes = AdminRoutes(services)
+    pages: Sequence[tuple[str, Handler, str]] = (
+        (ENTRY_PATH, routes.show_entry, "GET"),
+        (ENTRY_PATH, routes.enter, "POST"),
+        (SIGN_OUT, routes.sign_out, "POST"),
+        ("/", routes.show_overview, "GET"),
+        ("/chains", routes.show_chains, "GET"),
+        ("/gas", routes.show_gas, "GET"),
+        ("/calls", routes.show_calls, "GET"),
+        ("/listings", routes.show_listings, "GET"),
+        ("/wallets", routes.show_wallets, "GET"),
+        ("/books", routes.show_books, "GET"),
+        ("/acts", routes.show_acts, "GET"),
+        ("/admin/api/overview", routes.get_overview, "GET"),
+        ("/admin/api/chains", routes.get_chains, "GET"),
+        ("/admin/api/calls", routes.get_calls, "GET"),
+        (SUSPENSION, routes.change_suspension, "POST"),
+        (BLOCKS, routes.change_block, "POST"),
+        (BLOCK, routes.change_block, "POST"),
+        (AUDIT, routes.run_audit, "POST"),
+        (ADMISSIONS, routes.admit, "POST"),
+        (RELEASE, routes.release, "POST"),
+    )
+    return Router([Route(path, guarded(handler), methods=[method]) for path, handler, method in pages])
+
+
+class AdminRoutes:
+    """The handlers of the operator's pages. Many tasks may call them at once; one audit runs at a time."""
+
+    def __init__(self, services: AdminServices) -> None:
+        self._services = services
+        self._audit: AuditRun | None = None
+
+    # ---- The session.
+
+    async def show_entry(self, request: Request) -> Response:
+        """The form of a link. It spends nothing: browsers and chat programs load links in advance."""
+        code = request.query_params.get("code", "")[:64]
+        return respond_page(request, "admin_enter.j2", code=code)
+
+    async def enter(self, request: Request) -> Response:
+        fields = await read_form(
+            request,
+            session_token=None,
+            route=ENTRY_PATH,
+            origins=origins_of(request),
+            bytes_max=FORM_BYTES_MAX,
+        )
+        token = await self._services.sign_in.open_session(_one(fields, "code"))
+        if token is None:
+            raise Refusal(_CODE_SPENT)
+        cookie = ADMIN_COOKIE.set(token, max_age_s=SESSION_TTL_S)
+        return _redirect("/", {"Set-Cookie": cookie})
+
+    async def sign_out(self, request: Request) -> Response:
+        await self._read_form(request, SIGN_OUT)
+        await self._services.sign_in.close_session(_session(request))
+        return _redirect(ENTRY_PATH, {"Set-Cookie": ADMIN_COOKIE.clear()})
+
+    # ---- What is shown.
+
+    async def show_overview(self, request: Request) -> Response:
+        facts = await self._read_facts()
+        return respond_page(
+            request, "admin_overview.j2", findings=find_findings(facts), figures=list_figures(facts)
+        )
+
+    async def get_overview(self, request: Request) -> Response:
+        return JSONResponse(overview_json(await self._read_facts()), headers=NO_STORE)
+
+    async def _read_facts(self) -> OverviewFacts:
+        services, now_ms = self._services, self._services.now_ms()
+        return OverviewFacts(
+            checks=await services.check_ready(),
+            networks=describe_status(services.networks),
+            unknown=await services.open_calls.list_open("unknown"),
+            settling=await services.open_calls.list_open("settling"),
+            held_payments=await services.open_calls.count_held_payments(),
+            suspended=len(await services.catalog.list_suspended()),
+            blocked=len(await services.moderation.list_blocked()),
+            gateways=await services.open_calls.count_gateways(now_ms=now_ms),
+            in_flight=services.count_in_flight(),
+            now_ms=now_ms,
+        )
+
+    async def show_chains(self, request: Request) -> Response:
+        return respond_page(request, "admin_chains.j2", networks=describe_status(self._services.networks))
+
+    async def get_chains(self, request: Request) -> Response:
+        return JSONResponse({"networks": describe_status(self._services.networks)}, headers=NO_STORE)
+
+    async def show_gas(self, request: Request) -> Response:
+        keys = [
+            {
+                "network": format_network(key.chain_id),
+                "address": str(key.address),
+                "balance": None if key.balance_wei is None else format_wei(key.balance_wei),
+                "is_low": key.balance_wei is not None and key.balance_wei < key.floor_wei,
+                "floor": format_wei(key.floor_wei),
+                "is_stuck": key.is_stuck,
+            }
+            for key in self._services.list_gas_keys()
+        ]
+        return respond_page(request, "admin_gas.j2", keys=keys)
+
+    async def show_calls(self, request: Request) -> Response:
+        calls = self._services.open_calls
+        return respond_page(
+            request,
+            "admin_calls.j2",
+            unknown=[call_json(call) for call in await calls.list_open("unknown")],
+            settling=[call_json(call) for call in await calls.list_open("settling")],
+        )
+
+    async def get_calls(self, request: Request) -> Response:
+        state = request.query_params.get("state", "unknown")
+        if state not in ("unknown", "settling"):
+            raise refuse_form("state is unknown or settling.")
+        found = await self._services.open_calls.list_open(state)
+        return JSONResponse({"calls": [call_json(call) for call in found]}, headers=NO_STORE)
+
+    async def show_listings(self, request: Request) -> Response:
+        words = request.query_params.get("q", "").strip()[:256]
+        found = await self._services.catalog.search(
+            ListingQuery(words=words or None, limit=FOUND_SHOWN, sort="relevance" if words else "newest")
+        )
+        suspended = [
+            {
+                "id": one.id,
+                "name": one.name,
+                "provider": str(one.provider),
+                "since": format_time(one.suspended_ms),
+                "reason": one.reason,
+            }
+            for one in await self._services.catalog.list_suspended()
+        ]
+        return respond_page(
+            request,
+            "admin_listings.j2",
+            words=words,
+            total=found.total,
+            suspended=suspended,
+            found=[
+                {"id": one.listing.id, "name": one.listing.name, "provider": str(one.listing.provider)}
+                for one in found.found
+            ],
+        )
+
+    async def show_wallets(self, request: Request) -> Response:
+        blocked = [
+            {"wallet": str(one.wallet), "since": format_time(one.since_ms), "reason": one.reason}
+            for one in await self._services.moderation.list_blocked()
+        ]
+        return respond_page(request, "admin_wallets.j2", blocked=blocked)
+
+    async def show_books(self, request: Request) -> Response:
+        audit = self._audit
+        return respond_page(
+            request,
+            "admin_books.j2",
+            held=await self._services.open_calls.count_held_payments(),
+            gateway_name=self._services.gateway_name,
+            audit=None
+            if audit is None
+            else {
+                "started": format_time(audit.started_ms),
+                "actor": audit.actor,
+                "is_running": audit.is_running,
+                "failure": audit.failure,
+                "report": audit.report,
+            },
+        )
+
+    async def show_acts(self, request: Request) -> Response:
+        acts = [
+            {
+                "at": format_time(act.origin.at_ms),
+                "actor": act.origin.actor,
+                "kind": act.kind,
+                "target": act.target,
+                "reason": act.origin.reason,
+            }
+            for act in await self._services.acts.list_acts(limit=ACTS_SHOWN)
+        ]
+        return respond_page(request, "admin_acts.j2", acts=acts)
+
+    # ---- What is changed.
+
+    async def change_suspension(self, request: Request) -> Response:
+        fields = await self._read_form(request, SUSPENSION)
+        listing_id = ListingId(request.path_params["apiId"])
+        match _one(fields, "do"):
+            case "suspend":
+                change = suspend_listing
+            case "restore":
+                change = restore_listing
+            case _:
+                raise refuse_form("The form says neither suspend nor restore.")
+        changed = await change(self._services.catalog, listing_id, origin=self._make_origin(request, fields))
+        match changed:
+            case NoActiveListing():
+                raise Refusal(_NO_LISTING)
+            case AlwaysEdited():
+                raise refuse_form("The listing changed meanwhile. Send the form again.")
+            case Listing():
+                return _redirect("/listings")
+
+    async def change_block(self, request: Request) -> Response:
+        is_new = "address" not in request.path_params
+        fields = await self._read_form(request, BLOCKS if is_new else BLOCK)
+        text = _one(fields, "address") if is_new else request.path_params["address"]
+        try:
+            wallet = Address.parse(text.strip())
+        except ValueError as exc:
+            raise refuse_form(f"The wallet is not understood: {exc}.") from exc
+        origin = self._make_origin(request, fields)
+        match _one(fields, "do"):
+            case "block":
+                await self._services.moderation.block(wallet, origin=origin)
+            case "unblock":
+                await self._services.moderation.unblock(wallet, origin=origin)
+            case _:
+                raise refuse_form("The form says neither block nor unblock.")
+        return _redirect("/wallets")
+
+    async def admit(self, request: Request) -> Response:
+        fields = await self._read_form(request, ADMISSIONS)
+        try:
+            tx_hash = TxHash.parse(_one(fields, "transaction").strip())
+        except ValueError as exc:
+            raise refuse_form(f"The transaction is not understood: {exc}.") from exc
+        await self._services.operator_ledger.admit(tx_hash, origin=self._make_origin(request, fields))
+        return _redirect("/acts")
+
+    async def release(self, request: Request) -> Response:
+        """Releases held balances, only with the name of the gateway and a ledger that balances."""
+        fields = await self._read_form(request, RELEASE)
+        if _one(fields, "gateway").strip() != self._services.gateway_name:
+            raise refuse_form(
+                f"Type the name of this gateway to release the balances: {self._services.gateway_name}"
+            )
+        origin = self._make_origin(request, fields)
+        report = await self._services.operator_ledger.audit()
+        if not report.is_balanced:
+            raise refuse_form(
+                "The ledger does not balance, so nothing was released. Run: tollway gateway audit"
+            )
+        await self._services.operator_ledger.release_held(origin=origin)
+        return _redirect("/books")
+
+    async def run_audit(self, request: Request) -> Response:
+        """Starts an audit, unless one runs on this gateway."""
+        await self._read_form(request, AUDIT)
+        if self._audit is None or not self._audit.is_running:
+            run = AuditRun(started_ms=self._services.now_ms(), actor=_session(request).actor)
+            self._audit = run
+            response = _redirect("/books")
+            response.background = BackgroundTask(self._audit_ledger, run)  # runs when the response is sent
+            return response
+        return _redirect("/books")
+
+    async def _audit_ledger(self, run: AuditRun) -> None:
+        try:
+            run.report = await self._services.operator_ledger.audit()
+        except Exception as exc:  # noqa: BLE001 - the root of this task; the page shows the failure
+            run.failure = str(exc)[:200] or type(exc).__name__
+        finally:
+            run.is_running = False
+
+    # ---- Parts.
+
+    async def _read_form(self, request: Request, route: str) -> Mapping[str, Sequence[str]]:
+        return await read_form(
+            request,
+            session_token=request.scope["state"]["session_token"],
+            route=route,
+            origins=origins_of(request),
+            bytes_max=FORM_BYTES_MAX,
+        )
+
+    def _make_origin(self, request: Request, fields: Mapping[str, Sequence[str]]) -> ActOrigin:
+        try:
+            reason = parse_reason(_one(fields, "reason"))
+        except ValueError as exc:
+            raise refuse_form(f"The reason is not accepted: {exc}.") from exc
+        return ActOrigin(
+            actor=f"{_session(request).actor} (page)", at_ms=self._services.now_ms(), reason=reason
+        )
+
+
+def format_wei(wei: int) -> str:
+    """In units of 10^18 wei, with six digits, rounded down."""
+    return f"{wei // 10**18}.{wei % 10**18 // 10**12:06d}"
+
+
+def _session(request: Request) -> AdminSession:
+    session: AdminSession = request.scope["state"]["session"]
+    return session
+
+
+def _one(fields: Mapping[str, Sequence[str]], name: str) -> str:
+    """The value of a field that occurs once; empty without it."""
+    values = fields.get(name, ())
+    if len(values) > 1:
+        raise refuse_form(f"The form has the field {name} more than once.")
+    return values[0] if values else ""
+
+
+def _redirect(path: str, headers: Mapping[str, str] | None = None) -> Response:
+    return RedirectResponse(path, status_code=303, headers={**NO_STORE, **(headers or {})})
+
+
+_CODE_SPENT = Problem(
+    code=Code.AUTHENTICATION_REQUIRED,
+    detail="The link does not count: it is spent, or older than five minutes. Make another one: tollway gateway admin link",
+)
+_NO_LISTING = Problem(code=Code.API_NOT_FOUND, detail="There is no active listing of this id.")

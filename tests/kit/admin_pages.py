@@ -1,0 +1,78 @@
+"""The operator's pages of a whole gateway, in one process, as a browser with the cookie of a session uses them."""
+
+import os
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+
+from tests.kit.ledger_records import tx_hash
+from tests.kit.listings import sample_listing
+from tollway.app.lifecycle import App
+from tollway.app.runtime import now_ms
+from tollway.config.settings import load_settings
+from tollway.identity.admin_sessions import create_code
+from tollway.ids import Address
+from tollway.storage.admin_store import SqlAdminSessions
+from tollway.web.admin_app import ADMIN_COOKIE
+
+HOST = "127.0.0.1:9402"
+ORIGIN = f"http://{HOST}"
+ALICE = Address(b"a" * 20)
+LISTING = sample_listing(provider=ALICE, name="<b>Quotes</b>")
+TX = tx_hash("old")
+PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/acts")
+API = ("/admin/api/overview", "/admin/api/chains", "/admin/api/calls")
+SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
+
+
+@asynccontextmanager
+async def run_admin_app() -> AsyncIterator[App]:
+    """A gateway in the current folder, whose node is away, with one listing."""
+    settings = load_settings(
+        {"TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1", "TOLLWAY_ADMIN_HOSTS": "gw-admin.internal"}
+    )
+    async with App(settings) as app:
+        await app.catalog.publish(LISTING)
+        yield app
+
+
+def open_browser(app: App) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app.build_admin_app()), base_url=ORIGIN)
+
+
+async def make_code(app: App) -> str:
+    store = SqlAdminSessions(app.database)
+    return await create_code(store, actor="alice@gw-1", now_ms=now_ms(), entropy=os.urandom)
+
+
+async def enter(browser: httpx.AsyncClient, code: str) -> httpx.Response:
+    return await browser.post("/enter", data={"code": code}, headers=SAME_ORIGIN)
+
+
+async def sign_in(app: App, browser: httpx.AsyncClient) -> None:
+    answer = await enter(browser, await make_code(app))
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    # The client of the tests keeps no `Secure` cookie of plain http, so it is set by hand.
+    token = re.match(rf"{ADMIN_COOKIE.name}=([^;]+);", answer.headers["set-cookie"])
+    assert token is not None
+    browser.headers["cookie"] = f"{ADMIN_COOKIE.name}={token[1]}"
+
+
+async def send_form(
+    browser: httpx.AsyncClient, page: str, action: str, headers: dict[str, str] | None = None, **fields: str
+) -> httpx.Response:
+    """Fills in the form of a page whose action is `action`, with its hidden fields."""
+    text = (await browser.get(page)).text
+    form = re.search(rf'<form[^>]*action="{re.escape(action)}".*?</form>', text, re.S)
+    assert form is not None, f"{page} has no form for {action}"
+    hidden = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form[0]))
+    return await browser.post(
+        action, data={**hidden, **fields}, headers=SAME_ORIGIN if headers is None else headers
+    )
+
+
+async def list_acts(app: App) -> list[tuple[str, str, str, str]]:
+    acts = await app.operator_acts.list_acts(limit=20)
+    return [(act.kind, act.target, act.origin.actor, act.origin.reason) for act in acts]

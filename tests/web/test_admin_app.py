@@ -1,0 +1,130 @@
+"""The admin address: who reaches the operator's pages, and under which names."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.kit.admin_pages import (
+    ALICE,
+    API,
+    HOST,
+    PAGES,
+    SAME_ORIGIN,
+    enter,
+    list_acts,
+    make_code,
+    open_browser,
+    run_admin_app,
+    send_form,
+    sign_in,
+)
+from tollway.app.lifecycle import App
+from tollway.storage.admin_store import admin_code_table
+from tollway.web.admin_app import ADMIN_COOKIE
+
+
+@pytest.fixture
+async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
+    monkeypatch.chdir(tmp_path)
+    async with run_admin_app() as app:
+        yield app
+
+
+@pytest.fixture
+async def browser(app: App) -> AsyncIterator[httpx.AsyncClient]:
+    async with open_browser(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", [*PAGES, *API, "/unknown"])
+async def test_no_page_without_a_session(browser: httpx.AsyncClient, path: str) -> None:
+    answer = await browser.get(path)
+    assert answer.status_code == 401
+    assert "tollway gateway admin link" in answer.text
+    assert "Quotes" not in answer.text
+    browser.headers["cookie"] = f"{ADMIN_COOKIE.name}={'A' * 43}"
+    assert (await browser.get(path)).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/admin/api/audit", "/admin/api/release", "/admin/api/wallets/block"])
+async def test_no_change_without_a_session(app: App, browser: httpx.AsyncClient, path: str) -> None:
+    answer = await browser.post(path, data={"do": "block", "address": str(ALICE)}, headers=SAME_ORIGIN)
+    assert answer.status_code == 401
+    assert await list_acts(app) == []
+
+
+async def test_a_code_counts_once_and_its_link_spends_nothing(app: App, browser: httpx.AsyncClient) -> None:
+    code = await make_code(app)
+    for _ in range(2):  # a program that loads links in advance
+        shown = await browser.get(f"/enter?code={code}")
+        assert shown.status_code == 200
+        assert code in shown.text
+    first, second = await enter(browser, code), await enter(browser, code)
+    assert (first.status_code, second.status_code) == (303, 401)
+    cookie = first.headers["set-cookie"]
+    assert cookie.startswith("__Host-tollway-admin=")
+    assert cookie.endswith("; Max-Age=28800; Path=/; Secure; HttpOnly; SameSite=Strict")
+    assert "gateway admin link" in second.text
+
+
+async def test_a_code_of_another_site_or_time_or_none_opens_nothing(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    code = await make_code(app)
+    cross = await browser.post("/enter", data={"code": code}, headers={"sec-fetch-site": "cross-site"})
+    assert cross.status_code == 400
+    for wrong in ("", "x", "A" * 43):
+        assert (await enter(browser, wrong)).status_code == 401
+    await app.database.write(
+        lambda connection: connection.execute(admin_code_table.update().values(expires_ms=1))
+    )
+    assert (await enter(browser, code)).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        (HOST, 401),
+        ("localhost:9402", 401),
+        ("LOCALHOST:9402", 401),
+        ("[::1]:9402", 401),
+        ("gw-admin.internal", 401),
+        ("gw-admin.internal:8443", 401),
+        ("evil.example", 403),
+        ("evil.example:9402", 403),
+        ("127.0.0.1.evil.example:9402", 403),
+        ("127.0.0.1", 403),
+        ("127.0.0.1:80", 403),
+        ("gw-admin.internal.evil.example", 403),
+        ("evil-gw-admin.internal", 403),
+        ("", 403),
+    ],
+)
+async def test_a_foreign_host_is_refused(browser: httpx.AsyncClient, host: str, status: int) -> None:
+    for path in ("/", "/enter?code=x") if status == 403 else ("/",):
+        answer = await browser.get(path, headers={"host": host})
+        assert answer.status_code == status
+    metrics = await browser.get("/metrics", headers={"host": host})
+    assert metrics.status_code == 200
+    assert "tollway_calls" in metrics.text
+
+
+async def test_the_public_listener_has_no_such_page_and_ignores_its_cookie(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    transport = httpx.ASGITransport(app.asgi_app)
+    headers = {"cookie": browser.headers["cookie"], "accept": "text/html"}
+    async with httpx.AsyncClient(
+        transport=transport, base_url="http://127.0.0.1:8402", headers=headers
+    ) as public:
+        for path in ("/books", "/acts", "/enter", "/admin/api/overview"):
+            assert (await public.get(path)).status_code == 404
+
+
+async def test_signing_out_ends_the_session_at_every_gateway(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    assert (await send_form(browser, "/", "/signout")).status_code == 303
+    assert (await browser.get("/")).status_code == 401

@@ -1,0 +1,175 @@
+"""The operator's pages over a whole gateway: content, what a form needs, and that each change is an act."""
+
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.kit.admin_pages import (
+    ALICE,
+    LISTING,
+    ORIGIN,
+    PAGES,
+    SAME_ORIGIN,
+    TX,
+    list_acts,
+    open_browser,
+    run_admin_app,
+    send_form,
+    sign_in,
+)
+from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
+from tollway.app.lifecycle import App
+
+
+@pytest.fixture
+async def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[App]:
+    monkeypatch.chdir(tmp_path)
+    async with run_admin_app() as app:
+        yield app
+
+
+@pytest.fixture
+async def browser(app: App) -> AsyncIterator[httpx.AsyncClient]:
+    async with open_browser(app) as client:
+        yield client
+
+
+# ---- Pages.
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_every_page_is_private_and_in_its_frame(
+    app: App, browser: httpx.AsyncClient, path: str
+) -> None:
+    await sign_in(app, browser)
+    answer = await browser.get(path, headers={"accept-encoding": "gzip"})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["cache-control"] == "no-store"
+    assert "content-encoding" not in answer.headers
+    assert f"script-src {ORIGIN}/ui/" in answer.headers["content-security-policy"]
+    assert answer.text.count("<h1") == 1
+    assert f'<a href="{path}" aria-current="page">' in answer.text
+    assert "alice@gw-1" in answer.text
+    assert "<b>Quotes" not in answer.text
+    for asset in re.findall(r'(?:href|src)="(/ui/[^"]+)"', answer.text):
+        assert (await browser.get(asset)).status_code == 200
+
+
+async def test_the_overview_names_what_needs_an_operator_the_worst_first(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
+    await app.operator_ledger.mark_restored(origin=operator_origin())
+    answer = (await browser.get("/admin/api/overview")).json()
+    levels = [finding["level"] for finding in answer["findings"]]
+    assert levels == sorted(levels, key=["stopped", "money", "degraded"].index)
+    alerts = [finding["alert"] for finding in answer["findings"]]
+    assert alerts[0] == "ChainAway"  # the node of this test is away
+    assert "DatabaseWentBack" in alerts
+    assert answer["figures"]["heldPayments"] == "1"
+    page = (await browser.get("/")).text
+    assert page.index("No node of") < page.index("payments are held")
+    for name, value in answer["figures"].items():
+        if name not in ("asOf", "inFlight"):
+            assert f'data-live="{name}">{value}<' in page
+
+
+# ---- Changes.
+
+SUSPENSION = f"/admin/api/listings/{LISTING.id}/suspension"
+BLOCK = f"/admin/api/wallets/{ALICE}/block"
+ACTOR = "alice@gw-1 (page)"
+
+
+async def test_each_change_is_an_act_of_the_session(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
+    await app.operator_ledger.mark_restored(origin=operator_origin())
+    name = app.settings.public_url.partition("://")[2]
+    for page, action, fields in (
+        ("/listings", SUSPENSION, {"reason": "under review"}),
+        ("/listings", SUSPENSION, {"reason": "checked"}),
+        ("/wallets", "/admin/api/wallets/block", {"address": str(ALICE), "reason": "stolen key"}),
+        ("/wallets", BLOCK, {}),
+        ("/books", "/admin/api/admissions", {"transaction": str(TX)}),
+        ("/books", "/admin/api/release", {"gateway": name, "reason": "looked"}),
+    ):
+        answer = await send_form(browser, page, action, **fields)
+        assert answer.status_code == 303, answer.text
+    assert (await list_acts(app))[:6] == [
+        ("release_balances", "ledger", ACTOR, "looked"),
+        ("admit_transaction", str(TX), ACTOR, ""),
+        ("unblock_wallet", str(ALICE), ACTOR, ""),
+        ("block_wallet", str(ALICE), ACTOR, "stolen key"),
+        ("restore_listing", LISTING.id, ACTOR, "checked"),
+        ("suspend_listing", LISTING.id, ACTOR, "under review"),
+    ]
+    shown = (await browser.get("/acts")).text
+    assert shown.index("release_balances") < shown.index("suspend_listing")
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields"),
+    [
+        ({"sec-fetch-site": "cross-site"}, {}),
+        ({"origin": "http://evil.example"}, {}),
+        ({}, {}),
+        (SAME_ORIGIN, {"form_token": "0" * 64}),
+        (SAME_ORIGIN, {"do": "destroy"}),
+        (SAME_ORIGIN, {"reason": "x" * 201}),
+        (SAME_ORIGIN, {"reason": "hidden\u202etext"}),
+    ],
+)
+async def test_a_form_that_does_not_count_changes_nothing(
+    app: App, browser: httpx.AsyncClient, headers: dict[str, str], fields: dict[str, str]
+) -> None:
+    await sign_in(app, browser)
+    for page, action in (("/listings", SUSPENSION), ("/wallets", "/admin/api/wallets/block")):
+        answer = await send_form(browser, page, action, headers, **{"address": str(ALICE), **fields})
+        assert answer.status_code == 400, answer.text
+        assert "Nothing was changed" in answer.text
+    assert await list_acts(app) == []
+    assert await app.moderation.list_blocked() == ()
+
+
+async def test_a_form_by_its_origin_alone_counts(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    answer = await send_form(browser, "/listings", SUSPENSION, {"origin": ORIGIN})
+    assert answer.status_code == 303
+
+
+async def test_balances_are_released_with_the_name_of_the_gateway_only(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
+    await app.operator_ledger.mark_restored(origin=operator_origin())
+    before = await list_acts(app)
+    answer = await send_form(browser, "/books", "/admin/api/release", gateway="another.example")
+    assert answer.status_code == 400
+    assert await list_acts(app) == before
+
+
+async def test_an_audit_runs_in_the_background_and_its_result_is_shown(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    assert (await send_form(browser, "/books", "/admin/api/audit")).status_code == 303
+    page = (await browser.get("/books")).text
+    assert "the ledger balances" in page
+    assert "0 payments, 0 calls" in page
+
+
+async def test_unknown_listings_and_malformed_values_are_explained(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    wrong_wallet = await send_form(browser, "/wallets", "/admin/api/wallets/block", address="0x12")
+    wrong_transaction = await send_form(browser, "/books", "/admin/api/admissions", transaction="0x12")
+    assert (wrong_wallet.status_code, wrong_transaction.status_code) == (400, 400)
+    assert (await browser.get("/admin/api/calls?state=x")).status_code == 400
+    assert await list_acts(app) == []
