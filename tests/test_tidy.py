@@ -77,6 +77,7 @@ PURE_COUNT = 58
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "web/test_admin_app.py": ("app/admin_wiring.py",),
     "chain/test_rpc.py": ("chain/port.py",),
     "cli/test_operator_backups.py": ("cli/run_records.py", "storage/backup.py"),
     "client/test_client.py": ("client/control.py", "client/errors.py"),

@@ -74,7 +74,7 @@ def test_a_link_counts_for_the_user_of_the_command() -> None:
         ({}, "http://127.0.0.1:9402"),
         ({"TOLLWAY_ADMIN_LISTEN": "127.0.0.1:9500"}, "http://127.0.0.1:9500"),
         (
-            {"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:9402", "TOLLWAY_ADMIN_HOSTS": "b.internal a.internal"},
+            {"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:9402", "TOLLWAY_ADMIN_HOSTS": "b.internal,a.internal"},
             "https://a.internal",
         ),
     ],

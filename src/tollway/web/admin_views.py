@@ -35,7 +35,7 @@ SEVERITY_NAMES = {Severity.STOPPED: "stopped", Severity.MONEY: "money", Severity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class OperatorFinding:
     """`alert`: the alert whose runbook covers it. `command`: the first thing to run; empty where a page does it. `page`: the page with more."""
 
     severity: Severity
@@ -65,45 +65,51 @@ class OverviewFacts:
     now_ms: int
 
 
-def find_findings(facts: OverviewFacts) -> tuple[Finding, ...]:
+def find_findings(facts: OverviewFacts) -> tuple[OperatorFinding, ...]:
     """All findings, the worst first; within a severity in the order of this function."""
-    found: list[Finding] = []
+    found: list[OperatorFinding] = []
     for name, (words, alert, command) in CHECK_TEXTS.items():
         if not facts.checks.get(name, True):
-            found.append(Finding(severity=Severity.STOPPED, text=words, alert=alert, command=command))
+            found.append(OperatorFinding(severity=Severity.STOPPED, text=words, alert=alert, command=command))
     for network in facts.networks:
         if not network["reachable"]:
             since = network.get("unreachableSince")
             words = f"No node of {network['name']} responds" + (f" since {since}" if since else "")
-            found.append(Finding(severity=Severity.STOPPED, text=words, alert="ChainAway", page="/chains"))
+            found.append(
+                OperatorFinding(severity=Severity.STOPPED, text=words, alert="ChainAway", page="/chains")
+            )
     found += _find_money(facts)
     for network in facts.networks:
         for gone in network["withdrawn"]:
             rails = ", ".join(gone["rails"])
             words = f"{network['name']}: {rails} withdrawn since {gone['since']} ({gone['reason']})"
             found.append(
-                Finding(severity=Severity.DEGRADED, text=words, alert="RailWithdrawn", page="/chains")
+                OperatorFinding(severity=Severity.DEGRADED, text=words, alert="RailWithdrawn", page="/chains")
             )
     return tuple(sorted(found, key=lambda finding: finding.severity))
 
 
-def _find_money(facts: OverviewFacts) -> list[Finding]:
+def _find_money(facts: OverviewFacts) -> list[OperatorFinding]:
     found = []
     if facts.held_payments:
         words = f"{_count(facts.held_payments, 10_000)} payments are held, after a restore or because nodes disagree"
-        found.append(Finding(severity=Severity.MONEY, text=words, alert="DatabaseWentBack", page="/books"))
+        found.append(
+            OperatorFinding(severity=Severity.MONEY, text=words, alert="DatabaseWentBack", page="/books")
+        )
     late = [call for call in facts.settling if facts.now_ms - call.created_ms > SETTLING_LATE_S * 1000]
     if late:
         words = f"{_count(len(late), 100)} settlements have waited for more than ten minutes"
         found.append(
-            Finding(severity=Severity.MONEY, text=words, alert="SettlementsUndecided", page="/calls")
+            OperatorFinding(severity=Severity.MONEY, text=words, alert="SettlementsUndecided", page="/calls")
         )
     if facts.unknown:
         words = (
             f"{_count(len(facts.unknown), 100)} calls have an unknown outcome, the oldest since "
             f"{format_time(facts.unknown[0].created_ms)}; their providers decide them"
         )
-        found.append(Finding(severity=Severity.MONEY, text=words, alert="HeldMoneyOld", page="/calls"))
+        found.append(
+            OperatorFinding(severity=Severity.MONEY, text=words, alert="HeldMoneyOld", page="/calls")
+        )
     return found
 
 
