@@ -51,6 +51,8 @@ _REQUESTS = (
     _row("unhandled_error", "error", "path is_started exc_info", "A defect ended a request of the control plane.", "report the traceback"),
     _row("export_broken", "warning", "errors", "The database failed while a file was sent; the file ends early, and its client sees that.", "look for `storage_away` beside it"),
     _row("operator_act", "info", "act_id act actor at_ms reason target", "An operator's act, from any gateway or command: the row of `tollway admin log`."),
+    _row("span_export_failed", "warning", "error", "The collector of traces does not take spans; they are dropped and counted, and no call waits. Written once until it does again.", "check the collector of `OTEL_EXPORTER_OTLP_ENDPOINT`"),
+    _row("span_export_back", "info", "", "The collector of traces takes spans again."),
     _row("answer_not_kept", "warning", "call_id", "A response could not be stored for a repeat: the call stays charged, a repeat gets a 409.", "look for `storage_away` beside it"),
     _row("upstream_down", "info", "origin", "A provider's server does not answer; its calls are refused until a probe reaches it."),
     _row("upstream_back", "info", "origin", "A probe reached that server; its calls are forwarded again."),

@@ -201,10 +201,7 @@ class App:
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
         self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
-        self.asgi_app = self._asgi.build()
-        self.server = HttpServer(
-            self.asgi_app, host=settings.listen.host, port=settings.listen.port, limits=limits
-        )
+        self.server = self._make_server()
 
     def _open_stores(self) -> None:
         self.ledger = self._make_ledger()
@@ -490,6 +487,13 @@ class App:
                     reporting.cancel()
                 if admin is not None:
                     admin.stop()
+
+    def _make_server(self) -> HttpServer:
+        settings = self.settings
+        self.asgi_app = self._asgi.build()
+        return HttpServer(
+            self.asgi_app, host=settings.listen.host, port=settings.listen.port, limits=settings.limits
+        )
 
     def _make_admin_server(self) -> HttpServer | None:
         listen = self.settings.admin_listen
