@@ -10,7 +10,7 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools image image-test audit sbom package format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools image image-test release release-test audit sbom package format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -115,17 +115,25 @@ deploy-tools: $(STAMPS)/deploy
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
 	@$(AUDIT) $(ARGS)
 
-sbom: $(STAMPS)/audit    ## what a gateway is made of, in dist/tollway.cdx.json (CycloneDX)
+sbom: $(STAMPS)/audit    ## what a gateway and the image's virtualenv are made of, in dist/*.cdx.json (CycloneDX)
 	mkdir -p dist
 	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/gateway.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/tollway.cdx.json
+	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/redis.txt --pyproject pyproject.toml \
+	  --output-reproducible -o dist/tollway-image.cdx.json
 
-package: $(STAMPS)/python $(STAMPS)/audit   ## wheel and source distribution in dist/, checked as an index checks them
+package: $(STAMPS)/python $(STAMPS)/audit   ## wheel and source distribution in dist/, the same bytes each time (SOURCE_DATE_EPOCH), checked as an index checks them
 	@rm -rf build dist/tollway-*
-	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
-	@$(BIN)/python -c 'import contextlib, io, setuptools.build_meta as b; contextlib.redirect_stdout(io.StringIO()).__enter__(); b.build_sdist("dist")'
-	@rm -rf build
+	@$(BIN)/python release/build.py
 	$(AUDIT_VENV)/bin/python -m twine check --strict dist/tollway-*
+
+release: $(STAMPS)/python   ## what a tag publishes: checks tag and changelog, builds, lists parts and digests (docs/releasing.md)
+	$(BIN)/python release/check.py
+	@$(MAKE) --no-print-directory package sbom
+	$(BIN)/python release/check.py --digests
+
+release-test: install   ## the wheel in empty environments of every Python that is found: serve, doctor, demo (three minutes)
+	RELEASE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=600 tests/live/test_release.py $(ARGS)
 
 # Built without a network, from wheels that are fetched before. A release names BASE by its digest.
 BUILDER ?= buildah

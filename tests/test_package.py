@@ -3,7 +3,9 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -86,9 +88,20 @@ def test_the_extras_are_the_roles() -> None:
     assert PROJECT["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements/caller.in"]}
 
 
-def test_the_package_has_the_version_of_the_distribution() -> None:
-    """Two places: reading the metadata of the distribution would cost every command 20 ms."""
-    assert tollway.__version__ == PROJECT["project"]["version"]
+def test_the_version_stands_in_one_place() -> None:
+    assert tollway.__version__ == metadata.version("tollway")
+    assert PROJECT["project"]["version"] not in (ROOT / "src" / "tollway" / "__init__.py").read_text()
+
+
+def test_no_command_reads_the_metadata_before_it_needs_it() -> None:
+    code = "import sys, tollway, tollway.client, tollway.cli.main; print('importlib.metadata' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout == "False\n"
+
+
+def test_the_package_has_no_other_late_attribute() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'version'"):
+        tollway.version  # noqa: B018 - the access is the test
 
 
 def test_the_versions_of_python_are_the_same_in_every_place() -> None:

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from tollway import __version__
+import tollway
 from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, ROLES, CommandRow
 
 EXTRA_MISSING = 1
@@ -42,7 +42,7 @@ def build_app() -> typer.Typer:
 
 def _print_version(is_wanted: bool) -> None:
     if is_wanted:
-        print(f"tollway {__version__}")
+        print(f"tollway {tollway.__version__}")
         raise typer.Exit
 
 

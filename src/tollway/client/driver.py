@@ -25,7 +25,7 @@ from httpx._types import (
     TimeoutTypes,
 )
 
-from tollway import __version__
+import tollway
 from tollway.client.errors import CannotPay, HttpNotAllowed
 from tollway.client.flow import free_flow, pay_flow
 from tollway.client.provider import is_loopback
@@ -491,7 +491,7 @@ class Driver:
             f"{self.root}{API_PREFIX}{control_request.path}",
             content=control_request.body or None,
         )
-        request.headers["User-Agent"] = f"tollway/{__version__}"
+        request.headers["User-Agent"] = f"tollway/{tollway.__version__}"
         request.headers["Accept"] = "application/json"
         for name, value in (
             *control_request.headers,

@@ -24,7 +24,7 @@ from httpx._types import (
     TimeoutTypes,
 )
 
-from tollway import __version__
+import tollway
 from tollway.client.errors import AnswerMalformed, GatewayRefused, HeaderInvalid
 from tollway.client.quote import Cap
 from tollway.client.responses import read_json
@@ -401,7 +401,7 @@ def _read_headers(options: CallOptions) -> httpx.Headers:
     headers.setdefault(
         "Accept-Encoding", "identity"
     )  # the gateway never decodes bodies, so the client requests no coding
-    headers.setdefault("User-Agent", f"tollway/{__version__}")
+    headers.setdefault("User-Agent", f"tollway/{tollway.__version__}")
     key = options.get("idempotency_key")
     if key is not None:
         headers.update(_check_headers([("Idempotency-Key", key)]))

@@ -75,6 +75,7 @@ SECRET_KEYS_MAX = 8
 
 CLIENT_NAMES = frozenset(
     {
+        "ANVIL",
         "CONFIG",
         "GATEWAY",
         "RPC",

@@ -1,0 +1,136 @@
+"""A release: two builds are equal byte for byte, the source distribution builds the same wheel, and a commit is released only with its tag and its changelog."""
+
+import os
+import re
+import shutil
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from release.build import ROOT, SOURCES, ZIP_EPOCH_MIN, build, copy_sources, write_sdist, write_wheel
+from release.check import find_problems, read_sections, write_digests
+
+EPOCH_S = 1_795_000_000
+SECTION = """\
+# Changelog
+
+## Unreleased
+
+## 0.2.0 (2026-12-01)
+
+- **Before:** nothing.
+- **During:** replace the gateways one after the other.
+- **After:** run `tollway gateway migrate`.
+
+## 0.1.0 (2026-11-28)
+
+- **Before:** nothing.
+"""
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return build(ROOT, tmp_path_factory.mktemp("first"), epoch_s=EPOCH_S)
+
+
+def test_a_second_build_has_the_same_bytes(first: list[Path], tmp_path: Path) -> None:
+    """From another checkout: later, with another umask and other rights."""
+    checkout = tmp_path / "checkout"
+    before = os.umask(0o002)
+    try:
+        copy_sources(ROOT, checkout)
+        for path in checkout.rglob("*.py"):
+            path.chmod(0o664)
+            os.utime(path, (time.time() - 86_400,) * 2)
+        second = build(checkout, tmp_path / "second", epoch_s=EPOCH_S)
+    finally:
+        os.umask(before)
+    assert [path.name for path in second] == [path.name for path in first]
+    assert [path.read_bytes() for path in second] == [path.read_bytes() for path in first]
+
+
+def test_the_source_distribution_builds_the_same_wheel(first: list[Path], tmp_path: Path) -> None:
+    wheel, sdist = first
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    again, _ = build(source, tmp_path / "again", epoch_s=EPOCH_S)
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+def test_another_moment_gives_other_bytes_and_the_same_files(first: list[Path], tmp_path: Path) -> None:
+    """The test above could not fail if the moment were not in the archives."""
+    for path, write in zip(first, (write_wheel, write_sdist), strict=True):
+        write(path, tmp_path / path.name, epoch_s=EPOCH_S + 86_400)
+        assert (tmp_path / path.name).read_bytes() != path.read_bytes()
+    with zipfile.ZipFile(first[0]) as one, zipfile.ZipFile(tmp_path / first[0].name) as other:
+        assert {name: one.read(name) for name in one.namelist()} == {
+            name: other.read(name) for name in other.namelist()
+        }
+
+
+def test_a_moment_before_zip_files_is_that_of_the_first(first: list[Path], tmp_path: Path) -> None:
+    write_wheel(first[0], tmp_path / "old.whl", epoch_s=0)
+    with zipfile.ZipFile(tmp_path / "old.whl") as wheel:
+        assert {entry.date_time for entry in wheel.infolist()} == {time.gmtime(ZIP_EPOCH_MIN)[:6]}
+
+
+def test_an_archive_names_no_user_and_no_folder_of_the_machine(first: list[Path]) -> None:
+    with tarfile.open(first[1]) as sdist:
+        entries = sdist.getmembers()
+    assert {(entry.uid, entry.gid, entry.uname, entry.gname) for entry in entries} == {(0, 0, "", "")}
+    assert {entry.mtime for entry in entries} == {EPOCH_S}
+    with zipfile.ZipFile(first[0]) as wheel:
+        assert not [name for name in wheel.namelist() if str(ROOT).encode() in wheel.read(name)]
+
+
+def test_a_build_reads_only_the_named_sources(tmp_path: Path) -> None:
+    copy_sources(ROOT, tmp_path / "copy")
+    tops = {path.name for path in (tmp_path / "copy").iterdir()}
+    assert tops == {name.split("/")[0] for name in SOURCES}
+    assert not list((tmp_path / "copy").rglob("__pycache__"))
+
+
+GOOD = {"version": "0.2.0", "tags": frozenset({"v0.2.0"}), "changelog": SECTION, "is_clean": True}
+
+
+def test_a_commit_with_tag_and_section_can_be_released() -> None:
+    assert list(find_problems(**GOOD)) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"version": "0.2.0rc1", "tags": frozenset({"v0.2.0rc1"})}, "is not MAJOR.MINOR.PATCH"),
+        ({"tags": frozenset({"v0.1.0"})}, "no tag v0.2.0 points to this commit"),
+        ({"is_clean": False}, "the working tree differs"),
+        ({"changelog": SECTION.replace("Unreleased\n", "Unreleased\n\n- **New.**\n")}, "under Unreleased"),
+        ({"changelog": SECTION.replace("0.2.0 (2026-12-01)", "0.2.0")}, "there must be one section"),
+        ({"changelog": SECTION.replace("## 0.1.0", "## 0.2.0")}, "there must be one section"),
+        ({"changelog": SECTION.replace("**During:**", "**Then:**")}, "no line for: During"),
+    ],
+)
+def test_what_is_missing_is_named(change: dict[str, object], words: str) -> None:
+    problems = list(find_problems(**(GOOD | change)))  # type: ignore[arg-type]
+    assert any(words in problem for problem in problems), problems
+
+
+def test_the_changelog_has_sections_of_releases_alone() -> None:
+    titles = list(read_sections((ROOT / "CHANGELOG.md").read_text()))
+    assert titles[0] == "Unreleased"
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", title) for title in titles[1:])
+
+
+def test_digests_are_what_sha256sum_reads(tmp_path: Path) -> None:
+    (tmp_path / "tollway-0.2.0.tar.gz").write_bytes(b"sdist")
+    (tmp_path / "tollway.cdx.json").write_bytes(b"{}")
+    (tmp_path / "notes.txt").write_bytes(b"")
+    text = write_digests(tmp_path).read_text()
+    assert [line.split("  ")[1] for line in text.splitlines()] == ["tollway-0.2.0.tar.gz", "tollway.cdx.json"]
+    if shutil.which("sha256sum"):
+        from tests.kit.deploy_programs import run_check
+
+        run_check("sha256sum", "--check", "--strict", "SHA256SUMS", folder=tmp_path)
