@@ -5,12 +5,13 @@ VENV := .venv
 BENCH_VENV := .venv-bench
 AUDIT_VENV := .venv-audit
 DEPLOY_VENV := .venv-deploy
+DOCS_VENV := .venv-docs
 BIN := $(VENV)/bin
 STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools image image-test release release-test audit sbom package format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools docs image image-test release release-test audit sbom package format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -87,12 +88,12 @@ schema: install ## the tables of a new SQLite file, written down after a migrati
 	$(BIN)/python -m tests.kit.schema_writer
 
 AUDIT := $(AUDIT_VENV)/bin/python tests/lock_audit.py
-check: install $(STAMPS)/audit $(STAMPS)/deploy   ## format, lint, types, import contracts, docs, deploy/, the package, known vulnerabilities
+check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint, types, import contracts, docs and their site, deploy/, the package, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_threat_model.py tests/deploy
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_docsite.py tests/test_threat_model.py tests/deploy
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)
 
@@ -111,6 +112,15 @@ $(STAMPS)/deploy: requirements/deploy.txt
 	mkdir -p $(STAMPS) && touch $@
 
 deploy-tools: $(STAMPS)/deploy
+
+$(STAMPS)/docs: requirements/docs.txt
+	$(CHECK_PYTHON)
+	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --require-hashes -r requirements/docs.txt
+	mkdir -p $(STAMPS) && touch $@
+
+docs: $(STAMPS)/python $(STAMPS)/docs   ## the documentation site, in .site/html
+	$(BIN)/python -m docsite.build --zensical $(CURDIR)/$(DOCS_VENV)/bin/zensical
 
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
 	@$(AUDIT) $(ARGS)
@@ -170,4 +180,4 @@ lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed
-	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DEPLOY_VENV) node_modules $(STAMPS)
+	rm -rf $(VENV) $(BENCH_VENV) $(AUDIT_VENV) $(DEPLOY_VENV) $(DOCS_VENV) node_modules $(STAMPS) .site

@@ -134,7 +134,9 @@ def _list_options(function: Callable[..., object]) -> Iterator[tuple[str, str]]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         for detail in getattr(parameter.annotation, "__metadata__", ()):
             if isinstance(detail, OptionInfo) and not detail.hidden:
-                words = [word for word in (detail.default, *(detail.param_decls or ())) if isinstance(word, str)]
+                words = [
+                    word for word in (detail.default, *(detail.param_decls or ())) if isinstance(word, str)
+                ]
                 shown = [word for word in words if word.startswith("-")] or [f"--{name.replace('_', '-')}"]
                 yield " ".join(f"`{word}`" for word in shown), escape(detail.help or "")
             elif isinstance(detail, ArgumentInfo) and not detail.hidden:
@@ -143,12 +145,17 @@ def _list_options(function: Callable[..., object]) -> Iterator[tuple[str, str]]:
 
 def write_contract() -> str:
     """The contract by operation, as a gateway publishes it without listings."""
-    document = load_contract(CONTRACT_PATH.read_bytes(), Site(public_url="https://gateway.example.com", version="0"))
+    document = load_contract(
+        CONTRACT_PATH.read_bytes(), Site(public_url="https://gateway.example.com", version="0")
+    )
     parts = []
     for path, item in document["paths"].items():
         for method in (method for method in item if method in METHODS):
             parts.append(_write_operation(method.upper(), path, item[method], item.get("parameters", [])))
-    return f"# The contract by operation\n{WRITTEN}\nA gateway serves the same as `/openapi.json`.\n\n" + "\n".join(parts)
+    return (
+        f"# The contract by operation\n{WRITTEN}\nA gateway serves the same as `/openapi.json`.\n\n"
+        + "\n".join(parts)
+    )
 
 
 def _write_operation(method: str, path: str, operation: Mapping[str, Any], shared: Sequence[Any]) -> str:
@@ -162,7 +169,9 @@ def _write_operation(method: str, path: str, operation: Mapping[str, Any], share
     if body := operation.get("requestBody"):
         kinds = ", ".join(f"`{kind}`" for kind in body.get("content", {})) or "any"
         lines.append(f"Body: {kinds}.\n")
-    answers = ((f"`{status}`", _describe_response(response)) for status, response in operation["responses"].items())
+    answers = (
+        (f"`{status}`", _describe_response(response)) for status, response in operation["responses"].items()
+    )
     lines.append(write_table(("status", "response"), answers))
     return "\n".join(lines)
 
@@ -188,5 +197,3 @@ def write_index() -> str:
     titles = {name: write().splitlines()[0].removeprefix("# ") for name, write in PAGES.items()}
     lines = "".join(f"- [{title}]({name})\n" for name, title in titles.items())
     return f"# Reference\n{WRITTEN}\n{lines}"
-
-

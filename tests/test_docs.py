@@ -4,7 +4,8 @@ import ast
 import inspect
 import json
 import re
-import tomllib
+import shutil
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from typing import Any
 import pytest
 from typer.models import OptionInfo
 
+from tests.kit.deploy_programs import run_check
 from tests.kit.page_blocks import PageBlock, read_blocks
 from tollway.cli.commands import COMMANDS, GROUPS, OPERATORS, CommandRow
 from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
-from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
+from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES, load_settings
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS
 from tollway.metric_table import PROCESS_SERIES, SERIES
@@ -177,22 +179,115 @@ def test_the_package_page_has_the_picture_of_the_readme_and_no_relative_link() -
     assert [target for target in LINK.findall(page) if not target.startswith("https://")] == []
 
 
+BLOCKS = [(page, block) for page in COMMAND_PAGES for block in read_blocks(page.read_text())]
+SHOWN = frozenset({"text", "mermaid"})
+"""Languages of blocks that are looked at."""
+CHECKED = frozenset({"json", "toml"})
+"""Languages of blocks that this file reads as their program does."""
+PROGRAMS = frozenset({"sh", "console", "python", "js", "ts"})
+RUNNERS = {
+    "README.md": "tests/live/test_readme.py",
+    "tutorial.md": "tests/live/test_tutorial.py",
+    "running.md": "tests/live/test_running.py",
+}
+"""Page -> the test that runs its blocks."""
+NOT_RUN = {
+    "README.md": 2,
+    "accounting.md": 2,
+    "callers.md": 14,
+    "measuring.md": 2,
+    "operators.md": 3,
+    "package.md": 2,
+    "providers.md": 5,
+    "recipes.md": 7,
+    "running.md": 8,
+    "scaling.md": 1,
+    "tutorial.md": 3,
+    "verify.md": 3,
+}
+"""Page -> how many of its blocks no test runs. A number may only fall; a new page says why in each block."""
+
+
+def name_block(page: Path, block: PageBlock) -> str:
+    return f"{page.relative_to(ROOT).as_posix()}:{block.line}"
+
+
+def test_the_blocks_that_no_test_runs_are_counted() -> None:
+    found = Counter(page.name for page, block in BLOCKS if block.why_not_run)
+    assert found == NOT_RUN
+
+
+def test_every_program_is_run_or_says_why_not() -> None:
+    silent = [
+        name_block(page, block)
+        for page, block in BLOCKS
+        if block.language in PROGRAMS
+        and not block.why_not_run
+        and not block.runner
+        and page.name not in RUNNERS
+    ]
+    assert silent == []
+    assert {block.language for _, block in BLOCKS} <= SHOWN | CHECKED | PROGRAMS
+
+
+def test_the_test_that_runs_a_block_reads_its_page() -> None:
+    named = [*RUNNERS.items(), *((page.name, block.runner) for page, block in BLOCKS if block.runner)]
+    assert [page for page, test in named if page not in (ROOT / test).read_text()] == []
+
+
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_fence_begins_or_ends_a_block(page: Path) -> None:
+    """A fence within a list, or with an option behind its language, would be a block that no test finds."""
+    text = page.read_text()
+    fences = re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)
+    assert len(fences) == 2 * len(read_blocks(text))
+
+
 CODE_BLOCKS = [
-    pytest.param(block, id=f"{page.relative_to(ROOT).as_posix()}:{block.line}")
-    for page in COMMAND_PAGES
-    for block in read_blocks(page.read_text())
-    if block.language in ("toml", "json", "python")
+    pytest.param(block, id=name_block(page, block))
+    for page, block in BLOCKS
+    if block.language not in SHOWN | {"console"}
 ]
+KEY = "5e" * 8 + "0123456789abcdef" * 3
 
 
 @pytest.mark.parametrize("block", CODE_BLOCKS)
-def test_every_code_block_is_of_its_language(block: PageBlock) -> None:
+def test_every_code_block_is_of_its_language(block: PageBlock, tmp_path: Path) -> None:
     match block.language:
         case "json":
             json.loads(block.text)
         case "python":
             compile(block.text, "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        case _:
-            table = tomllib.loads(block.text)
-            assert set(table) <= {*SETTING_NAMES, "networks", "limits"}
-            assert {name for network in table["networks"] for name in network} <= set(NETWORK_MEMBERS)
+        case "toml":
+            read_settings(block.text, tmp_path)
+        case "sh":
+            check_syntax(["bash", "-n"], tmp_path / "block.sh", block.text)
+        case "js":
+            check_syntax(["node", "--check"], tmp_path / "block.mjs", block.text)
+        case "ts":
+            assert "import " in block.text
+        case language:
+            raise AssertionError(f"no test reads {language}")
+
+
+def check_syntax(program: list[str], file: Path, text: str) -> None:
+    if shutil.which(program[0]) is None:
+        pytest.skip(f"{program[0]} is not on this machine")
+    file.write_text(text)
+    run_check(*program, file)
+
+
+def read_settings(text: str, folder: Path) -> None:
+    """As the gateway reads its file; the keys that it names are made."""
+    (folder / "secret.key").write_text(KEY)
+    for number, path in enumerate(re.findall(r'"(/[^"]*\.key)"', text), 1):
+        key = folder / Path(path).name
+        key.write_text(KEY if key.name == "secret.key" else f"0x{number:064x}")
+        text = text.replace(path, str(key))
+    for key in folder.glob("*.key"):
+        key.chmod(0o600)
+    settings = folder / "tollway.toml"
+    settings.write_text(text)
+    settings.chmod(0o600)
+    variables = {} if "secret_key" in text else {"TOLLWAY_SECRET_KEY_FILE": str(folder / "secret.key")}
+    load_settings(variables, config=settings)

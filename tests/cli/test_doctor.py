@@ -1,8 +1,11 @@
 """`tollway gateway doctor`: one finding for each fault and each risk, and no change."""
 
 import asyncio
+import json
 import os
 import sqlite3
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -441,3 +444,20 @@ async def test_the_age_of_each_last_good_run_is_told(
 async def test_without_an_admin_address_no_age_can_be_read(tmp_path: Path) -> None:
     finding = (await look(make_settings(tmp_path, admin_listen=None)))["background"]
     assert (finding.level, finding.detail.partition(":")[0]) == ("note", "admin_listen is off")
+
+
+def test_the_output_of_doctor_is_json_although_a_node_is_away(tmp_path: Path) -> None:
+    """What the gateway's parts log in a command goes to standard error."""
+    ran = subprocess.run(
+        [sys.executable, "-c", "from tollway.cli import main; main()", "gateway", "doctor", "--json"],
+        env={"PATH": os.defpath, "PYTHONPATH": os.environ.get("PYTHONPATH", ""), "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert "chain" in json.dumps(json.loads(ran.stdout))
+    assert all(json.loads(line)["event"] for line in ran.stderr.splitlines())
+    assert "rpc_node_failed" in ran.stderr

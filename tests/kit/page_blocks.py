@@ -1,7 +1,7 @@
 """Runs the code blocks of a documentation page. `read_blocks` finds them; a `Machine` runs shell blocks in a folder of its own.
 
 A comment in the line above a block says what the block is: `<!-- caller -->` names the machine, `<!-- provider, file: api.py -->` a file to write,
-`<!-- operator, keeps running -->` a server, `<!-- not run: why -->` a block that no test can run.
+`<!-- operator, keeps running -->` a server, `<!-- not run: why -->` a block that no test can run, and `<!-- run by: FILE -->` one that a test of its own reads.
 """
 
 import os
@@ -41,6 +41,10 @@ class PageBlock:
     @property
     def keeps_running(self) -> bool:
         return "keeps running" in self.mark
+
+    @property
+    def runner(self) -> str | None:
+        return self.mark.removeprefix("run by: ") if self.mark.startswith("run by: ") else None
 
     @property
     def why_not_run(self) -> str | None:

@@ -17,8 +17,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, TextIO
+from typing import Annotated, Any, Literal, Protocol, TextIO, cast
 
+import structlog
 import typer
 from pydantic import Secret
 
@@ -40,7 +41,7 @@ from tollway.storage.database import (
     is_shared_write_safe,
 )
 from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
-from tollway.telemetry import configure_logging
+from tollway.telemetry import configure_logging, redact_entry
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
 """Exit codes."""
@@ -92,10 +93,28 @@ class CommandFailed(Exception):
 
 
 def wire_services(settings: Settings) -> OperatorServices:
-    """The app, wired but not opened."""
+    """The app, wired but not opened. What it logs goes to standard error: standard output is the result of the command."""
     from tollway.app.lifecycle import App  # loads the server, which other commands do not need
 
+    if not structlog.is_configured():
+        processors: list[structlog.typing.Processor] = [
+            structlog.processors.add_log_level,
+            redact_entry,
+            structlog.processors.JSONRenderer(),
+        ]
+        factory = structlog.PrintLoggerFactory(cast(TextIO, _StandardError()))
+        structlog.configure(processors=processors, logger_factory=factory, cache_logger_on_first_use=False)
     return App(settings)
+
+
+class _StandardError:
+    """Standard error at the moment of a write: a test runner replaces it."""
+
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    def flush(self) -> None:
+        sys.stderr.flush()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,119 @@
+"""The documentation site: every name of the code has its place on a reference page, every page is in the navigation, and the site asks no other host."""
+
+import os
+import re
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from docsite.build import CONFIG, NAVIGATION, ROOT, build, move_links, write_config, write_sources
+from tests.kit.deploy_programs import run_check
+from tollway.cli.commands import COMMANDS
+from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
+from tollway.errors import Code
+from tollway.registry.openapi import METHODS, parse_yaml_object
+from tollway.web.contract import CONTRACT_PATH
+
+DOCS_VENV = ROOT / ".venv-docs"
+OWN_HOSTS = re.compile(r'(?:src|href)="(https?://[^"]+)"')
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site") / "docs"
+    write_sources(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("settings.md", [f"`{name}`" for name in SETTING_NAMES]),
+        ("limits.md", [f"`{limit.name}`" for limit in OPERATOR_LIMITS]),
+        ("errors.md", [f"## {code.value}" for code in Code]),
+        ("commands.md", [f"### tollway {row.name}\n" for row in COMMANDS]),
+        (
+            "contract.md",
+            [
+                f"## {method.upper()} "
+                for item in parse_yaml_object(CONTRACT_PATH.read_bytes())["paths"].values()
+                for method in item
+                if method in METHODS
+            ],
+        ),
+        ("metrics.md", ["`tollway_calls`", "`http_server_request_duration_seconds`"]),
+    ],
+)
+def test_a_reference_page_has_every_name(sources: Path, page: str, names: list[str]) -> None:
+    text = (sources / "reference" / page).read_text()
+    assert names
+    assert [name for name in names if name not in text] == []
+
+
+def test_the_contract_has_every_operation(sources: Path) -> None:
+    document = parse_yaml_object(CONTRACT_PATH.read_bytes())
+    count = sum(method in METHODS for item in document["paths"].values() for method in item)
+    assert (sources / "reference" / "contract.md").read_text().count("\n## ") == count
+
+
+def test_a_page_of_the_repository_is_a_page_of_the_site(sources: Path) -> None:
+    own = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    assert own <= {path.relative_to(sources) for path in sources.rglob("*.md")}
+
+
+def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")] + ["new.md"]
+    write_config(tmp_path / "zensical.toml", pages)
+    text = (tmp_path / "zensical.toml").read_text()
+    assert [page for page in pages if f'"{page}"' not in text] == []
+    assert tomllib.loads(text)["project"]["theme"]["font"] is False
+    assert "nav" not in tomllib.loads(CONFIG.read_text())["project"]
+
+
+def test_the_navigation_names_pages_that_exist() -> None:
+    named = [page for _, pages in NAVIGATION for page in pages]
+    assert [page for page in named if not (ROOT / "docs" / page).exists()] == []
+    assert len(named) == len(set(named))
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "moved"),
+    [
+        ("operators.md", "[x](callers.md#a)", "[x](callers.md#a)"),
+        ("threat-model.md", "[x](../SECURITY.md)", "[x](project/SECURITY.md)"),
+        ("decisions/0001-bare-json-rpc.md", "[x](../operators.md)", "[x](../operators.md)"),
+        ("project/CHANGELOG.md", "[x](docs/callers.md)", "[x](../callers.md)"),
+        ("project/CONTRIBUTING.md", "[`x`](tests/kit/README.md)", "`x`"),
+        ("project/CONTRIBUTING.md", "[x](SECURITY.md)", "[x](../project/SECURITY.md)"),
+        ("operators.md", "[x](https://example.com/a)", "[x](https://example.com/a)"),
+        ("operators.md", "[x](#limits)", "[x](#limits)"),
+        ("operators.md", "```sh\n[x](../src)\n```\n", "```sh\n[x](../src)\n```\n"),
+    ],
+)
+def test_a_link_leads_to_its_place_in_the_site(page: str, link: str, moved: str) -> None:
+    assert move_links(link, Path(page)) == moved
+
+
+def test_the_output_is_never_committed() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    run_check("git", "check-ignore", "--quiet", ".site/html/index.html", folder=ROOT)
+
+
+def test_zensical_builds_the_site_and_no_page_asks_another_host() -> None:
+    program = DOCS_VENV / "bin" / "zensical"
+    if not program.exists():
+        reason = "zensical is not in .venv-docs: `make docs` installs it"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    site = build(str(program))
+    pages = list(site.rglob("*.html"))
+    assert {"index.html", "running.html", "operators.html"} <= {page.name for page in pages}
+    loaded = {
+        url
+        for page in pages
+        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())
+        for url in OWN_HOSTS.findall(tag)
+    }
+    assert {url for url in loaded if "rel" not in url} == set()
