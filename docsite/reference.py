@@ -11,15 +11,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from typer.models import ArgumentInfo, OptionInfo
 
 from tollway.cli.commands import COMMANDS, ROLES
 from tollway.config.settings import LIMIT_PREFIX, OPERATOR_LIMITS, PREFIX, SETTING_NAMES
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS
+from tollway.metric_table import SERIES
 from tollway.registry.openapi import METHODS
-from tollway.telemetry import Metrics
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
 
@@ -106,12 +105,23 @@ def escape(text: str) -> str:
 
 
 def write_metrics() -> str:
-    families = sorted(Metrics(CollectorRegistry()).registry.collect(), key=lambda family: family.name)
     table = write_table(
-        ("series", "kind", "help"),
-        ((f"`{family.name}`", family.type, escape(family.documentation)) for family in families),
+        ("series", "kind", "labels", "of", "says"),
+        (
+            (
+                f"`{row.name}`",
+                row.kind,
+                " ".join(f"`{name}`" for name in row.label_names),
+                row.scope,
+                escape(row.says),
+            )
+            for row in SERIES.values()
+        ),
     )
-    return f"# Metrics\n{WRITTEN}\n`/metrics` of `admin_listen`. The [operator's page](../operators.md#monitoring) says when to act.\n\n{table}"
+    return (
+        f"# Metrics\n{WRITTEN}\n`/metrics` of `admin_listen`. `process`: of one gateway; `fleet`: what the database knows, exposed by the gateway that leads. "
+        f"The [operator's page](../operators.md#monitoring) says when to act.\n\n{table}"
+    )
 
 
 def write_commands() -> str:

@@ -13,6 +13,7 @@ from tests.kit.deploy_programs import run_check
 from tollway.cli.commands import COMMANDS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.errors import Code
+from tollway.metric_table import SERIES
 from tollway.registry.openapi import METHODS, parse_yaml_object
 from tollway.web.contract import CONTRACT_PATH
 
@@ -43,7 +44,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if method in METHODS
             ],
         ),
-        ("metrics.md", ["`tollway_calls`", "`http_server_request_duration_seconds`"]),
+        ("metrics.md", [f"| `{name}` |" for name in SERIES]),
     ],
 )
 def test_a_reference_page_has_every_name(sources: Path, page: str, names: list[str]) -> None:

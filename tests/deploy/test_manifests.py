@@ -26,8 +26,18 @@ STAND_INS = {
 """Values for what an operator fills in."""
 
 
+class StrictLoader(yaml.SafeLoader):
+    """YAML whose mappings name each key once. The library takes the last one, and says nothing."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        written = [key.value for key, _ in node.value]
+        twice = sorted({key for key in written if written.count(key) > 1})
+        assert twice == [], f"line {node.start_mark.line + 1}: {twice}"
+        return super().construct_mapping(node, deep=deep)
+
+
 def read(path: Path) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(path.read_text())
+    document: dict[str, Any] = yaml.load(path.read_text(), Loader=StrictLoader)
     return document
 
 
@@ -188,7 +198,12 @@ def test_a_rollout_takes_no_gateway_out_before_another_is_ready() -> None:
     assert spec["replicas"] == 2
     assert spec["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
     grace_s = pod_of("Deployment")["terminationGracePeriodSeconds"]
-    assert grace_s >= DEFAULT_LIMITS.drain_deadline_s + 10
+    assert grace_s >= settings_of_the_manifests().drain_notice_s + DEFAULT_LIMITS.drain_deadline_s + 10
+
+
+def test_a_stop_is_announced_for_longer_than_two_probes() -> None:
+    (container,) = pod_of("Deployment")["containers"]
+    assert settings_of_the_manifests().drain_notice_s >= 2 * container["readinessProbe"]["periodSeconds"]
 
 
 def test_the_probes_outlast_a_short_outage() -> None:

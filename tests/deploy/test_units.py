@@ -88,7 +88,11 @@ def test_every_setting_and_command_of_a_service_exists(name: str) -> None:
 
 def test_the_gateway_reports_and_has_time_to_stop() -> None:
     assert value_of("tollway.service", "Type") == "notify"
-    assert int(value_of("tollway.service", "TimeoutStopSec")) >= DEFAULT_LIMITS.drain_deadline_s + 10
+    notice_s = 5
+    assert ("Environment", f"TOLLWAY_DRAIN_NOTICE_S={notice_s}") in read_unit("tollway.service")["Service"]
+    assert (
+        int(value_of("tollway.service", "TimeoutStopSec")) >= notice_s + DEFAULT_LIMITS.drain_deadline_s + 10
+    )
     assert int(value_of("tollway.service", "WatchdogSec")) >= 10
     assert value_of("tollway.service", "RestartPreventExitStatus") == "2"
 
