@@ -75,6 +75,14 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         '"true"',
         test=f"{_TESTS}::test_a_used_nonce_fails_no_other_claim_of_its_batch[postgresql]",
     ),
+    guard(
+        "P16",
+        "an end that comes late marks the hour of its call",
+        "storage.plain_writes:_END_GUARDS",
+        'f"c.created_ms / {HOUR_MS} * {HOUR_MS} + {HOUR_MS + UNMARKED_MS} > $2::bigint"',
+        '"$2::bigint IS NOT NULL"',
+        test="contracts/test_closed_periods.py::test_claims_and_ends_leave_a_mark_once_their_hour_may_close[sqlite-300000-1]",
+    ),
     *(
         guard(
             threat,
@@ -162,7 +170,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
                 "P1",
                 "a claim that is not plain by itself is decided",
                 "ledger_batch:LedgerBatch._grant_plain_claims",
-                "if is_claim_alone_plain(claim, limited) else None",
+                "is_claim_alone_plain(claim, limited) and ",
                 "",
                 _sqlite_case("no idempotency key"),
             ),
