@@ -10,8 +10,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.kit.payer import CHAIN, USDC
 from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
+from tollway.app.observation import make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup
-from tollway.app.wiring import SettlementServices, make_mpp_challenger, make_settlement_metrics
+from tollway.app.wiring import SettlementServices, make_mpp_challenger
 from tollway.background import BackgroundTasks
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, CallId
