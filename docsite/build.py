@@ -17,8 +17,9 @@ SITE = ROOT / ".site"
 CONFIG = Path(__file__).with_name("zensical.toml")
 PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 """Files of the root that pages link to. In the site they stand in `project/`."""
-APART = ("reference/", "project/", "decisions/")
-"""Folders whose pages the navigation lists by itself, or not at all."""
+INDEXES = ("decisions/README.md", "runbooks/README.md")
+APART = ("reference/", "project/", "decisions/", "runbooks/")
+"""Folders whose pages the navigation lists by itself, or by their index alone."""
 LINK = re.compile(r"(?<!!)(\[[^\]]*\])\(([^)\s]+)\)")
 NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Start", ("README.md", "tutorial.md", "glossary.md")),
@@ -82,7 +83,7 @@ def write_config(target: Path, pages: Iterable[str]) -> None:
     """The configuration with the navigation."""
     named = {page for _, section in NAVIGATION for page in section}
     rest = tuple(sorted(page for page in pages if page not in named))
-    sections: Mapping[str, tuple[str, ...]] = {**dict(NAVIGATION), "Runbooks and more": rest}
+    sections: Mapping[str, tuple[str, ...]] = {**dict(NAVIGATION), "More": rest}
     lines = [
         f'  {{ "{title}" = [{", ".join(f"{chr(34)}{page}{chr(34)}" for page in section if page in set(pages))}] }},\n'
         for title, section in sections.items()
@@ -101,7 +102,7 @@ def build(program: str) -> Path:
     SITE.mkdir()
     write_sources(SITE / "docs")
     pages = [page.relative_to(SITE / "docs").as_posix() for page in (SITE / "docs").rglob("*.md")]
-    own = [page for page in pages if page == "decisions/README.md" or not page.startswith(APART)]
+    own = [page for page in pages if page.endswith(INDEXES) or not page.startswith(APART)]
     write_config(SITE / "zensical.toml", own)
     command = [program, "build", "--clean", "--strict", "--config-file", str(SITE / "zensical.toml")]
     subprocess.run(command, cwd=SITE, check=True)

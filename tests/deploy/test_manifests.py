@@ -108,7 +108,9 @@ def test_a_gateway_of_the_compose_file_starts_on_its_settings(services: dict[str
 def test_the_proxy_of_the_compose_file_is_the_only_trusted_one(services: dict[str, Any]) -> None:
     proxy = services["caddy"]["networks"]["inside"]["ipv4_address"]
     assert services["gateway-1"]["environment"]["TOLLWAY_TRUSTED_PROXIES"] == f"{proxy}/32"
-    assert [name for name, service in services.items() if "ports" in service] == ["caddy"]
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published.pop("caddy")
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports), published
 
 
 def test_the_example_of_values_has_every_value(services: dict[str, Any]) -> None:
@@ -126,6 +128,14 @@ def test_every_file_that_the_compose_file_mounts_exists(services: dict[str, Any]
     ]
     assert mounted
     assert [path for path in mounted if not (DEPLOY / path).exists()] == []
+
+
+def test_prometheus_reads_the_admin_address_of_each_gateway(services: dict[str, Any]) -> None:
+    (job,) = read(DEPLOY / "prometheus" / "prometheus.yml")["scrape_configs"]
+    targets = job["static_configs"][0]["targets"]
+    port = services["gateway-1"]["environment"]["TOLLWAY_ADMIN_LISTEN"].rpartition(":")[2]
+    assert targets == [f"{name}:{port}" for name in services if name.startswith("gateway-")]
+    assert job["job_name"] == "tollway"
 
 
 def test_a_gateway_of_the_compose_file_writes_nowhere(services: dict[str, Any]) -> None:
