@@ -266,9 +266,11 @@ GROUPS = {
     "payments/settlement.py": "a request; its child catches everything",
     "payments/transaction_verifier.py": "a request",
     "storage/leadership.py": "in a task of its own",
+    "web/exports.py": "a request",
     "web/gateway_app.py": "a request",
     "web/mcp.py": "a request",
     "web/server.py": "a server",
+    "webhooks/sender.py": "its children catch everything; in a task of its own",
 }
 """Where the package makes task groups, and why a failed child is no trap there."""
 APART = ("cli", "client", "sandbox", "testing")

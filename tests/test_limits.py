@@ -106,6 +106,16 @@ HELD_BY = {
     "ownership_recheck_s": "registry/test_ownership_recheck.py::test_an_origin_is_checked_after_a_day",
     "ownership_failures_max": "registry/test_ownership_recheck.py::"
     "test_a_proof_stays_while_it_is_found_and_ends_after_its_failures",
+    "webhooks_max": "web/test_webhook_routes.py::test_an_eleventh_webhook_is_refused",
+    "webhooks_per_hour": "web/test_webhook_routes.py::test_webhooks_per_wallet_and_hour_are_limited",
+    "webhook_deadline_s": "webhooks/test_sender.py::test_a_receiver_that_never_responds_is_left_at_the_deadline",
+    "webhook_answer_bytes_max": "webhooks/test_sender.py::"
+    "test_a_receiver_without_an_echo_is_tried_five_times_and_disabled",
+    "webhook_origin_interval_s": "webhooks/test_sender.py::test_an_origin_gets_one_request_a_second",
+    "webhook_in_flight_max": "webhooks/test_sender.py::test_few_requests_run_at_once",
+    "webhook_poll_s": "app/test_webhooks.py::test_the_set_of_active_endpoints_is_read_again_and_again",
+    "webhook_pending_max": "contracts/test_webhook_outbox.py::"
+    "test_beyond_the_maximum_an_endpoint_stops_and_its_gap_is_known",
     "nonce_ttl_s": "identity/test_sessions.py::test_a_message_is_good_for_five_minutes",
     "signed_request_ttl_s": "identity/test_http_signatures.py::test_the_window_is_300_seconds_at_most",
     "session_ttl_s": "identity/test_sessions.py::test_a_session_ends_after_a_day",

@@ -73,7 +73,7 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 58
+PURE_COUNT = 62
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
@@ -107,6 +107,11 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "contracts/test_migrate.py": ("storage/migration_run.py",),
     "contracts/test_ownerships.py": ("storage/reputation_store.py",),
     "contracts/test_plain_writes.py": ("storage/statement_queues.py",),
+    "contracts/test_webhook_outbox.py": (
+        "storage/webhook_store.py",
+        "storage/webhook_tables.py",
+        "webhooks/endpoints.py",
+    ),
     "gateway/test_proxy.py": ("gateway/messages.py",),
     "registry/test_draft.py": ("registry/header_names.py",),
     "contracts/test_history.py": ("storage/payment_list.py",),

@@ -53,6 +53,10 @@ class TaskName(StrEnum):
     SWEEPER_ELECTION = "sweeper_election"
     UPSTREAM_PROBES = "upstream_probes"
     WATCHER_ELECTION = "watcher_election"
+    WEBHOOK_DELIVERY = "webhook_delivery"
+    WEBHOOK_ENDPOINTS = "webhook_endpoints"
+    WEBHOOK_LISTINGS = "webhook_listings"
+    WEBHOOKS_ELECTION = "webhooks_election"
 
 
 class BackgroundTask:

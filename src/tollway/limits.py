@@ -82,6 +82,18 @@ class FixedLimits:
     page_session_ttl_s: int = 43_200
     page_session_idle_s: int = 7_200  # a page session that opened no page for so long has ended
 
+    # Webhooks.
+    webhooks_max: int = 10  # endpoints of a wallet
+    webhooks_per_hour: int = (
+        60  # endpoints registered and events sent again, per wallet: each calls its server
+    )
+    webhook_deadline_s: float = 15.0  # one attempt, to the head of its response
+    webhook_answer_bytes_max: int = 4 * KIB  # of a response to a challenge; other bodies are not read
+    webhook_origin_interval_s: float = 1.0  # between two requests to an origin
+    webhook_in_flight_max: int = 64  # attempts at once, of all endpoints
+    webhook_poll_s: float = 0.5  # between two looks at the set of active endpoints, and at the outbox
+    webhook_pending_max: int = 10_000  # events that wait for one endpoint; then it stops
+
     # The ledger, and the responses that it stores.
     claim_batch_max: int = 4_096
     close_patience_s: float = 10.0  # a response waits so long for its close to commit; then it is dropped

@@ -245,6 +245,10 @@ TABLE = {
     TaskName.SWEEPER_ELECTION: Row(fails=False, holds=True),
     TaskName.UPSTREAM_PROBES: Row(fails=False),
     TaskName.WATCHER_ELECTION: Row(fails=False, holds=True),
+    TaskName.WEBHOOK_DELIVERY: Row(),
+    TaskName.WEBHOOK_ENDPOINTS: Row(),
+    TaskName.WEBHOOK_LISTINGS: Row(fails=False),
+    TaskName.WEBHOOKS_ELECTION: Row(fails=False, holds=True),
 }
 ELSEWHERE = frozenset({TaskName.SERVICE_WATCHDOG})
 """Tasks that only a gateway under a service manager has; they use neither database nor chain."""

@@ -55,6 +55,7 @@ ON_DEMAND = frozenset(
         TaskName.SWEEPER_ELECTION,
         TaskName.UPSTREAM_PROBES,
         TaskName.WATCHER_ELECTION,
+        TaskName.WEBHOOKS_ELECTION,
     }
 )
 """Background tasks that do nothing before there is work, or whose run lasts as long as this gateway leads. Each other one has a first round."""

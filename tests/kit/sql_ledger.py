@@ -18,6 +18,7 @@ from tollway.storage.history import HistoryStore
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.operator_store import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore, find_debts
+from tollway.storage.webhook_events import NO_EVENTS
 
 
 class SqlLedger(LedgerStore):
@@ -33,9 +34,10 @@ class SqlLedger(LedgerStore):
         **options: Any,
     ) -> None:
         super().__init__(database, owner_id=owner_id, now_ms=now_ms, limits=limits, **options)
+        events = options.get("events", NO_EVENTS)
         self._stores = (
-            PaymentLedgerStore(database),
-            FinalityStore(database, now_ms=self.shared_ms, limits=limits),
+            PaymentLedgerStore(database, events=events),
+            FinalityStore(database, now_ms=self.shared_ms, limits=limits, events=events),
             OperatorStore(database, now_ms=self.shared_ms),
             HistoryStore(database, limits=limits),
             GasStore(database),

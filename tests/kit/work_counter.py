@@ -26,7 +26,7 @@ _SSL_REQUEST = 80877103
 _FRAME = re.compile(r"BEGIN|COMMIT|ROLLBACK|PRAGMA|SET LOCAL|SET TRANSACTION")
 BY_THE_CLOCK = re.compile(
     r"wallet_block|operator_act|schema_floor|alembic_version|UPDATE gateway_owner|INTO gateway_owner|readiness|generation"
-    r"|call_total|pg_try_advisory|pg_postmaster|pg_is_in_recovery|pg_locks|FROM listing JOIN listing_ownership"
+    r"|call_total|webhook_(?:endpoint|message|delivery)|pg_try_advisory|pg_postmaster|pg_is_in_recovery|pg_locks|FROM listing JOIN listing_ownership"
 )
 """Of what a gateway does now and then by itself. The tests' settings have it do so as seldom as they can."""
 BY_THE_CONNECTION = re.compile(

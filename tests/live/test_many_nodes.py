@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
 DEADLINE_S = 20.0
 """Of a busy machine; the second itself is held by `storage/test_catalog_store_cache.py`, on a clock of its own."""
-DUTIES = ("sweeper", "watcher", "reputation")
+DUTIES = ("sweeper", "watcher", "reputation", "webhooks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

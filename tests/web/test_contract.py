@@ -13,9 +13,10 @@ from tollway.errors import Code
 from tollway.ledger.history import HistoryRole, HistoryStatus
 from tollway.ledger.records import Rail
 from tollway.money import Price
+from tollway.outbound.policy import ENDPOINT_CHARS_MAX
 from tollway.registry import draft
 from tollway.registry.catalog import Sort
-from tollway.web import exports, history_routes, listing_routes, sums_routes
+from tollway.web import exports, history_routes, listing_routes, sums_routes, webhook_routes
 from tollway.web.contract import (
     CONTRACT_PATH,
     DOCUMENT_BYTES_MAX,
@@ -28,6 +29,8 @@ from tollway.web.contract import (
 )
 from tollway.web.problems import PROBLEM_KINDS
 from tollway.web.query import QueryModel
+from tollway.webhooks.endpoints import DeliveryState
+from tollway.webhooks.events import EventType
 
 PUBLIC_URL = "https://gw.example.com"
 SITE = Site(public_url=PUBLIC_URL, version="1.2.3")
@@ -221,6 +224,7 @@ def declared(document: dict[str, Any], path: str, method: str) -> list[dict[str,
 
 
 APIS, HISTORY, PAYMENTS = "/api/v2/apis", "/api/v2/history", "/api/v2/payments"
+DELIVERIES = "/api/v2/webhooks/{webhookId}/deliveries"
 PARAMETER_LIMITS = {
     (APIS, "page", "maximum"): listing_routes.PAGE_MAX,
     (APIS, "limit", "maximum"): listing_routes.LIMIT_MAX,
@@ -237,6 +241,8 @@ PARAMETER_LIMITS = {
     (PAYMENTS, "limit", "default"): history_routes.HISTORY_LIMIT_DEFAULT,
     (f"{PAYMENTS}.csv", "limit", "maximum"): exports.PAGE_ROWS_MAX,
     (f"{HISTORY}.csv", "limit", "default"): exports.PAGE_ROWS_MAX,
+    (DELIVERIES, "limit", "maximum"): webhook_routes.DELIVERIES_LIMIT_MAX,
+    (DELIVERIES, "state", "enum"): list(DeliveryState),
 }
 
 
@@ -260,6 +266,7 @@ def test_a_limit_of_a_parameter_is_the_limit_of_the_code(place: tuple[str, str, 
         (f"{PAYMENTS}.csv", "get", exports.PaymentExportParameters),
         ("/api/v2/sales", "get", sums_routes.SalesParameters),
         ("/api/v2/spending", "get", sums_routes.SpendingParameters),
+        (DELIVERIES, "get", webhook_routes.DeliveryParameters),
     ],
 )
 def test_a_route_declares_the_parameters_of_its_model(
@@ -288,6 +295,14 @@ COMPONENT_LIMITS = {
     "schemas/ListingDraft/properties/forwardHeaders/maxItems": draft.FORWARD_HEADERS_MAX,
     "schemas/ListingDraft/properties/forwardHeaders/items/maxLength": draft.HEADER_NAME_LENGTH_MAX,
 }
+
+
+def test_a_webhook_names_the_types_of_the_code() -> None:
+    body = build()["paths"]["/api/v2/webhooks"]["post"]["requestBody"]["content"]["application/json"]
+    members = body["schema"]["properties"]
+    assert members["types"]["items"]["enum"] == list(EventType)
+    assert members["url"]["maxLength"] == ENDPOINT_CHARS_MAX
+    assert set(members) == set(webhook_routes.WebhookBody.member_names())
 
 
 @pytest.mark.parametrize(("place", "value"), COMPONENT_LIMITS.items())

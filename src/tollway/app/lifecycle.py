@@ -27,6 +27,7 @@ from tollway.app.admin_wiring import build_admin_app
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
+from tollway.app.webhooks import WebhookServices
 from tollway.app.wiring import (
     AsgiBuilder,
     ReputationServices,
@@ -69,6 +70,7 @@ from tollway.storage.operator_store import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.viewer_store import SqlViewers
+from tollway.storage.webhook_events import EventLog
 from tollway.telemetry import BackgroundTaskStatus, Metrics, change_log_level, observe_log_events
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.server import HttpServer, check_port_free
@@ -143,19 +145,13 @@ class App:
             self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
         )
         self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
+        self.events = EventLog()
         self._open_stores()
         self.chains = self._make_chains()
         self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
         self.http_client = self._make_http_client(origin)
         self.fetcher = Fetcher(self.http_client)
-        self.reputation_services = ReputationServices(
-            settings,
-            database=self.database,
-            http_client=self.http_client,
-            chains=self.chains,
-            now_ms=now_ms,
-            background=self.background,
-        )
+        self._make_reputation()
         self.call_limits = CallRateLimits(limits=limits, rate_limiter=self.rate_limiter)
         verifier = SignatureVerifier(self.chains, limits=limits)
         self.transaction_verifier = TransactionVerifier(
@@ -203,9 +199,32 @@ class App:
         self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
         self.server = self._make_server()
 
+    def _make_reputation(self) -> None:
+        """Webhooks, and ownership and quality of listings, which write events of webhooks."""
+        settings = self.settings
+        self.webhook_services = WebhookServices(
+            settings,
+            database=self.database,
+            events=self.events,
+            sealer=self.sealer,
+            http_client=self.http_client,
+            rules=self.rules,
+            now_ms=self.ledger.shared_ms,
+            background=self.background,
+        )
+        self.reputation_services = ReputationServices(
+            settings,
+            database=self.database,
+            http_client=self.http_client,
+            chains=self.chains,
+            now_ms=now_ms,
+            background=self.background,
+            webhooks=self.webhook_services,
+        )
+
     def _open_stores(self) -> None:
         self.ledger = self._make_ledger()
-        self.payments = PaymentLedgerStore(self.database)
+        self.payments = PaymentLedgerStore(self.database, events=self.events)
         self.call_history = HistoryStore(self.database, limits=self.settings.limits)
         self.period_books = PeriodBookStore(self.database, limits=self.settings.limits)
         self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
@@ -241,6 +260,7 @@ class App:
             transaction_verifier=self.transaction_verifier,
             settlement_services=self.settlement_services,
             reputation_services=self.reputation_services,
+            webhook_services=self.webhook_services,
             sign_in=self.sign_in,
             metrics=self.metrics,
             shedder=self.shedder,
@@ -298,7 +318,12 @@ class App:
     def _make_watcher(self) -> ReorgWatcher:
         return ReorgWatcher(
             self.payments,
-            FinalityStore(self.database, now_ms=self.ledger.shared_ms, limits=self.settings.limits),
+            FinalityStore(
+                self.database,
+                now_ms=self.ledger.shared_ms,
+                limits=self.settings.limits,
+                events=self.events,
+            ),
             self.chains,
             self.rules,
             limits=self.settings.limits,
@@ -321,6 +346,7 @@ class App:
             on_lapse=self.metrics.lease_lapses.inc,
             on_restore=self._on_restore,
             writer=self.background[TaskName.BOOK_WRITER],
+            events=self.events,
         )
 
     def _make_http_client(self, origin: PublicOrigin) -> HttpClient:
@@ -373,6 +399,7 @@ class App:
         self._stack.push_async_callback(self.settlement_services.close)
         await self.ledger.open()
         await self.moderation.refresh()
+        await self.webhook_services.store.refresh()
         # A node of another chain is an error of the settings; a node that is down is not.
         if problems := await self.node_health.find_wrong_chain_nodes():
             raise SettingsInvalid([f"networks: {problem}" for problem in problems])
@@ -399,6 +426,7 @@ class App:
         tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, self._watch))
         self.settlement_services.start(tasks, recovery_leadership=self._leadership(Duty.SWEEPER))
         self.reputation_services.start(tasks, lead=self._leadership)
+        self.webhook_services.start(tasks, lead=self._leadership)
         writing = tasks.start(TaskName.BOOK_WRITER, self.ledger.run)
         self._stack.push_async_callback(self._stop_writing, writing)
 

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 from tollway import __version__
 from tollway.app.ledger_wiring import ledger_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
+from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import NodeHealth
@@ -109,6 +110,7 @@ from tollway.web.site_routes import (
     site_router,
 )
 from tollway.web.trial_routes import TrialServices, trial_router
+from tollway.web.webhook_routes import WebhookRouteServices, webhook_router
 
 PRUNE_INTERVAL_S = 300.0
 
@@ -246,16 +248,17 @@ class ReputationServices:
         chains: ChainReader,
         now_ms: Callable[[], int],
         background: BackgroundTasks,
+        webhooks: WebhookServices,
     ) -> None:
         self._background = background
         self._limits = limits = settings.limits
-        self.breaker = CircuitBreaker(limits=limits)
+        self.breaker = CircuitBreaker(limits=limits, on_down=webhooks.note_down)
         self._prober = HealthCheck(
             self.breaker,
             check_connection=http_client.check_connection,
             task=background[TaskName.UPSTREAM_PROBES],
         )
-        self.ownerships = OwnershipStore(database, now_ms=now_ms)
+        self.ownerships = OwnershipStore(database, now_ms=now_ms, events=webhooks.events)
         self.checker = OwnershipChecker(
             http_client=http_client,
             txt_records=TxtRecords(settings.name_servers, deadline_s=limits.dns_deadline_s),
@@ -333,6 +336,7 @@ class Services:
     transaction_verifier: TransactionVerifier
     settlement_services: SettlementServices
     reputation_services: ReputationServices
+    webhook_services: WebhookServices
     sign_in: SignIn
     metrics: Metrics
     shedder: LoadShedder
@@ -394,6 +398,7 @@ class AsgiBuilder:
                 health_router(services.check_ready, services.check_traffic, has_pages=settings.web_pages),
                 ownership_router(self._ownership_services(wallet)),
                 trial_router(self._trial_services(wallet)),
+                webhook_router(self._webhook_services(wallet)),
                 did_router(
                     authority=self._origin.authority,
                     signers=[
@@ -602,6 +607,20 @@ class AsgiBuilder:
             rate_limiter=services.rate_limiter,
             limits=self._limits,
             now_ms=self._now_ms,
+        )
+
+    def _webhook_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> WebhookRouteServices:
+        services = self._services
+        return WebhookRouteServices(
+            webhooks=services.webhook_services.store,
+            authenticate=wallet,
+            check_endpoint=services.http_client.check_endpoint,
+            find_block=services.moderation.find_block,
+            allow_private=self._settings.allow_private_endpoints,
+            rate_limiter=services.rate_limiter,
+            limits=self._limits,
+            now_ms=services.ledger.shared_ms,
+            entropy=secrets.token_bytes,
         )
 
     def _listing_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingServices:

@@ -42,10 +42,17 @@ class _UsedOrigin:
 
 
 class CircuitBreaker:
-    """The circuit breaker of all origins. `clock`: monotonic seconds."""
+    """The circuit breaker of all origins. `clock`: monotonic seconds. `on_down`: called with each origin that is down from now on."""
 
-    def __init__(self, *, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+        on_down: Callable[[str], None] = lambda origin: None,
+    ) -> None:
         self._limits = limits
+        self._on_down = on_down
         self._clock = clock
         self._failing: OrderedDict[str, _FailingOrigin] = OrderedDict()
         self._used: OrderedDict[str, _UsedOrigin] = OrderedDict()
@@ -85,7 +92,10 @@ class CircuitBreaker:
         self._failing.move_to_end(origin)
         if len(self._failing) > ORIGINS_MAX:
             self._failing.popitem(last=False)
-        return self._is_down(known) and not was_down
+        is_down_now = self._is_down(known) and not was_down
+        if is_down_now:
+            self._on_down(origin)
+        return is_down_now
 
     def count_down(self) -> int:
         """The number of origins that are down now."""

@@ -347,6 +347,8 @@ class Proxy:
             upstream_latency_ms=upstream_ms,
             error=error,
             finish=finish,
+            provider=payment.route.entry.listing.provider,
+            payer=payment.payer,
         )
 
     def _count_quality(self, payment: CallPayment, close: Close, payment_state: str) -> None:

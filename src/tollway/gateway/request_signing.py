@@ -1,5 +1,5 @@
 """The gateway's signature of each forwarded call (RFC 9421). A provider verifies with it that a call comes from this gateway, and for
-which listing and payer. Pure.
+which listing and payer. The messages of webhooks have a signature of the same key. Pure.
 
 Every call runs this code, so the signature base is built directly. Time and nonce are parameters. The signature covers no payment
 data, and a private key never leaves this module.
@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import re
 from binascii import b2a_base64
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -28,6 +28,9 @@ from tollway.ids import Address
 
 LABEL = "tollway"
 DIRECTORY_TAG = "http-message-signatures-directory"
+WEBHOOK_TAG = "tollway-webhook"
+WEBHOOK_FIELDS = ("content-type", "webhook-id", "webhook-timestamp")
+"""The fields of a message that its signature covers, besides its method, its URL and its digest."""
 
 VALID_S = 60
 """The validity of a signature. The connection is open when a call is signed, so its head arrives at once; the rest allows for clock
@@ -35,6 +38,9 @@ differences. A provider must remember each nonce for this time."""
 
 DIRECTORY_VALID_S = 600
 """The validity of a directory signature. A cache may serve the directory for five minutes."""
+
+WEBHOOK_VALID_S = 300
+"""The validity of a message's signature, the tolerance of Standard Webhooks."""
 
 NONCE_BYTES = 16
 _PURPOSE = b"tollway upstream signature"
@@ -180,6 +186,33 @@ class UpstreamSigner:
         headers.append(("Signature-Input", f"{LABEL}={params}"))
         headers.append(("Signature", f"{LABEL}={self.keys[0].sign(base)}"))
         return headers
+
+    def sign_webhook(
+        self, *, url: str, headers: Mapping[str, str], body: bytes, created_s: int, nonces: Sequence[str]
+    ) -> list[tuple[str, str]]:
+        """Builds the headers that sign a message of a webhook. `url`: as registered, the receiver's target URI. `headers`: the `WEBHOOK_FIELDS`.
+        `nonces`: one for each key. Each key signs, the current one first, so that a receiver with an older key directory can verify too."""
+        digest = format_digest(body)
+        values = {name.lower(): value for name, value in headers.items()}
+        fields = "".join(f'"{name}": {values[name]}\n' for name in WEBHOOK_FIELDS)
+        named = " ".join(f'"{name}"' for name in WEBHOOK_FIELDS)
+        lines = f'"@method": POST\n"@target-uri": {url}\n"content-digest": {digest}\n{fields}'
+        inputs, signatures = [], []
+        for number, (key, nonce) in enumerate(zip(self.keys, nonces, strict=True), 1):
+            label = LABEL if number == 1 else f"{LABEL}{number}"
+            params = (
+                f'("@method" "@target-uri" "content-digest" {named});created={created_s};'
+                f'expires={created_s + WEBHOOK_VALID_S};nonce="{nonce}";keyid="{key.keyid}";'
+                f'alg="{ALGORITHM}";tag="{WEBHOOK_TAG}"'
+            )
+            base = f'{lines}"@signature-params": {params}'
+            inputs.append(f"{label}={params}")
+            signatures.append(f"{label}={key.sign(base.encode())}")
+        return [
+            ("Content-Digest", digest),
+            ("Signature-Input", ", ".join(inputs)),
+            ("Signature", ", ".join(signatures)),
+        ]
 
     def describe(self) -> dict[str, list[dict[str, str]]]:
         """The key directory: a JWK set (RFC 7517 §5), the current key first."""

@@ -355,7 +355,8 @@ class Close:
     """The move out of `forwarding`: to `consumed`, `released` or `unknown`; with `Ledger.settle` to `settling`.
 
     `consumed` without an upstream status: the repeat of a consumed call was not sent completely, and the results of its first run stay
-    written. `finish`: given where the whole body arrived before the close; one write has both.
+    written. `finish`: given where the whole body arrived before the close; one write has both. `provider`, `payer`: of the call, for the events of
+    webhooks.
     """
 
     call_id: CallId
@@ -367,6 +368,8 @@ class Close:
     upstream_latency_ms: int | None
     error: str | None
     finish: Finish | None = None
+    provider: Address | None = None
+    payer: Address | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

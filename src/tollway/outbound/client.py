@@ -69,6 +69,15 @@ class FetchedDocument:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PostedResponse:
+    """The response to a POST: its head, and the first bytes of its body."""
+
+    status: int
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
 SLICE_BYTES = 64 * 1024
 HOSTS_KEPT = 4_096
 LAST_CHUNK = b"0\r\n\r\n"
@@ -387,21 +396,40 @@ class HttpClient:
         Raises EndpointNotAllowed for a URL that may not be dialled, UpstreamBadResponse beyond `bytes_max`, and
         the exceptions of an exchange.
         """
-        base, mark, query = url.partition("?")
-        endpoint = parse_endpoint(base, allow_private=self._allow_private)
-        if isinstance(endpoint, EndpointRefused):
-            raise EndpointNotAllowed(endpoint.detail)
-        request = UpstreamRequest(
-            method="GET",
-            endpoint=endpoint,
-            target=(endpoint.path or "/") + mark + query,
-            fields=b"Accept: */*\r\n",
-        )
+        request = self._build_request("GET", url, fields=b"Accept: */*\r\n")
         try:
             async with asyncio.timeout(deadline_s):
                 return await self._read_whole(request, bytes_max=bytes_max, deadline_s=deadline_s)
         except TimeoutError as exc:
             raise UpstreamTimeout("The document did not arrive in time.") from exc
+
+    async def post(
+        self, url: str, *, fields: bytes, body: bytes, bytes_max: int, deadline_s: float
+    ) -> PostedResponse:
+        """POSTs under the same policy, without redirects. Reads at most `bytes_max` of the response's body, and cuts the connection where there is
+        more: a long body is no failure. Raises EndpointNotAllowed and the exceptions of an exchange."""
+        request = self._build_request("POST", url, fields=fields, body=body)
+        try:
+            async with asyncio.timeout(deadline_s), self.connect(request) as exchange:
+                try:
+                    await exchange.send(head_deadline_s=deadline_s)
+                    read = await _read_first_bytes(exchange, bytes_max)
+                finally:
+                    exchange.close()
+                return PostedResponse(status=exchange.status, headers=exchange.headers, body=read)
+        except TimeoutError as exc:
+            raise UpstreamTimeout("The response did not arrive in time.") from exc
+
+    def _build_request(
+        self, method: str, url: str, *, fields: bytes, body: bytes | None = None
+    ) -> UpstreamRequest:
+        """A request to a URL that may have a query. Raises EndpointNotAllowed."""
+        base, mark, query = url.partition("?")
+        endpoint = parse_endpoint(base, allow_private=self._allow_private)
+        if isinstance(endpoint, EndpointRefused):
+            raise EndpointNotAllowed(endpoint.detail)
+        target = (endpoint.path or "/") + mark + query
+        return UpstreamRequest(method=method, endpoint=endpoint, target=target, fields=fields, body=body)
 
     async def check_endpoint(self, endpoint: Endpoint) -> None:
         """Resolves the host and checks every record, without connecting.
@@ -511,6 +539,13 @@ class HttpClient:
             del self._in_flight[origin]
         if connection is not None and (is_untouched or connection.finish()):
             self._pool.release(connection)
+
+
+async def _read_first_bytes(exchange: UpstreamExchange, bytes_max: int) -> bytes:
+    read = bytearray()
+    while len(read) < bytes_max and (chunk := await exchange.read_chunk()):
+        read += chunk
+    return bytes(read[:bytes_max])
 
 
 def _translate_upload_failure(reason: Exception) -> Exception:

@@ -1,11 +1,11 @@
 """Requests that the gateway itself sends to a provider's server, through the client and its policy: fetches a document, checks whether an
-endpoint is unprotected, and reads the proofs of the owner of an origin. No paid call.
+endpoint is unprotected, reads the proofs of the owner of an origin, and sends the messages of webhooks. No paid call.
 
 It follows no link in what it reads. `registry/ownership.py` decides what a proof means.
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -24,6 +24,7 @@ from tollway.identity.signatures import SignatureVerifier, eip191_digest, parse_
 from tollway.ids import Address, ChainId
 from tollway.limits import MIB, Limits
 from tollway.outbound.client import HttpClient
+from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint, is_literal, parse_endpoint
 from tollway.registry.ownership import (
     METHODS,
@@ -33,6 +34,7 @@ from tollway.registry.ownership import (
     find_signatures,
     make_content,
 )
+from tollway.webhooks.schedule import Response
 
 DOCUMENT_BYTES_MAX = MIB
 DOCUMENT_DEADLINE_S = 10.0
@@ -66,6 +68,36 @@ class Fetcher:
         except TollwayError:
             return False
         return document.status in _SUCCESS
+
+
+async def post_webhook(
+    http_client: HttpClient,
+    url: str,
+    *,
+    headers: Iterable[tuple[str, str]],
+    body: bytes,
+    bytes_max: int,
+    deadline_s: float,
+) -> Response:
+    """Sends one message of a webhook. Every outcome is a value: an attempt that gets no response has failed."""
+    try:
+        posted = await http_client.post(
+            url, fields=format_fields(headers), body=body, bytes_max=bytes_max, deadline_s=deadline_s
+        )
+    except EndpointNotAllowed:
+        return Response(error="not_allowed")
+    except UpstreamTimeout:
+        return Response(error="timeout")
+    except UpstreamBadResponse:
+        return Response(error="bad_response")
+    except (UpstreamUnreachable, Refusal):
+        return Response(error="unreachable")
+    retry_after = [value for name, value in posted.headers if name.lower() == b"retry-after"]
+    return Response(
+        status=posted.status,
+        retry_after=retry_after[0].decode("latin-1") if len(retry_after) == 1 else None,
+        body=posted.body,
+    )
 
 
 EvidenceState = Literal["proved", "not_found", "unreachable"]

@@ -68,6 +68,8 @@ from tollway.storage.payments import (
     read_value_units,
     reinstate_payment,
 )
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
+from tollway.webhooks.events import EventType
 
 GONE_RECHECK_MS = 86_400_000
 """How long after a transaction left the chain it is searched again: one day."""
@@ -82,9 +84,15 @@ class FinalityStore:
     """Implements `Finality`. `now_ms`: the time that all gateways share."""
 
     def __init__(
-        self, database: Database, *, now_ms: Callable[[], int], limits: Limits = DEFAULT_LIMITS
+        self,
+        database: Database,
+        *,
+        now_ms: Callable[[], int],
+        limits: Limits = DEFAULT_LIMITS,
+        events: EventLog = NO_EVENTS,
     ) -> None:
         self._database = database
+        self._events = events
         self._now_ms = now_ms
         self._limits = limits
 
@@ -151,7 +159,8 @@ class FinalityStore:
         await write_retried(self._database, work, flush=False)
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
-        return await write_retried(self._database, partial(_mark_gone, payment_id=payment_id, now_ms=now_ms))
+        work = partial(_mark_gone, payment_id=payment_id, now_ms=now_ms, events=self._events)
+        return await write_retried(self._database, work)
 
     async def hold_disputed(self, payment_ids: Sequence[int]) -> int:
         def work(connection: Connection) -> int:
@@ -264,9 +273,9 @@ def _id_chunks(ids: Sequence[int]) -> list[list[int]]:
     return [ordered[start : start + _IDS_MAX] for start in range(0, len(ordered), _IDS_MAX)]
 
 
-def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
+def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int, events: EventLog = NO_EVENTS) -> int:
     """Marks an unfinal payment as gone and returns the new debt in units. 0 for a payment in another state."""
-    locked_rows = LockedRows(connection)
+    locked_rows = LockedRows(connection, events=events)
     locked_rows.lock_payments([payment_id])
     payment = locked_rows.payments.get(payment_id)
     if payment is None or payment.state is not PaymentState.UNFINAL:
@@ -278,6 +287,10 @@ def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int) -> int:
         update(payment_table)
         .where(payment_table.c.id == payment_id)
         .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
+    )
+    units = payment.value_units
+    locked_rows.note_payment(
+        EventType.PAYMENT_REORGED, locked_rows.payments[payment_id], units=units, at_ms=now_ms
     )
     debt_units = 0
     for chunk in chunk_calls(find_debited_calls(connection, payment_id)):

@@ -51,6 +51,7 @@ from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.settlement import Conclude, Settle
 from tollway.storage.statement_queues import StatementQueues, WaitingEntry, count_callers
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 _log = structlog.get_logger(__name__)
 
@@ -108,24 +109,23 @@ class GroupCommit:
         on_batch: Callable[[int], None] = lambda size: None,
         on_commit: Callable[[CommitKind, float], None] = lambda kind, seconds: None,
         task: BackgroundTask | None = None,
+        events: EventLog = NO_EVENTS,
     ) -> None:
         """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long
         a finish waits for other entries. `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is
         given back: the process may have been paused, and other gateways may recover its calls."""
-        self._database = database
-        self._restore_detector = restore_detector
+        self._database, self._restore_detector = database, restore_detector
         self._rules = rules
         self._clock = clock
         self._batch_max = batch_max
-        self._ticks_ms = ticks_ms
-        self._grant_ms_max = grant_ms_max
+        self._ticks_ms, self._grant_ms_max = ticks_ms, grant_ms_max
         self._patience_s = patience_s
         self._retry_s = retry_s
         self._finish_delay_s = finish_delay_s
         self.note_batch, self.note_commit = on_batch, on_commit
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
         make_batch_wait = partial(BatchWait, wait_s=batch_wait_s, ticks_ms=ticks_ms)
-        self._known_terms = KnownTerms()
+        self._known_terms, self._events = KnownTerms(), events
         self._statement_queues: StatementQueues | None = None
         if database.dialect == "postgresql":
             self._statement_queues = StatementQueues(
@@ -138,6 +138,7 @@ class GroupCommit:
                 delay_s=finish_delay_s,
                 make_batch_wait=make_batch_wait,
                 known_terms=self._known_terms,
+                events=events,
             )
         self._failed: deque[tuple[Sequence[WaitingEntry], Exception]] = deque()
         self._is_failing = False
@@ -147,8 +148,7 @@ class GroupCommit:
         self._in_flight: list[WaitingEntry] = []
         self._wake = asyncio.Event()
         self._delayed_wake: asyncio.TimerHandle | None = None
-        self._is_stopping = False
-        self._has_ended = False
+        self._is_stopping = self._has_ended = False
         self._late: dict[CallId, WaitingEntry] = {}
         self._retry: asyncio.TimerHandle | None = None
         self._tried: list[asyncio.Future[None]] = []
@@ -503,6 +503,7 @@ class GroupCommit:
                 retried=retried,
                 accounts=accounts,
                 known_terms=self._known_terms,
+                events=self._events,
             )
             return batch, batch.run(entries)
 

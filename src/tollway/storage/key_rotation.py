@@ -17,6 +17,8 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import KeyAge, Sealer
 from tollway.storage.idempotency import answer_table, response_label
 from tollway.storage.operator_acts import record_act
+from tollway.storage.webhook_outbox import secret_label as webhook_secret_label
+from tollway.storage.webhook_tables import endpoint_table
 
 LOST_IDS_MAX = 20
 SECRETS = "secrets"
@@ -40,6 +42,12 @@ _SECRETS = _EncryptedColumn(
     sealed=listing_table.c.auth_sealed,
     label_columns=(listing_table.c.auth_location, listing_table.c.auth_name),
     label=lambda row: secret_label(row.row_id, row.auth_location, row.auth_name),
+    page_size=100,
+)
+_WEBHOOK_SECRETS = _EncryptedColumn(
+    row_id=endpoint_table.c.id,
+    sealed=endpoint_table.c.secret_sealed,
+    label=lambda row: webhook_secret_label(row.row_id),
     page_size=100,
 )
 _RESPONSES = _EncryptedColumn(
@@ -79,7 +87,7 @@ class SealCount:
 
 @dataclass(slots=True, kw_only=True)
 class KeyCounts:
-    """The counts of one run. `secrets`: the upstream secrets of listings. `responses`: the responses stored for repeats. `reencrypted`: values that
+    """The counts of one run. `secrets`: the upstream secrets of listings and the secrets of webhooks. `responses`: the responses stored for repeats. `reencrypted`: values that
     this run sealed again."""
 
     secrets: SealCount = field(default_factory=SealCount)
@@ -103,8 +111,9 @@ class KeyRotation:
     async def count(self, *, responses_max: int | None = None) -> KeyCounts:
         """Opens every value once and changes none. `responses_max`: stops after the page that reaches this number of responses."""
         counts = KeyCounts()
-        async for ages in self._read_ages(_SECRETS):
-            counts.secrets.add(ages)
+        for column in (_SECRETS, _WEBHOOK_SECRETS):
+            async for ages in self._read_ages(column):
+                counts.secrets.add(ages)
         async for ages in self._read_ages(_RESPONSES):
             counts.responses.add(ages)
             if responses_max is not None and counts.responses.total >= responses_max:
@@ -116,7 +125,12 @@ class KeyRotation:
         held locked or had just changed: the next run takes them. The act is recorded with the first values that change."""
         act = OperatorAct(kind=ActKind.REENCRYPT_SECRETS, target=SECRETS, origin=origin)
         counts = KeyCounts()
-        for column, count in ((_SECRETS, counts.secrets), (_RESPONSES, counts.responses)):
+        columns = (
+            (_SECRETS, counts.secrets),
+            (_WEBHOOK_SECRETS, counts.secrets),
+            (_RESPONSES, counts.responses),
+        )
+        for column, count in columns:
             async for ages in self._read_ages(column):
                 older = [row_id for row_id, age in ages.items() if age is KeyAge.OLDER]
                 done = await self._reencrypt_page(column, older, act) if older else []

@@ -43,6 +43,7 @@ class Duty(IntEnum):
     SWEEPER = 1
     WATCHER = 2
     REPUTATION = 3
+    WEBHOOKS = 4
 
     @property
     def label(self) -> str:

@@ -59,6 +59,7 @@ from tollway.storage.payments import find_debts, find_nonces, sum_unfinal_of
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.statements import Prepared
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 SIBLINGS_MAX = 256
 """How many small payments of one credit account may complete the price of a claim."""
@@ -168,6 +169,7 @@ class LedgerBatch:
         retried: Set[CallId],
         accounts: Set[CreditAccount],
         known_terms: KnownTerms,
+        events: EventLog = NO_EVENTS,
     ) -> None:
         """`now_ms`: the time of the shared clock. `ahead_ms`: how far the shared clock is ahead of this gateway's clock, which stamps the begin and
         the end of calls. `others`: calls whose next run, if it exists on a retry, does not belong to the requests of this batch.
@@ -185,7 +187,8 @@ class LedgerBatch:
         self.new_terms: dict[CallTerms, TermsReference] = {}
         # Responses that were stored after this moment are still kept.
         self._answered_since_ms = now_ms - rules.answer_ttl_ms
-        self._locked_rows = LockedRows(connection, shared_ms=now_ms)
+        self._events = events
+        self._locked_rows = LockedRows(connection, shared_ms=now_ms, events=events)
         # None until a call of the batch is settled.
         self._settlement: BatchSettlement | None = None
         self._outcomes: dict[CallId, Outcome] = {}
@@ -215,7 +218,7 @@ class LedgerBatch:
             claims = self._grant_plain_claims(claims)
             if moves and claims:
                 # The moves have changed the rows.
-                self._locked_rows = LockedRows(self._connection, shared_ms=self._now_ms)
+                self._locked_rows = LockedRows(self._connection, shared_ms=self._now_ms, events=self._events)
             self._lock((), claims)
         self._claim([claim for claim in claims if claim.call_id not in self._outcomes])
         return [None if isinstance(entry, Finish) else self._outcomes[entry.call_id] for entry in entries]
@@ -231,6 +234,7 @@ class LedgerBatch:
             owner_id=self._rules.owner_id,
             now_ms=self._now_ms,
             ahead_ms=self._ahead_ms,
+            events=self._events,
         )
         for close, outcome in zip(plain, outcomes, strict=True):
             if outcome is not None:
@@ -305,8 +309,9 @@ class LedgerBatch:
             case Reopen():
                 return self._reopen(move, call)
             case Settle():
-                values = {"moved_ms": self._now_ms, **self._end_values(move.close)}
-                return self._open_settlement().settle(move, call, is_retry=is_retry, **values)
+                return self._open_settlement().settle(
+                    move, call, is_retry=is_retry, moved_ms=self._now_ms, **self._end_values(move.close)
+                )
             case Conclude():
                 return self._open_settlement().conclude(move, call, is_retry=is_retry)
 

@@ -63,6 +63,7 @@ from tollway.storage.recovery import (
 )
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.settlement import Conclude, Settle
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 
 class _RepeatQuery(NamedTuple):
@@ -104,17 +105,19 @@ class LedgerStore:
         on_lapse: Callable[[], None] = lambda: None,
         on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
+        events: EventLog = NO_EVENTS,
         close_retry_s: float = RETRY_S,
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
         """`on_commit`: called after each written batch, with the entry that matters most in it and the seconds. `on_lapse`: called when this gateway renewed later than its lease, so that other gateways may have recovered its calls.
         `on_restore`: called when a restore of the database was detected and its balances are held. `ticks_ms`: a monotonic clock that
-        detects jumps of the other clocks. `writer`: the background task that reports `run`. `close_retry_s`: the pause between two tries
+        detects jumps of the other clocks. `writer`: the background task that reports `run`. `events`: the log of the events of webhooks. `close_retry_s`: the pause between two tries
         of a close while the database is unavailable. `batch_wait_s`: the longest wait of the writer for the callers of its last batch.
         `finish_delay_s`: how long a finish waits for other entries."""
         self._database = database
         self._limits = limits
+        self._events = events
         self._own_ms = now_ms
         self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
         # Many callers with the proof of one payment read these at the same time.
@@ -154,6 +157,7 @@ class LedgerStore:
             on_batch=on_batch,
             on_commit=on_commit,
             task=writer,
+            events=events,
         )
 
     async def open(self) -> None:
@@ -205,7 +209,8 @@ class LedgerStore:
         if after not in (CallState.RELEASED, CallState.CONSUMED):
             raise ValueError("an unknown call is resolved to released or consumed")
         return await write_retried(
-            self._database, partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms)
+            self._database,
+            partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms, events=self._events),
         )
 
     # ---- Settlements.
@@ -378,7 +383,8 @@ class LedgerStore:
         for start in range(0, len(abandoned), RECOVERY_BATCH_MAX):
             some = abandoned[start : start + RECOVERY_BATCH_MAX]
             moved += await write_retried(
-                self._database, partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms)
+                self._database,
+                partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms, events=self._events),
             )
         await write_retried(
             self._database,

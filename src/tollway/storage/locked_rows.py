@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Connection, Select, Update, bindparam, delete
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.errors import StorageUnavailable
-from tollway.ids import CallId
+from tollway.ids import Address, CallId
 from tollway.ledger.claims import Debit
 from tollway.ledger.records import (
     AUTHORIZED_RAILS,
@@ -35,6 +35,8 @@ from tollway.storage.ledger_tables import (
 )
 from tollway.storage.sales_tables import sales_mark_table
 from tollway.storage.statements import Prepared, Rows, Within, fetch_text
+from tollway.storage.webhook_events import NO_EVENTS, EventLog, write_events
+from tollway.webhooks.events import EventType, NewEvent, call_event_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class LockedCall:
     """A locked call: the columns that its moves read. `cut`: '', 'cut' by its upstream, or 'repeated' after a cut."""
 
     id: CallId
+    provider: Address
+    payer: Address | None
     state: CallState
     epoch: int
     attempts: int
@@ -66,11 +70,16 @@ class LockedRows:
     """The locked rows of one transaction. Use it in one thread and until the end of the transaction.
 
     A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose
-    moves leave no mark while their hour is open; None: every move leaves its mark, as most of these moves come late."""
+    moves leave no mark while their hour is open; None: every move leaves its mark, as most of these moves come late. `events`: the log of the
+    events that the moves are."""
 
-    def __init__(self, connection: Connection, *, shared_ms: int | None = None) -> None:
+    def __init__(
+        self, connection: Connection, *, shared_ms: int | None = None, events: EventLog = NO_EVENTS
+    ) -> None:
         self._connection = connection
         self._shared_ms = shared_ms
+        self._log = events
+        self._events: list[NewEvent] = []
         self._marked_hours: dict[int, int] = {}
         self.payments: dict[int, Payment] = {}
         self._taken_before: dict[int, int] = {}
@@ -113,14 +122,34 @@ class LockedRows:
             self.payments[payment.id] = payment
             self._taken_before[payment.id] = payment.taken_units
 
-    def move(self, call: LockedCall, after: CallState, **columns: object) -> CallState:
+    def move(self, call: LockedCall, after: CallState, *, moved_ms: int, **columns: object) -> CallState:
         """Moves a locked call and its units. Returns the resulting state, which may differ from `after` (see `debits_after`)."""
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
         holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
         self.set_parts(call, holding.parts)
-        self.change(call, state=holding.state.value, **columns)
+        self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
+        if not self._log.is_idle:
+            self._note_move(call, holding.state, at_ms=moved_ms)
         return holding.state
+
+    def _note_move(self, call: LockedCall, after: CallState, *, at_ms: int) -> None:
+        kind = call_event_of(call.state, after, rail=call.rail, cut=call.cut, attempts=call.attempts)
+        if kind is not None:
+            self._events += self._log.make_events(
+                kind, (call.provider, call.payer), subject=call.id, state=after.value, at_ms=at_ms
+            )
+
+    def note_payment(self, kind: EventType, payment: Payment, *, units: int, at_ms: int) -> None:
+        """Makes the events of a payment for its payee and its payer; `write` writes them. `units`: its value."""
+        self._events += self._log.make_events(
+            kind,
+            (payment.payee, payment.payer),
+            subject=str(payment.id),
+            state=payment.state.value,
+            at_ms=at_ms,
+            units=units,
+        )
 
     def set_parts(self, call: LockedCall, parts: Parts) -> None:
         """Replaces the units that a call holds by `parts`."""
@@ -148,12 +177,14 @@ class LockedRows:
         self._moves.setdefault(frozenset(columns), []).append(values)
 
     def write(self) -> None:
-        """Writes all changes: balances, units of calls, then moves and the marks of their hours."""
+        """Writes all changes: balances, units of calls, then moves, the marks of their hours, and events."""
         self._write_balances()
         self._write_parts()
         for names, rows in self._moves.items():
             check_count(_moving(names).run(self._connection, rows), len(rows))
         write_marks(self._connection, self._marked_hours)
+        write_events(self._connection, self._events)
+        self._events = []
 
     def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
         assert isinstance(moved_ms, int)
@@ -283,6 +314,8 @@ _CALL_COLUMNS = (
     "payment_id",
     "price_units",
     "taken_units",
+    "provider",
+    "payer",
 )
 _ID, _PAYMENT_ID, _PRICE, _TAKEN = (
     _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "taken_units")
@@ -351,12 +384,16 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         payment_id,
         price_units,
         taken_units,
+        provider,
+        payer,
     ) = row
     parts = dict(topups) if topups else {}
     if payment_id is not None and taken_units:
         parts[payment_id] = taken_units
     return LockedCall(
         id=call_id,
+        provider=Address(provider),
+        payer=None if payer is None else Address(payer),
         state=CallState(state),
         epoch=epoch,
         attempts=attempts,

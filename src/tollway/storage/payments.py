@@ -64,6 +64,8 @@ from tollway.storage.locked_rows import LockedCall, LockedRows
 from tollway.storage.operator_store import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within, insert_for
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
+from tollway.webhooks.events import EventType
 
 NEVER_MS = 0
 """`checked_ms` of a payment whose receipt was not read again since it was recorded, raised or reinstated."""
@@ -85,8 +87,9 @@ class Recording:
 class PaymentLedgerStore:
     """Implements `PaymentLedger`. Requests that arrive at the same time, such as those with the proof of one payment, share a transaction."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, events: EventLog = NO_EVENTS) -> None:
         self._database = database
+        self._events = events
         self._payments: BatchLoader[TxHash, tuple[Payment, ...]] = BatchLoader(self._find_payments)
         self._transactions: BatchLoader[TxHash, RecordedTransaction] = BatchLoader(self._find_transactions)
         self._recordings: BatchLoader[Recording, tuple[Payment, ...]] = BatchLoader(self._record_each)
@@ -119,7 +122,8 @@ class PaymentLedgerStore:
     async def _record_each(self, recordings: Sequence[Recording]) -> list[tuple[Payment, ...] | Exception]:
         """Writes the recordings in one transaction; after a bad value in halves, so that only the bad recording fails."""
         try:
-            return [*await write_retried(self._database, partial(record_each, recordings=recordings))]
+            work = partial(record_each, recordings=recordings, events=self._events)
+            return [*await write_retried(self._database, work)]
         except (IntegrityError, ValueRefused) as exc:
             if len(recordings) == 1:
                 return [exc]
@@ -127,11 +131,13 @@ class PaymentLedgerStore:
         return [*await self._record_each(recordings[:middle]), *await self._record_each(recordings[middle:])]
 
 
-def _record(connection: Connection, payments: Sequence[NewPayment], *, now_ms: int) -> tuple[Payment, ...]:
+def _record(
+    connection: Connection, payments: Sequence[NewPayment], *, now_ms: int, events: EventLog
+) -> tuple[Payment, ...]:
     """Inserts new payments, reinstates gone ones, raises the value of others, and pays debts from all of them."""
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
-    locked_rows = LockedRows(connection)
+    locked_rows = LockedRows(connection, events=events)
     locked_rows.lock_payments(ids.values())
     arrived: list[int] = []
     for new in payments:
@@ -146,6 +152,9 @@ def _record(connection: Connection, payments: Sequence[NewPayment], *, now_ms: i
             arrived.append(payment_id)
         elif _key(new) in fresh:
             arrived.append(payment_id)
+    for payment_id in dict.fromkeys(arrived):
+        payment = locked_rows.payments[payment_id]
+        locked_rows.note_payment(EventType.PAYMENT_CREDITED, payment, units=payment.value_units, at_ms=now_ms)
     pay_debts(connection, locked_rows, arrived, now_ms=now_ms)
     locked_rows.write()
     return tuple(locked_rows.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
@@ -427,10 +436,12 @@ def read_transaction(connection: Connection, tx_hash: TxHash) -> RecordedTransac
     return RecordedTransaction(payments=payments, is_admitted=is_admitted, held_before_ms=held_before)
 
 
-def record_each(connection: Connection, recordings: Sequence[Recording]) -> list[tuple[Payment, ...]]:
+def record_each(
+    connection: Connection, recordings: Sequence[Recording], *, events: EventLog = NO_EVENTS
+) -> list[tuple[Payment, ...]]:
     """Records the payments of several chain transactions in one transaction of the database. Raises `StorageUnavailable`, and writes nothing,
     when a restore was recorded after one of them was verified."""
-    recorded = [_record(connection, one.payments, now_ms=one.now_ms) for one in recordings]
+    recorded = [_record(connection, one.payments, now_ms=one.now_ms, events=events) for one in recordings]
     judged = [one.based_on for one in recordings if one.based_on is not None]
     if judged:
         # Read last: since the first written row `mark_restored` waits for this transaction, and then holds its payments.

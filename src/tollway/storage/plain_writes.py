@@ -39,6 +39,8 @@ from tollway.money import UNITS_MAX
 from tollway.storage.call_terms import TermsReference
 from tollway.storage.ledger_tables import COUNTING_NONCE, REPEATABLE
 from tollway.storage.statements import fetch_text, run_text
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
+from tollway.webhooks.events import EventType, NewEvent
 
 _GUARDS = {
     "payer matches": "p.payer = w.payer",
@@ -249,22 +251,69 @@ def is_plain_close(close: Close) -> bool:
 
 
 def write_plain_closes(
-    connection: Connection, closes: Sequence[Close], *, owner_id: str, now_ms: int, ahead_ms: int
+    connection: Connection,
+    closes: Sequence[Close],
+    *,
+    owner_id: str,
+    now_ms: int,
+    ahead_ms: int,
+    events: EventLog = NO_EVENTS,
 ) -> list[Closed | None]:
     """Writes plain ends of calls that this gateway forwards. Returns an outcome for each, in order; None for an end that is neither written nor
-    refused. The remaining units of the payment are as of the beginning of the statement."""
+    refused. The remaining units of the payment are as of the beginning of the statement. Writes an event for each written end that a
+    wallet gets: on PostgreSQL in the same statement, on SQLite with one more."""
+    charged = [] if events.is_idle else _charged_events(closes, events, now_ms=now_ms)
     if connection.dialect.name == "sqlite":
-        return [
+        outcomes = [
             _close_one(connection, (owner_id, now_ms, *_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)))
             for close in closes
         ]
+        written = {close.call_id for close, outcome in zip(closes, outcomes, strict=True) if outcome}
+        if noted := [_noted_row(event) for event in charged if event.subject in written]:
+            run_text(connection, _NOTE_EACH, noted)
+        return outcomes
     ended = [_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms) for close in sorted(closes, key=_call_id_of)]
-    if len(ended) == 1:
+    if charged:
+        columns = (*_transpose(ended, len(_ENDED)), *_transpose(list(map(_noted_row, charged)), len(_NOTED)))
+        rows = fetch_text(connection, _CLOSE_NOTED, (owner_id, now_ms, *columns))
+    elif len(ended) == 1:
         rows = fetch_text(connection, _CLOSE_ONE, (owner_id, now_ms, *ended[0]))
     else:
         rows = fetch_text(connection, _CLOSE_MANY, (owner_id, now_ms, *_transpose(ended, len(_ENDED))))
     moved = {call_id: Closed(remaining_units=rest_units) for call_id, rest_units in rows}
     return [moved.get(close.call_id) for close in closes]
+
+
+def _charged_events(closes: Sequence[Close], events: EventLog, *, now_ms: int) -> list[NewEvent]:
+    """The events of plain ends, before it is known which of them are written."""
+    return [
+        event
+        for close in closes
+        for event in events.make_events(
+            EventType.CALL_CHARGED,
+            (close.provider, close.payer),
+            subject=close.call_id,
+            state=CallState.CONSUMED.value,
+            at_ms=now_ms,
+        )
+    ]
+
+
+_NOTED = (
+    ("id", "text"),
+    ("wallet", "bytea"),
+    ("type", "text"),
+    ("subject", "text"),
+    ("state", "text"),
+    ("at_ms", "bigint"),
+)
+"""The columns of the event of an end, in the order of `_noted_row`."""
+_IS_CHARGE = "{call}.rail <> 'none' AND {call}.cut <> 'repeated'"
+"""The end charges the call for the first time (`webhooks.events.call_event_of`)."""
+
+
+def _noted_row(event: NewEvent) -> tuple[Any, ...]:
+    return (event.id, event.wallet, event.type.value, event.subject, event.state, event.at_ms)
 
 
 def _close_one(connection: Connection, ended: tuple[Any, ...]) -> Closed | None:
@@ -415,6 +464,24 @@ def _close_text(*, is_alone: bool) -> str:
     FROM moved m LEFT JOIN payment p ON p.id = m.payment_id"""  # noqa: S608 - names of ours
 
 
+def _close_noted_text() -> str:
+    """The statement of ends that also writes their events."""
+    names = ", ".join(name for name, _ in _NOTED)
+    noted = ", ".join(f"n.{name}" for name, _ in _NOTED)
+    return f"""
+    WITH moved AS (
+      UPDATE call c SET {_END_VALUES}
+      FROM ({_from_arrays(_ENDED, _FIRST)}) e
+      WHERE {_END_CONDITION}
+      RETURNING c.id, c.payment_id, c.rail, c.cut),
+    noted AS (
+      INSERT INTO webhook_event ({names})
+      SELECT {noted} FROM ({_from_arrays(_NOTED, _FIRST + len(_ENDED))}) n JOIN moved m ON m.id = n.subject
+      WHERE {_IS_CHARGE.format(call="m")})
+    SELECT m.id, {_REST_UNITS}
+    FROM moved m LEFT JOIN payment p ON p.id = m.payment_id"""  # noqa: S608 - names of ours
+
+
 def _write_end_values() -> str:
     values = {name: f"e.{name}" for name, _ in _ENDED if name not in ("id", "epoch")}
     values |= {name: f"coalesce(e.{name}, c.{name})" for name in _OF_BODY}
@@ -428,6 +495,7 @@ _REST_UNITS = f"CASE p.state WHEN '{PaymentState.GONE.value}' THEN 0 ELSE p.valu
 
 _CLAIM_ONE, _CLAIM_MANY = _claim_text(is_alone=True), _claim_text(is_alone=False)
 _CLOSE_ONE, _CLOSE_MANY = _close_text(is_alone=True), _close_text(is_alone=False)
+_CLOSE_NOTED = _close_noted_text()
 
 
 # ---- The texts of SQLite: values in place of relations, and indexes by name, because SQLite keeps no statistics.
@@ -488,4 +556,15 @@ def _write_close() -> str:
     return _for_sqlite(sql, [name for name, _ in _ENDED], first=_FIRST)
 
 
+def _write_note() -> str:
+    names = ", ".join(name for name, _ in _NOTED)
+    values = ", ".join(f"?{number}" for number in range(1, len(_NOTED) + 1))
+    subject = [name for name, _ in _NOTED].index("subject") + 1
+    return (
+        f"INSERT INTO webhook_event ({names}) SELECT {values} FROM call c"  # noqa: S608 - names of ours
+        f" WHERE c.id = ?{subject} AND {_IS_CHARGE.format(call='c')}"
+    )
+
+
 _DEBIT_EACH, _OPEN_EACH, _CLOSE_EACH = _write_debit(), _write_open(), _write_close()
+_NOTE_EACH = _write_note()

@@ -19,6 +19,7 @@ from tollway.storage.authorizations import mark_calls_orphaned
 from tollway.storage.ledger_tables import UNPAID, authorization_table, call_table, owner_table
 from tollway.storage.locked_rows import LockedRows
 from tollway.storage.restore_detection import RestoreDetector
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 
 class Lease:
@@ -232,11 +233,17 @@ def find_abandoned(
     return abandoned
 
 
-def recover_calls(connection: Connection, abandoned: Sequence[AbandonedCall], *, now_ms: int) -> int:
+def recover_calls(
+    connection: Connection,
+    abandoned: Sequence[AbandonedCall],
+    *,
+    now_ms: int,
+    events: EventLog = NO_EVENTS,
+) -> int:
     """Moves the calls that are still in their state and epoch. Returns how many moved."""
     settling = [one for one in abandoned if one.before is CallState.SETTLING]
     moved = mark_calls_orphaned(connection, [one.call_id for one in settling])
-    locked_rows = LockedRows(connection)
+    locked_rows = LockedRows(connection, events=events)
     others = [one for one in abandoned if one.before is not CallState.SETTLING]
     calls = locked_rows.lock_with_payments([one.call_id for one in others])
     for one in others:
@@ -260,8 +267,15 @@ def recover_calls(connection: Connection, abandoned: Sequence[AbandonedCall], *,
     return moved
 
 
-def resolve(connection: Connection, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-    locked_rows = LockedRows(connection)
+def resolve(
+    connection: Connection,
+    call_id: CallId,
+    after: CallState,
+    *,
+    now_ms: int,
+    events: EventLog = NO_EVENTS,
+) -> bool:
+    locked_rows = LockedRows(connection, events=events)
     call = locked_rows.lock_with_payments([call_id]).get(call_id)
     if call is None or call.state is not CallState.UNKNOWN:
         return False

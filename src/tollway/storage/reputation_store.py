@@ -32,6 +32,8 @@ from tollway.storage.catalog_tables import (
     read_networks,
 )
 from tollway.storage.database import Database
+from tollway.storage.webhook_events import NO_EVENTS, EventLog, write_events
+from tollway.webhooks.events import EventType
 
 FRESH_MS = 1_000
 """The longest time until a change by another gateway counts."""
@@ -47,8 +49,11 @@ class _CachedOwnership:
 class OwnershipStore:
     """Implements `Ownerships`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
 
-    def __init__(self, database: Database, *, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, database: Database, *, now_ms: Callable[[], int], events: EventLog = NO_EVENTS
+    ) -> None:
         self._database = database
+        self._events = events
         self._now_ms = now_ms
         self._seen: OrderedDict[ListingId, _CachedOwnership] = OrderedDict()
 
@@ -62,7 +67,12 @@ class OwnershipStore:
         try:
             return await self._database.write(
                 lambda connection: _record_check(
-                    connection, challenge, found, now_ms=now_ms, failures_max=failures_max
+                    connection,
+                    challenge,
+                    found,
+                    now_ms=now_ms,
+                    failures_max=failures_max,
+                    events=self._events,
                 )
             )
         finally:
@@ -115,6 +125,7 @@ def _record_check(
     *,
     now_ms: int,
     failures_max: int,
+    events: EventLog,
 ) -> Ownership | None:
     listing = listing_table.c
     about = select(listing.seq, listing.provider, listing.pay_to, listing.endpoint)
@@ -140,6 +151,15 @@ def _record_check(
         connection.execute(insert(ownership_table).values(listing_seq=row.seq, **values))
     else:
         connection.execute(update(ownership_table).where(named).values(values))
+    if before is not None and before.is_verified and not after.is_verified:
+        lost = events.make_events(
+            EventType.LISTING_OWNERSHIP_LOST,
+            (challenge.provider,),
+            subject=challenge.listing_id,
+            state="unverified",
+            at_ms=now_ms,
+        )
+        write_events(connection, lost)
     return after
 
 

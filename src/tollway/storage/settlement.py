@@ -15,6 +15,7 @@ from tollway.ledger.ledger import Close, Closed, Fenced, NonceUnavailable
 from tollway.ledger.records import (
     CallState,
     NewPayment,
+    PaymentState,
     SettledTransfer,
     SettlementAttempt,
     SettlementEnd,
@@ -37,6 +38,7 @@ from tollway.storage.payments import (
     payment_of_transfer,
     raise_payment,
 )
+from tollway.webhooks.events import EventType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,7 @@ class BatchSettlement:
         self._next_nonces = lock_nonces(self._connection, [(one.sender, one.chain_id) for one in attempts])
 
     def settle(
-        self, settle: Settle, call: LockedCall | None, *, is_retry: bool, **values: object
+        self, settle: Settle, call: LockedCall | None, *, is_retry: bool, moved_ms: int, **values: object
     ) -> Closed | Fenced | NonceUnavailable:
         if call is None or call.owner_id != self._owner_id or call.epoch != settle.close.epoch:
             return Fenced()
@@ -154,7 +156,7 @@ class BatchSettlement:
             if taken is not None:
                 return taken
         digest = {} if settle.digest is None else {"digest": settle.digest}
-        self._locked_rows.move(call, CallState.SETTLING, **values, **digest)
+        self._locked_rows.move(call, CallState.SETTLING, moved_ms=moved_ms, **values, **digest)
         return Closed(remaining_units=None)
 
     def conclude(self, conclude: Conclude, call: LockedCall | None, *, is_retry: bool) -> CallState | None:
@@ -180,13 +182,14 @@ class BatchSettlement:
                 "to_block": None if transfer is None else transfer.block_number,
             }
         )
-        values: dict[str, object] = {"moved_ms": conclude.now_ms, "completed_ms": conclude.now_ms}
+        values: dict[str, object] = {"completed_ms": conclude.now_ms}
         # The caller of a call that is not orphaned has waited for the settlement, too.
         if not conclude.is_orphaned:
             values["latency_ms"] = (call.latency_ms or 0) + max(0, conclude.now_ms - call.moved_ms)
         if transfer is None or authorization.payment_id is None:
-            return self._locked_rows.move(call, CallState.RELEASED, **values)
-        return self._record_transfer(replace(call, payment_id=authorization.payment_id), end, values)
+            return self._locked_rows.move(call, CallState.RELEASED, moved_ms=conclude.now_ms, **values)
+        paid = replace(call, payment_id=authorization.payment_id)
+        return self._record_transfer(paid, end, values, moved_ms=conclude.now_ms)
 
     def write(self, *, now_ms: int) -> None:
         """Writes the settlements. Call it after every move of the batch is decided."""
@@ -198,7 +201,9 @@ class BatchSettlement:
         if self._ended:
             self._connection.execute(_END, self._ended)
 
-    def _record_transfer(self, call: LockedCall, end: SettlementEnd, values: dict[str, object]) -> CallState:
+    def _record_transfer(
+        self, call: LockedCall, end: SettlementEnd, values: dict[str, object], *, moved_ms: int
+    ) -> CallState:
         """Records the transfer in a payment. The call takes its units, or they stay credit."""
         payment_id = call.payment_id
         assert payment_id is not None
@@ -207,12 +212,19 @@ class BatchSettlement:
         values["payment_id"] = payment_id
         if not is_bought:
             self._credited_payments.append(payment_id)
-            return self._locked_rows.move(call, CallState.RELEASED, **values)
+            payment = self._locked_rows.payments[payment_id]
+            if payment.state is not PaymentState.GONE:
+                self._locked_rows.note_payment(
+                    EventType.PAYMENT_CREDITED, payment, units=payment.value_units, at_ms=moved_ms
+                )
+            return self._locked_rows.move(call, CallState.RELEASED, moved_ms=moved_ms, **values)
         if end is SettlementEnd.LOST:
             values["cut"] = "cut"
         parts = {payment_id: call.price_units}
         self._locked_rows.set_parts(call, parts)
-        return self._locked_rows.move(replace(call, parts=parts), CallState.CONSUMED, **values)
+        return self._locked_rows.move(
+            replace(call, parts=parts), CallState.CONSUMED, moved_ms=moved_ms, **values
+        )
 
     def _is_due(self, conclude: Conclude, call: LockedCall) -> bool:
         authorization = self._authorizations.get(conclude.call_id)

@@ -31,6 +31,7 @@ from tollway.storage.outage import ValueRefused
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
+from tollway.storage.webhook_events import EventLog
 
 STATEMENT_BATCH_MAX = 128
 """Entries of one statement. A nested loop over two batches visits at most the square of this number."""
@@ -228,6 +229,7 @@ class StatementQueues:
         delay_s: float,
         make_batch_wait: Callable[[int], BatchWait],
         known_terms: KnownTerms,
+        events: EventLog,
     ) -> None:
         """`make_batch_wait`: takes the size of a batch. `known_terms`: terms with a committed row; a claim with other terms goes to the
         writer, which writes the terms too."""
@@ -237,6 +239,7 @@ class StatementQueues:
         self._clock = clock
         self._restore_detector = restore_detector
         self._known_terms = known_terms
+        self._events = events
         self._limited = frozenset(rules.unfinal_max_nano)
         batch_max = min(batch_max, STATEMENT_BATCH_MAX)
         self.claims, self.ends = (
@@ -320,7 +323,14 @@ class StatementQueues:
 
         def close(connection: Connection) -> list[_Written]:
             return [
-                *write_plain_closes(connection, closes, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms)
+                *write_plain_closes(
+                    connection,
+                    closes,
+                    owner_id=owner_id,
+                    now_ms=now_ms,
+                    ahead_ms=ahead_ms,
+                    events=self._events,
+                )
             ]
 
         def finish(connection: Connection) -> list[_Written]:

@@ -137,6 +137,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "This gateway has no record of the transaction.",
             "Check the hash, the network and the wallet.",
         ),
+        Code.WEBHOOK_NOT_FOUND: _problem_page(
+            "This wallet has no webhook of this id, or the webhook has no such event.",
+            "List your webhooks, and the deliveries of one. Delivered events are listed for a week.",
+        ),
         Code.ROUTE_NOT_FOUND: _problem_page(
             "The path does not exist.",
             "Check the path against the API document.",
@@ -176,6 +180,10 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
         Code.ALREADY_EXISTS: _problem_page(
             "The resource exists already, or another wallet has proved ownership of the endpoint's origin.",
             "Read the existing resource before you create another.",
+        ),
+        Code.WEBHOOK_LIMIT_REACHED: _problem_page(
+            "The wallet has as many webhooks as a wallet may have. Nothing was registered.",
+            "Remove a webhook that you do not need, or let one webhook get several types.",
         ),
         Code.API_RETIRED: _problem_page(
             "The provider has retired this listing.",
@@ -263,7 +271,7 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
 
 PROBLEM_TYPE = b"application/problem+json"
 
-OK, CREATED, NO_CONTENT = 200, 201, 204
+OK, CREATED, ACCEPTED, NO_CONTENT = 200, 201, 202, 204
 """Statuses of successful responses, for modules that must not contain numbers."""
 
 FORBIDDEN = 403
@@ -355,6 +363,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.API_NOT_FOUND: _permanent(404, "API not found"),
         Code.CALL_NOT_FOUND: _permanent(404, "Call not found"),
         Code.PAYMENT_NOT_FOUND: _permanent(404, "Payment not found"),
+        Code.WEBHOOK_NOT_FOUND: _permanent(404, "Webhook not found"),
         Code.ROUTE_NOT_FOUND: _permanent(404, "Route not found"),
         Code.METHOD_NOT_ALLOWED: _permanent(405, "Method not allowed"),
         Code.PAYLOAD_TOO_LARGE: _permanent(413, "Payload too large"),
@@ -365,6 +374,7 @@ PROBLEM_KINDS: Mapping[Code, ProblemKind] = MappingProxyType(
         Code.PAYMENT_PENDING: _transient(409, "Payment pending", 2),
         Code.IDEMPOTENCY_IN_PROGRESS: _transient(409, "Same request still running", 2),
         Code.ALREADY_EXISTS: _permanent(409, "Already exists"),
+        Code.WEBHOOK_LIMIT_REACHED: _permanent(409, "Too many webhooks"),
         Code.API_RETIRED: _permanent(410, "API retired"),
         Code.PRECONDITION_FAILED: _permanent(412, "Precondition failed"),
         Code.PRICE_ABOVE_MAX: _permanent(412, "Price above your maximum"),

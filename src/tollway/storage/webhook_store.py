@@ -1,0 +1,240 @@
+"""Endpoints and deliveries of webhooks in SQL, for their owners: the port `Webhooks` on both dialects; and the set of active endpoints that each gateway
+polls. `webhook_outbox` has the part of the gateway that delivers."""
+
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select
+
+from tollway.ids import Address
+from tollway.storage.advisory_locks import take_advisory_locks
+from tollway.storage.database import Database, write_retried
+from tollway.storage.encryption import Sealer
+from tollway.storage.statements import Prepared
+from tollway.storage.webhook_events import EventLog
+from tollway.storage.webhook_outbox import parse_stored, put_message, raise_generation, secret_label
+from tollway.storage.webhook_tables import delivery_table, endpoint_table, generation_table, message_table
+from tollway.webhooks.endpoints import (
+    DeliveryState,
+    EndpointState,
+    NewEndpoint,
+    Reason,
+    Resent,
+    WebhookDelivery,
+    WebhookEndpoint,
+)
+from tollway.webhooks.events import EventType
+from tollway.webhooks.messages import event_body
+
+_LOCK_SPACE = 0x7768
+_MESSAGE_SHOWN = ("attempts", "due_ms", "last_ms", "last_status", "last_error")
+
+_endpoint, _delivery, _message = endpoint_table.c, delivery_table.c, message_table.c
+
+
+class WebhookStore:
+    """Implements `Webhooks`. `ticks_s`: monotonic seconds. `format_time`: writes milliseconds as RFC 3339."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        events: EventLog,
+        sealer: Sealer,
+        ticks_s: Callable[[], float],
+        format_time: Callable[[int], str],
+    ) -> None:
+        self._database = database
+        self._events = events
+        self._sealer = sealer
+        self._ticks_s = ticks_s
+        self._format_time = format_time
+        self._generation: int | None = None
+
+    # ---- The set of active endpoints in memory.
+
+    async def refresh(self) -> None:
+        """Reads the set of active endpoints where it has changed. Call it more often than `STALE_S`."""
+        read_s = self._ticks_s()
+        rows = await self._database.read(lambda connection: _NUMBER.fetch(connection))
+        if [self._generation] == [number for (number,) in rows]:
+            self._events.keep_watched(read_s=read_s)
+            return
+        number, watched = await self._database.read(_read_watched)
+        self._events.set_watched(watched, read_s=read_s)
+        self._generation = number
+
+    # ---- For owners.
+
+    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | None:
+        sealed = None
+        if new.secret is not None:
+            sealed = self._sealer.seal(new.secret, label=secret_label(new.id))
+        row = {
+            "id": new.id,
+            "wallet": bytes(new.wallet),
+            "url": new.url,
+            "origin": new.origin,
+            "types": " ".join(new.types),
+            "state": EndpointState.UNCONFIRMED.value,
+            "secret_sealed": sealed,
+            "challenge": new.challenge,
+            "tries": 0,
+            "due_ms": new.created_ms,
+            "created_ms": new.created_ms,
+        }
+
+        def work(connection: Connection) -> bool:
+            take_advisory_locks(connection, [bytes(new.wallet)], space=_LOCK_SPACE)
+            of_wallet = select(func.count()).where(_endpoint.wallet == bytes(new.wallet))
+            if (connection.scalar(of_wallet) or 0) >= count_max:
+                return False
+            connection.execute(insert(endpoint_table), row)
+            return True
+
+        if not await write_retried(self._database, work):
+            return None
+        return next(one for one in await self.list_of(new.wallet) if one.id == new.id)
+
+    async def list_of(self, wallet: Address) -> tuple[WebhookEndpoint, ...]:
+        def count(state: DeliveryState) -> Any:
+            of_endpoint = and_(_delivery.endpoint_id == _endpoint.id, _delivery.state == state.value)
+            return select(func.count()).where(of_endpoint).correlate(endpoint_table).scalar_subquery()
+
+        query = (
+            select(
+                endpoint_table,
+                count(DeliveryState.PENDING).label("pending"),
+                count(DeliveryState.DEAD).label("dead"),
+            )
+            .where(_endpoint.wallet == bytes(wallet))
+            .order_by(_endpoint.created_ms, _endpoint.id)
+        )
+        rows = await self._database.read(lambda connection: connection.execute(query).all())
+        return tuple(map(_parse_endpoint, rows))
+
+    async def remove(self, wallet: Address, endpoint_id: str) -> bool:
+        def work(connection: Connection) -> bool:
+            removed = delete(endpoint_table).where(*_is_own(wallet, endpoint_id))
+            if connection.execute(removed).rowcount == 0:
+                return False
+            # The delivered ones are pruned.
+            for table in (delivery_table, message_table):
+                connection.execute(
+                    delete(table).where(table.c.endpoint_id == endpoint_id, table.c.state == "pending")
+                )
+            raise_generation(connection)
+            return True
+
+        return await write_retried(self._database, work)
+
+    async def deliveries_of(
+        self,
+        wallet: Address,
+        endpoint_id: str,
+        *,
+        state: DeliveryState | None,
+        before: str | None,
+        limit: int,
+    ) -> tuple[WebhookDelivery, ...] | None:
+        query = (
+            select(delivery_table, *(_message[name] for name in _MESSAGE_SHOWN))
+            .join(message_table, _is_of_message(), isouter=True)
+            .where(_delivery.endpoint_id == endpoint_id)
+            .order_by(_delivery.event_id.desc())
+            .limit(limit)
+        )
+        if state is not None:
+            query = query.where(_delivery.state == state.value)
+        if before is not None:
+            query = query.where(_delivery.event_id < before)
+
+        def work(connection: Connection) -> tuple[WebhookDelivery, ...] | None:
+            if connection.scalar(select(_endpoint.id).where(*_is_own(wallet, endpoint_id))) is None:
+                return None
+            return tuple(map(_parse_delivery, connection.execute(query)))
+
+        return await self._database.read(work)
+
+    async def resend(self, wallet: Address, endpoint_id: str, event_id: str, *, now_ms: int) -> Resent:
+        def work(connection: Connection) -> Resent:
+            own = select(_endpoint.state).where(*_is_own(wallet, endpoint_id)).with_for_update()
+            state = connection.scalar(own)
+            at = (_delivery.endpoint_id == endpoint_id, _delivery.event_id == event_id)
+            row = connection.execute(select(delivery_table).where(*at).with_for_update()).one_or_none()
+            if state is None or row is None:
+                return Resent.UNKNOWN
+            if state in (EndpointState.DISABLED.value, EndpointState.UNCONFIRMED.value):
+                return Resent.DISABLED
+            if row.state == DeliveryState.PENDING.value:
+                return Resent.PENDING
+            stored = parse_stored(row, self._format_time)
+            put_message(
+                connection,
+                endpoint_id,
+                [stored],
+                message_id=event_id,
+                body=event_body(stored),
+                now_ms=now_ms,
+            )
+            return Resent.QUEUED
+
+        return await write_retried(self._database, work)
+
+
+_NUMBER = Prepared(select(generation_table.c.number))
+
+
+def _is_own(wallet: Address, endpoint_id: str) -> tuple[ColumnElement[bool], ...]:
+    return (_endpoint.id == endpoint_id, _endpoint.wallet == bytes(wallet))
+
+
+def _is_of_message() -> ColumnElement[bool]:
+    return and_(_message.endpoint_id == _delivery.endpoint_id, _message.id == _delivery.message_id)
+
+
+def _read_watched(connection: Connection) -> tuple[int, list[tuple[Address, EventType]]]:
+    """The number of the set first: a change between the two reads is read again."""
+    number = connection.scalar(select(generation_table.c.number)) or 0
+    active = select(_endpoint.wallet, _endpoint.types).where(_endpoint.state == EndpointState.ACTIVE.value)
+    watched = [
+        (Address(row.wallet), EventType(name))
+        for row in connection.execute(active)
+        for name in row.types.split(" ")
+    ]
+    return int(number), watched
+
+
+def _parse_endpoint(row: Row[Any]) -> WebhookEndpoint:
+    return WebhookEndpoint(
+        id=row.id,
+        wallet=Address(row.wallet),
+        url=row.url,
+        origin=row.origin,
+        types=tuple(map(EventType, row.types.split(" "))),
+        state=EndpointState(row.state),
+        reason=None if row.reason is None else Reason(row.reason),
+        has_secret=row.secret_sealed is not None,
+        created_ms=row.created_ms,
+        active_from_ms=row.active_from_ms,
+        gap_from_ms=row.gap_from_ms,
+        gap_to_ms=row.gap_to_ms,
+        pending=row.pending,
+        dead=row.dead,
+    )
+
+
+def _parse_delivery(row: Row[Any]) -> WebhookDelivery:
+    is_pending = row.state == DeliveryState.PENDING.value
+    return WebhookDelivery(
+        event_id=row.event_id,
+        type=row.type,
+        at_ms=row.at_ms,
+        state=DeliveryState(row.state),
+        message_id=row.message_id,
+        attempts=row.attempts or 0,
+        next_ms=row.due_ms if is_pending else None,
+        last_ms=row.last_ms,
+        last_status=row.last_status,
+        last_error=row.last_error,
+    )

@@ -1,0 +1,298 @@
+"""The routes of webhooks: a wallet registers, lists and removes its endpoints, reads their deliveries, and has an event sent again.
+
+The routes send nothing themselves: the gateway that delivers sends challenges and messages. A secret is in the response of its creation and in no
+other.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, PlainValidator
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
+from tollway.ids import Address, format_id
+from tollway.limits import Limits
+from tollway.outbound.policy import ENDPOINT_CHARS_MAX, Endpoint, parse_endpoint
+from tollway.rate_limits.limiter import Quota, RateLimiter
+from tollway.registry.moderation import BlockedWallet, explain_block
+from tollway.validation import RequestModel, check_members, read_texts, to_field_error, value_error
+from tollway.web.auth_routes import client_address_of
+from tollway.web.json import parse_json_object
+from tollway.web.listing_json import render_json
+from tollway.web.listing_routes import ProvenWallet
+from tollway.web.problems import ACCEPTED, CREATED, NO_CONTENT, OK, describe_errors
+from tollway.web.query import NoParameters, QueryModel, format_time, read_query, whole_number
+from tollway.webhooks.endpoints import (
+    DeliveryState,
+    NewEndpoint,
+    Resent,
+    WebhookDelivery,
+    WebhookEndpoint,
+    Webhooks,
+)
+from tollway.webhooks.events import EventType
+from tollway.webhooks.messages import SECRET_BYTES, format_secret
+
+DELIVERIES_LIMIT_DEFAULT, DELIVERIES_LIMIT_MAX = 50, 200
+EVENT_ID_LENGTH_MAX = 64
+_TYPE_LENGTH_MAX = 64
+_CHALLENGE_BYTES = 24
+_ID_BYTES = 10
+_URL_POINTER = "/url"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookRouteServices:
+    """The collaborators of the routes. `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint`: resolves the host and
+    judges its addresses, or raises EndpointNotAllowed."""
+
+    webhooks: Webhooks
+    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
+    check_endpoint: Callable[[Endpoint], Awaitable[None]]
+    find_block: Callable[[Address], BlockedWallet | None]
+    allow_private: bool
+    rate_limiter: RateLimiter
+    limits: Limits
+    now_ms: Callable[[], int]
+    entropy: Callable[[int], bytes]
+
+
+def _check_types(value: object) -> tuple[EventType, ...]:
+    types = read_texts(value, None, _parse_type, count_max=len(EventType), length_max=_TYPE_LENGTH_MAX)
+    if not types:
+        raise value_error("too_short", "must name at least one type")
+    return types
+
+
+def _parse_type(text: str) -> EventType:
+    try:
+        return EventType(text)
+    except ValueError as exc:
+        raise value_error("unknown_value", f"must be one of: {', '.join(EventType)}") from exc
+
+
+class WebhookBody(RequestModel):
+    """A new endpoint. `secret`: `v1` for the signature of Standard Webhooks beside that of RFC 9421."""
+
+    url: Annotated[str, Field(strict=True, min_length=1, max_length=ENDPOINT_CHARS_MAX)]
+    types: Annotated[tuple[EventType, ...], PlainValidator(_check_types)]
+    secret: Literal["v1"] | None = None
+
+
+class DeliveryParameters(QueryModel):
+    """The query of a list of deliveries. `before`: an event id; the list goes on with older events."""
+
+    state: DeliveryState | None = None
+    before: Annotated[str, Field(max_length=EVENT_ID_LENGTH_MAX)] | None = None
+    limit: Annotated[int, whole_number(1, DELIVERIES_LIMIT_MAX)] = DELIVERIES_LIMIT_DEFAULT
+
+
+def webhook_router(services: WebhookRouteServices) -> Router:
+    """The five routes under `/api/v2/webhooks`."""
+    routes = WebhookRoutes(services)
+    path = "/api/v2/webhooks"
+    return Router(
+        [
+            Route(path, routes.list_endpoints, methods=["GET"]),
+            Route(path, routes.register, methods=["POST"]),
+            Route(path + "/{webhookId}", routes.remove, methods=["DELETE"]),
+            Route(path + "/{webhookId}/deliveries", routes.list_deliveries, methods=["GET"]),
+            Route(path + "/{webhookId}/deliveries/{eventId}/resend", routes.resend, methods=["POST"]),
+        ]
+    )
+
+
+class WebhookRoutes:
+    """The handlers of the routes of webhooks. Safe to call from many tasks at once."""
+
+    def __init__(self, services: WebhookRouteServices) -> None:
+        self._services = services
+        # Each endpoint and each repeat makes this gateway call a server that a wallet names.
+        self._quota = Quota(
+            "webhooks",
+            "webhooks and repeats",
+            amount=services.limits.webhooks_per_hour,
+            per="hour",
+            rate_limiter=services.rate_limiter,
+        )
+
+    async def list_endpoints(self, request: Request) -> Response:
+        wallet = await self._authenticate(request)
+        endpoints = await self._services.webhooks.list_of(wallet)
+        return _respond(
+            {
+                "webhooks": [webhook_json(one) for one in endpoints],
+                "limit": self._services.limits.webhooks_max,
+            }
+        )
+
+    async def register(self, request: Request) -> Response:
+        services = self._services
+        wallet = await self._authenticate(request)
+        block = services.find_block(wallet)
+        if block is not None:
+            raise Refusal(explain_block(block))
+        body = _read_body(await request.body())
+        endpoint = self._parse_url(body.url)
+        await self._quota.charge(wallet, client_address=client_address_of(request))
+        try:
+            await services.check_endpoint(endpoint)
+        except EndpointNotAllowed as exc:
+            raise _refuse_url(exc.problem.detail) from exc
+        now_ms = services.now_ms()
+        secret = services.entropy(SECRET_BYTES) if body.secret is not None else None
+        new = NewEndpoint(
+            id=format_id("wh", now_ms=now_ms, entropy=services.entropy(_ID_BYTES)),
+            wallet=wallet,
+            url=body.url,
+            origin=endpoint.origin,
+            types=body.types,
+            challenge=services.entropy(_CHALLENGE_BYTES).hex(),
+            created_ms=now_ms,
+            secret=secret,
+        )
+        registered = await services.webhooks.register(new, count_max=services.limits.webhooks_max)
+        if registered is None:
+            raise Refusal(self._too_many())
+        content = webhook_json(registered)
+        if secret is not None:
+            content["secret"]["value"] = format_secret(secret)
+        return _respond(content, status=CREATED)
+
+    async def remove(self, request: Request) -> Response:
+        wallet = await self._authenticate(request)
+        if not await self._services.webhooks.remove(wallet, request.path_params["webhookId"]):
+            raise Refusal(_NOT_FOUND)
+        return Response(status_code=NO_CONTENT)
+
+    async def list_deliveries(self, request: Request) -> Response:
+        wallet = (await self._services.authenticate(request)).address
+        query = read_query(DeliveryParameters, request.scope["query_string"])
+        deliveries = await self._services.webhooks.deliveries_of(
+            wallet,
+            request.path_params["webhookId"],
+            state=query.state,
+            before=query.before,
+            limit=query.limit,
+        )
+        if deliveries is None:
+            raise Refusal(_NOT_FOUND)
+        return _respond({"deliveries": [delivery_json(one) for one in deliveries], "limit": query.limit})
+
+    async def resend(self, request: Request) -> Response:
+        services = self._services
+        wallet = await self._authenticate(request)
+        await self._quota.charge(wallet, client_address=client_address_of(request))
+        webhook_id, event_id = request.path_params["webhookId"], request.path_params["eventId"]
+        match await services.webhooks.resend(wallet, webhook_id, event_id, now_ms=services.now_ms()):
+            case Resent.UNKNOWN:
+                raise Refusal(_NOT_FOUND)
+            case Resent.PENDING:
+                raise Refusal(_PENDING)
+            case Resent.DISABLED:
+                raise Refusal(_DISABLED)
+            case Resent.QUEUED:
+                return _respond({"eventId": event_id, "state": DeliveryState.PENDING.value}, status=ACCEPTED)
+
+    async def _authenticate(self, request: Request) -> Address:
+        wallet = (await self._services.authenticate(request)).address
+        read_query(NoParameters, request.scope["query_string"])
+        return wallet
+
+    def _parse_url(self, url: str) -> Endpoint:
+        """Raises Refusal for a URL that no message may be sent to. Unlike an endpoint of a listing it may have a query."""
+        base, _, query = url.partition("?")
+        endpoint = parse_endpoint(base, allow_private=self._services.allow_private)
+        if not isinstance(endpoint, Endpoint):
+            raise _refuse_url(endpoint.detail)
+        if endpoint.scheme != "https" and not self._services.allow_private:
+            raise _refuse_url("The URL of a webhook must begin with https.")
+        if not all("!" <= character <= "~" and character not in '"#<>\\^`{|}' for character in query):
+            raise _refuse_url("The query of the URL has characters that must be percent-encoded.")
+        return endpoint
+
+    def _too_many(self) -> Problem:
+        detail = f"A wallet has at most {self._services.limits.webhooks_max} webhooks. Remove one first."
+        return Problem(code=Code.WEBHOOK_LIMIT_REACHED, detail=detail)
+
+
+def webhook_json(endpoint: WebhookEndpoint) -> dict[str, Any]:
+    return {
+        "id": endpoint.id,
+        "url": endpoint.url,
+        "types": list(endpoint.types),
+        "state": endpoint.state.value,
+        "reason": None if endpoint.reason is None else endpoint.reason.value,
+        "secret": {"scheme": "v1", "set": True} if endpoint.has_secret else None,
+        "activeFrom": _format_time(endpoint.active_from_ms),
+        "gap": None
+        if endpoint.gap_from_ms is None
+        else {"from": format_time(endpoint.gap_from_ms), "to": _format_time(endpoint.gap_to_ms)},
+        "pending": endpoint.pending,
+        "dead": endpoint.dead,
+        "createdAt": format_time(endpoint.created_ms),
+    }
+
+
+def delivery_json(delivery: WebhookDelivery) -> dict[str, Any]:
+    return {
+        "eventId": delivery.event_id,
+        "type": delivery.type,
+        "timestamp": format_time(delivery.at_ms),
+        "state": delivery.state.value,
+        "messageId": delivery.message_id,
+        "attempts": delivery.attempts,
+        "nextAttemptAt": _format_time(delivery.next_ms),
+        "lastAttemptAt": _format_time(delivery.last_ms),
+        "lastStatus": delivery.last_status,
+        "lastError": delivery.last_error,
+    }
+
+
+def _format_time(ms: int | None) -> str | None:
+    return None if ms is None else format_time(ms)
+
+
+def _read_body(raw: bytes) -> WebhookBody:
+    checked = check_members(WebhookBody, parse_json_object(raw))
+    if checked.model is None:
+        raise _invalid(to_field_error(location, code, detail) for location, code, detail in checked.errors)
+    return checked.model
+
+
+def _invalid(found: Iterable[FieldError]) -> Refusal:
+    errors = tuple(found)
+    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors))
+
+
+def _refuse_url(detail: str) -> Refusal:
+    error = FieldError(code="not_allowed", detail=detail, pointer=_URL_POINTER)
+    return Refusal(Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=detail, errors=(error,)))
+
+
+def _respond(content: dict[str, Any], *, status: int = OK) -> Response:
+    return Response(
+        render_json(content),
+        status_code=status,
+        media_type="application/json",
+        headers={"Cache-Control": "no-store"},
+    )
+
+
+_NOT_FOUND = Problem(
+    code=Code.WEBHOOK_NOT_FOUND, detail="This wallet has no such webhook, or the webhook has no such event."
+)
+_PENDING = Problem(
+    code=Code.PRECONDITION_FAILED,
+    detail="The event waits to be sent already. Read the deliveries for the time of its next attempt.",
+    reason="pending",
+)
+_DISABLED = Problem(
+    code=Code.PRECONDITION_FAILED,
+    detail="The webhook has no confirmed receiver, so nothing is sent to it. Register it again.",
+    reason="not_active",
+)

@@ -1,0 +1,279 @@
+"""The events of webhooks in the transactions that make them true, on SQLite and on PostgreSQL: which move is which event, for which wallet."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from tests.kit.ledger_records import (
+    NOW_MS,
+    PAYEE,
+    PAYER,
+    PROVIDER,
+    attempt_of,
+    authorization_of,
+    authorized_claim,
+    claim_on,
+    close_of,
+    new_payment,
+    transfer_in,
+)
+from tests.kit.sql_ledger import SqlLedger
+from tests.kit.webhooks import WebhookHarness
+from tollway.ids import Address
+from tollway.ledger.records import CallState
+from tollway.storage.database import Database
+from tollway.storage.webhook_events import STALE_S, EventLog
+from tollway.webhooks.events import EventType
+
+STRANGER = Address(b"\x99" * 20)
+HELD = {"http_status": 504, "upstream_status": None, "error": "upstream_timeout"}
+
+
+class Ledger:
+    """The ledger of one gateway and its webhooks."""
+
+    def __init__(self, database: Database) -> None:
+        self.webhooks = WebhookHarness(database)
+        self.books: Any = SqlLedger(
+            database,
+            owner_id="one",
+            now_ms=self.webhooks.read_now_ms,
+            shared_clock=lambda connection, now_ms: self.webhooks.now_ms,
+            events=self.webhooks.events,
+        )
+
+    async def pay(self, name: str = "tx", **fields: Any) -> Any:
+        (payment,) = await self.books.record_payments(
+            [new_payment(100, name, **fields)], now_ms=self.webhooks.now_ms
+        )
+        return payment
+
+    async def claim(self, payment: Any, **fields: Any) -> Any:
+        claim = claim_on(payment, **fields)
+        claimed = await self.books.claim(claim)
+        assert claimed.epoch == 1
+        return claim
+
+    async def take(self) -> list[tuple[str, Address, str | None]]:
+        """The events since the last look: type, wallet, state."""
+        found = [
+            (event.type, Address(event.wallet), event.state) for event in await self.webhooks.new_events()
+        ]
+        await self.webhooks.outbox.spread_events()
+        return sorted(found)
+
+
+@contextlib.asynccontextmanager
+async def open_ledger(database: Database) -> AsyncIterator[Ledger]:
+    it = Ledger(database)
+    await it.webhooks.store.refresh()
+    writing = asyncio.get_running_loop().create_task(it.books.run())
+    await it.books.open()
+    try:
+        yield it
+    finally:
+        it.books.stop()
+        await writing
+
+
+@pytest.fixture
+async def ledger(database: Database) -> AsyncIterator[Ledger]:
+    async with open_ledger(database) as it:
+        yield it
+
+
+def ends(claim: Any, after: CallState = CallState.CONSUMED, **fields: Any) -> Any:
+    return close_of(claim, after, provider=claim.provider, payer=claim.payer, **fields)
+
+
+async def charge(ledger: Ledger) -> None:
+    claim = await ledger.claim(await ledger.pay())
+    await ledger.take()
+    await ledger.books.close(ends(claim))
+
+
+async def charge_without_a_plain_end(ledger: Ledger) -> None:
+    """No statement of plain ends takes this one, so the batch locks the rows of the call."""
+    claim = await ledger.claim(await ledger.pay())
+    await ledger.take()
+    await ledger.books.close(ends(claim, upstream_status=None))
+
+
+async def release(ledger: Ledger) -> None:
+    claim = await ledger.claim(await ledger.pay())
+    await ledger.take()
+    await ledger.books.close(ends(claim, CallState.RELEASED, upstream_status=500))
+
+
+async def hold(ledger: Ledger) -> Any:
+    claim = await ledger.claim(await ledger.pay())
+    await ledger.take()
+    await ledger.books.close(ends(claim, CallState.UNKNOWN, **HELD))
+    return claim
+
+
+async def resolve_as(ledger: Ledger, after: CallState) -> None:
+    claim = await hold(ledger)
+    await ledger.take()
+    assert await ledger.books.resolve(claim.call_id, after, now_ms=ledger.webhooks.now_ms)
+
+
+async def release_by_the_clock(ledger: Ledger) -> None:
+    await hold(ledger)
+    await ledger.take()
+    ledger.webhooks.now_ms += 25 * 3_600_000
+    await ledger.books.renew_ownership(now_ms=ledger.webhooks.now_ms)
+    assert await ledger.books.recover(now_ms=ledger.webhooks.now_ms) == 1
+
+
+async def charge_a_repeat(ledger: Ledger) -> None:
+    claim = await hold(ledger)
+    await ledger.take()
+    assert await ledger.books.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    await ledger.books.close(ends(claim, epoch=2))
+
+
+async def release_a_repeat(ledger: Ledger) -> None:
+    claim = await hold(ledger)
+    await ledger.take()
+    assert await ledger.books.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+    await ledger.books.close(ends(claim, CallState.RELEASED, epoch=2, upstream_status=500))
+
+
+async def settle(ledger: Ledger) -> None:
+    claim = authorized_claim(authorization_of(10))
+    await ledger.books.claim(claim)
+    close = ends(claim, CallState.SETTLING)
+    await ledger.books.settle(close, attempt=attempt_of(claim), digest=None)
+    await ledger.take()
+    await ledger.books.conclude(
+        claim.call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=ledger.webhooks.now_ms
+    )
+
+
+async def credit(ledger: Ledger) -> None:
+    await ledger.pay()
+
+
+async def credit_twice(ledger: Ledger) -> None:
+    await ledger.pay()
+    await ledger.take()
+    await ledger.pay()
+
+
+async def reorg(ledger: Ledger) -> None:
+    payment = await ledger.pay(is_final=False)
+    claim = await ledger.claim(payment)
+    await ledger.books.close(ends(claim))
+    await ledger.take()
+    await ledger.books.mark_gone(payment.id, now_ms=ledger.webhooks.now_ms)
+
+
+async def call_free(ledger: Ledger) -> None:
+    claim = await ledger.claim(None, payer=PAYER)
+    await ledger.books.close(ends(claim))
+
+
+CHARGED, HELD_TYPE, RESOLVED = EventType.CALL_CHARGED, EventType.CALL_HELD, EventType.CALL_RESOLVED
+CREDITED, REORGED = EventType.PAYMENT_CREDITED, EventType.PAYMENT_REORGED
+
+MOVES: dict[Callable[[Ledger], Awaitable[Any]], list[tuple[str, str | None]]] = {
+    charge: [(CHARGED, "consumed")],
+    charge_without_a_plain_end: [(CHARGED, "consumed")],
+    release: [],
+    hold: [(HELD_TYPE, "unknown")],
+    release_by_the_clock: [(RESOLVED, "released")],
+    charge_a_repeat: [(CHARGED, "consumed")],
+    release_a_repeat: [(RESOLVED, "released")],
+    settle: [(CHARGED, "consumed")],
+    call_free: [],
+}
+
+
+@pytest.mark.parametrize(("move", "expected"), MOVES.items(), ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize("wallet", [PROVIDER, PAYER], ids=("provider", "payer"))
+async def test_a_move_of_a_call_is_one_event_of_its_wallets(
+    ledger: Ledger, move: Callable[[Ledger], Awaitable[Any]], expected: list[tuple[str, str]], wallet: Address
+) -> None:
+    calls = (CHARGED, HELD_TYPE, RESOLVED)
+    await ledger.webhooks.activate(wallet, types=calls)
+    await move(ledger)
+    assert await ledger.take() == [(kind, wallet, state) for kind, state in expected]
+
+
+@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED])
+async def test_a_provider_that_decides_a_held_call_resolves_it(ledger: Ledger, after: CallState) -> None:
+    await ledger.webhooks.activate()
+    await resolve_as(ledger, after)
+    assert await ledger.take() == [(RESOLVED, PROVIDER, after.value)]
+
+
+@pytest.mark.parametrize("wallet", [PAYEE, PAYER], ids=("payee", "payer"))
+@pytest.mark.parametrize(
+    ("move", "expected"),
+    [(credit, [(CREDITED, "final")]), (credit_twice, []), (reorg, [(REORGED, "gone")])],
+    ids=("credit", "credit_twice", "reorg"),
+)
+async def test_a_payment_is_one_event_of_its_payee_and_its_payer(
+    ledger: Ledger,
+    move: Callable[[Ledger], Awaitable[None]],
+    expected: list[tuple[str, str]],
+    wallet: Address,
+) -> None:
+    await ledger.webhooks.activate(wallet, types=(CREDITED, REORGED))
+    await move(ledger)
+    assert await ledger.take() == [(kind, wallet, state) for kind, state in expected]
+
+
+@pytest.mark.parametrize("move", [charge, hold, reorg], ids=lambda one: one.__name__)
+async def test_a_wallet_without_an_endpoint_of_that_type_has_no_row(
+    ledger: Ledger, move: Callable[[Ledger], Awaitable[Any]]
+) -> None:
+    await ledger.webhooks.activate(STRANGER)
+    await ledger.webhooks.activate(PROVIDER, types=(EventType.LISTING_DOWN,))
+    await move(ledger)
+    assert await ledger.take() == []
+
+
+async def test_both_wallets_of_a_call_have_an_event_with_an_id_of_its_own(ledger: Ledger) -> None:
+    for wallet in (PROVIDER, PAYER):
+        await ledger.webhooks.activate(wallet, types=(CHARGED,))
+    await charge(ledger)
+    first, second = await ledger.webhooks.new_events()
+    assert first.id != second.id
+    assert {Address(first.wallet), Address(second.wallet)} == {PROVIDER, PAYER}
+
+
+async def test_many_ends_of_one_batch_have_an_event_each(ledger: Ledger) -> None:
+    payment = await ledger.pay()
+    await ledger.webhooks.activate(types=(CHARGED,))
+    claims = await asyncio.gather(*(ledger.claim(payment) for _ in range(12)))
+    await asyncio.gather(*(ledger.books.close(ends(claim)) for claim in claims))
+    events = await ledger.webhooks.new_events()
+    assert sorted(event.subject for event in events) == sorted(claim.call_id for claim in claims)
+
+
+async def test_a_fenced_end_has_no_event(ledger: Ledger) -> None:
+    await ledger.webhooks.activate(types=(CHARGED,))
+    claim = await ledger.claim(await ledger.pay())
+    await ledger.books.close(ends(claim, epoch=7))
+    assert await ledger.take() == []
+
+
+async def test_a_gateway_that_has_not_read_the_endpoints_lately_writes_every_event(
+    ledger: Ledger,
+) -> None:
+    ledger.webhooks.clock.s += STALE_S + 1
+    await charge(ledger)
+    assert {kind for kind, _, _ in await ledger.take()} == {CHARGED}
+    # Without an endpoint they go nowhere.
+    assert await ledger.webhooks.deliveries() == []
+    await ledger.webhooks.store.refresh()
+    assert ledger.webhooks.events.is_idle
+
+
+def test_a_log_that_was_never_filled_is_not_idle() -> None:
+    assert not EventLog(clock=lambda: 0.0).is_idle

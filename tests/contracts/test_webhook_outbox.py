@@ -1,0 +1,434 @@
+"""The contract of `Outbox` and `Webhooks`, on SQLite and on PostgreSQL."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
+from tests.kit.webhooks import WebhookHarness
+from tollway.ids import Address
+from tollway.limits import DEFAULT_LIMITS
+from tollway.storage import webhook_outbox
+from tollway.storage.database import Database
+from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.webhook_events import write_events
+from tollway.webhooks.endpoints import DeliveryState, EndpointState, Reason, Resent, WebhookEndpoint
+from tollway.webhooks.events import EventType, NewEvent
+from tollway.webhooks.messages import BODY_BYTES_MAX
+from tollway.webhooks.schedule import Response
+
+OK, BROKEN, GONE = Response(status=200), Response(status=500), Response(status=410)
+CREDITED = EventType.PAYMENT_CREDITED
+SMALL = replace(DEFAULT_LIMITS, webhook_pending_max=10)
+STRANGER = Address(b"\x99" * 20)
+
+
+@pytest.fixture
+async def webhooks(database: Database) -> WebhookHarness:
+    """With one payment, which every event is about."""
+    (payment,) = await PaymentLedgerStore(database).record_payments([new_payment(100)], now_ms=NOW_MS)
+    assert payment.id == 1
+    return WebhookHarness(database, limits=SMALL)
+
+
+async def emit(webhooks: WebhookHarness, number: int = 1, *, wallet: Address = PROVIDER) -> list[str]:
+    """Writes so many events of a wallet, as a transaction of the ledger does, and copies them to the endpoints."""
+    events = [
+        event
+        for index in range(number)
+        for event in webhooks.events.make_events(
+            CREDITED, (wallet,), subject="1", state="final", at_ms=webhooks.now_ms, units=index
+        )
+    ]
+    await webhooks.database.write(lambda connection: write_events(connection, events))
+    await webhooks.outbox.spread_events()
+    return [event.id for event in events]
+
+
+async def begin(webhooks: WebhookHarness, endpoint: WebhookEndpoint) -> Any:
+    return await webhooks.outbox.begin_attempt(endpoint.id, now_ms=webhooks.now_ms)
+
+
+async def send(
+    webhooks: WebhookHarness, endpoint: WebhookEndpoint, response: Response, *, next_ms: int | None = None
+) -> Any:
+    attempt = await begin(webhooks, endpoint)
+    assert attempt is not None
+    await webhooks.outbox.end_attempt(attempt, response, next_ms=next_ms, now_ms=webhooks.now_ms)
+    return attempt
+
+
+def members(body: str) -> list[str]:
+    return [one["id"] for one in json.loads(body)["data"]["events"]]
+
+
+async def test_an_event_alone_has_a_message_of_its_own_id(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    (event_id,) = await emit(webhooks)
+    attempt = await begin(webhooks, endpoint)
+    assert (attempt.message_id, attempt.attempts) == (event_id, 1)
+    body = json.loads(attempt.body)
+    assert (body["type"], body["data"]["endpointId"]) == (CREDITED, endpoint.id)
+
+
+async def test_waiting_events_share_a_message_that_never_changes(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    ids = await emit(webhooks, 4)
+    first = await begin(webhooks, endpoint)
+    assert members(first.body) == sorted(ids)
+    assert first.message_id not in ids
+    await emit(webhooks, 3)
+    # The gateway was killed after its attempt: the next one is begun again when its time is over.
+    webhooks.now_ms += webhook_outbox.ATTEMPT_MS
+    second = await begin(webhooks, endpoint)
+    assert (second.message_id, second.body, second.attempts) == (first.message_id, first.body, 2)
+    third = await begin(webhooks, endpoint)
+    assert third.message_id != first.message_id
+    assert not set(members(third.body)) & set(ids)
+
+
+async def test_a_batch_is_shorter_than_the_maximum(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    webhooks.outbox._limits = DEFAULT_LIMITS
+    ids = await emit(webhooks, 300)
+    found: list[str] = []
+    while len(found) < len(ids):
+        attempt = await send(webhooks, endpoint, OK)
+        assert len(attempt.body.encode()) < BODY_BYTES_MAX
+        found += members(attempt.body)
+    assert sorted(found) == sorted(ids)
+
+
+async def test_two_gateways_at_once_begin_no_message_twice(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks, 5)
+    begun = await asyncio.gather(*(begin(webhooks, endpoint) for _ in range(6)))
+    attempts = [one for one in begun if one is not None]
+    assert len({one.message_id for one in attempts}) == len(attempts) == 1
+
+
+async def test_two_gateways_at_once_copy_an_event_once(webhooks: WebhookHarness) -> None:
+    await webhooks.activate()
+    events = webhooks.events.make_events(
+        CREDITED, (PROVIDER,), subject="1", state="final", at_ms=webhooks.now_ms, units=5
+    )
+    await webhooks.database.write(lambda connection: write_events(connection, events))
+    counts = await asyncio.gather(*(webhooks.outbox.spread_events() for _ in range(4)))
+    assert sum(counts) == 1
+    assert len(await webhooks.deliveries()) == 1
+    assert await webhooks.new_events() == []
+
+
+@pytest.mark.parametrize(
+    ("response", "next_ms", "state"),
+    [
+        (OK, None, DeliveryState.DELIVERED),
+        (Response(status=204), None, DeliveryState.DELIVERED),
+        (BROKEN, NOW_MS + 60_000, DeliveryState.PENDING),
+        (Response(status=302), NOW_MS + 60_000, DeliveryState.PENDING),
+        (Response(error="timeout"), NOW_MS + 60_000, DeliveryState.PENDING),
+        (BROKEN, None, DeliveryState.DEAD),
+    ],
+)
+async def test_the_end_of_an_attempt_is_that_of_its_events(
+    webhooks: WebhookHarness, response: Response, next_ms: int | None, state: DeliveryState
+) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks, 2)
+    await send(webhooks, endpoint, response, next_ms=next_ms)
+    shown = await webhooks.store.deliveries_of(PROVIDER, endpoint.id, state=None, before=None, limit=10)
+    assert shown is not None
+    assert [one.state for one in shown] == [state] * 2
+    assert {(one.attempts, one.last_status, one.last_error) for one in shown} == {
+        (1, response.status, response.error)
+    }
+    assert {one.next_ms for one in shown} == {next_ms}
+    webhooks.now_ms += 30_000
+    assert await begin(webhooks, endpoint) is None
+    webhooks.now_ms = NOW_MS + 60_000
+    assert (await begin(webhooks, endpoint) is not None) is (state is DeliveryState.PENDING)
+
+
+async def test_a_late_end_of_an_older_attempt_changes_nothing(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks)
+    older = await begin(webhooks, endpoint)
+    webhooks.now_ms += webhook_outbox.ATTEMPT_MS
+    assert (await begin(webhooks, endpoint)).attempts == 2
+    await webhooks.outbox.end_attempt(older, BROKEN, next_ms=None, now_ms=webhooks.now_ms)
+    assert [row.state for row in await webhooks.messages()] == ["pending"]
+
+
+async def test_a_receiver_that_is_gone_disables_its_endpoint(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    other = await webhooks.activate(types=(CREDITED,))
+    await emit(webhooks, 2)
+    await send(webhooks, endpoint, GONE)
+    await emit(webhooks)
+    known = await webhooks.find(endpoint)
+    assert (known.state, known.reason, known.pending, known.dead) == (
+        EndpointState.DISABLED,
+        Reason.GONE,
+        0,
+        2,
+    )
+    assert await begin(webhooks, endpoint) is None
+    assert (await webhooks.find(other)).pending == 3
+    await webhooks.store.refresh()
+    assert webhooks.events.is_watched(PROVIDER, CREDITED)
+
+
+async def test_an_endpoint_with_many_open_messages_makes_no_further_one(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    for _ in range(webhook_outbox.OPEN_MESSAGES_MAX):
+        await emit(webhooks)
+        await send(webhooks, endpoint, BROKEN, next_ms=webhooks.now_ms + 10**9)
+    await emit(webhooks)
+    assert await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10) == []
+    assert await begin(webhooks, endpoint) is None
+
+
+# ---- Too many pending events.
+
+
+async def test_beyond_the_maximum_an_endpoint_stops_and_its_gap_is_known(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks, 8)
+    stopped_ms = webhooks.now_ms = webhooks.now_ms + 1_000
+    await emit(webhooks, 5)
+    webhooks.now_ms += 1_000
+    await emit(webhooks, 5)
+    known = await webhooks.find(endpoint)
+    assert (known.state, known.reason, known.pending) == (
+        EndpointState.STOPPED,
+        Reason.TOO_MANY_PENDING,
+        10,
+    )
+    assert (known.gap_from_ms, known.gap_to_ms) == (stopped_ms, None)
+    await webhooks.store.refresh()
+    assert webhooks.events.is_idle
+
+
+async def test_a_stopped_endpoint_goes_on_after_half_is_sent_and_is_sent_the_range(
+    webhooks: WebhookHarness,
+) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks, 12)
+    began_ms = webhooks.now_ms
+    await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
+    assert (await webhooks.find(endpoint)).state is EndpointState.STOPPED
+    assert len(members((await send(webhooks, endpoint, OK)).body)) == 10
+    await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
+    known = await webhooks.find(endpoint)
+    assert (known.state, known.reason, known.gap_from_ms) == (EndpointState.ACTIVE, None, began_ms)
+    assert known.gap_to_ms == known.active_from_ms == webhooks.now_ms + 5_000
+    gap = json.loads((await begin(webhooks, endpoint)).body)
+    assert gap["type"] == "webhook.gap"
+    assert set(gap["data"]) == {"endpointId", "from", "to"}
+    await webhooks.store.refresh()
+    assert webhooks.events.is_watched(PROVIDER, CREDITED)
+
+
+async def test_a_second_gap_begins_anew(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks, 12)
+    await send(webhooks, endpoint, OK)
+    await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
+    await webhooks.store.refresh()
+    webhooks.now_ms += 5_000
+    await emit(webhooks, 12)
+    known = await webhooks.find(endpoint)
+    assert (known.gap_from_ms, known.gap_to_ms) == (webhooks.now_ms, None)
+
+
+# ---- Challenges.
+
+
+async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.register()
+    (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
+    await webhooks.outbox.end_challenge(
+        challenge, is_echoed=False, next_ms=webhooks.now_ms + 5_000, now_ms=webhooks.now_ms
+    )
+    assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10) == []
+    await webhooks.store.refresh()
+    assert webhooks.events.is_idle
+    webhooks.now_ms += 5_000
+    (again,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
+    assert (again.challenge, again.tries) == (challenge.challenge, 1)
+    confirmed_ms = webhooks.now_ms
+    await webhooks.outbox.end_challenge(again, is_echoed=True, next_ms=None, now_ms=confirmed_ms)
+    known = await webhooks.find(endpoint)
+    assert (known.state, known.active_from_ms) == (EndpointState.ACTIVE, confirmed_ms + 5_000)
+    await webhooks.store.refresh()
+    webhooks.now_ms += 4_999
+    await emit(webhooks)
+    assert (await webhooks.find(endpoint)).pending == 0
+    webhooks.now_ms += 1
+    await emit(webhooks)
+    assert (await webhooks.find(endpoint)).pending == 1
+
+
+async def test_an_endpoint_without_an_echo_is_disabled_after_its_last_try(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.register()
+    (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
+    await webhooks.outbox.end_challenge(challenge, is_echoed=False, next_ms=None, now_ms=webhooks.now_ms)
+    known = await webhooks.find(endpoint)
+    assert (known.state, known.reason) == (EndpointState.DISABLED, Reason.NOT_CONFIRMED)
+    assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms + 10**9, limit=10) == []
+    # A late echo of an earlier try does not enable it.
+    await webhooks.outbox.end_challenge(challenge, is_echoed=True, next_ms=None, now_ms=webhooks.now_ms)
+    assert (await webhooks.find(endpoint)).state is EndpointState.DISABLED
+
+
+# ---- For owners.
+
+
+async def test_an_eleventh_endpoint_is_refused_also_at_once(webhooks: WebhookHarness) -> None:
+    async def register() -> bool:
+        try:
+            await webhooks.register()
+        except AssertionError:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*(register() for _ in range(14)))) == 10
+    assert len(await webhooks.store.list_of(PROVIDER)) == 10
+    await webhooks.register(PAYER)
+
+
+async def test_a_secret_is_encrypted_at_rest(webhooks: WebhookHarness) -> None:
+    secret = b"\x42" * 32
+    endpoint = await webhooks.activate(secret=secret)
+    assert endpoint.has_secret
+    await emit(webhooks)
+    assert (await begin(webhooks, endpoint)).secret == secret
+    tables = [await webhooks.deliveries(), await webhooks.messages()]
+    assert secret not in repr(tables).encode()
+
+
+async def test_another_wallet_finds_nothing_of_an_endpoint(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    (event_id,) = await emit(webhooks)
+    await send(webhooks, endpoint, OK)
+    store = webhooks.store
+    assert await store.list_of(STRANGER) == ()
+    assert await store.deliveries_of(STRANGER, endpoint.id, state=None, before=None, limit=9) is None
+    assert await store.resend(STRANGER, endpoint.id, event_id, now_ms=webhooks.now_ms) is Resent.UNKNOWN
+    assert not await store.remove(STRANGER, endpoint.id)
+    assert (await webhooks.find(endpoint)).state is EndpointState.ACTIVE
+
+
+async def test_deliveries_are_listed_newest_first_by_state_and_page(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    sent = await emit(webhooks, 3)
+    await send(webhooks, endpoint, OK)
+    webhooks.now_ms += 1
+    waiting = await emit(webhooks, 2)
+
+    async def ids(**query: Any) -> list[str]:
+        options = {"state": None, "before": None, "limit": 10, **query}
+        shown = await webhooks.store.deliveries_of(PROVIDER, endpoint.id, **options)
+        assert shown is not None
+        return [one.event_id for one in shown]
+
+    everything = sorted([*sent, *waiting], reverse=True)
+    assert await ids() == everything
+    assert await ids(limit=2) == everything[:2]
+    assert await ids(before=everything[1], limit=2) == everything[2:4]
+    assert sorted(await ids(state=DeliveryState.DELIVERED)) == sorted(sent)
+    assert sorted(await ids(state=DeliveryState.PENDING)) == sorted(waiting)
+    assert await ids(state=DeliveryState.DEAD) == []
+
+
+@pytest.mark.parametrize("response", [OK, BROKEN], ids=("delivered", "dead"))
+async def test_an_event_is_sent_again_with_the_data_of_the_first_time(
+    webhooks: WebhookHarness, response: Response
+) -> None:
+    endpoint = await webhooks.activate()
+    ids = await emit(webhooks, 2)
+    first = json.loads((await send(webhooks, endpoint, response)).body)["data"]["events"]
+    at_ms = webhooks.now_ms = webhooks.now_ms + 90_000
+    assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.QUEUED
+    assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.PENDING
+    again = await send(webhooks, endpoint, OK)
+    (member,) = [one for one in first if one["id"] == ids[0]]
+    assert again.message_id == ids[0]
+    assert {"id": ids[0], **json.loads(again.body)} == member
+    assert (again.attempts, again.first_ms) == (1, at_ms)
+    states = {row.event_id: row.state for row in await webhooks.deliveries()}
+    assert states[ids[0]] == "delivered"
+    # Once more: the same bytes.
+    assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.QUEUED
+    assert (await begin(webhooks, endpoint)).body == again.body
+
+
+async def test_nothing_is_sent_again_to_a_disabled_endpoint(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    (event_id,) = await emit(webhooks)
+    await send(webhooks, endpoint, GONE)
+    resent = await webhooks.store.resend(PROVIDER, endpoint.id, event_id, now_ms=webhooks.now_ms)
+    assert resent is Resent.DISABLED
+    unknown = await webhooks.store.resend(PROVIDER, endpoint.id, "evt_nothing", now_ms=webhooks.now_ms)
+    assert unknown is Resent.UNKNOWN
+
+
+async def test_a_removed_endpoint_gets_nothing_more_and_leaves_no_row(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks, 2)
+    await send(webhooks, endpoint, OK)
+    await emit(webhooks, 2)
+    assert await webhooks.store.remove(PROVIDER, endpoint.id)
+    assert not await webhooks.store.remove(PROVIDER, endpoint.id)
+    await emit(webhooks)
+    assert await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10) == []
+    await webhooks.outbox.prune(now_ms=webhooks.now_ms)
+    assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
+    await webhooks.store.refresh()
+    assert webhooks.events.is_idle
+
+
+async def test_old_deliveries_are_pruned_and_dead_ones_later(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks)
+    await send(webhooks, endpoint, OK)
+    await emit(webhooks)
+    await send(webhooks, endpoint, BROKEN)
+    await emit(webhooks)
+    for kept_ms, states in (
+        (0, ["delivered", "dead", "pending"]),
+        (webhook_outbox.DELIVERED_KEPT_MS + 1, ["dead", "pending"]),
+        (webhook_outbox.DEAD_KEPT_MS + 1, ["pending"]),
+    ):
+        await webhooks.outbox.prune(now_ms=webhooks.now_ms + kept_ms)
+        assert sorted(row.state for row in await webhooks.deliveries()) == sorted(states)
+
+
+async def test_due_endpoints_are_one_for_each_origin_the_longest_waiting_first(
+    webhooks: WebhookHarness,
+) -> None:
+    shared = {"origin": "https://shared.example"}
+    first = await webhooks.activate(**shared)
+    await emit(webhooks)
+    webhooks.now_ms += 1_000
+    await webhooks.activate(**shared)
+    third = await webhooks.activate()
+    await emit(webhooks)
+    due = await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10)
+    assert [one.endpoint_id for one in due] == [first.id, third.id]
+    assert len(await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=1)) == 1
+
+
+async def test_the_same_event_of_two_gateways_is_one(webhooks: WebhookHarness) -> None:
+    """`listing.down` has an id made of its listing and its time."""
+    await webhooks.activate()
+    event = NewEvent(
+        id="evt_same", wallet=PROVIDER, type=CREDITED, subject="1", state="", units=1, at_ms=webhooks.now_ms
+    )
+    for _ in range(2):
+        await webhooks.database.write(lambda connection: write_events(connection, [event]))
+        await webhooks.outbox.spread_events()
+    assert [row.event_id for row in await webhooks.deliveries()] == ["evt_same"]
