@@ -141,8 +141,7 @@ class GroupCommit:
                 events=events,
             )
         self._failed: deque[tuple[Sequence[WaitingEntry], Exception]] = deque()
-        self._is_failing = False
-        self._has_cut_waiting = False
+        self._is_failing = self._has_cut_waiting = False
         self._queue: deque[WaitingEntry] = deque()
         self._batch_wait = make_batch_wait(batch_max)
         self._in_flight: list[WaitingEntry] = []
