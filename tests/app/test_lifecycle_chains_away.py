@@ -67,6 +67,7 @@ def sample_payment(name: str, wallet: KeyWallet) -> NewPayment:
         block_number=1,
         block_hash=bytes(32),
         block_time=now_s - 60,
+        is_final=True,
     )
 
 

@@ -28,7 +28,7 @@ BOOK_GUARDS = (
     guard(
         "I11",
         "a permission ends at most so many days ahead",
-        "web.viewer_routes:_read_until",
+        "web.viewer_routes:read_until",
         "if not now_ms < until_ms <= now_ms + days_max * DAY_MS:",
         "if False:",
         test="web/test_viewer_routes.py::test_refuses_what_is_no_permission_and_stores_nothing",

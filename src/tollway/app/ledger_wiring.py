@@ -3,6 +3,7 @@ receipts, their sums by hour and day, and the viewers who may read them."""
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.routing import Router
@@ -25,8 +26,8 @@ from tollway.web.sums_routes import sums_router
 from tollway.web.viewer_routes import viewer_router
 
 
-class LedgerServices(Protocol):
-    """The collaborators of these routes, of those that `App` has built."""
+class BookFileServices(Protocol):
+    """The collaborators of the files and receipts, of those that `App` has built."""
 
     @property
     def settings(self) -> Settings: ...
@@ -36,6 +37,11 @@ class LedgerServices(Protocol):
     def period_books(self) -> PeriodBooks: ...
     @property
     def ledger(self) -> Ledger: ...
+
+
+class LedgerServices(BookFileServices, Protocol):
+    """The collaborators of all these routes."""
+
     @property
     def payments(self) -> PaymentLedger: ...
     @property
@@ -57,27 +63,6 @@ def ledger_routers(
     """Builds the routers. `wallet` authenticates a request."""
     call_history, limits = services.call_history, services.settings.limits
     access = BookAccess(services.viewers, limits=limits, now_ms=now_ms)
-    exports = ExportServices(
-        call_history=call_history,
-        wallet=wallet,
-        resolve_wallet=access.resolve_wallet,
-        find_asset=find_asset,
-        limits=limits,
-        public_url=services.settings.public_url,
-        now_ms=now_ms,
-        clock=time.monotonic,
-    )
-    receipts = ReceiptServices(
-        call_history=call_history,
-        wallet=wallet,
-        resolve_wallet=access.resolve_wallet,
-        find_asset=find_asset,
-        signer=receipt_signer,
-        gateway=str(parse_origin(services.settings.public_url)),
-        public_url=services.settings.public_url,
-        limits=limits,
-        now_ms=services.ledger.shared_ms,
-    )
     return [
         history_router(
             call_history=call_history,
@@ -89,8 +74,14 @@ def ledger_routers(
             find_asset=find_asset,
             now_ms=now_ms,
         ),
-        export_router(exports),
-        receipt_router(receipts),
+        *book_file_routers(
+            services,
+            wallet=wallet,
+            access=access,
+            find_asset=find_asset,
+            receipt_signer=receipt_signer,
+            now_ms=now_ms,
+        ),
         x402_history_router(
             call_history=call_history,
             wallet=wallet,
@@ -102,4 +93,62 @@ def ledger_routers(
             books=services.period_books, wallet=wallet, resolve_wallet=access.resolve_wallet, now_ms=now_ms
         ),
         viewer_router(access=access, wallet=wallet, limits=limits, now_ms=now_ms),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookFilePaths:
+    """The paths of the files of a wallet's books. `receipt` has the parameter `call_id`."""
+
+    calls: str
+    payments: str
+    receipt: str
+
+
+API_FILES = BookFilePaths(
+    calls="/api/v2/history.csv",
+    payments="/api/v2/payments.csv",
+    receipt="/api/v2/history/{call_id}/receipt",
+)
+PAGE_FILES = BookFilePaths(
+    calls="/my/calls.csv", payments="/my/credit.csv", receipt="/my/calls/{call_id}/receipt"
+)
+
+
+def book_file_routers(
+    services: BookFileServices,
+    *,
+    wallet: WalletDependency,
+    access: BookAccess,
+    find_asset: FindAsset,
+    receipt_signer: ReceiptSigner,
+    now_ms: Callable[[], int],
+    paths: BookFilePaths = API_FILES,
+) -> list[Router]:
+    """Builds the routers of the files and of receipts: those of the API, or with `PAGE_FILES` those that pages link to."""
+    limits, public_url = services.settings.limits, services.settings.public_url
+    exports = ExportServices(
+        call_history=services.call_history,
+        wallet=wallet,
+        resolve_wallet=access.resolve_wallet,
+        find_asset=find_asset,
+        limits=limits,
+        public_url=public_url,
+        now_ms=now_ms,
+        clock=time.monotonic,
+    )
+    receipts = ReceiptServices(
+        call_history=services.call_history,
+        wallet=wallet,
+        resolve_wallet=access.resolve_wallet,
+        find_asset=find_asset,
+        signer=receipt_signer,
+        gateway=str(parse_origin(public_url)),
+        public_url=public_url,
+        limits=limits,
+        now_ms=services.ledger.shared_ms,
+    )
+    return [
+        export_router(exports, calls_path=paths.calls, payments_path=paths.payments),
+        receipt_router(receipts, path=paths.receipt),
     ]

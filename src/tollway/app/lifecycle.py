@@ -25,6 +25,7 @@ from starlette.types import ASGIApp
 from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
+from tollway.app.page_wiring import describe_money
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
 from tollway.app.webhooks import WebhookServices
@@ -60,7 +61,7 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.finality import FinalityStore
 from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
-from tollway.storage.identity_store import ModerationStore, SqlSessions
+from tollway.storage.identity_store import ModerationStore, SqlPageSessions, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck, find_revision
@@ -250,6 +251,7 @@ class App:
             call_history=self.call_history,
             period_books=self.period_books,
             sessions=self.sessions,
+            page_sessions=SqlPageSessions(self.database),
             viewers=self.viewers,
             moderation=self.moderation,
             chains=self.chains,
@@ -541,7 +543,7 @@ class App:
             acts=self.operator_acts,
             database=self.database,
             gateway_name=parse_origin(self.settings.public_url).authority,
-            test_money=self._asgi.describe_money(),
+            test_money=describe_money(self.rules),
             now_ms=now_ms,
         )
 

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from tollway import __version__
 from tollway.app.ledger_wiring import ledger_routers
+from tollway.app.page_wiring import make_page_renderer, signed_in_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
@@ -71,7 +72,7 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.history import HistoryStore
 from tollway.storage.idempotency import ResponseStore
-from tollway.storage.identity_store import ModerationStore, SqlSessions
+from tollway.storage.identity_store import ModerationStore, SqlPageSessions, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.payments import PaymentLedgerStore
@@ -95,9 +96,8 @@ from tollway.web.mcp_gateway import McpServices
 from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
 from tollway.web.network_routes import NetworkServices, network_router
 from tollway.web.ownership_routes import OwnershipServices, ownership_router
-from tollway.web.page_assets import asset_router, read_assets
+from tollway.web.page_assets import asset_router
 from tollway.web.page_problems import ProblemPages
-from tollway.web.page_renderer import PageRenderer, TestMoney
 from tollway.web.page_routes import PageServices, page_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.problems import status_of
@@ -326,6 +326,7 @@ class Services:
     call_history: HistoryStore
     period_books: PeriodBookStore
     sessions: SqlSessions
+    page_sessions: SqlPageSessions
     moderation: ModerationStore
     viewers: SqlViewers
     chains: RpcReader
@@ -364,7 +365,7 @@ class AsgiBuilder:
         self._signer = UpstreamSigner.derive(keys)
         self._networks = ClientNetworks.derive(keys)
         self._mpp_challenger = make_mpp_challenger(keys, origin) if services.settings.mpp else None
-        self._pages = self._make_pages()
+        self._pages = make_page_renderer(self._settings, services.rules, origin=origin)
         self._problem_pages = None if self._pages is None else ProblemPages(self._pages)
         self._authenticator = Authenticator(
             services.sessions,
@@ -415,7 +416,7 @@ class AsgiBuilder:
                 site_router(self._site_services()),
                 network_router(self.network_services()),
                 catalog_router(self._catalog_services()),
-                *self._page_routers(),
+                *self._page_routers(sign_in_rate_limit),
             ],
             public_url=settings.public_url,
             limits=limits,
@@ -430,10 +431,10 @@ class AsgiBuilder:
             problem_pages=self._problem_pages,
         )
 
-    def _page_routers(self) -> list[Router]:
+    def _page_routers(self, rate_limit: SignInRateLimit) -> list[Router]:
         if self._pages is None:
             return []
-        services = PageServices(
+        public = PageServices(
             renderer=self._pages,
             documents=self._document_services(),
             networks=self.network_services(),
@@ -441,16 +442,19 @@ class AsgiBuilder:
             currencies=tuple(dict.fromkeys(asset.symbol for asset in self._listing_encoder().assets)),
             now_ms=self._now_ms,
         )
-        return [page_router(services), asset_router(self._pages.assets)]
-
-    def _make_pages(self) -> PageRenderer | None:
-        if not self._settings.web_pages:
-            return None
-        return PageRenderer(read_assets(), public_url=str(self._origin), test_money=self.describe_money())
-
-    def describe_money(self) -> TestMoney:
-        kinds = {rules.kind for rules in self._services.rules.values()}
-        return "none" if "test" not in kinds else "some" if "main" in kinds else "all"
+        return [
+            page_router(public),
+            asset_router(self._pages.assets),
+            *signed_in_routers(
+                self._services,
+                public,
+                origin=self._origin,
+                rate_limit=rate_limit,
+                find_asset=self._find_asset,
+                receipt_signer=self._receipt_signer,
+                entropy=secrets.token_bytes,
+            ),
+        ]
 
     def _pipeline(self) -> CallPipeline:
         services, settings, limits = self._services, self._settings, self._limits

@@ -77,19 +77,19 @@ class PageSignIn:
     ) -> None:
         self._store = store
         self._sign_in = sign_in
-        self._uri = f"{origin}{SIGN_IN_PAGE_PATH}"
+        self.uri = f"{origin}{SIGN_IN_PAGE_PATH}"
         self._limits = limits
         self._now_ms = now_ms
         self._entropy = entropy
 
     async def create_challenge(self) -> SignInChallenge:
         """Issues a nonce that counts for a page session only."""
-        return await self._sign_in.create_challenge(self._uri)
+        return await self._sign_in.create_challenge(self.uri)
 
     async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewPageSession:
         """Opens a page session for the wallet that signed. Raises what `SignIn.prove` raises."""
         message = await self._sign_in.prove(
-            text=text, signature=signature, uris=(self._uri,), client_address=client_address
+            text=text, signature=signature, uris=(self.uri,), client_address=client_address
         )
         now_ms = self._now_ms()
         token = format_token(self._entropy(32))

@@ -212,7 +212,7 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
     """`/api/v2/auth/nonce` and `/api/v2/auth/session`."""
 
     async def issue_nonce(request: Request) -> Response:
-        await _charge(rate_limit, "nonce", request)
+        await charge_sign_in(rate_limit, "nonce", request)
         members = await _read_members(request, limits=limits, known=("address", "chainId", "uri"))
         reader = _SignInBody(members)
         address = reader.address("address")
@@ -236,7 +236,7 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
         return JSONResponse(content, headers=_NO_STORE)
 
     async def open_session(request: Request) -> Response:
-        await _charge(rate_limit, "session", request)
+        await charge_sign_in(rate_limit, "session", request)
         members = await _read_members(request, limits=limits, known=("message", "signature"))
         reader = _SignInBody(members)
         text = reader.text("message", is_required=True) or ""
@@ -274,7 +274,8 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
     )
 
 
-async def _charge(rate_limit: SignInRateLimit, kind: str, request: Request) -> None:
+async def charge_sign_in(rate_limit: SignInRateLimit, kind: str, request: Request) -> None:
+    """Counts a request of the sign-in against its client address. Raises Refusal (`rate_limited`)."""
     wait_s = await rate_limit.charge(kind, client_address=client_address_of(request))
     if wait_s is not None:
         raise Refusal(

@@ -65,8 +65,13 @@ class ExportServices:
     clock: Callable[[], float]
 
 
-def export_router(services: ExportServices) -> Router:
-    """The two routes. `wallet` authenticates the request before anything is validated."""
+CALLS_PATH, PAYMENTS_PATH = "/api/v2/history.csv", "/api/v2/payments.csv"
+
+
+def export_router(
+    services: ExportServices, *, calls_path: str = CALLS_PATH, payments_path: str = PAYMENTS_PATH
+) -> Router:
+    """The two routes. `wallet` authenticates the request before anything is validated. Each router has slots of its own."""
     slots = ExportSlots(services.limits)
 
     async def export_calls(request: Request) -> Response:
@@ -84,7 +89,7 @@ def export_router(services: ExportServices) -> Router:
                 name=_file_name("history", as_of_ms),
                 columns=CALL_COLUMNS,
                 chunks=_read_calls(services, query, last_place=place),
-                next_url=before and _next_url(services, "history.csv", given, before=before, to_ms=as_of_ms),
+                next_url=before and _next_url(services, calls_path, given, before=before, to_ms=as_of_ms),
             )
 
         return CsvResponse(open_page, slots=slots, wallet=caller.address, services=services)
@@ -104,15 +109,15 @@ def export_router(services: ExportServices) -> Router:
                 name=_file_name("payments", as_of_ms),
                 columns=PAYMENT_COLUMNS,
                 chunks=_read_payments(services, query, last_place=place),
-                next_url=before and _next_url(services, "payments.csv", given, before=before, to_ms=as_of_ms),
+                next_url=before and _next_url(services, payments_path, given, before=before, to_ms=as_of_ms),
             )
 
         return CsvResponse(open_page, slots=slots, wallet=caller.address, services=services)
 
     return Router(
         [
-            Route("/api/v2/history.csv", export_calls, methods=["GET"]),
-            Route("/api/v2/payments.csv", export_payments, methods=["GET"]),
+            Route(calls_path, export_calls, methods=["GET"]),
+            Route(payments_path, export_payments, methods=["GET"]),
         ]
     )
 
@@ -133,7 +138,7 @@ def _next_url(services: ExportServices, path: str, given: QueryModel, *, before:
     if isinstance(query.get("from"), int):
         query["from"] = format_time(query["from"])
     query |= {"before": before, "to": format_time(to_ms)}
-    return f"{services.public_url}/api/v2/{path}?{urlencode(query, quote_via=quote)}"
+    return f"{services.public_url}{path}?{urlencode(query, quote_via=quote)}"
 
 
 # ---- Rows.

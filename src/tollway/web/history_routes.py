@@ -76,19 +76,8 @@ def history_router(
 
     async def resolve_call(request: Request) -> JSONResponse:
         caller = await wallet(request)
-        call = await find_call(call_history, request.path_params["call_id"], caller.address)
-        if call.provider != caller.address:
-            raise _refusal(
-                Code.NOT_PROVIDER,
-                "Only the provider of the API can resolve this call. Sign the request with the provider's wallet.",
-            )
-        outcome = _read_outcome(await request.body())
-        if not await ledger.resolve(call.id, outcome, now_ms=now_ms()) and not _is_settled_as(call, outcome):
-            raise _refusal(
-                Code.PRECONDITION_FAILED,
-                "The outcome of this call is known, so there is nothing to resolve. Read the call for its state.",
-                "not_unknown",
-            )
+        call = await find_sold_call(call_history, request.path_params["call_id"], caller.address)
+        await decide_call(ledger, call, _read_outcome(await request.body()), now_ms=now_ms())
         return JSONResponse(call_json(await find_call(call_history, call.id, caller.address), find_asset))
 
     async def list_payments(request: Request) -> JSONResponse:
@@ -104,12 +93,12 @@ def history_router(
     async def show_payment(request: Request) -> JSONResponse:
         caller = await wallet(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
-        tx_hash = _parse_transaction(request.path_params["transaction"])
+        tx_hash = parse_transaction(request.path_params["transaction"])
         payer = await resolve_wallet(caller.address, named)
         payments = await call_history.payments_in(payer, tx_hash)
         if not payments:
             return JSONResponse(_transaction_status_json(tx_hash, payer, await lookup(tx_hash, payer)))
-        is_restored = await _is_restored(payments, payment_ledger)
+        is_restored = await is_held_by_restore(payments, payment_ledger)
         first, *others = [
             await _payment_json(payment, call_history, find_asset, is_restored=is_restored)
             for payment in payments
@@ -287,7 +276,7 @@ def find_call_asset(call: CallRecord, find_asset: FindAsset) -> Asset | None:
     return Asset(chain_id=call.chain_id, token=token, symbol=call.currency, decimals=call.decimals)
 
 
-async def _is_restored(payments: Sequence[Payment], payment_ledger: PaymentLedger) -> bool:
+async def is_held_by_restore(payments: Sequence[Payment], payment_ledger: PaymentLedger) -> bool:
     """Whether the payments of a transaction are held because the database was restored."""
     held = [payment for payment in payments if payment.is_held]
     if not held:
@@ -438,6 +427,27 @@ async def find_call(call_history: CallHistory, call_id: str, wallet: Address) ->
     return call
 
 
+async def find_sold_call(call_history: CallHistory, call_id: str, provider: Address) -> CallRecord:
+    """The call of a listing of this wallet. Raises Refusal: 404 as `find_call` does, and 403 for its payer."""
+    call = await find_call(call_history, call_id, provider)
+    if call.provider != provider:
+        raise _refusal(
+            Code.NOT_PROVIDER,
+            "Only the provider of the API can resolve this call. Sign the request with the provider's wallet.",
+        )
+    return call
+
+
+async def decide_call(ledger: Ledger, call: CallRecord, outcome: CallState, *, now_ms: int) -> None:
+    """Ends a call whose outcome is unknown. Raises Refusal (412) for another call, but not for a repeat of the same decision."""
+    if not await ledger.resolve(call.id, outcome, now_ms=now_ms) and not _is_settled_as(call, outcome):
+        raise _refusal(
+            Code.PRECONDITION_FAILED,
+            "The outcome of this call is known, so there is nothing to resolve. Read the call for its state.",
+            "not_unknown",
+        )
+
+
 def _read_outcome(raw: bytes) -> CallState:
     body = parse_json_object(raw)
     errors = list(find_unknown_members(body, ("outcome",)))
@@ -461,7 +471,8 @@ def _is_settled_as(call: CallRecord, outcome: CallState) -> bool:
     return call.state is outcome and call.upstream_status is None
 
 
-def _parse_transaction(text: str) -> TxHash:
+def parse_transaction(text: str) -> TxHash:
+    """Raises Refusal (400)."""
     try:
         return TxHash.parse(text)
     except ValueError as exc:

@@ -42,6 +42,7 @@ class Section:
 
 PUBLIC_SECTIONS = (
     Section(href="/", label="APIs"),
+    Section(href="/my/calls", label="Calls"),
     Section(href="/status", label="Status"),
     Section(href="/docs", label="Reference"),
 )

@@ -7,15 +7,23 @@ cookie of an open session, and a hidden token of that session and route. A GET c
 
 import hashlib
 import hmac
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
-from urllib.parse import parse_qsl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 
 from tollway.errors import Code, Problem, Refusal
+from tollway.identity.authenticator import Identity
+from tollway.identity.page_sessions import PageSession, PageSignIn
+from tollway.identity.sessions import SIGN_IN_PAGE_PATH
+from tollway.ids import Address
 from tollway.web.auth_routes import read_body
+from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
 
 FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
 FIELDS_MAX = 400
@@ -106,3 +114,112 @@ async def read_form(
 
 def _foreign(detail: str) -> Problem:
     return Problem(code=Code.INVALID_REQUEST, detail=detail, reason="form_refused")
+
+
+# ---- The routes of a signed-in reader.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reader:
+    """The wallet that a page session proves. `token`: of the session; the tokens of its forms are made from it."""
+
+    address: Address
+    token: str = field(repr=False)
+
+
+Fields = Mapping[str, Sequence[str]]
+ShowPage = Callable[[Request, Reader], Awaitable[Response]]
+ReadForm = Callable[[Request, Reader, Fields], Awaitable[Response]]
+
+
+class PageAccess:
+    """Makes the routes of signed-in pages. A page without a session leads to the sign-in and from there back; a form without one is refused, and changes nothing."""
+
+    def __init__(
+        self, sign_in: PageSignIn, renderer: PageRenderer, *, origins: Sequence[str], form_bytes_max: int
+    ) -> None:
+        self._sign_in = sign_in
+        self._renderer = renderer
+        self._origins = origins
+        self._form_bytes_max = form_bytes_max
+
+    def page(self, path: str, show: ShowPage) -> Route:
+        """The route of a page. `show` gets the reader."""
+
+        async def handle(request: Request) -> Response:
+            reader = await self.find_reader(request)
+            if reader is None:
+                return RedirectResponse(_link_sign_in(request), 303, headers={"Cache-Control": CACHE_NEVER})
+            return await show(request, reader)
+
+        return Route(path, handle, methods=["GET"])
+
+    def form(self, path: str, change: ReadForm) -> Route:
+        """The route of a form. `change` gets the reader and the fields. Raises Refusal without a session, and where `read_form` does."""
+
+        async def handle(request: Request) -> Response:
+            reader = await self.find_reader(request)
+            if reader is None:
+                raise Refusal(_SESSION_ENDED)
+            fields = await read_form(
+                request,
+                session_token=reader.token,
+                route=path,
+                origins=self._origins,
+                bytes_max=self._form_bytes_max,
+            )
+            return await change(request, reader, fields)
+
+        return Route(path, handle, methods=["POST"])
+
+    async def read_first_form(self, request: Request) -> Fields:
+        """The fields of the form that opens a session: it has no form token yet."""
+        return await read_form(
+            request, session_token=None, route="", origins=self._origins, bytes_max=self._form_bytes_max
+        )
+
+    async def find_reader(self, request: Request) -> Reader | None:
+        session, token = await self._find_session(request)
+        return None if session is None else Reader(address=session.address, token=token)
+
+    async def authenticate(self, request: Request) -> Identity:
+        """The wallet of the session, for a file that a page links to. Raises Refusal (`session_expired`) without one."""
+        session, _ = await self._find_session(request)
+        if session is None:
+            raise Refusal(_SESSION_ENDED)
+        return Identity(address=session.address, method="session", chain_id=session.chain_id)
+
+    async def _find_session(self, request: Request) -> tuple[PageSession | None, str]:
+        token = PAGE_COOKIE.read(request)
+        return (None if token is None else await self._sign_in.find_session(token)), token or ""
+
+    def respond(
+        self, request: Request, reader: Reader, template: str, *, status: int = 200, **records: Any
+    ) -> Response:
+        """A page of that reader. `form_token(path)` in its template makes the token of the form that posts to the route with that path."""
+        return self._renderer.respond_private(
+            request,
+            template,
+            status=status,
+            account=str(reader.address),
+            form_token=partial(make_form_token, reader.token),
+            **records,
+        )
+
+
+def read_field(fields: Fields, name: str) -> str:
+    """The only value of a field, without spaces around it; empty where the field is absent or occurs more than once."""
+    values = fields.get(name, ())
+    return values[0].strip() if len(values) == 1 else ""
+
+
+def _link_sign_in(request: Request) -> str:
+    query = request.scope["query_string"].decode("latin-1")
+    there = request.scope["path"] + (f"?{query}" if query else "")
+    return f"{SIGN_IN_PAGE_PATH}?{urlencode({'to': there})}"
+
+
+_SESSION_ENDED = Problem(
+    code=Code.SESSION_EXPIRED,
+    detail="The session of this page has ended, and nothing was changed. Sign in, then do it again.",
+)

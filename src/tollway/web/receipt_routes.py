@@ -35,6 +35,7 @@ from tollway.web.query import read_query
 HELD = "held"
 _RUNNING = frozenset({CallState.FORWARDING, CallState.SETTLING})
 RETRY_AFTER_S = 2
+RECEIPT_PATH = "/api/v2/history/{call_id}/receipt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,9 @@ class ReceiptServices:
     now_ms: Callable[[], int]
 
 
-def receipt_router(services: ReceiptServices) -> Router:
+def receipt_router(services: ReceiptServices, *, path: str = RECEIPT_PATH) -> Router:
+    """The route. `path` has the parameter `call_id`."""
+
     async def show_receipt(request: Request) -> JSONResponse:
         caller = await services.wallet(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
@@ -61,7 +64,7 @@ def receipt_router(services: ReceiptServices) -> Router:
         check_ended(call, now_ms=services.now_ms(), wait_s=services.limits.receipt_wait_s)
         return JSONResponse(await _write_receipt(services, call))
 
-    return Router([Route("/api/v2/history/{call_id}/receipt", show_receipt, methods=["GET"])])
+    return Router([Route(path, show_receipt, methods=["GET"])])
 
 
 def check_ended(call: CallRecord, *, now_ms: int, wait_s: int) -> None:

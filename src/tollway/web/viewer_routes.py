@@ -1,6 +1,6 @@
 """`/api/v2/viewers`: which wallets may read the calls, payments and spending of a wallet, until when. They read with `wallet=` on those routes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
@@ -40,15 +40,17 @@ def viewer_router(
     async def put_viewer(request: Request) -> JSONResponse:
         caller = await wallet(request)
         read_query(NoParameters, request.scope["query_string"])
-        viewer = _parse_viewer(request.path_params["address"], caller.address)
-        until_ms = _read_until(await request.body(), now_ms=now_ms(), days_max=limits.viewer_days_max)
+        viewer = parse_viewer(request.path_params["address"], caller.address)
+        until_ms = read_until(
+            parse_json_object(await request.body()), now_ms=now_ms(), days_max=limits.viewer_days_max
+        )
         stored = await access.allow(caller.address, viewer, until_ms=until_ms)
         return JSONResponse(_viewer_json(stored, "viewer"))
 
     async def delete_viewer(request: Request) -> Response:
         caller = await wallet(request)
         read_query(NoParameters, request.scope["query_string"])
-        viewer = _parse_viewer(request.path_params["address"], caller.address)
+        viewer = parse_viewer(request.path_params["address"], caller.address)
         await access.withdraw(caller.address, viewer)
         return Response(status_code=NO_CONTENT)
 
@@ -74,7 +76,8 @@ def viewer_router(
     )
 
 
-def _parse_viewer(text: str, caller: Address) -> Address:
+def parse_viewer(text: str, caller: Address) -> Address:
+    """The other wallet of a permission. Raises Refusal (422)."""
     try:
         viewer = Address.parse(text)
     except ValueError as exc:
@@ -85,8 +88,9 @@ def _parse_viewer(text: str, caller: Address) -> Address:
     return viewer
 
 
-def _read_until(raw: bytes, *, now_ms: int, days_max: int) -> int:
-    checked = check_members(ViewerBody, parse_json_object(raw))
+def read_until(members: Mapping[str, Any], *, now_ms: int, days_max: int) -> int:
+    """The end of a permission in the body of `PUT /viewers/{address}`. Raises Refusal (422)."""
+    checked = check_members(ViewerBody, members)
     if checked.model is None:
         raise _refuse(*(to_field_error(*error) for error in checked.errors))
     until_ms = checked.model.until

@@ -1,0 +1,99 @@
+"""The renderer of the pages, and the routes of the signed-in ones: pages about the ledger, with the files that they link to."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from starlette.routing import Router
+
+from tollway.app.ledger_wiring import PAGE_FILES, BookFileServices, book_file_routers
+from tollway.chain.networks import ChainRules
+from tollway.config.settings import Settings
+from tollway.identity.page_sessions import PageSessionStore, PageSignIn
+from tollway.identity.sessions import SignIn
+from tollway.identity.signatures import ReceiptSigner
+from tollway.identity.siwe import PublicOrigin
+from tollway.identity.viewers import BookAccess, ViewerStore
+from tollway.ids import ChainId
+from tollway.ledger.ledger import PaymentLedger
+from tollway.web.admission import SignInRateLimit
+from tollway.web.history_routes import FindAsset
+from tollway.web.my_routes import MyServices, my_router
+from tollway.web.page_assets import read_assets
+from tollway.web.page_renderer import PageRenderer, TestMoney
+from tollway.web.page_routes import PageServices
+from tollway.web.page_session import PageAccess
+
+
+class SignedInServices(BookFileServices, Protocol):
+    """The collaborators of these routes, of those that `App` has built."""
+
+    @property
+    def page_sessions(self) -> PageSessionStore: ...
+    @property
+    def sign_in(self) -> SignIn: ...
+    @property
+    def payments(self) -> PaymentLedger: ...
+    @property
+    def viewers(self) -> ViewerStore: ...
+
+
+def make_page_renderer(
+    settings: Settings, rules: Mapping[ChainId, ChainRules], *, origin: PublicOrigin
+) -> PageRenderer | None:
+    """None where the settings say that the gateway has no pages."""
+    if not settings.web_pages:
+        return None
+    return PageRenderer(read_assets(), public_url=str(origin), test_money=describe_money(rules))
+
+
+def describe_money(rules: Mapping[ChainId, ChainRules]) -> TestMoney:
+    """Which of the networks are test networks."""
+    kinds = {one.kind for one in rules.values()}
+    return "none" if "test" not in kinds else "some" if "main" in kinds else "all"
+
+
+def signed_in_routers(
+    services: SignedInServices,
+    public: PageServices,
+    *,
+    origin: PublicOrigin,
+    rate_limit: SignInRateLimit,
+    find_asset: FindAsset,
+    receipt_signer: ReceiptSigner,
+    entropy: Callable[[int], bytes],
+) -> list[Router]:
+    """Builds the routers. `public`: the collaborators of the public pages."""
+    limits, now_ms = services.settings.limits, public.now_ms
+    sign_in = PageSignIn(
+        services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
+    )
+    access = PageAccess(
+        sign_in, public.renderer, origins=[str(origin)], form_bytes_max=limits.control_body_bytes_max
+    )
+    books = BookAccess(services.viewers, limits=limits, now_ms=now_ms)
+    mine = MyServices(
+        renderer=public.renderer,
+        sign_in=sign_in,
+        access=access,
+        rate_limit=rate_limit,
+        call_history=services.call_history,
+        ledger=services.ledger,
+        payment_ledger=services.payments,
+        books=books,
+        find_asset=find_asset,
+        profiles=public.profiles,
+        limits=limits,
+        now_ms=now_ms,
+    )
+    return [
+        my_router(mine),
+        *book_file_routers(
+            services,
+            wallet=access.authenticate,
+            access=books,
+            find_asset=find_asset,
+            receipt_signer=receipt_signer,
+            now_ms=now_ms,
+            paths=PAGE_FILES,
+        ),
+    ]

@@ -1,0 +1,426 @@
+"""The pages of a signed-in reader about calls, payments and viewers: `/my/calls`, the ticket of a call, `/my/credit`, `/my/wallets`. And the way in: `/signin`, `/signout`.
+
+Each page asks the same store as its sister under `/api/v2` and shows what that answers to the reader's wallet. The cookie counts on these paths alone. A GET changes
+nothing.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route, Router
+
+from tollway.chain.networks import NetworkProfile
+from tollway.errors import Code, Problem, Refusal
+from tollway.identity.page_sessions import PageSignIn
+from tollway.identity.sessions import SIGN_IN_PAGE_PATH
+from tollway.identity.viewers import BookAccess
+from tollway.ids import Address, ChainId
+from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
+from tollway.ledger.ledger import Ledger, PaymentLedger
+from tollway.ledger.records import CallState, Payment
+from tollway.limits import Limits
+from tollway.web.admission import SignInRateLimit
+from tollway.web.auth_routes import charge_sign_in, client_address_of
+from tollway.web.history_routes import (
+    FindAsset,
+    HistoryFilters,
+    PaymentFilters,
+    decide_call,
+    find_call,
+    find_sold_call,
+    is_held_by_restore,
+    parse_transaction,
+)
+from tollway.web.my_views import (
+    ROWS_MAX,
+    BookFilterView,
+    ListLinks,
+    PaymentRowView,
+    view_call_rows,
+    view_payment_row,
+    view_permissions,
+    view_ticket,
+)
+from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
+from tollway.web.page_session import PAGE_COOKIE, Fields, PageAccess, Reader, read_field
+from tollway.web.problems import status_of
+from tollway.web.query import QueryModel, parse_time, parsed, read_query, whole_number
+from tollway.web.viewer_routes import parse_viewer, read_until
+
+HOME = "/my"
+OFFSET_MAX = 10_000
+_SIGNATURE = re.compile(r"0x(?:[0-9a-fA-F]{2}){1,4096}")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+F = TypeVar("F", bound=QueryModel)
+_LOCAL_PATH = re.compile(r"/my(?:[/?][A-Za-z0-9_.~!$&'()*+,;=:@%/?-]*)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MyServices:
+    """The collaborators of the pages. `profiles`: of every configured network."""
+
+    renderer: PageRenderer
+    sign_in: PageSignIn
+    access: PageAccess
+    rate_limit: SignInRateLimit
+    call_history: CallHistory
+    ledger: Ledger
+    payment_ledger: PaymentLedger
+    books: BookAccess
+    find_asset: FindAsset
+    profiles: Mapping[ChainId, NetworkProfile]
+    limits: Limits
+    now_ms: Callable[[], int]
+
+
+def my_router(services: MyServices) -> Router:
+    pages = BookPages(services)
+    door = SignInPages(services)
+    access = services.access
+    return Router(
+        [
+            Route(SIGN_IN_PAGE_PATH, door.show_sign_in, methods=["GET"]),
+            Route(SIGN_IN_PAGE_PATH, door.sign_in, methods=["POST"]),
+            access.form("/signout", door.sign_out),
+            access.page(HOME, pages.show_home),
+            access.page("/my/calls", pages.list_calls),
+            access.page("/my/calls/{call_id}", pages.show_call),
+            access.form("/my/calls/{call_id}/resolution", pages.resolve),
+            access.page("/my/credit", pages.list_payments),
+            access.page("/my/credit/{transaction}", pages.show_payment),
+            access.page("/my/wallets", pages.show_wallets),
+            access.form("/my/wallets", pages.allow_viewer),
+            access.form("/my/wallets/withdrawal", pages.withdraw_viewer),
+        ]
+    )
+
+
+class SignInPages:
+    """The way in and out. Many tasks may call its handlers at once."""
+
+    def __init__(self, services: MyServices) -> None:
+        self._services = services
+
+    async def show_sign_in(self, request: Request) -> Response:
+        there = choose_destination(request.query_params.get("to", ""))
+        if await self._services.access.find_reader(request) is not None:
+            return _lead_to(there)
+        return self._services.renderer.respond_private(
+            request, "signin.j2", account=None, destination=there, uri=self._services.sign_in.uri
+        )
+
+    async def sign_in(self, request: Request) -> Response:
+        """Opens a session for the wallet that signed the message. The form needs the origin and the single-use nonce of the message."""
+        await charge_sign_in(self._services.rate_limit, "page", request)
+        fields = await self._services.access.read_first_form(request)
+        signature = read_field(fields, "signature")
+        if not _SIGNATURE.fullmatch(signature):
+            raise Refusal(_NO_SIGNATURE)
+        message = fields.get("message", [""])[0].replace("\r\n", "\n")  # a form sends line breaks as CR LF
+        session = await self._services.sign_in.open_session(
+            text=message,
+            signature=bytes.fromhex(signature[2:]),
+            client_address=client_address_of(request),
+        )
+        response = _lead_to(choose_destination(read_field(fields, "to")))
+        response.headers["Set-Cookie"] = PAGE_COOKIE.set(session.token, max_age_s=session.expires_in_s)
+        return response
+
+    async def sign_out(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        await self._services.sign_in.close_session(reader.token)
+        response = _lead_to("/")
+        response.headers["Set-Cookie"] = PAGE_COOKIE.clear()
+        return response
+
+
+def choose_destination(path: str) -> str:
+    """The page after a sign-in: a path of the signed-in pages, and no other address."""
+    return path if _LOCAL_PATH.fullmatch(path) else HOME
+
+
+def _lead_to(path: str) -> RedirectResponse:
+    return RedirectResponse(path, 303, headers={"Cache-Control": CACHE_NEVER})
+
+
+class BookPages:
+    """The handlers of the pages about calls, payments and viewers. Many tasks may call them at once."""
+
+    def __init__(self, services: MyServices) -> None:
+        self._services = services
+        self._history = services.call_history
+        self._respond = services.access.respond
+
+    async def show_home(self, request: Request, reader: Reader) -> Response:
+        return _lead_to("/my/calls")
+
+    # ---- Calls.
+
+    async def list_calls(self, request: Request, reader: Reader) -> Response:
+        form = ListForm.read(request, now_ms=self._services.now_ms())
+        filters, errors = form.parse(HistoryFilters)
+        page = HistoryPage(calls=(), total=0)
+        if filters is not None:
+            owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
+            bound_ms = form.as_of_ms if filters.to_ms is None else min(filters.to_ms, form.as_of_ms)
+            query = {**dict(filters), "wallet": owner, "to_ms": bound_ms}
+            page = await self._history.history(HistoryQuery(**query, limit=ROWS_MAX, offset=form.offset))
+        links = form.links("/my/calls")
+        shown_until = form.offset + len(page.calls)
+        return self._respond(
+            request,
+            reader,
+            "my_calls.j2",
+            status=_status_of_form(errors),
+            filters=await self._view_filters(reader, form, errors),
+            rows=view_call_rows(page.calls, self._services.find_asset),
+            total=page.total,
+            is_lower_bound=page.is_lower_bound,
+            older=links.older(has_more=shown_until < page.total or page.is_lower_bound, rows=len(page.calls)),
+            newer=links.newer(),
+            export=form.export("/my/calls.csv"),
+        )
+
+    async def show_call(self, request: Request, reader: Reader) -> Response:
+        owner = await self._find_owner(request, reader)
+        call = await find_call(self._history, request.path_params["call_id"], owner)
+        ticket = view_ticket(call, reader.address, self._services.find_asset, self._services.profiles)
+        receipt = f"/my/calls/{quote(call.id, safe='')}/receipt"
+        return self._respond(request, reader, "my_call.j2", ticket=ticket, receipt=receipt)
+
+    async def resolve(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        """The provider's decision about a call without an outcome. The second form of the page confirms it."""
+        outcome = read_field(fields, "outcome")
+        if outcome not in ("consumed", "released") or read_field(fields, "confirmed") != "yes":
+            raise Refusal(_NO_OUTCOME)
+        call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
+        await decide_call(self._services.ledger, call, CallState(outcome), now_ms=self._services.now_ms())
+        return _lead_to(f"/my/calls/{quote(call.id, safe='')}")
+
+    # ---- Payments.
+
+    async def list_payments(self, request: Request, reader: Reader) -> Response:
+        form = ListForm.read(request, now_ms=self._services.now_ms())
+        filters, errors = form.parse(PaymentFilters)
+        payments: tuple[ListedPayment, ...] = ()
+        if filters is not None:
+            owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
+            bound_ms = form.as_of_ms if filters.to_ms is None else min(filters.to_ms, form.as_of_ms)
+            query = {**dict(filters), "wallet": owner, "to_ms": bound_ms}
+            payments = await self._history.read_payments(
+                PaymentQuery(**query, limit=ROWS_MAX + 1, offset=form.offset)
+            )
+        links = form.links("/my/credit")
+        rows = payments[:ROWS_MAX]
+        return self._respond(
+            request,
+            reader,
+            "my_credit.j2",
+            status=_status_of_form(errors),
+            filters=await self._view_filters(reader, form, errors),
+            rows=[
+                self._view_payment(
+                    one.payment, is_restored=one.is_restored, is_held_by_call=one.has_unknown_call
+                )
+                for one in rows
+            ],
+            older=links.older(has_more=len(payments) > ROWS_MAX, rows=len(rows)),
+            newer=links.newer(),
+            export=form.export("/my/credit.csv"),
+        )
+
+    async def show_payment(self, request: Request, reader: Reader) -> Response:
+        owner = await self._find_owner(request, reader)
+        tx_hash = parse_transaction(request.path_params["transaction"])
+        payments = await self._history.payments_in(owner, tx_hash)
+        if not payments:
+            raise Refusal(_NO_PAYMENT)
+        is_restored = await is_held_by_restore(payments, self._services.payment_ledger)
+        shown = []
+        for payment in payments:
+            unknown = await self._history.unknown_calls(payment.id, limit=1)
+            row = self._view_payment(payment, is_restored=is_restored, is_held_by_call=bool(unknown))
+            shown.append((row, await self._history.calls_of(payment.id, limit=ROWS_MAX)))
+        return self._respond(request, reader, "my_payment.j2", payments=shown, calls_max=ROWS_MAX)
+
+    def _view_payment(self, payment: Payment, *, is_restored: bool, is_held_by_call: bool) -> PaymentRowView:
+        return view_payment_row(
+            payment,
+            self._services.find_asset,
+            self._services.profiles,
+            is_restored=is_restored,
+            is_held_by_call=is_held_by_call,
+        )
+
+    # ---- Viewers.
+
+    async def show_wallets(self, request: Request, reader: Reader) -> Response:
+        return await self._respond_wallets(request, reader)
+
+    async def allow_viewer(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        given = {name: read_field(fields, name) for name in ("address", "until")}
+        try:
+            viewer = parse_viewer(given["address"], reader.address)
+            until_ms = read_until(
+                {"until": end_of_day(given["until"])},
+                now_ms=self._services.now_ms(),
+                days_max=self._services.limits.viewer_days_max,
+            )
+            await self._services.books.allow(reader.address, viewer, until_ms=until_ms)
+        except Refusal as refusal:
+            if refusal.problem.code is not Code.VALIDATION_FAILED:
+                raise
+            errors = _errors_by_field(refusal.problem)
+            return await self._respond_wallets(request, reader, given=given, errors=errors)
+        return _lead_to("/my/wallets")
+
+    async def withdraw_viewer(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        viewer = parse_viewer(read_field(fields, "address"), reader.address)
+        await self._services.books.withdraw(reader.address, viewer)
+        return _lead_to("/my/wallets")
+
+    async def _respond_wallets(
+        self,
+        request: Request,
+        reader: Reader,
+        *,
+        given: Mapping[str, str] | None = None,
+        errors: Mapping[str, str] | None = None,
+    ) -> Response:
+        viewers = await self._services.books.list_viewers(reader.address)
+        wallets, are_more = await self._services.books.list_wallets(reader.address)
+        return self._respond(
+            request,
+            reader,
+            "my_wallets.j2",
+            status=_status_of_form(errors or {}),
+            viewers=view_permissions(viewers, of="viewer"),
+            wallets=view_permissions(wallets, of="wallet"),
+            are_more=are_more,
+            days_max=self._services.limits.viewer_days_max,
+            given=given or {"address": "", "until": ""},
+            errors=errors or {},
+        )
+
+    # ---- What they share.
+
+    async def _find_owner(self, request: Request, reader: Reader) -> Address:
+        """Whose books a page shows: the reader's, or those of the wallet in `wallet`, which has named the reader."""
+        named = request.query_params.get("wallet")
+        if not named:
+            return reader.address
+        try:
+            return await self._services.books.resolve_wallet(reader.address, Address.parse(named))
+        except ValueError as exc:
+            raise Refusal(_NO_WALLET) from exc
+
+    async def _view_filters(
+        self, reader: Reader, form: "ListForm", errors: Mapping[str, str]
+    ) -> BookFilterView:
+        wallets, _ = await self._services.books.list_wallets(reader.address)
+        own = str(reader.address)
+        addresses = [own, *(str(one.wallet) for one in wallets)]
+        chosen = form.given.get("wallet", own)
+        return BookFilterView(
+            role=form.given.get("role", "payer"),
+            api_id=form.given.get("apiId", ""),
+            status=form.given.get("status", ""),
+            from_day=form.given.get("from", ""),
+            to_day=form.given.get("to", ""),
+            wallets=tuple((one, one.lower() == chosen.lower()) for one in addresses),
+            errors=errors,
+            has_filters=any(form.given.get(name) for name in ("apiId", "status", "from", "to")),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListForm:
+    """The form of a list and its place in the list. `given`: the fields that are not empty, with days as `YYYY-MM-DD` in UTC. `as_of_ms`: the moment of the first page."""
+
+    given: Mapping[str, str]
+    offset: int
+    as_of_ms: int
+
+    @classmethod
+    def read(cls, request: Request, *, now_ms: int) -> "ListForm":
+        raw = request.scope["query_string"].decode("ascii", "replace")
+        pairs = dict(parse_qsl(raw, max_num_fields=100))
+        place = read_query(
+            ListPlace,
+            urlencode({name: pairs.pop(name) for name in ("offset", "asOf") if name in pairs}).encode(),
+        )
+        given = {name: value.strip() for name, value in pairs.items() if value.strip()}
+        as_of_ms = now_ms if place.as_of_ms is None else min(place.as_of_ms, now_ms)
+        return cls(given=given, offset=place.offset, as_of_ms=as_of_ms)
+
+    def parse(self, model: type[F]) -> tuple[F | None, Mapping[str, str]]:
+        """The filter of the list under `/api/v2`; None, with a sentence for each field, where it would refuse these."""
+        try:
+            return read_query(model, urlencode(self._as_query()).encode()), {}
+        except Refusal as refusal:
+            return None, {error.parameter or "": error.detail for error in reversed(refusal.problem.errors)}
+
+    def links(self, path: str) -> ListLinks:
+        return ListLinks(self.given, path=path, offset=self.offset, as_of_ms=self.as_of_ms)
+
+    def export(self, path: str) -> str:
+        """The path of the file with the same filter."""
+        query = urlencode(self._as_query())
+        return f"{path}?{query}" if query else path
+
+    def _as_query(self) -> Mapping[str, str]:
+        """The fields as the parameters of `/api/v2`: a day begins at its first and ends at its last millisecond in UTC."""
+        query = dict(self.given)
+        if _DAY.fullmatch(query.get("from", "")):
+            query["from"] += "T00:00:00.000Z"
+        if "to" in query:
+            query["to"] = end_of_day(query["to"])
+        return query
+
+
+def end_of_day(text: str) -> str:
+    """The last millisecond of a day in UTC; another text as it is."""
+    return f"{text}T23:59:59.999Z" if _DAY.fullmatch(text) else text
+
+
+class ListPlace(QueryModel):
+    """The place of a page in a list."""
+
+    offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
+    as_of_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="asOf")
+
+
+def _status_of_form(errors: Mapping[str, str]) -> int:
+    return status_of(Code.VALIDATION_FAILED) if errors else 200
+
+
+def _errors_by_field(problem: Problem) -> Mapping[str, str]:
+    """The sentences of a refused form, by the name of the field; under an empty name what belongs to none."""
+    if not problem.errors:
+        return {"": problem.detail}
+    return {
+        (error.pointer or f"/{error.parameter or ''}").removeprefix("/"): error.detail
+        for error in reversed(problem.errors)
+    }
+
+
+_NO_SIGNATURE = Problem(
+    code=Code.INVALID_SIGNATURE,
+    detail="The form has no signature. Open the page of the sign-in again and let your wallet sign the message.",
+)
+_NO_OUTCOME = Problem(
+    code=Code.VALIDATION_FAILED,
+    detail="The form names no outcome, or it was not confirmed. Open the page of the call and choose one.",
+)
+_NO_PAYMENT = Problem(
+    code=Code.PAYMENT_NOT_FOUND,
+    detail="The ledger has no payment of this wallet in this transaction. A payment is recorded when a call shows it first.",
+)
+_NO_WALLET = Problem(
+    code=Code.VALIDATION_FAILED, detail="`wallet` is no address of a wallet. It has 0x and 40 hex digits."
+)
