@@ -11,7 +11,7 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools docs image image-test release release-test audit sbom package format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test release release-test audit sbom package format schema bench scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -121,6 +121,10 @@ $(STAMPS)/docs: requirements/docs.txt
 
 docs: $(STAMPS)/python $(STAMPS)/docs   ## the documentation site, in .site/html
 	$(BIN)/python -m docsite.build --zensical $(CURDIR)/$(DOCS_VENV)/bin/zensical
+
+# promtool and the server come from Debian's package `prometheus`, unpacked into .stamps; without it the tests are skipped by name.
+alerts: install  ## the alert rules under promtool, and each expression over a gateway with traffic (options: ARGS="-k stories")
+	ALERTS=1 $(BIN)/python -m pytest -q -rs tests/deploy/test_alerts.py tests/deploy/test_promtool.py tests/live/test_prometheus.py $(ARGS)
 
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
 	@$(AUDIT) $(ARGS)

@@ -135,6 +135,8 @@ class Metrics:
         """Sets the series of a network to 0, so that the first event of each is an increase."""
         self.block_seconds.set(block_time_s, network)
         self.reorgs.add_amount(0, network)
+        for outcome in SERIES["tollway_settlements_total"].labels[1].values:
+            self.settlements.labels(network, outcome)
         for key in gas_keys:
             self.gas_spent.add_amount(0, network, key)
         for number in range(1, nodes + 1):

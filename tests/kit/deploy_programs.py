@@ -19,6 +19,8 @@ PACKAGES = {
     "caddy": ("caddy",),
     "buildah": ("buildah", "libgpgme11", "libassuan0", "libdevmapper1.02.1"),
     "mmdebstrap": ("mmdebstrap",),
+    "promtool": ("prometheus",),
+    "prometheus": ("prometheus",),
 }
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 UNPACK_DEADLINE_S = 120
