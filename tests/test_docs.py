@@ -15,9 +15,18 @@ from typer.models import OptionInfo
 
 from tests.kit.deploy_programs import run_check
 from tests.kit.page_blocks import PageBlock, read_blocks
+from tollway.chain.networks import PRESETS
 from tollway.cli.commands import COMMANDS, GROUPS, OPERATORS, CommandRow
 from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
-from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES, load_settings
+from tollway.config.settings import (
+    CLIENT_NAMES,
+    LIMIT_PREFIX,
+    OPERATOR_LIMITS,
+    PREFIX,
+    SETTING_NAMES,
+    load_settings,
+)
+from tollway.config.values import gas_keys_name, rpc_name
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS
 from tollway.metric_table import PROCESS_SERIES, SERIES
@@ -126,6 +135,32 @@ def test_every_command_exists_with_its_options(page: Path) -> None:
             f"{row.name} {name}" for name in re.findall(r"(?<!\S)(--[a-z-]+)", text) if name not in options
         ]
     assert wrong == []
+
+
+DEPLOY_NAMES = frozenset({"TOLLWAY_DOMAIN", "TOLLWAY_GATEWAYS", "TOLLWAY_IMAGE"})
+"""Variables of Compose and of Caddy."""
+
+
+def variable_names() -> set[str]:
+    """Every variable that the gateway or a command reads."""
+    names = {
+        *(name.upper() for name in SETTING_NAMES),
+        *(LIMIT_PREFIX + limit.name.upper() for limit in OPERATOR_LIMITS),
+        *(named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)),
+        *CLIENT_NAMES,
+    }
+    return {PREFIX + name for name in names} | DEPLOY_NAMES
+
+
+@pytest.mark.parametrize(
+    "page",
+    [*COMMAND_PAGES, *sorted((ROOT / "docs" / "runbooks").glob("*.md"))],
+    ids=lambda path: path.relative_to(ROOT).as_posix(),
+)
+def test_every_variable_of_a_page_exists(page: Path) -> None:
+    written = set(re.findall(r"\bTOLLWAY_[A-Z0-9_]*[A-Z0-9]", page.read_text()))
+    prefixes = {PREFIX + LIMIT_PREFIX.rstrip("_")}
+    assert written - variable_names() - prefixes == set()
 
 
 def find_command(words: list[str]) -> CommandRow | None:
