@@ -240,7 +240,9 @@ class DemoGuide:
         usdc, tollway = self.playground.usdc, find_program()
         yield "The demo keeps running. Ctrl-C stops everything that it started."
         yield ""
-        yield f"   web page  {self.gateway_url}/"
+        yield f"   web page  {self.gateway_url}/apis/{self.api_id}"
+        yield f'             Click "Pay 0.01 {usdc.symbol} and call". The wallet of the browser needs a key of this chain, such as the one in {self.key_file}'
+        yield f"   all APIs  {self.gateway_url}/"
         yield f"   contract  {self.gateway_url}/docs"
         yield f"   chain     {self.playground.rpc_url} (chain id {usdc.chain_id}), {usdc.symbol} {self.playground.token.address}"
         yield ""
@@ -492,7 +494,13 @@ async def _serving(app: App) -> AsyncIterator[None]:
 def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Settings:
     """The settings of the demo's gateway: SQLite in `folder`, the test chain, private endpoints, open registration without limits, every
     rail. `gas_key`: in hex, of a funded account that nothing else uses."""
-    network = {"preset": "sandbox", "rpc_urls": [rpc_url], "confirmations": 1, "gas_keys": [gas_key]}
+    network = {
+        "preset": "sandbox",
+        "rpc_urls": [rpc_url],
+        "wallet_rpc_url": rpc_url,
+        "confirmations": 1,
+        "gas_keys": [gas_key],
+    }
     return Settings.model_validate(
         {
             "public_url": f"http://{HOST}:{port}",

@@ -3,6 +3,7 @@
 Each asks the same services as its sister under `/api/v2` and hands frozen records to a template; none sends a request to this gateway. Every page is whole without JavaScript.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -22,6 +23,7 @@ from tollway.registry.quality import QualityRecords, day_of, summarise_days
 from tollway.web.discovery_routes import DocumentRoutes, DocumentServices
 from tollway.web.listing_routes import find_public_listing, parse_listing_query
 from tollway.web.network_routes import NetworkServices, describe_networks, describe_status
+from tollway.web.page_call_form import WORDS, make_call_form
 from tollway.web.page_problems import name_of_code
 from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_snippets import write_snippets
@@ -149,6 +151,8 @@ class PageRoutes:
             chart=view_calls_by_day(days, series=("succeeded", "failed"), summary=""),
             calls=sum(day.calls for day in days),
             snippets=write_snippets(view, operation),
+            form=make_call_form(view, operation, self._services.profiles),
+            words=_WORDS,
             operation=next((one for one in api.operations if one.is_chosen), api.operations[0]),
         )
 
@@ -222,6 +226,7 @@ def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) 
     return found or operations[0]
 
 
+_WORDS = json.dumps(dict(WORDS), ensure_ascii=False)
 _NO_PROVIDER = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="This is no address of a wallet. It has 0x and 40 hex digits.",

@@ -57,3 +57,187 @@ export async function ask(wallet, method, params = [], onSilence = () => {}) {
 export function toHex(text) {
   return "0x" + Array.from(new TextEncoder().encode(text), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
+
+// ---- Paying.
+
+const ANNOUNCE_MS = 150;
+const UNKNOWN_CHAIN = 4902;
+
+/** @typedef {{ chainId: number, name: string, network: object | null }} Chain */
+
+/** A request that the wallet did not grant. `kind`: declined, wrongChain, unknownChain or failed. */
+export class WalletRefused extends Error {
+  /** @param {"declined" | "wrongChain" | "unknownChain" | "failed"} kind @param {string} [text] */
+  constructor(kind, text = "") {
+    super(text);
+    this.kind = kind;
+  }
+}
+
+/** @type {Wallet[] | null} */
+let known = null;
+
+/** The wallets of this browser. They announce late in some browsers, so the first call starts to listen and waits a moment. @returns {Promise<Wallet[]>} */
+export async function findWallets() {
+  if (known === null) {
+    known = [];
+    watchWallets((found) => {
+      known = found;
+    });
+  }
+  dispatchEvent(new Event("eip6963:requestProvider"));
+  if (!known.length) await new Promise((resolve) => setTimeout(resolve, ANNOUNCE_MS));
+  return known;
+}
+
+/**
+ * `ask`, with every failure as a `WalletRefused`.
+ * @param {Wallet} wallet @param {string} method @param {unknown[]} params @param {() => void} [onSilence] @returns {Promise<any>}
+ */
+async function grant(wallet, method, params, onSilence) {
+  try {
+    return await ask(wallet, method, params, onSilence);
+  } catch (error) {
+    const inner = /** @type {any} */ (error)?.data?.originalError;
+    if (error instanceof Declined || codeOf(inner) === DECLINED) throw new WalletRefused("declined");
+    if (codeOf(error) === UNKNOWN_CHAIN || codeOf(inner) === UNKNOWN_CHAIN) throw new WalletRefused("unknownChain");
+    throw new WalletRefused("failed", String(/** @type {any} */ (error)?.message ?? error).slice(0, 200));
+  }
+}
+
+/** The account in use. @param {Wallet} wallet @param {() => void} onSilence @returns {Promise<string>} */
+export async function connect(wallet, onSilence) {
+  const accounts = await grant(wallet, "eth_requestAccounts", [], onSilence);
+  const account = Array.isArray(accounts) ? accounts[0] : null;
+  if (typeof account !== "string" || !/^0x[0-9a-fA-F]{40}$/.test(account)) throw new WalletRefused("failed", "no account");
+  return account;
+}
+
+/**
+ * Moves the wallet to a chain, adding it where the wallet does not know it. Adding does not promise switching, so the chain is read once more: a signature for
+ * another chain can hang without a word.
+ * @param {Wallet} wallet @param {Chain} chain @param {() => void} onSilence
+ */
+export async function moveToChain(wallet, chain, onSilence) {
+  if ((await readChain(wallet)) === chain.chainId) return;
+  const target = [{ chainId: "0x" + chain.chainId.toString(16) }];
+  try {
+    await grant(wallet, "wallet_switchEthereumChain", target, onSilence);
+  } catch (error) {
+    if (!(error instanceof WalletRefused) || error.kind !== "unknownChain" || !chain.network) throw error;
+    await grant(wallet, "wallet_addEthereumChain", [chain.network], onSilence);
+    if ((await readChain(wallet)) !== chain.chainId) await grant(wallet, "wallet_switchEthereumChain", target, onSilence);
+  }
+  if ((await readChain(wallet)) !== chain.chainId) throw new WalletRefused("wrongChain");
+}
+
+/** @param {Wallet} wallet @returns {Promise<number>} */
+export async function readChain(wallet) {
+  return Number(await grant(wallet, "eth_chainId", []));
+}
+
+/** The balance of a token in base units; null where the wallet cannot read it. @param {Wallet} wallet @param {string} token @param {string} owner */
+export async function readBalance(wallet, token, owner) {
+  try {
+    const data = "0x70a08231" + owner.slice(2).toLowerCase().padStart(64, "0");
+    const answer = await grant(wallet, "eth_call", [{ to: token, data }, "latest"]);
+    return /^0x[0-9a-fA-F]{1,64}$/.test(answer) ? BigInt(answer) : null;
+  } catch (error) {
+    if (error instanceof WalletRefused && error.kind === "declined") throw error;
+    return null;
+  }
+}
+
+/** Signs EIP-712 data. @param {Wallet} wallet @param {string} account @param {object} typed @param {() => void} onSilence @returns {Promise<string>} */
+export async function signTyped(wallet, account, typed, onSilence) {
+  return toSignature(await grant(wallet, "eth_signTypedData_v4", [account, JSON.stringify(typed)], onSilence));
+}
+
+/** @param {unknown} value */
+function toSignature(value) {
+  if (typeof value !== "string" || !/^0x(?:[0-9a-fA-F]{2})+$/.test(value)) throw new WalletRefused("failed", "no signature");
+  return value;
+}
+
+/**
+ * Sends one transfer: of a token, or of the native currency where `token` is null. Returns the transaction hash.
+ * @param {Wallet} wallet @param {{ from: string, token: string | null, to: string, amount: bigint }} transfer @param {() => void} onSilence
+ * @returns {Promise<string>}
+ */
+export async function sendTransfer(wallet, { from, token, to, amount }, onSilence) {
+  const data = "0xa9059cbb" + to.slice(2).toLowerCase().padStart(64, "0") + amount.toString(16).padStart(64, "0");
+  const transaction = token ? { from, to: token, value: "0x0", data } : { from, to, value: "0x" + amount.toString(16) };
+  const hash = await grant(wallet, "eth_sendTransaction", [transaction], onSilence);
+  if (typeof hash !== "string" || !/^0x[0-9a-fA-F]{64}$/.test(hash)) throw new WalletRefused("failed", "no transaction hash");
+  return hash;
+}
+
+/** Whether a transaction is mined: null while it is not, else whether it succeeded. @param {Wallet} wallet @param {string} hash */
+export async function readReceipt(wallet, hash) {
+  const receipt = await grant(wallet, "eth_getTransactionReceipt", [hash]);
+  return receipt === null || receipt === undefined ? null : receipt.status === "0x1";
+}
+
+// ---- Keccak-256 (the original padding), for the hash of a request body. Plain and slow: a body of a form is short.
+
+const RATE = 136;
+const MASK = (1n << 64n) - 1n;
+const ROTATIONS = [0, 1, 62, 28, 27, 36, 44, 6, 55, 20, 3, 10, 43, 25, 39, 41, 45, 15, 21, 8, 18, 2, 61, 56, 14];
+
+/** @returns {bigint[]} */
+function makeRoundConstants() {
+  const constants = [];
+  let bits = 1;
+  for (let round = 0; round < 24; round++) {
+    let constant = 0n;
+    for (let j = 0; j < 7; j++) {
+      if (bits & 1) constant |= 1n << BigInt((1 << j) - 1);
+      bits = (bits << 1) ^ (bits & 0x80 ? 0x171 : 0);
+    }
+    constants.push(constant);
+  }
+  return constants;
+}
+
+const ROUND_CONSTANTS = makeRoundConstants();
+
+/** @param {bigint} lane @param {number} by */
+const rotate = (lane, by) => ((lane << BigInt(by)) | (lane >> BigInt(64 - by))) & MASK;
+
+/** @param {bigint[]} state */
+function permute(state) {
+  for (const constant of ROUND_CONSTANTS) {
+    const columns = [0, 1, 2, 3, 4].map((x) => state[x] ^ state[x + 5] ^ state[x + 10] ^ state[x + 15] ^ state[x + 20]);
+    for (let i = 0; i < 25; i++) state[i] ^= columns[(i + 4) % 5] ^ rotate(columns[(i + 1) % 5], 1);
+    /** @type {bigint[]} */
+    const moved = new Array(25);
+    for (let i = 0; i < 25; i++) {
+      const x = i % 5;
+      const y = (i - x) / 5;
+      moved[y + 5 * ((2 * x + 3 * y) % 5)] = rotate(state[i], ROTATIONS[i]);
+    }
+    for (let i = 0; i < 25; i++) {
+      const row = i - (i % 5);
+      state[i] = moved[i] ^ (~moved[row + ((i + 1) % 5)] & MASK & moved[row + ((i + 2) % 5)]);
+    }
+    state[0] ^= constant;
+  }
+}
+
+/** @param {Uint8Array} bytes @returns {string} 0x and 64 hex digits */
+export function keccak256(bytes) {
+  const padded = new Uint8Array(Math.ceil((bytes.length + 1) / RATE) * RATE);
+  padded.set(bytes);
+  padded[bytes.length] ^= 0x01;
+  padded[padded.length - 1] ^= 0x80;
+  const view = new DataView(padded.buffer);
+  /** @type {bigint[]} */
+  const state = new Array(25).fill(0n);
+  for (let start = 0; start < padded.length; start += RATE) {
+    for (let lane = 0; lane < RATE / 8; lane++) state[lane] ^= view.getBigUint64(start + lane * 8, true);
+    permute(state);
+  }
+  const out = new DataView(new ArrayBuffer(32));
+  for (let lane = 0; lane < 4; lane++) out.setBigUint64(lane * 8, state[lane], true);
+  return "0x" + [...new Uint8Array(out.buffer)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}

@@ -1,0 +1,237 @@
+"""The form of one operation on its page, and what its module needs to pay for the call. Pure.
+
+The module compares every 402 with this record: it signs for no other payee, token, chain or amount than the page has shown.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tollway.chain.networks import NetworkProfile
+from tollway.discovery.listing_view import ListingView
+from tollway.discovery.operations import ApiOperation, Argument
+from tollway.discovery.requests import example_arguments
+from tollway.discovery.safe_text import clean_line
+from tollway.ids import ChainId
+from tollway.money import format_decimal
+
+HINT_LENGTH_MAX = 160
+CHOICES_MAX = 100
+METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallField:
+    """An argument as a form field. `kind`: text, number, choice or json. `is_exploded`: a list becomes several parameters."""
+
+    id: str
+    label: str
+    place: str
+    parameter: str
+    kind: str
+    value: str
+    hint: str
+    choices: tuple[str, ...]
+    is_required: bool
+    is_whole: bool
+    is_exploded: bool
+    least: str
+    most: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallForm:
+    """`settings`: JSON for the module. `body_type`: None without a body. `ways`: what can be chosen, the first one first."""
+
+    method: str
+    path: str
+    methods: tuple[str, ...]
+    fields: tuple[CallField, ...]
+    body_type: str | None
+    body: str
+    is_body_required: bool
+    is_any: bool
+    is_free: bool
+    price: str
+    currency: str
+    ways: tuple[tuple[str, str, str], ...]
+    settings: str
+
+
+def make_call_form(
+    view: ListingView, operation: ApiOperation, profiles: Mapping[ChainId, NetworkProfile]
+) -> CallForm:
+    """The form of an operation. Its values are those of the operation's example."""
+    values = example_arguments(operation) or {}
+    body = next((one for one in operation.arguments if one.place == "body"), None)
+    ways = _list_ways(view, operation, profiles)
+    settings = {
+        "apiId": view.listing.id,
+        "gateway": view.public_url,
+        "method": operation.method,
+        "path": operation.path,
+        "price": operation.price.text,
+        "currency": view.listing.currency,
+        "ways": ways,
+    }
+    return CallForm(
+        method=operation.method,
+        path=operation.path or "/",
+        methods=METHODS if operation.is_any else (),
+        fields=tuple(
+            _make_field(number, operation, one, values)
+            for number, one in enumerate(operation.arguments)
+            if one.place != "body"
+        ),
+        body_type=operation.body_type or ("application/json" if operation.is_any else None),
+        body=_text_of(values[body.name]) if body is not None and body.name in values else "",
+        is_body_required=body is not None and body.is_required,
+        is_any=operation.is_any,
+        is_free=operation.price.is_free,
+        price=operation.price.text,
+        currency=view.listing.currency,
+        ways=tuple((way["id"], way["rail"], way["name"]) for way in ways),
+        settings=json.dumps(settings),
+    )
+
+
+def _make_field(
+    number: int, operation: ApiOperation, argument: Argument, values: Mapping[str, Any]
+) -> CallField:
+    schema = operation.input_schema.get("properties", {}).get(argument.name)
+    schema = schema if isinstance(schema, Mapping) else {}
+    kind, choices = _kind_of(schema)
+    value = _text_of(values[argument.name]) if argument.name in values else ""
+    return CallField(
+        id=f"argument-{number}",
+        label=clean_line(argument.parameter, 80),
+        place=argument.place,
+        parameter=argument.parameter,
+        kind=kind,
+        value=value,
+        hint=clean_line(schema.get("description"), HINT_LENGTH_MAX),
+        choices=choices,
+        is_required=argument.is_required,
+        is_whole=schema.get("type") == "integer",
+        is_exploded=argument.is_exploded,
+        least=_number_of(schema.get("minimum")),
+        most=_number_of(schema.get("maximum")),
+    )
+
+
+def _kind_of(schema: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    allowed = schema.get("enum")
+    if isinstance(allowed, list) and 0 < len(allowed) <= CHOICES_MAX:
+        return "choice", tuple(_text_of(one) for one in allowed)
+    match schema.get("type"):
+        case "boolean":
+            return "choice", ("true", "false")
+        case "integer" | "number":
+            return "number", ()
+        case "array" | "object":
+            return "json", ()
+        case _:
+            return "text", ()
+
+
+def _text_of(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _number_of(value: Any) -> str:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else ""
+
+
+def _list_ways(
+    view: ListingView, operation: ApiOperation, profiles: Mapping[ChainId, NetworkProfile]
+) -> list[dict[str, Any]]:
+    """The ways to pay this operation, signatures before transactions; each with what a wallet needs to know of its network."""
+    options = view.options.get(operation.price.nano, ()) if not operation.price.is_free else ()
+    ways = [_describe_way(option, profiles.get(ChainId(option["chainId"]))) for option in options]
+    return sorted(ways, key=lambda way: way["rail"] != "x402")
+
+
+def _describe_way(option: Mapping[str, Any], profile: NetworkProfile | None) -> dict[str, Any]:
+    name = profile.name if profile else option["network"]
+    explorer = (profile.explorer_url or "").rstrip("/") if profile else ""
+    return {
+        "id": f"{option['rail']}-{option['chainId']}-{option.get('token', 'native')}",
+        "rail": option["rail"],
+        "name": name,
+        "chainId": option["chainId"],
+        "token": option.get("token"),
+        "symbol": option["symbol"],
+        "decimals": option["decimals"],
+        "amount": option["amount"],
+        "price": format_decimal(int(option["amount"]), decimals=option["decimals"]),
+        "payTo": option["payTo"],
+        "explorer": f"{explorer}/tx/" if explorer else None,
+        "network": _describe_network(option["chainId"], profile),
+    }
+
+
+def _describe_network(chain_id: int, profile: NetworkProfile | None) -> dict[str, Any] | None:
+    """The parameter of `wallet_addEthereumChain` (EIP-3085); None where the settings have no RPC URL for wallets."""
+    if profile is None or profile.wallet_rpc_url is None or profile.native_symbol is None:
+        return None
+    return {
+        "chainId": hex(chain_id),
+        "chainName": profile.name,
+        "nativeCurrency": {
+            "name": profile.native_symbol,
+            "symbol": profile.native_symbol,
+            "decimals": profile.native_decimals,
+        },
+        "rpcUrls": [profile.wallet_rpc_url],
+        "blockExplorerUrls": [profile.explorer_url] if profile.explorer_url else [],
+    }
+
+
+WORDS: Mapping[str, str] = {
+    "pay": "Pay {0} and call",
+    "call": "Call",
+    "again": "Ask again",
+    "price": "Price",
+    "free": "free",
+    "to": "To",
+    "from": "From",
+    "network": "Network",
+    "credit": "Credit",
+    "left": "Left",
+    "signed": "Signed",
+    "nothingMoved": "Signed. Nothing has moved.",
+    "sent": "Paid in",
+    "answer": "Answer",
+    "callId": "Call",
+    "transaction": "Transaction",
+    "declined": "You declined. Nothing has moved.",
+    "noWallet": "No wallet was found in this browser. Install one, or open this page in the browser of your wallet; or use one of the programs below.",
+    "choose": "Choose a wallet:",
+    "silent": "The wallet does not respond. Look at your wallet: it may wait for you in a window of its own.",
+    "wrongChain": "The wallet stays on another network. Choose {0} (chain id {1}) in your wallet, then try again.",
+    "unknownChain": "The wallet does not know {0} (chain id {1}). Add the network in your wallet, then try again.",
+    "tooLittle": "The wallet has {0} and the call costs {1} on {2}. Send some to this address:",
+    "dearer": "The price is now {0}; this page showed {1}. Press the button again to pay it.",
+    "differs": "The gateway asks for another payment than this page shows. Nothing was signed. Reload the page.",
+    "noWay": "No way to pay that this page shows is open now. Nothing was signed.",
+    "accountChanged": "The wallet changed its account. Nothing was signed. Try again.",
+    "walletFailed": "The wallet failed: {0}",
+    "waiting": "Asking again in {0} s. Nothing new is signed.",
+    "pending": "A payment of this page has no result yet. Ask again: the same payment is sent, nothing new is signed.",
+    "sendingUnknown": "The page was closed while your wallet sent a payment. Look at your wallet: if it shows the transfer, enter its transaction hash below.",
+    "reverted": "The transaction failed. Only its network fee was paid.",
+    "released": "You were not charged.",
+    "charged": "You were charged {0}.",
+    "held": "The price is held until the outcome of the call is known. Ask again later.",
+    "unreachable": "The gateway does not respond.",
+    "download": "Download the answer ({0} bytes)",
+    "cut": "Only the beginning is shown.",
+    "problem": "What this means",
+    "CHARGED": "CHARGED",
+    "RELEASED": "RELEASED",
+    "HELD": "HELD",
+    "FAILED": "FAILED",
+    "FREE": "FREE",
+}
+"""The sentences of the module, by key. `{0}` and `{1}` are filled in by it."""

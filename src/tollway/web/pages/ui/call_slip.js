@@ -1,0 +1,250 @@
+// The slip of one call: its request from the form, the toll ticket that is printed line by line, and the answer. All of it writes text, never markup.
+
+const SHOWN_BYTES = 64 * 1024;
+const KEPT_BYTES = 64 * 1024 * 1024;
+
+/** @typedef {"charged" | "released" | "held" | "failed" | "free"} StampState */
+
+export class CallSlip {
+  /** @param {HTMLElement} root the element with the role `log` */
+  constructor(root) {
+    this.root = root;
+    this.frame = /** @type {HTMLElement} */ (root.closest("[data-ticket]"));
+  }
+
+  /** Begins a new slip. */
+  clear() {
+    this.root.replaceChildren();
+    this.frame.hidden = false;
+  }
+
+  /**
+   * A line with a label. The returned function replaces its value.
+   * @param {string} label
+   * @param {string} value
+   * @param {string | null} [href]
+   */
+  line(label, value, href = null) {
+    const name = document.createElement("span");
+    name.textContent = label;
+    const content = document.createElement("span");
+    if (href) {
+      const link = document.createElement("a");
+      link.href = href;
+      link.rel = "noreferrer noopener";
+      link.target = "_blank";
+      link.textContent = value;
+      content.append(link);
+    } else {
+      content.textContent = value;
+    }
+    const line = document.createElement("p");
+    line.className = "ticket-line";
+    line.append(name, content);
+    this.root.append(line);
+    return (/** @type {string} */ text) => {
+      content.textContent = text;
+    };
+  }
+
+  /**
+   * A sentence. The returned function replaces it.
+   * @param {string} text
+   * @param {boolean} [isBad]
+   */
+  note(text, isBad = false) {
+    const note = document.createElement("p");
+    note.className = isBad ? "ticket-note bad" : "ticket-note";
+    note.textContent = text;
+    this.root.append(note);
+    return (/** @type {string} */ changed) => {
+      note.textContent = changed;
+    };
+  }
+
+  /**
+   * Buttons of a choice; resolves with the chosen position.
+   * @param {string} text
+   * @param {string[]} labels
+   * @returns {Promise<number>}
+   */
+  choose(text, labels) {
+    this.note(text);
+    const row = document.createElement("p");
+    row.className = "ticket-choices";
+    this.root.append(row);
+    return new Promise((resolve) => {
+      labels.forEach((label, position) => {
+        const button = document.createElement("button");
+        button.type = "button";
+        button.textContent = label;
+        button.addEventListener("click", (event) => {
+          if (!event.isTrusted) return;
+          row.remove();
+          resolve(position);
+        });
+        row.append(button);
+      });
+    });
+  }
+
+  /**
+   * The stamp at the end of a slip.
+   * @param {StampState} state
+   * @param {string} word
+   */
+  stamp(state, word) {
+    const stamp = document.createElement("strong");
+    stamp.className = `stamp ${state}`;
+    stamp.textContent = word;
+    const place = document.createElement("p");
+    place.className = "stamp-place";
+    place.append(stamp);
+    this.root.append(place);
+    document.querySelector(".brand .gate")?.classList.toggle("open", state === "charged" || state === "free");
+  }
+}
+
+// ---- The request and the answer.
+
+/** @typedef {{ method: string, target: string, headers: Record<string, string>, body: string | null }} CallRequest */
+
+/** The request of a form. @param {HTMLFormElement} form @param {{ apiId: string, method: string, path: string }} operation @returns {CallRequest} */
+export function readForm(form, operation) {
+  const given = new FormData(form);
+  let method = operation.method;
+  let path = operation.path;
+  /** @type {string[]} */
+  const query = [];
+  /** @type {Record<string, string>} */
+  const headers = {};
+  if (given.has("any-method")) {
+    method = String(given.get("any-method"));
+    path = toPath(String(given.get("any-path") ?? ""));
+  }
+  for (const found of form.querySelectorAll("[data-place]")) {
+    const field = /** @type {HTMLInputElement} */ (found);
+    const { place, parameter = "", kind, exploded } = field.dataset;
+    const text = field.value;
+    if (text === "" && !field.required) continue;
+    if (place === "path") path = path.replace(`{${parameter}}`, () => encodeURIComponent(text));
+    else if (place === "header") headers[parameter] = text;
+    else query.push(...toPairs(parameter, text, kind === "json", exploded !== undefined));
+  }
+  const body = given.has("body") && String(given.get("body")) !== "" && !["GET", "HEAD"].includes(method) ? String(given.get("body")) : null;
+  if (body !== null) headers["content-type"] = form.dataset.bodyType ?? "application/json";
+  const whole = encodeURI(path).replaceAll("%25", "%") + (query.length ? (path.includes("?") ? "&" : "?") + query.join("&") : "");
+  return { method, target: toTarget(operation.apiId, whole), headers, body };
+}
+
+/** The target as the browser sends it, byte for byte: a bound signature covers it. @param {string} apiId @param {string} text */
+function toTarget(apiId, text) {
+  const start = `${location.origin}/api/v2/gateway/${apiId}`;
+  const { href } = new URL(start + text);
+  if (!href.startsWith(start)) throw new TypeError("the path leaves the API");
+  return href.slice(start.length);
+}
+
+/** @param {string} text */
+function toPath(text) {
+  return text === "" || text.startsWith("/") || text.startsWith("?") ? text : "/" + text;
+}
+
+/** A query parameter by OpenAPI's `form` style: a list, a JSON list or one value. @param {string} name @param {string} text @param {boolean} isJson @param {boolean} isExploded */
+function toPairs(name, text, isJson, isExploded) {
+  /** @type {unknown} */
+  let value = text;
+  if (isJson) {
+    try {
+      value = JSON.parse(text);
+    } catch {
+      value = text.split(",");
+    }
+  }
+  const key = encodeURIComponent(name);
+  const show = (/** @type {unknown} */ one) => encodeURIComponent(typeof one === "string" ? one.trim() : JSON.stringify(one));
+  if (!Array.isArray(value)) return [`${key}=${show(value)}`];
+  return isExploded ? value.map((one) => `${key}=${show(one)}`) : [`${key}=${value.map(show).join(",")}`];
+}
+
+/** Sends a request to the gateway, without cookies. @param {string} apiId @param {CallRequest} request @param {Record<string, string>} more @returns {Promise<Response>} */
+export function sendCall(apiId, request, more) {
+  return fetch(`/api/v2/gateway/${apiId}${request.target}`, {
+    method: request.method,
+    headers: { ...request.headers, ...more },
+    body: request.body,
+    credentials: "omit",
+    cache: "no-store",
+    redirect: "manual",
+  });
+}
+
+/** A problem of the gateway; null for an answer of the API. @param {Response} response @returns {Promise<any>} */
+export async function readProblem(response) {
+  if (response.headers.get("content-type") !== "application/problem+json") return null;
+  try {
+    const problem = await response.clone().json();
+    return typeof problem.code === "string" && typeof problem.requestId === "string" ? problem : null;
+  } catch {
+    return null;
+  }
+}
+
+/**
+ * Shows an answer as it comes: JSON indented, other text as it is, anything else as a download.
+ * @param {Response} response @param {HTMLElement} place @param {Record<string, string>} words
+ */
+export async function showAnswer(response, place, words) {
+  place.replaceChildren();
+  const type = (response.headers.get("content-type") ?? "").toLowerCase();
+  const isJson = /[/+]json\b/.test(type);
+  const isText = isJson || type.startsWith("text/") || /[/+](xml|javascript|x-ndjson)\b/.test(type);
+  const output = document.createElement("pre");
+  output.className = "scroll";
+  output.tabIndex = 0;
+  output.setAttribute("role", "region");
+  output.setAttribute("aria-label", words.answer);
+  /** @type {BlobPart[]} */
+  const chunks = [];
+  let kept = 0;
+  let shown = "";
+  const decoder = new TextDecoder();
+  const reader = response.body?.getReader();
+  while (reader) {
+    const { done, value } = await reader.read();
+    if (done) break;
+    if (kept < KEPT_BYTES) chunks.push(value);
+    kept += value.length;
+    if (isText && shown.length < SHOWN_BYTES) {
+      if (!shown && !output.isConnected) place.append(output);
+      shown = (shown + decoder.decode(value, { stream: true })).slice(0, SHOWN_BYTES);
+      output.textContent = shown;
+    }
+  }
+  if (isJson && kept <= SHOWN_BYTES) output.textContent = indent(shown);
+  if (isText && kept <= SHOWN_BYTES) return;
+  if (isText) {
+    const cut = document.createElement("p");
+    cut.textContent = words.cut;
+    place.append(cut);
+  }
+  if (kept > 0) place.append(makeDownload(chunks, words.download.replace("{0}", String(kept))));
+}
+
+/** @param {string} text */
+function indent(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** @param {BlobPart[]} chunks @param {string} label */
+function makeDownload(chunks, label) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob(chunks, { type: "application/octet-stream" }));
+  link.download = "answer";
+  link.textContent = label;
+  return link;
+}

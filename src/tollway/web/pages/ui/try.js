@@ -1,0 +1,547 @@
+// Pay and try: calls one operation, pays for it from a wallet where it must be paid, and prints every step on the toll ticket.
+//
+// Two rules carry it. Nothing is signed for another payee, token, chain or amount than the page has shown. And while a payment may still move, it is sent again as it is:
+// a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
+
+import { CallSlip, readForm, readProblem, sendCall, showAnswer } from "./call_slip.js";
+import { WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, sendTransfer, signTyped } from "./wallet.js";
+
+const DEAD_MS = 500;
+const ATTEMPTS_MAX = 60;
+const WAIT_MAX_S = 30;
+const RECEIPT_POLL_MS = 1_000;
+const BOUND_VALID_S = 240;
+
+/** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
+/** @typedef {import("./call_slip.js").CallRequest} CallRequest */
+/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string }} Intent */
+
+/** The flow ended with a sentence for the reader. */
+class Stop extends Error {}
+
+class TryPanel {
+  /** @param {HTMLFormElement} form */
+  constructor(form) {
+    this.form = form;
+    this.settings = JSON.parse(form.dataset.call ?? "{}");
+    /** @type {Record<string, string>} */
+    this.words = JSON.parse(form.dataset.words ?? "{}");
+    /** @type {Way[]} */
+    this.ways = this.settings.ways;
+    this.button = /** @type {HTMLButtonElement} */ (form.querySelector("[data-pay]"));
+    this.answer = /** @type {HTMLElement} */ (document.querySelector("[data-answer]"));
+    this.recovery = /** @type {HTMLElement} */ (form.querySelector("[data-recovery]"));
+    this.slip = new CallSlip(/** @type {HTMLElement} */ (document.querySelector("[data-slip]")));
+    this.place = `tollway ${this.settings.apiId}`;
+    /** @type {Map<string, string>} the amount that the reader has agreed to, by way */
+    this.agreed = new Map(this.ways.map((way) => [way.id, way.amount]));
+    this.isBusy = false;
+    // A script's `click()` and `requestSubmit()` cause a trusted submit event, so it is the click that must be trusted.
+    let isPressed = false;
+    this.button.addEventListener("click", (event) => {
+      isPressed = event.isTrusted;
+    });
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const isReal = isPressed;
+      isPressed = false;
+      if (isReal && !this.isBusy && !this.button.disabled) void this.run(() => this.start());
+    });
+    addEventListener("visibilitychange", () => document.visibilityState === "visible" && this.rest());
+    addEventListener("focus", () => this.rest());
+    form.hidden = false;
+    this.rest();
+    const intent = this.readIntent();
+    if (intent) this.offerToAskAgain(intent);
+  }
+
+  /** The button is dead for a moment after the page came to the front: a click meant for another window must not pay. */
+  rest() {
+    this.button.disabled = true;
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => {
+      this.button.disabled = this.isBusy;
+    }, DEAD_MS);
+  }
+
+  /** @param {string} key @param {...string} given */
+  say(key, ...given) {
+    return given.reduce((text, value, position) => text.replaceAll(`{${position}}`, value), this.words[key] ?? key);
+  }
+
+  /** Runs a flow with the button disabled, and prints how it ended. @param {() => Promise<void>} flow */
+  async run(flow) {
+    this.isBusy = this.button.disabled = true;
+    try {
+      await flow();
+    } catch (error) {
+      this.slip.note(this.explain(error), true);
+    } finally {
+      this.isBusy = false;
+      clearTimeout(this.timer);
+      this.button.disabled = false;
+    }
+  }
+
+  /** @param {unknown} error */
+  explain(error) {
+    if (error instanceof Stop) return error.message;
+    if (error instanceof WalletRefused) {
+      const way = this.chosenWay();
+      const given = way ? [way.name, String(way.chainId)] : [];
+      if (error.kind === "failed") return this.say("walletFailed", error.message);
+      return this.say(error.kind, ...given);
+    }
+    return this.say("unreachable");
+  }
+
+  chosenWay() {
+    const chosen = new FormData(this.form).get("way");
+    return this.ways.find((way) => way.id === chosen) ?? this.ways[0];
+  }
+
+  // ---- The steps.
+
+  async start() {
+    const known = this.readIntent();
+    if (known) return this.resume(known);
+    const request = readForm(this.form, this.settings);
+    this.slip.clear();
+    this.answer.replaceChildren();
+    const credit = this.readCredit();
+    const response = await sendCall(this.settings.apiId, request, {});
+    if (response.status !== 402) return this.finishUnpaid(response);
+    const terms = await readProblem(response);
+    const way = this.chosenWay();
+    if (!terms || !way) throw new Stop(terms ? this.say("noWay") : this.say("differs"));
+    const option = this.compare(way, terms);
+    this.slip.line(this.words.price, `${terms.payment.amount} ${terms.payment.currency}`);
+    this.slip.line(this.words.to, option.payTo);
+    if (credit && credit.way.id === way.id && BigInt(credit.units) >= BigInt(option.amount)) return this.payByCredit(way, option, request, credit);
+    const { provider, from } = await this.openWallet(way);
+    if (way.rail === "x402") return this.payBySignature(way, option, request, response, provider, from);
+    return this.payByTransaction(way, option, request, provider, from);
+  }
+
+  /** A call that needs no payment, or that is refused. @param {Response} response */
+  async finishUnpaid(response) {
+    const problem = await readProblem(response);
+    if (problem) throw this.describe(problem);
+    this.slip.line(this.words.price, this.words.free);
+    this.printHead(response);
+    this.slip.stamp("free", this.words.FREE);
+    await showAnswer(response, this.answer, this.words);
+  }
+
+  /** The option of a 402 for the chosen way. Another payee or token stops; another price is asked for again. @param {Way} way @param {any} terms */
+  compare(way, terms) {
+    const options = Array.isArray(terms.payment?.options) ? terms.payment.options : [];
+    const same = options.filter((/** @type {any} */ one) => one.rail === way.rail && one.chainId === way.chainId && lower(one.token) === lower(way.token));
+    if (!same.length) throw new Stop(this.say(options.length ? "differs" : "noWay"));
+    const option = same.find((/** @type {any} */ one) => lower(one.payTo) === lower(way.payTo));
+    if (!option || option.decimals !== way.decimals || !/^[0-9]{1,78}$/.test(option.amount)) throw new Stop(this.say("differs"));
+    const agreed = this.agreed.get(way.id) ?? way.amount;
+    if (option.amount !== agreed) {
+      const price = `${terms.payment.amount} ${terms.payment.currency}`;
+      this.agreed.set(way.id, option.amount);
+      this.button.textContent = this.say("pay", price);
+      throw new Stop(this.say("dearer", price, `${format(agreed, way.decimals)} ${way.symbol}`));
+    }
+    return option;
+  }
+
+  /** @param {Way} way */
+  async openWallet(way) {
+    const wallets = await findWallets();
+    if (!wallets.length) throw new Stop(this.say("noWallet"));
+    const position = wallets.length > 1 ? await this.slip.choose(this.words.choose, wallets.map((one) => one.name)) : 0;
+    const provider = wallets[position];
+    const onSilence = () => void this.slip.note(this.say("silent"));
+    const from = await connect(provider, onSilence);
+    this.slip.line(this.words.from, from);
+    await moveToChain(provider, way, onSilence);
+    this.slip.line(this.words.network, way.name);
+    return { provider, from };
+  }
+
+  /** @param {Way} way @param {import("./wallet.js").Wallet} provider @param {string} from @param {bigint} amount */
+  async checkBalance(way, provider, from, amount) {
+    if (!way.token) return;
+    const balance = await readBalance(provider, way.token, from);
+    if (balance === null || balance >= amount) return;
+    const costs = `${format(String(amount), way.decimals)} ${way.symbol}`;
+    this.slip.note(this.say("tooLittle", `${format(String(balance), way.decimals)} ${way.symbol}`, costs, way.name), true);
+    throw new Stop(from);
+  }
+
+  /** The account must be the one on the ticket at the moment of signing. @param {import("./wallet.js").Wallet} provider @param {string} from */
+  async keepAccount(provider, from) {
+    const now = await connect(provider, () => {});
+    if (lower(now) !== lower(from)) throw new Stop(this.say("accountChanged"));
+  }
+
+  // ---- Rail x402.
+
+  /** @param {Way} way @param {any} option @param {CallRequest} request @param {Response} response @param {import("./wallet.js").Wallet} provider @param {string} from */
+  async payBySignature(way, option, request, response, provider, from) {
+    await this.checkBalance(way, provider, from, BigInt(option.amount));
+    const required = decode(response.headers.get("payment-required") ?? "");
+    const accepted = (required?.accepts ?? []).find(
+      (/** @type {any} */ one) => one.scheme === "exact" && one.network === option.network && lower(one.asset) === lower(option.token) && lower(one.payTo) === lower(option.payTo) && one.amount === option.amount,
+    );
+    if (!accepted) throw new Stop(this.say("differs"));
+    const authorization = {
+      from,
+      to: option.payTo,
+      value: option.amount,
+      validAfter: "0",
+      validBefore: String(Math.floor(Date.now() / 1000) + Math.min(accepted.maxTimeoutSeconds, 900)),
+      nonce: randomHex(),
+    };
+    await this.keepAccount(provider, from);
+    /** @type {Intent} */
+    const intent = { rail: "x402", state: "signing", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option) };
+    this.writeIntent(intent);
+    try {
+      const domain = { name: accepted.extra.name, version: accepted.extra.version, chainId: way.chainId, verifyingContract: option.token };
+      const signature = await signTyped(provider, from, { types: TRANSFER_TYPES, primaryType: "TransferWithAuthorization", domain, message: authorization }, () => void this.slip.note(this.say("silent")));
+      const payment = { x402Version: 2, resource: required.resource, accepted, payload: { signature, authorization }, extensions: required.extensions };
+      intent.header = encode(payment);
+    } catch (error) {
+      this.forgetIntent(); // the page has no signature, so nothing can move
+      throw error;
+    }
+    intent.state = "shown";
+    this.writeIntent(intent);
+    this.slip.note(this.say("nothingMoved"));
+    return this.show(intent);
+  }
+
+  // ---- Rail tx.
+
+  /** @param {Way} way @param {any} option @param {CallRequest} request @param {import("./wallet.js").Wallet} provider @param {string} from */
+  async payByTransaction(way, option, request, provider, from) {
+    const calls = Math.max(1, Math.min(1000, Number(new FormData(this.form).get("calls") ?? 1) || 1));
+    const amount = BigInt(option.amount) * BigInt(calls);
+    await this.checkBalance(way, provider, from, amount);
+    await this.keepAccount(provider, from);
+    /** @type {Intent} */
+    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option) };
+    this.writeIntent(intent);
+    try {
+      intent.transaction = await sendTransfer(provider, { from, token: way.token, to: option.payTo, amount }, () => void this.slip.note(this.say("silent")));
+    } catch (error) {
+      if (error instanceof WalletRefused && error.kind === "declined") this.forgetIntent();
+      else this.offerToAskAgain(intent);
+      throw error;
+    }
+    this.writeIntent(intent);
+    return this.proveTransaction(intent, provider);
+  }
+
+  /** Waits until the transfer is mined, then signs for this one request and shows both. @param {Intent} intent @param {import("./wallet.js").Wallet} provider */
+  async proveTransaction(intent, provider) {
+    const hash = intent.transaction ?? "";
+    this.slip.line(this.words.sent, hash, intent.way.explorer && intent.way.explorer + hash);
+    for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
+      const isSuccess = await readReceipt(provider, hash);
+      if (isSuccess === false) {
+        this.forgetIntent();
+        throw new Stop(this.say("reverted"));
+      }
+      if (isSuccess) break;
+      await pause(RECEIPT_POLL_MS);
+    }
+    intent.header = await this.signCall(intent, provider);
+    intent.state = "shown";
+    this.writeIntent(intent);
+    return this.show(intent);
+  }
+
+  /** The bound signature: it counts for this request and no other. @param {Intent} intent @param {import("./wallet.js").Wallet} provider */
+  async signCall(intent, provider) {
+    const { request, way } = intent;
+    const validUntil = Math.floor(Date.now() / 1000) + BOUND_VALID_S;
+    const nonce = randomHex();
+    const bodyHash = keccak256(new TextEncoder().encode(request.body ?? ""));
+    const message = { gateway: this.settings.gateway, apiId: this.settings.apiId, method: request.method, target: request.target, bodyHash, transaction: intent.transaction, validUntil: String(validUntil), nonce };
+    const domain = { name: "Tollway", version: "1", chainId: way.chainId };
+    const signature = await signTyped(provider, intent.from, { types: CALL_TYPES, primaryType: "PaidCall", domain, message }, () => void this.slip.note(this.say("silent")));
+    return JSON.stringify({ signature, parameters: `v=1;validUntil=${validUntil};nonce=${nonce};bodyHash=${bodyHash}` });
+  }
+
+  /** A call on what an earlier transaction of this page has left. @param {Way} way @param {any} option @param {CallRequest} request @param {{ transaction: string, from: string, text: string }} credit */
+  async payByCredit(way, option, request, credit) {
+    this.slip.line(this.words.credit, credit.text);
+    const { provider, from } = await this.openWallet(way);
+    if (lower(from) !== lower(credit.from)) throw new Stop(this.say("accountChanged"));
+    /** @type {Intent} */
+    const intent = { rail: "credit", state: "shown", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option), transaction: credit.transaction };
+    intent.header = await this.signCall(intent, provider);
+    this.writeIntent(intent);
+    return this.show(intent);
+  }
+
+  // ---- Sending, again and again until the gateway knows.
+
+  /** @param {Intent} intent */
+  async show(intent) {
+    for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
+      let response = null;
+      try {
+        response = await sendCall(this.settings.apiId, intent.request, paymentHeaders(intent));
+      } catch {
+        response = null; // no response is no answer: the payment may have arrived
+      }
+      const problem = response && (await readProblem(response));
+      if (response && !isUndecided(problem, response)) return this.finish(intent, response, problem);
+      const wait = response ? Math.ceil(Number(response.headers.get("retry-after") ?? 3)) || 3 : 3;
+      if (wait > WAIT_MAX_S) break;
+      await this.countDown(Math.max(1, wait));
+    }
+    this.offerToAskAgain(intent);
+  }
+
+  /** @param {number} seconds */
+  async countDown(seconds) {
+    this.clock ??= this.slip.note("");
+    for (let left = seconds; left > 0; left--) {
+      this.clock(this.say("waiting", String(left)));
+      await pause(1_000);
+    }
+  }
+
+  /** @param {Intent} intent @param {Response} response @param {any} problem */
+  async finish(intent, response, problem) {
+    this.clock = undefined;
+    const state = response.headers.get("tollway-payment-state") ?? problem?.paymentState ?? "none";
+    if (state === "held") this.offerToAskAgain(intent);
+    else this.forgetIntent();
+    this.keepCredit(intent, response, state);
+    if (problem && state !== "held" && state !== "released") throw this.describe(problem);
+    this.printHead(response);
+    const receipt = decode(response.headers.get("payment-response") ?? "");
+    const hash = typeof receipt?.transaction === "string" && /^0x[0-9a-f]{64}$/.test(receipt.transaction) ? receipt.transaction : intent.rail === "x402" ? null : intent.transaction;
+    if (hash) this.slip.line(this.words.transaction, hash, intent.way.explorer && intent.way.explorer + hash);
+    this.stamp(state, intent);
+    if (problem) this.slip.note(problem.detail, true);
+    else await showAnswer(response, this.answer, this.words);
+  }
+
+  /** @param {string} state @param {Intent} intent */
+  stamp(state, intent) {
+    const known = /** @type {Record<string, [import("./call_slip.js").StampState, string]>} */ ({
+      charged: ["charged", this.say("charged", intent.price)],
+      released: ["released", this.words.released],
+      held: ["held", this.words.held],
+    });
+    const [shape, sentence] = known[state] ?? ["failed", this.words.released];
+    this.slip.note(sentence);
+    this.slip.stamp(shape, this.words[shape.toUpperCase()]);
+  }
+
+  /** @param {Response} response */
+  printHead(response) {
+    this.slip.line(this.words.answer, `HTTP ${response.status}`);
+    const call = response.headers.get("tollway-call-id");
+    if (call) this.slip.line(this.words.callId, call);
+  }
+
+  /** @param {any} problem */
+  describe(problem) {
+    this.slip.line(this.words.problem, problem.code, `/problems/${problem.code.replaceAll("_", "-")}`);
+    return new Stop(`${problem.title}. ${problem.detail}`);
+  }
+
+  // ---- After a reload, and after a wait without an outcome.
+
+  /** @param {Intent} intent */
+  offerToAskAgain(intent) {
+    if (intent.state === "signing") return this.forgetIntent(); // the page never had a signature
+    this.slip.frame.hidden = false;
+    this.slip.note(this.say(intent.transaction || intent.rail === "x402" ? "pending" : "sendingUnknown"));
+    this.button.textContent = this.say("again");
+    this.recovery.hidden = Boolean(intent.transaction || intent.rail === "x402");
+  }
+
+  /** Goes on with a payment: the same one, never a new one. @param {Intent} intent */
+  async resume(intent) {
+    if (intent.rail === "tx" && intent.state === "sending") {
+      const field = /** @type {HTMLInputElement} */ (this.recovery.querySelector("input"));
+      const hash = intent.transaction ?? field.value.trim().toLowerCase();
+      if (!/^0x[0-9a-f]{64}$/.test(hash)) {
+        if (field.value.trim() === "" && this.recovery.querySelector("[data-none-sent]:checked")) {
+          this.forgetIntent();
+          return this.start();
+        }
+        throw new Stop(this.say("sendingUnknown"));
+      }
+      intent.transaction = hash;
+      this.writeIntent(intent);
+      const { provider } = await this.openWallet(intent.way);
+      return this.proveTransaction(intent, provider);
+    }
+    if (intent.rail !== "x402" && isOutdated(intent)) {
+      const { provider } = await this.openWallet(intent.way);
+      intent.header = await this.signCall(intent, provider);
+      this.writeIntent(intent);
+    }
+    return this.show(intent);
+  }
+
+  /** @returns {Intent | null} */
+  readIntent() {
+    return readStored(`${this.place} payment`);
+  }
+
+  /** @param {Intent} intent */
+  writeIntent(intent) {
+    sessionStorage.setItem(`${this.place} payment`, JSON.stringify(intent));
+  }
+
+  forgetIntent() {
+    sessionStorage.removeItem(`${this.place} payment`);
+    this.recovery.hidden = true;
+    const way = this.chosenWay();
+    this.button.textContent = way ? this.say("pay", `${format(this.agreed.get(way.id) ?? way.amount, way.decimals)} ${way.symbol}`) : this.say("call");
+  }
+
+  /** What a transaction of this page has left pays for the next call. @param {Intent} intent @param {Response} response @param {string} state */
+  keepCredit(intent, response, state) {
+    if (intent.rail === "x402") return;
+    const text = response.headers.get("tollway-credit-remaining");
+    const units = text ? parse(text.split(" ")[0], intent.way.decimals) : null;
+    if (units === null) {
+      if (state !== "held") sessionStorage.removeItem(`${this.place} credit`);
+      return;
+    }
+    if (text) this.slip.line(this.words.left, text);
+    sessionStorage.setItem(`${this.place} credit`, JSON.stringify({ transaction: intent.transaction, from: intent.from, way: intent.way, units: String(units), text }));
+  }
+
+  readCredit() {
+    return readStored(`${this.place} credit`);
+  }
+
+  /** @param {Way} way @param {any} option */
+  priceOf(way, option) {
+    return `${format(option.amount, way.decimals)} ${way.symbol}`;
+  }
+}
+
+// ---- Headers and signed data.
+
+/** @param {Intent} intent @returns {Record<string, string>} */
+function paymentHeaders(intent) {
+  if (intent.rail === "x402") return { "payment-signature": intent.header ?? "", "idempotency-key": intent.key };
+  const { signature, parameters } = JSON.parse(intent.header ?? "{}");
+  return {
+    "x-payment-tx": intent.transaction ?? "",
+    "x-payment-network": `eip155:${intent.way.chainId}`,
+    "x-signature": signature,
+    "x-signature-params": parameters,
+    "idempotency-key": intent.key,
+  };
+}
+
+const UNDECIDED = new Set(["payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
+
+/** Whether the same payment must be sent again. @param {any} problem @param {Response} response */
+function isUndecided(problem, response) {
+  return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402;
+}
+
+/** @param {Intent} intent */
+function isOutdated(intent) {
+  const until = /validUntil=([0-9]+)/.exec(intent.header ?? "");
+  return !until || Number(until[1]) < Date.now() / 1000 + 5;
+}
+
+const DOMAIN = [
+  { name: "name", type: "string" },
+  { name: "version", type: "string" },
+  { name: "chainId", type: "uint256" },
+];
+const TRANSFER_TYPES = {
+  EIP712Domain: [...DOMAIN, { name: "verifyingContract", type: "address" }],
+  TransferWithAuthorization: [
+    { name: "from", type: "address" },
+    { name: "to", type: "address" },
+    { name: "value", type: "uint256" },
+    { name: "validAfter", type: "uint256" },
+    { name: "validBefore", type: "uint256" },
+    { name: "nonce", type: "bytes32" },
+  ],
+};
+const CALL_TYPES = {
+  EIP712Domain: DOMAIN,
+  PaidCall: [
+    { name: "gateway", type: "string" },
+    { name: "apiId", type: "string" },
+    { name: "method", type: "string" },
+    { name: "target", type: "string" },
+    { name: "bodyHash", type: "bytes32" },
+    { name: "transaction", type: "bytes32" },
+    { name: "validUntil", type: "uint256" },
+    { name: "nonce", type: "bytes32" },
+  ],
+};
+
+// ---- Small things.
+
+/** @param {unknown} text */
+const lower = (text) => (text === null || text === undefined ? "" : String(text).toLowerCase());
+
+/** @param {number} ms */
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+const randomHex = () => "0x" + [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
+/** @param {string} units @param {number} decimals */
+function format(units, decimals) {
+  const text = units.padStart(decimals + 1, "0");
+  const fraction = decimals ? text.slice(-decimals).replace(/0+$/, "") : "";
+  return text.slice(0, text.length - decimals) + (fraction ? `.${fraction}` : "");
+}
+
+/** @param {string} text @param {number} decimals */
+function parse(text, decimals) {
+  const found = /^([0-9]{1,60})(?:\.([0-9]{1,60}))?$/.exec(text);
+  return found ? BigInt(found[1] + (found[2] ?? "").slice(0, decimals).padEnd(decimals, "0")) : null;
+}
+
+/** @param {string} text @returns {any} */
+function decode(text) {
+  try {
+    return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text), (character) => character.charCodeAt(0))));
+  } catch {
+    return null;
+  }
+}
+
+/** @param {unknown} content */
+function encode(content) {
+  return btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(content))));
+}
+
+/** @param {string} key @returns {any} */
+function readStored(key) {
+  try {
+    return JSON.parse(sessionStorage.getItem(key) ?? "null");
+  } catch {
+    return null;
+  }
+}
+
+const form = document.querySelector("[data-call]");
+if (form instanceof HTMLFormElement) new TryPanel(form);
+const chooser = document.querySelector("[data-operation-choice]");
+chooser?.addEventListener("change", () => /** @type {HTMLSelectElement} */ (chooser).form?.requestSubmit());
+for (const name of document.querySelectorAll("[data-calls-field]")) {
+  const show = () => {
+    const chosen = document.querySelector("[name=way]:checked, [name=way][type=hidden]");
+    /** @type {HTMLElement} */ (name).hidden = !(chosen instanceof HTMLInputElement && chosen.dataset.rail === "tx");
+  };
+  document.addEventListener("change", show);
+  show();
+}

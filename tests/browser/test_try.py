@@ -1,0 +1,434 @@
+"""Pay and try in a browser: each rail, each step that a wallet can refuse, a changed listing, and reloads while a payment may still move.
+
+The wallet signs with a key of the sandbox; the books and the provider's own log say what happened.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from tests.browser.wallet_double import WalletDouble
+from tests.browser.watched_page import WatchedPage, watch_page
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+OTHER_CHAIN = 1
+STEPS = (
+    "eth_requestAccounts",
+    "wallet_switchEthereumChain",
+    "wallet_addEthereumChain",
+    "eth_signTypedData_v4",
+)
+DECLINED = "You declined. Nothing has moved."
+
+
+@dataclass(kw_only=True)
+class Site:
+    cluster: Any
+    gateway: Any
+    provider: Any
+    apis: dict[str, str]
+
+    async def wallet(self, **changes: Any) -> WalletDouble:
+        """A wallet on another chain, which does not know the one of the gateway."""
+        given = {"accounts": [await self.cluster.wallet()], "chain_id": OTHER_CHAIN, **changes}
+        return WalletDouble(driver=self.cluster.driver, **given)
+
+    async def calls(self, wallet: WalletDouble) -> list[Any]:
+        return list(await self.cluster.history(self.gateway, wallet.accounts[0]))
+
+    async def check_books(self) -> None:
+        report = await self.cluster.audit(self.gateway)
+        assert report.wrong == ()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(cluster: Any) -> AsyncIterator[Site]:
+    gas = await cluster.wallet()
+    config = cluster.folder / "pages.toml"
+    config.write_text(
+        f'[[networks]]\npreset = "sandbox"\nrpc_urls = ["{cluster.driver.rpc_url}"]\nconfirmations = 2\n'
+        f'gas_keys = ["{gas.private_key}"]\nname = "Sandbox"\nwallet_rpc_url = "https://rpc.example.com"\n'
+        'explorer_url = "https://explorer.example.com"\n'
+    )
+    config.chmod(0o600)
+    settings = {"TOLLWAY_CONFIG": str(config), "TOLLWAY_RPC_SANDBOX": ""}
+    async with cluster.gateway(settings=settings) as gateway:
+        provider = await cluster.wallet()
+        quotes = {"name": "Sample quotes", "openapi": SAMPLE_DOCUMENT}
+        apis = {
+            "paid": await cluster.publish(gateway, provider, **quotes),
+            "free": await cluster.publish(gateway, provider, **quotes, pricePerRequest="0"),
+            "edited": await cluster.publish(gateway, provider, **quotes),
+        }
+        await cluster.driver.rpc("evm_setIntervalMining", 1)  # two confirmations come by themselves
+        try:
+            yield Site(cluster=cluster, gateway=gateway, provider=provider, apis=apis)
+        finally:
+            await cluster.driver.rpc("evm_setIntervalMining", 0)
+            await cluster.driver.rpc("evm_setAutomine", True)
+
+
+@contextlib.asynccontextmanager
+async def open_panel(
+    browser: Browser,
+    site: Site,
+    wallet: WalletDouble | None,
+    api: str = "paid",
+    *,
+    operation: str = "get_quote",
+    **more: Any,
+) -> AsyncIterator[WatchedPage]:
+    async with watch_page(browser, site.gateway.base_url, **more) as watched:
+        if wallet is not None:
+            await wallet.install(watched.context)
+        await watched.goto(f"/apis/{site.apis[api]}?operation={operation}")
+        yield watched
+        await watched.check()
+        assert wallet is None or wallet.wrong == []
+
+
+def pay_button(page: Page) -> Any:
+    return page.locator("[data-pay]")
+
+
+def slip(page: Page) -> Any:
+    return page.locator("[data-slip]")
+
+
+def stamp(page: Page) -> Any:
+    return page.locator(".ticket .stamp")
+
+
+# ---- Each rail.
+
+
+async def test_a_call_is_paid_by_a_signature_from_a_wallet_on_the_wrong_chain(
+    browser: Browser, site: Site
+) -> None:
+    wallet = await site.wallet()
+    async with watch_page(browser, site.gateway.base_url) as watched:
+        page = watched.page
+        await wallet.install(watched.context)
+        await watched.goto("/")
+        await page.get_by_role("searchbox").fill("sample")
+        await page.get_by_role("button", name="Search").click()
+        await page.locator(f'a[href="/apis/{site.apis["paid"]}"]').click()
+        await page.get_by_label("symbol").fill("BTC")
+        await page.get_by_role("button", name="Pay 0.01 USDC and call").click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        printed = await slip(page).inner_text()
+        for words in (
+            "0.01 USDC",
+            str(site.provider.address),
+            str(wallet.accounts[0].address),
+            "Sandbox",
+            "HTTP 200",
+            "call_",
+        ):
+            assert words in printed
+        await expect(page.locator("[data-answer]")).to_contain_text('"symbol": "BTC"')
+        link = page.locator('[data-slip] a[href^="https://explorer.example.com/tx/0x"]')
+        assert await link.get_attribute("rel") == "noreferrer noopener"
+        await watched.check()
+    (call,) = await site.calls(wallet)
+    assert (call["status"], call["payment"]["state"], call["path"]) == ("succeeded", "charged", "/quote/BTC")
+    assert call["payment"]["transaction"] in printed
+    counts = wallet.counts
+    assert counts["eth_signTypedData_v4"] == counts["wallet_addEthereumChain"] == 1
+    assert wallet.wrong == []
+    await site.check_books()
+
+
+async def test_a_transaction_pays_with_two_confirmations_and_its_rest_pays_the_next_call(
+    browser: Browser, site: Site
+) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await page.get_by_label("a transaction on Sandbox").check()
+        await page.get_by_label("Calls to pay for at once").fill("2")
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        await expect(slip(page)).to_contain_text("0.01 USDC")
+        assert wallet.counts["eth_sendTransaction"] == 1
+        await pay_button(page).click()
+        await expect(slip(page)).to_contain_text("Credit")
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    assert wallet.counts["eth_sendTransaction"] == 1
+    calls = await site.calls(wallet)
+    assert [call["payment"]["state"] for call in calls] == ["charged", "charged"]
+    assert len({call["payment"]["transaction"] for call in calls}) == 1
+    await site.check_books()
+
+
+async def test_a_body_is_covered_by_the_signature_of_a_transaction(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet, operation="echo") as watched:
+        page = watched.page
+        await page.get_by_label("a transaction on Sandbox").check()
+        await page.get_by_label("Body").fill('{"words": "größer – ' + "x" * 300 + '"}')
+        await pay_button(page).click()
+        await expect(slip(page)).to_contain_text("Paid in", timeout=30_000)
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        await expect(page.locator("[data-answer]")).to_contain_text('"method": "POST"')
+
+
+async def test_a_free_api_needs_no_wallet(browser: Browser, site: Site) -> None:
+    async with open_panel(browser, site, None, "free") as watched:
+        page = watched.page
+        await page.get_by_role("button", name="Call").click()
+        await expect(stamp(page)).to_have_text("FREE")
+        await expect(page.locator("[data-answer]")).to_contain_text('"currency": "USD"')
+
+
+async def test_a_stream_is_shown_as_it_comes(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet, operation="stream_ticks") as watched:
+        page = watched.page
+        await page.get_by_label("count").fill("3")
+        await page.get_by_label("interval").fill("0.3")
+        await pay_button(page).click()
+        await expect(page.locator("[data-answer] pre")).to_contain_text('"number": 1', timeout=30_000)
+        await expect(page.locator("[data-answer] pre")).to_contain_text('"number": 3', timeout=30_000)
+    assert len(await site.calls(wallet)) == 1
+
+
+# ---- What a wallet refuses.
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_declining_leaves_nothing_in_the_books_and_one_sentence(
+    browser: Browser, site: Site, step: str
+) -> None:
+    wallet = await site.wallet(declines={step})
+    async with open_panel(
+        browser, site, wallet, viewport={"width": 320, "height": 800}, color_scheme="dark"
+    ) as watched:
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(DECLINED)
+        assert (await slip(watched.page).inner_text()).count(DECLINED) == 1
+        await watched.check()
+        wallet.declines.clear()
+        await pay_button(watched.page).click()
+        await expect(stamp(watched.page)).to_have_text("CHARGED", timeout=30_000)
+    assert len(await site.calls(wallet)) == 1
+
+
+async def test_declining_a_transaction_leaves_nothing_in_the_books(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532, declines={"eth_sendTransaction"})
+    async with open_panel(browser, site, wallet) as watched:
+        await watched.page.get_by_label("a transaction on Sandbox").check()
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(DECLINED)
+        await watched.page.reload()
+        await expect(pay_button(watched.page)).to_have_text("Pay 0.01 USDC and call")
+    assert await site.calls(wallet) == []
+
+
+async def test_a_wallet_that_stays_on_another_chain_signs_nothing(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(lies=True, known={84532})
+    async with open_panel(browser, site, wallet) as watched:
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text("Choose Sandbox (chain id 84532) in your wallet")
+    assert wallet.counts["eth_signTypedData_v4"] == 0
+
+
+async def test_an_account_that_changes_signs_nothing(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532, next_account=await site.cluster.wallet())
+    async with open_panel(browser, site, wallet) as watched:
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(
+            "The wallet changed its account. Nothing was signed."
+        )
+    assert wallet.counts["eth_signTypedData_v4"] == 0
+
+
+async def test_too_little_money_is_said_before_anything_is_signed(browser: Browser, site: Site) -> None:
+    from tollway.sandbox.chain import make_account
+
+    poor = make_account("poor")
+    wallet = await site.wallet(chain_id=84532, accounts=[poor])
+    async with open_panel(browser, site, wallet) as watched:
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(
+            "The wallet has 0 USDC and the call costs 0.01 USDC on Sandbox."
+        )
+        assert (await slip(watched.page).inner_text()).count(str(poor.address)) == 2
+    assert wallet.counts["eth_signTypedData_v4"] == 0
+
+
+async def test_without_a_wallet_the_page_says_so(browser: Browser, site: Site) -> None:
+    async with open_panel(browser, site, None) as watched:
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text("No wallet was found in this browser.")
+
+
+async def test_the_reader_chooses_one_of_several_wallets(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532, names=("First wallet", "Second wallet"))
+    async with open_panel(browser, site, wallet) as watched:
+        await pay_button(watched.page).click()
+        await watched.page.get_by_role("button", name="Second wallet").click()
+        await expect(stamp(watched.page)).to_have_text("CHARGED", timeout=30_000)
+
+
+async def test_a_silent_wallet_is_named_after_a_minute(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532, silences={"eth_requestAccounts"})
+    async with watch_page(browser, site.gateway.base_url) as watched:
+        await watched.page.clock.install()
+        await wallet.install(watched.context)
+        await watched.goto(f"/apis/{site.apis['paid']}")
+        await watched.page.clock.run_for(1_000)
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text("0.01 USDC")
+        await watched.page.clock.run_for(500)
+        await watched.page.clock.run_for(61_000)
+        await expect(slip(watched.page)).to_contain_text("Look at your wallet")
+
+
+# ---- A listing that changes between the page and the click.
+
+
+async def edit(site: Site, **changes: Any) -> None:
+    draft = site.cluster.draft(name="Sample quotes", openapi=SAMPLE_DOCUMENT, **changes)
+    path = f"/apis/{site.apis['edited']}"
+    reply = await site.cluster.control(site.gateway, site.provider, "PUT", path, draft)
+    assert reply.status == 200, reply.body
+
+
+async def test_a_higher_price_is_asked_again(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet, "edited") as watched:
+        await edit(site, pricePerRequest="0.03")
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(
+            "The price is now 0.03 USDC; this page showed 0.01 USDC."
+        )
+        assert wallet.counts == {}
+        await watched.page.get_by_role("button", name="Pay 0.03 USDC and call").click()
+        await expect(stamp(watched.page)).to_have_text("CHARGED", timeout=30_000)
+    (call,) = await site.calls(wallet)
+    assert call["price"] == "0.03"
+    await edit(site, pricePerRequest="0.01")
+
+
+async def test_another_payee_stops(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet, "edited") as watched:
+        other = await site.cluster.wallet()
+        await edit(site, payTo=str(other.address))
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(
+            "The gateway asks for another payment than this page shows."
+        )
+    assert wallet.counts == {}
+    await edit(site, payTo=str(site.provider.address))
+
+
+# ---- Reloads and outcomes that are not known yet.
+
+
+async def test_a_reload_after_the_signature_sends_the_same_payment(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        paid = 0
+
+        async def lose(route: Any) -> None:
+            nonlocal paid
+            if "payment-signature" in route.request.headers:
+                paid += 1
+                await route.abort()
+            else:
+                await route.continue_()
+
+        await page.route("**/api/v2/gateway/**", lose)
+        await pay_button(page).click()
+        await expect(slip(page)).to_contain_text("Asking again in", timeout=30_000)
+        assert paid > 0
+        await page.unroute("**/api/v2/gateway/**")
+        await page.reload()
+        await expect(slip(page)).to_contain_text("A payment of this page has no result yet.")
+        watched.complaints.clear()  # the browser's lines about the lost requests
+        await watched.check()
+        await page.get_by_role("button", name="Ask again").click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    assert wallet.counts["eth_signTypedData_v4"] == 1
+    assert len(await site.calls(wallet)) == 1
+
+
+async def test_an_unknown_outcome_is_one_charge_also_after_a_reload(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    served = site.cluster.provider.count("/quote/XMR")
+    await site.cluster.driver.rpc("evm_setIntervalMining", 0)
+    try:
+        async with open_panel(browser, site, wallet) as watched:
+            page = watched.page
+            await page.get_by_label("symbol").fill("XMR")
+            answers: list[int] = []
+            page.on("response", lambda response: answers.append(response.status))
+            await pay_button(page).click()
+            await expect(slip(page)).to_contain_text("Asking again in", timeout=100_000)
+            assert 503 in answers
+            await page.reload()
+            await page.get_by_role("button", name="Ask again").click()
+            await site.cluster.driver.rpc("evm_setIntervalMining", 1)
+            await expect(stamp(page)).to_have_text("CHARGED", timeout=60_000)
+    finally:
+        await site.cluster.driver.rpc("evm_setIntervalMining", 1)
+    assert wallet.counts["eth_signTypedData_v4"] == 1
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["state"] == "charged"
+    assert site.cluster.provider.count("/quote/XMR") == served + 1
+    await site.check_books()
+
+
+async def test_a_failed_call_is_released_and_says_so_as_large_as_a_charge(
+    browser: Browser, site: Site
+) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await page.get_by_label("symbol").fill("not-a-symbol")
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("RELEASED", timeout=30_000)
+        await expect(slip(page)).to_contain_text("You were not charged.")
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["state"] == "released"
+
+
+async def test_a_click_of_a_script_pays_nothing(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet) as watched:
+        await expect(pay_button(watched.page)).to_be_enabled()
+        await watched.evaluate(
+            "document.querySelector('[data-pay]').click(), document.querySelector('.call-form').requestSubmit(), true"
+        )
+        await expect(watched.page.locator("[data-ticket]")).to_be_hidden()
+    assert wallet.counts == {}
+
+
+async def test_the_button_is_dead_for_a_moment_after_the_page_came_to_the_front(
+    browser: Browser, site: Site
+) -> None:
+    async with open_panel(browser, site, None) as watched:
+        await expect(pay_button(watched.page)).to_be_enabled()
+        await watched.evaluate("dispatchEvent(new Event('focus')), true")
+        assert await watched.evaluate("document.querySelector('[data-pay]').disabled")
+        await expect(pay_button(watched.page)).to_be_enabled()
+
+
+async def test_without_javascript_the_panel_says_what_it_needs(browser: Browser, site: Site) -> None:
+    async with watch_page(browser, site.gateway.base_url, java_script_enabled=False) as watched:
+        await watched.goto(f"/apis/{site.apis['paid']}")
+        assert "Paying from a wallet needs JavaScript" in await watched.page.locator("#try").inner_text()
+        assert not await pay_button(watched.page).is_visible()
+        await watched.page.locator("#operation").select_option("echo")
+        await watched.page.get_by_role("button", name="Show").click()
+        assert "operation=echo" in watched.page.url

@@ -1,0 +1,111 @@
+"""The form of an operation: a field for each argument, what the module compares a 402 with, and words of providers as plain values."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.kit.listings import show_listing
+from tests.kit.pages import PROFILE
+from tollway.chain.networks import NetworkProfile
+from tollway.discovery.listing_view import ListingView
+from tollway.money import Price
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
+from tollway.web.page_call_form import WORDS, CallForm, make_call_form
+from tollway.web.page_renderer import TEMPLATES
+
+
+def make_form(view: ListingView, tool: str | None = None, *, profile: NetworkProfile = PROFILE) -> CallForm:
+    operation = next(one for one in view.operations if tool is None or one.tool == tool)
+    return make_call_form(view, operation, dict.fromkeys(view.listing.networks, profile))
+
+
+def parameter(**schema: Any) -> dict[str, Any]:
+    given = {"name": "q", "in": "query", "schema": schema}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "x", "version": "1"},
+        "paths": {"/find": {"get": {"parameters": [given], "responses": {}}}},
+    }
+
+
+def test_fields_have_the_values_of_the_example() -> None:
+    form = make_form(show_listing(openapi=SAMPLE_DOCUMENT), "get_quote")
+    (symbol,) = form.fields
+    assert (symbol.label, symbol.place, symbol.kind, symbol.value, symbol.is_required) == (
+        *("symbol", "path", "text", "ETH"),
+        True,
+    )
+    assert symbol.hint == "1 to 12 letters and digits"
+    assert form.body_type is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind", "choices"),
+    [
+        ({"type": "string"}, "text", ()),
+        ({"type": "boolean"}, "choice", ("true", "false")),
+        ({"enum": ["a", 2]}, "choice", ("a", "2")),
+        ({"type": "integer", "minimum": 1, "maximum": 9}, "number", ()),
+        ({"type": "array", "items": {"type": "string"}}, "json", ()),
+        ({}, "text", ()),
+        ({"enum": list(range(200))}, "text", ()),
+    ],
+)
+def test_a_schema_chooses_the_kind_of_field(
+    schema: dict[str, Any], kind: str, choices: tuple[str, ...]
+) -> None:
+    (field,) = make_form(show_listing(openapi=parameter(**schema))).fields
+    assert (field.kind, field.choices) == (kind, choices)
+    assert (field.least, field.most) == (("1", "9") if kind == "number" else ("", ""))
+
+
+def test_a_body_is_json_of_the_example() -> None:
+    form = make_form(show_listing(openapi=SAMPLE_DOCUMENT), "echo")
+    assert (form.body_type, form.body, form.is_body_required) == (
+        "application/json",
+        '{"hello": "world"}',
+        True,
+    )
+
+
+def test_the_module_knows_payee_token_chain_and_amount() -> None:
+    view = show_listing(openapi=SAMPLE_DOCUMENT)
+    profile = NetworkProfile(
+        name="Net",
+        native_symbol="ETH",
+        native_decimals=18,
+        explorer_url="https://scan.example/",
+        wallet_rpc_url="https://rpc.example",
+    )
+    settings = json.loads(make_form(view, "get_quote", profile=profile).settings)
+    assert (settings["gateway"], settings["path"]) == ("https://gw.example.com", "/quote/{symbol}")
+    assert [way["rail"] for way in settings["ways"]] == ["x402", "tx"]
+    for way in settings["ways"]:
+        assert (way["amount"], way["price"], way["payTo"]) == ("10000", "0.01", str(view.listing.pay_to))
+        assert way["explorer"] == "https://scan.example/tx/"
+        assert way["network"]["chainId"] == hex(way["chainId"])
+        assert way["network"]["rpcUrls"] == ["https://rpc.example"]
+    assert json.loads(make_form(view, "get_quote").settings)["ways"][0]["network"] is None
+
+
+def test_a_free_operation_has_no_way_to_pay() -> None:
+    form = make_form(show_listing(openapi=SAMPLE_DOCUMENT, price=Price.parse("0")), "get_quote")
+    assert (form.is_free, form.ways) == (True, ())
+
+
+def test_an_undocumented_api_asks_for_method_and_path() -> None:
+    form = make_form(show_listing())
+    assert form.is_any
+    assert "PATCH" in form.methods
+    assert form.body_type == "application/json"
+
+
+def test_every_word_of_the_module_is_in_the_list() -> None:
+    import re
+
+    folder = TEMPLATES.parent / "ui"
+    text = "".join((folder / name).read_text() for name in ("try.js", "call_slip.js"))
+    used = set(re.findall(r"this\.say\(\s*\"(\w+)\"", text)) | set(re.findall(r"\bwords\.(\w+)", text))
+    assert used - {"replace"} <= WORDS.keys()
+    assert len(used) > 20
