@@ -93,6 +93,7 @@ check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.browser.check_modules
 	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_docsite.py tests/test_threat_model.py tests/deploy
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)

@@ -36,6 +36,8 @@ class TryPanel {
     /** @type {Map<string, string>} the amount that the reader has agreed to, by way */
     this.agreed = new Map(this.ways.map((way) => [way.id, way.amount]));
     this.isBusy = false;
+    /** @type {((text: string) => void) | undefined} */
+    this.clock = undefined;
     // A script's `click()` and `requestSubmit()` cause a trusted submit event, so it is the click that must be trusted.
     let isPressed = false;
     this.button.addEventListener("click", (event) => {
@@ -102,6 +104,7 @@ class TryPanel {
 
   // ---- The steps.
 
+  /** @returns {Promise<void>} */
   async start() {
     const known = this.readIntent();
     if (known) return this.resume(known);
@@ -364,7 +367,7 @@ class TryPanel {
     this.recovery.hidden = Boolean(intent.transaction || intent.rail === "x402");
   }
 
-  /** Goes on with a payment: the same one, never a new one. @param {Intent} intent */
+  /** Goes on with a payment: the same one, never a new one. @param {Intent} intent @returns {Promise<void>} */
   async resume(intent) {
     if (intent.rail === "tx" && intent.state === "sending") {
       const field = /** @type {HTMLInputElement} */ (this.recovery.querySelector("input"));
