@@ -181,7 +181,7 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
-	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
+	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed

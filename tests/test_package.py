@@ -15,7 +15,7 @@ import tollway
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
-ROLES = ("build", "caller", "mcp", "gateway", "redis")
+ROLES = ("build", "caller", "mcp", "gateway", "redis", "otel")
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)", re.MULTILINE)
 TEST_PACKAGES = {
     "eth-account",
@@ -75,7 +75,7 @@ def test_every_pin_has_its_hashes(lock: Path) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("role", ["caller", "mcp", "gateway", "redis"])
+@pytest.mark.parametrize("role", ["caller", "mcp", "gateway", "redis", "otel"])
 def test_the_lock_file_of_a_role_has_what_the_role_names(role: str) -> None:
     named = read_names(ROOT / "requirements" / f"{role}.in")
     assert named <= {name.lower() for name in read_pins(ROOT / "requirements" / f"{role}.txt")}
@@ -83,7 +83,7 @@ def test_the_lock_file_of_a_role_has_what_the_role_names(role: str) -> None:
 
 def test_the_extras_are_the_roles() -> None:
     extras = PROJECT["tool"]["setuptools"]["dynamic"]["optional-dependencies"]
-    assert set(extras) == {"mcp", "gateway", "redis", "demo"}
+    assert set(extras) == {"mcp", "gateway", "redis", "otel", "demo"}
     assert extras["demo"] == extras["gateway"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["dependencies"] == {"file": ["requirements/caller.in"]}
 

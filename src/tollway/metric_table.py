@@ -170,6 +170,13 @@ _CALLS = (
     ),
 )
 
+_TRACES = (
+    SeriesRow(
+        name="tollway_spans_dropped_total",
+        kind="counter",
+        says="Spans of sampled calls that were dropped, because the queue was full or the collector did not take them, in this process",
+    ),
+)
 _BOOKS = (
     SeriesRow(
         name="tollway_claims_batch_size",
@@ -403,7 +410,7 @@ _PROCESS = (
 )
 
 SERIES: Mapping[str, SeriesRow] = MappingProxyType(
-    {row.name: row for row in chain(_CALLS, _BOOKS, _CHAINS, _PROCESS)}
+    {row.name: row for row in chain(_CALLS, _TRACES, _BOOKS, _CHAINS, _PROCESS)}
 )
 """Every series of a gateway by its name. Beside them stand those of `ProcessCollector`: `process_cpu_seconds_total` and the like."""
 PROCESS_SERIES = (

@@ -101,6 +101,7 @@ class Metrics:
         self.claims_batch_size = plain.histograms("tollway_claims_batch_size").find()
         commits = plain.histograms("tollway_commit_duration_seconds")
         self.commit_seconds = {kind: commits.find(kind) for kind in COMMIT_KINDS}
+        self.spans_dropped = self._make(Counter, "tollway_spans_dropped_total")
         self.lease_lapses = self._make(Counter, "tollway_lease_lapses_total")
         self.database_setbacks = self._make(Counter, "tollway_database_setbacks_total")
         self.leading = self._make(Gauge, "tollway_leading")

@@ -24,6 +24,7 @@ NEVER = {
     "httpx",
     "jsonschema",
     "mcp",
+    "opentelemetry",
     "redis",
     "rlp",
     "web3",

@@ -27,6 +27,7 @@ from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
+from tollway.call_trace import CallTrace, TraceSampler
 from tollway.chain.networks import PRESETS, ChainRules
 from tollway.chain.signer import GasKey
 from tollway.gateway.access import AccessControl, CallRateLimits
@@ -69,7 +70,7 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.identity_store import SqlSessions
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.gateway_app import GatewayApp
+from tollway.web.gateway_app import GatewayApp, name_method
 from tollway.web.page_assets import read_assets
 from tollway.web.page_problems import ProblemPages
 from tollway.web.page_renderer import PageRenderer
@@ -169,6 +170,8 @@ class InProcessGateway:
         )
         self.chain: MemoryChain = before.chain if before else self._make_chain()
         self.blocked: set[Address] = set()
+        self.trace_sampler: TraceSampler | None = None
+        self.is_proxied = False
         self.verified: set[ListingId] = set()
         self.outcomes: list[str] = []
         self.refusals: list[str] = []
@@ -351,6 +354,14 @@ class InProcessGateway:
         self.call_seconds = PlainHistograms("tollway_call_duration_seconds")
         return CallObserver(self.call_seconds, call_log=self.call_log, log_wallets=False, status_of=status_of)
 
+    def start_trace(self, scope: Scope) -> CallTrace | None:
+        """No call is traced, unless `trace_sampler` is set. Every peer is a trusted proxy where `is_proxied`."""
+        if self.trace_sampler is None:
+            return None
+        traceparent = next((value for key, value in scope["headers"] if key == b"traceparent"), None)
+        name = f"{name_method(scope['method'])} /api/v2/gateway/{{apiId}}"
+        return self.trace_sampler.start(name, traceparent, is_trusted=self.is_proxied)
+
     def _build_app(self) -> None:
         self.shedder = LoadShedder(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)
         self.calls = GatewayApp(
@@ -371,6 +382,7 @@ class InProcessGateway:
             client_address_of=self._read_client_address,
             count_outcome=self.outcomes.append,
             count_refusal=self.refusals.append,
+            start_trace=lambda scope: self.start_trace(scope),
             shedder=self.shedder,
             problem_pages=_problem_pages(),
         )

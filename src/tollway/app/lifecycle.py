@@ -29,6 +29,7 @@ from tollway.app.page_wiring import describe_money
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
 from tollway.app.webhooks import WebhookServices
+from tollway.app.tracing import make_tracing
 from tollway.app.wiring import (
     AsgiBuilder,
     ReputationServices,
@@ -197,6 +198,7 @@ class App:
         self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
+        self.span_queue, self.trace_sampler = make_tracing(self.settings, self.metrics)
         self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
         self.server = self._make_server()
 
@@ -266,6 +268,7 @@ class App:
             sign_in=self.sign_in,
             metrics=self.metrics,
             shedder=self.shedder,
+            trace_sampler=self.trace_sampler,
             node_health=self.node_health,
             check_ready=self.check_ready,
             check_traffic=self.check_traffic,
@@ -397,6 +400,9 @@ class App:
         await self.chains.open()
         self._stack.push_async_callback(self.chains.close)
         self._stack.push_async_callback(self.http_client.close)
+        if self.span_queue is not None:
+            self.span_queue.open()
+            self._stack.push_async_callback(asyncio.to_thread, self.span_queue.close)
         await self.settlement_services.open()
         self._stack.push_async_callback(self.settlement_services.close)
         await self.ledger.open()

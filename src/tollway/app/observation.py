@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from tollway.call_trace import find_current_trace
 from tollway.ids import ChainId, format_network
 from tollway.metric_table import NodeOutcome
 from tollway.payments.gas import SettlementMetrics
@@ -45,6 +46,14 @@ class NodeMetrics:
         network, node = format_network(chain_id), str(position)
         self._metrics.node_requests.add(network, node, outcome)
         self._metrics.node_request_seconds.find(network, node).observe(seconds)
+        trace = find_current_trace()
+        if trace is not None:
+            trace.add_request(
+                f"chain {network}",
+                start_ns=time.time_ns() - int(seconds * 1e9),
+                attributes={"tollway.network": network, "tollway.node": position},
+                is_error=outcome != "ok",
+            )
 
     def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
         age_s = max(0.0, self._now_s() - block_time_s)

@@ -12,7 +12,7 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.routing import Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
 from tollway import __version__
 from tollway.app.ledger_wiring import ledger_routers
@@ -20,6 +20,7 @@ from tollway.app.page_wiring import make_page_renderer, signed_in_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
+from tollway.call_trace import CallTrace, TraceSampler
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import NodeHealth
 from tollway.chain.port import ChainReader, SettlementChain
@@ -87,13 +88,13 @@ from tollway.web.auth_routes import WalletDependency, make_challenge, make_walle
 from tollway.web.catalog_routes import CatalogServices, catalog_router
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
-from tollway.web.gateway_app import GatewayApp
+from tollway.web.gateway_app import GatewayApp, StartTrace, name_method
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
 from tollway.web.mcp import mcp_router
 from tollway.web.mcp_gateway import McpServices
-from tollway.web.middleware import parse_proxies, read_client_address, read_request_id
+from tollway.web.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
 from tollway.web.network_routes import NetworkServices, network_router
 from tollway.web.ownership_routes import OwnershipServices, ownership_router
 from tollway.web.page_assets import asset_router
@@ -341,6 +342,7 @@ class Services:
     sign_in: SignIn
     metrics: Metrics
     shedder: LoadShedder
+    trace_sampler: TraceSampler | None
     node_health: NodeHealth
     check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
     check_traffic: Callable[[], Awaitable[Mapping[str, bool]]]
@@ -455,6 +457,19 @@ class AsgiBuilder:
                 entropy=secrets.token_bytes,
             ),
         ]
+
+    def _make_start_trace(self) -> StartTrace | None:
+        sampler = self._services.trace_sampler
+        if sampler is None:
+            return None
+        proxies = parse_proxies(self._settings.trusted_proxies)
+
+        def start_trace(scope: Scope) -> CallTrace | None:
+            name = f"{name_method(scope['method'])} /api/v2/gateway/{{apiId}}"
+            traceparent = next((value for key, value in scope["headers"] if key == b"traceparent"), None)
+            return sampler.start(name, traceparent, is_trusted=is_trusted_peer(scope, proxies))
+
+        return start_trace
 
     def _pipeline(self) -> CallPipeline:
         services, settings, limits = self._services, self._settings, self._limits
@@ -574,6 +589,7 @@ class AsgiBuilder:
             client_address_of=lambda scope: read_client_address(scope, proxies),
             count_outcome=services.metrics.calls.add,
             count_refusal=services.metrics.refusals.add,
+            start_trace=self._make_start_trace(),
             shedder=services.shedder,
             problem_pages=self._problem_pages,
         )

@@ -53,6 +53,7 @@ from tollway.config.values import (
     parse_proxies,
     parse_public_url,
     parse_rate_limit_url,
+    parse_ratio,
     parse_signers,
     parse_strings,
     parse_wallets,
@@ -277,6 +278,8 @@ class Settings(BaseSettings):
     log_format: Literal["auto", "json", "console"] = "auto"
     call_log: Literal["all", "failures", "off"] = "failures"
     log_wallets: bool = False
+    tracing: Literal["off", "otlp"] = "off"
+    trace_ratio: Annotated[float, _parsed_by(parse_ratio)] = 0.01
     drain_notice_s: Annotated[float, _parsed_by(parse_drain_notice)] = 0.0
     trusted_proxies: Annotated[tuple[str, ...], _parsed_by(parse_proxies)] = ()
     mcp_origins: Annotated[frozenset[str], _parsed_by(parse_origins)] = frozenset()

@@ -86,6 +86,14 @@ def parse_rate_limit_url(raw: Any) -> Secret[str]:
     return Secret(parse_redis_url(str(raw)))
 
 
+def parse_ratio(raw: Any) -> float:
+    """A share from 0 to 1."""
+    share = 0.0 if str(raw) in ("0", "0.0") else float(parse_number(raw, float))
+    if share > 1:
+        raise ValueError("must be a share from 0 to 1, such as 0.01")
+    return share
+
+
 DRAIN_NOTICE_S_MAX = 300
 
 

@@ -360,7 +360,7 @@ class ActiveCall(PhaseTimer):
         is_settled_here: bool,
         started_s: float,
     ) -> None:
-        super().__init__(checks.clock, started_s)
+        super().__init__(checks.clock, started_s, request.trace)
         self.payer: Address | None = None
         self._checks = checks
         self._request = request

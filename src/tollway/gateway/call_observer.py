@@ -4,11 +4,12 @@ A phase is a part of the time of a call: `door` (headers, listing, proof, price,
 `upstream` (until the response head), then `settle` or `close`. A phase that did not happen is not observed; a phase in which the call failed is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 import structlog
 
+from tollway.call_trace import CallTrace
 from tollway.errors import Code, TollwayError
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyResponse
 from tollway.metric_table import PHASES, Phase
@@ -25,11 +26,13 @@ _EXPECTED = frozenset({"charged", "repeated"})
 
 
 class PhaseTimer:
-    """The time of each phase of one call. `clock`: monotonic seconds. `seconds`: of the phases that happened, in their order."""
+    """The time of each phase of one call. `clock`: monotonic seconds. `seconds`: of the phases that happened, in their order. `trace`: of a sampled call,
+    which has a span for each phase."""
 
-    __slots__ = ("_clock", "_phase", "_since_s", "seconds")
+    __slots__ = ("_clock", "_phase", "_since_s", "_trace", "seconds")
 
-    def __init__(self, clock: Callable[[], float], started_s: float) -> None:
+    def __init__(self, clock: Callable[[], float], started_s: float, trace: CallTrace | None = None) -> None:
+        self._trace = trace
         self.seconds: dict[Phase, float] = {}
         self._clock = clock
         self._phase: Phase | None = "door"
@@ -41,6 +44,8 @@ class PhaseTimer:
         if current is not None:
             seconds[current] = seconds.get(current, 0.0) + now_s - self._since_s
         self._phase, self._since_s = phase, now_s
+        if self._trace is not None:
+            begin_step(self._trace, phase)
 
     def end(self) -> None:
         """Ends the last phase. Without effect after the first time."""
@@ -48,6 +53,30 @@ class PhaseTimer:
         if current is not None:
             self.seconds[current] = self.seconds.get(current, 0.0) + self._clock() - self._since_s
             self._phase = None
+            if self._trace is not None:
+                self._trace.end()
+
+
+_STEPS: Mapping[Phase, str | None] = {
+    "door": "tollway.price",
+    "chain": None,
+    "dial": "tollway.dial",
+    "claim": "tollway.claim",
+    "upstream": "upstream",
+    "settle": "tollway.settle",
+    "close": "tollway.close",
+}
+"""The span of a phase. The requests to chain nodes are spans themselves, so the phase `chain` has none."""
+
+
+def begin_step(trace: CallTrace, phase: Phase) -> None:
+    name = _STEPS[phase]
+    if name is None:
+        trace.end()
+    elif phase == "upstream":
+        trace.begin(name, kind="client", span_id=trace.upstream_span_id)
+    else:
+        trace.begin(name)
 
 
 class CallObserver:
@@ -76,6 +105,8 @@ class CallObserver:
         timer = payment.active
         timer.end()
         rail = payment.rail_name
+        if payment.request.trace is not None:
+            _describe(payment.request.trace, payment, name_outcome(payment, response, error))
         histograms = self._histograms.get(rail)
         if histograms is None:
             find = self._call_seconds.find
@@ -129,6 +160,17 @@ class CallObserver:
         if response is not None:
             return response.status
         return None if code is None else self._status_of(code)
+
+
+def _describe(trace: CallTrace, payment: "CallPayment", outcome: str) -> None:
+    """What the root span says about the call. No wallet, and no path."""
+    root = trace.root
+    root.set("tollway.call.id", payment.call_id)
+    root.set("tollway.rail", str(payment.rail_name))
+    root.set("tollway.outcome", outcome)
+    root.set("server.address", payment.route.endpoint.host)
+    if payment.asset is not None:
+        root.set("tollway.network", payment.asset.network)
 
 
 def name_outcome(payment: "CallPayment", response: ProxyResponse | None, error: BaseException | None) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
+from tollway.call_trace import CallTrace
 from tollway.errors import Problem, Refusal
 from tollway.gateway.target import Target
 from tollway.ids import Address, ListingId
@@ -51,7 +52,7 @@ class RequestBody(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRequest:
-    """A parsed request; its content is not checked yet. Header names are in lower case."""
+    """A parsed request; its content is not checked yet. Header names are in lower case. `trace`: of a call that is sampled."""
 
     method: str
     listing_id: ListingId
@@ -61,6 +62,7 @@ class ProxyRequest:
     client_address: str
     request_id: str
     received_ms: int
+    trace: CallTrace | None = None
     _named: dict[bytes, bytes] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

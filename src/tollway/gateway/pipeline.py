@@ -137,6 +137,8 @@ class CallPipeline:
                 await payment.check()
                 payment.body = await _load_body(rail, request, route, proof, repeat)
                 # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
+                if request.trace is not None:
+                    request.trace.begin("tollway.price")
                 response = await payment.verify()
                 if response is None:
                     payment.is_verified = True

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
+from tollway.call_trace import CallTrace, find_current_trace, replace_traceparent, running_trace
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.headers import is_chunked_alone, proxy_status
@@ -330,6 +331,36 @@ class ResponseStream:
 
 _log = structlog.get_logger(__name__)
 
+StartTrace = Callable[[Scope], CallTrace | None]
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+"""Methods that a trace names; any other is `_OTHER`."""
+
+
+def name_method(method: str) -> str:
+    return method if method in METHODS else "_OTHER"
+
+
+def _describe_outcome(trace: CallTrace, method: str, call: ProxyRequest | Problem, outcome: Outcome) -> None:
+    root = trace.root
+    root.set("http.request.method", name_method(method))
+    if isinstance(call, ProxyRequest) and call.listing_id.startswith("api_") and len(call.listing_id) <= 64:
+        root.set("tollway.listing.id", call.listing_id)
+    if isinstance(outcome, ProxyResponse):
+        root.set("http.response.status_code", outcome.status)
+        root.set("tollway.payment.state", outcome.payment_state)
+    elif isinstance(outcome, ProblemResponse):
+        status = status_of(outcome.problem.code)
+        root.set("http.response.status_code", status)
+        root.set("error.type", outcome.problem.code.value)
+        root.set("tollway.payment.state", outcome.problem.payment_state)
+        root.is_error = status >= SERVER_ERROR_MIN
+    else:
+        root.set("tollway.payment.state", outcome.payment_state)
+
+
+SERVER_ERROR_MIN = 500
+
 DISCONNECT_CHECK_S = 0.1
 """The time for the server to report a disconnect."""
 
@@ -351,8 +382,11 @@ class GatewayApp:
         count_refusal: Callable[[str], None] = lambda code: None,
         shedder: LoadShedder,
         problem_pages: ProblemPages | None = None,
+        start_trace: StartTrace | None = None,
     ) -> None:
+        """`start_trace`: decides for each call whether it is traced; None where no call is."""
         self._gateway = gateway
+        self._start_trace = start_trace
         self._payment_required = payment_required
         self._limits = limits
         self._public_url = public_url
@@ -381,22 +415,54 @@ class GatewayApp:
             self._count_refusal(problem.code.value)
             await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))
             return
+        trace = None if self._start_trace is None else self._start_trace(scope)
         try:
-            await self._handle(scope, body, send, request_id, client_address)
+            if trace is None:
+                await self._handle(scope, body, send, request_id, client_address)
+            else:
+                await self._handle_traced(trace, scope, body, send, request_id, client_address)
         finally:
             self._shedder.leave(client_address)
             body.close()
 
-    async def _handle(
-        self, scope: Scope, body: "IncomingBody", send: Send, request_id: str, client_address: str
+    async def _handle_traced(
+        self,
+        trace: CallTrace,
+        scope: Scope,
+        body: "IncomingBody",
+        send: Send,
+        request_id: str,
+        client_address: str,
     ) -> None:
-        call = self._read_call(scope, body, request_id, client_address)
+        """Handles a sampled call. Every log line of it has the ids of its trace."""
+        trace.begin("tollway.proof")
+        with (
+            running_trace(trace),
+            structlog.contextvars.bound_contextvars(trace_id=trace.trace_id, span_id=trace.root.span_id),
+        ):
+            try:
+                await self._handle(scope, body, send, request_id, client_address, trace)
+            finally:
+                trace.finish()
+
+    async def _handle(
+        self,
+        scope: Scope,
+        body: "IncomingBody",
+        send: Send,
+        request_id: str,
+        client_address: str,
+        trace: CallTrace | None = None,
+    ) -> None:
+        call = self._read_call(scope, body, request_id, client_address, trace)
         outcome: Outcome = (
             await self._run_pipeline(call)
             if isinstance(call, ProxyRequest)
             else ProblemResponse(problem=call)
         )
         self._count_outcome(_name_outcome(outcome))
+        if trace is not None:
+            _describe_outcome(trace, scope["method"], call, outcome)
         if isinstance(outcome, ProxyResponse):
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._send_response(scope, outcome, body, send)
@@ -411,7 +477,12 @@ class GatewayApp:
             await self._send_problem(scope, body, send, request_id, incomplete)
 
     def _read_call(
-        self, scope: Scope, body: "IncomingBody", request_id: str, client_address: str
+        self,
+        scope: Scope,
+        body: "IncomingBody",
+        request_id: str,
+        client_address: str,
+        trace: CallTrace | None,
     ) -> ProxyRequest | Problem:
         problem = check_request_line(scope, limits=self._limits)
         if problem is not None:
@@ -425,11 +496,12 @@ class GatewayApp:
             method=scope["method"],
             listing_id=ListingId(target.api_id),
             target=target,
-            headers=scope["headers"],
+            headers=scope["headers"] if trace is None else replace_traceparent(scope["headers"], trace),
             body=body,
             client_address=client_address,
             request_id=request_id,
             received_ms=self._now_ms(),
+            trace=trace,
         )
 
     async def _run_pipeline(self, call: ProxyRequest) -> Outcome:
@@ -462,10 +534,15 @@ class GatewayApp:
         stream = ResponseStream(
             response.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
         )
+        trace = find_current_trace()
+        span = None if trace is None else trace.begin("tollway.stream")
         try:
             await send(head)
             await stream.pump(response.first, body.wait_disconnect if body.is_finished else None)
         finally:
+            if span is not None:
+                span.set("tollway.stream.bytes", stream.sent)
+                span.set("tollway.stream.delivery", stream.delivery.value)
             await response.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})

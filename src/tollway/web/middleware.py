@@ -71,6 +71,12 @@ def read_client_address(scope: Scope, trusted_proxies: ProxyNetworks) -> str:
     return address
 
 
+def is_trusted_peer(scope: Scope, trusted_proxies: ProxyNetworks) -> bool:
+    """Whether the connection comes from a trusted proxy."""
+    peer = scope.get("client")
+    return peer is not None and bool(trusted_proxies) and _is_trusted(_unmap(str(peer[0])), trusted_proxies)
+
+
 def _unmap(address: str) -> str:
     """The IPv4 address of an IPv4-mapped one (RFC 4291 §2.5.5.2), so that a dual-stack socket does not make two clients of one."""
     if not address.startswith("::ffff:"):
