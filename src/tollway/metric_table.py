@@ -174,7 +174,7 @@ _TRACES = (
     SeriesRow(
         name="tollway_spans_dropped_total",
         kind="counter",
-        says="Spans of sampled calls that were dropped, because the queue was full or the collector did not take them, in this process",
+        says="Spans of sampled calls that were dropped, because the queue was full or the collector did not take them",
     ),
 )
 _BOOKS = (

@@ -70,7 +70,8 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.identity_store import SqlSessions
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.gateway_app import GatewayApp, name_method
+from tollway.web.gateway_app import GatewayApp
+from tollway.web.gateway_traces import make_start_trace
 from tollway.web.page_assets import read_assets
 from tollway.web.page_problems import ProblemPages
 from tollway.web.page_renderer import PageRenderer
@@ -358,9 +359,7 @@ class InProcessGateway:
         """No call is traced, unless `trace_sampler` is set. Every peer is a trusted proxy where `is_proxied`."""
         if self.trace_sampler is None:
             return None
-        traceparent = next((value for key, value in scope["headers"] if key == b"traceparent"), None)
-        name = f"{name_method(scope['method'])} /api/v2/gateway/{{apiId}}"
-        return self.trace_sampler.start(name, traceparent, is_trusted=self.is_proxied)
+        return make_start_trace(self.trace_sampler, lambda scope: self.is_proxied)(scope)
 
     def _build_app(self) -> None:
         self.shedder = LoadShedder(limits=self.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0)

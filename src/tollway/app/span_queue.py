@@ -4,7 +4,10 @@
 alive.
 """
 
+import os
+import platform
 import queue
+import random
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -12,15 +15,41 @@ from typing import Protocol
 
 import structlog
 
-from tollway.call_trace import FinishedTrace
+from tollway.call_trace import FinishedTrace, TraceSampler
+from tollway.config.settings import Settings
+from tollway.errors import SettingsInvalid
+from tollway.telemetry import Metrics
 
 QUEUE_SPANS_MAX = 2_048
 BATCH_SPANS_MAX = 512
 FLUSH_S = 1.0
 """The longest time that a span waits for others before it is sent."""
 CLOSE_WAIT_S = 2.0
+EXPORT_TIMEOUT_S = 10.0
+MISSING = "tracing: the packages for traces are not installed; run: pip install 'tollway[otel]'"
 
 _log = structlog.get_logger(__name__)
+
+
+def make_tracing(settings: Settings, metrics: Metrics) -> "tuple[SpanQueue | None, TraceSampler | None]":
+    """The queue and the sampler of a gateway. Both None where tracing is off: then nothing of OpenTelemetry is imported. Raises SettingsInvalid without the
+    extra."""
+    if settings.tracing == "off":
+        return None, None
+    try:
+        from tollway.app.otlp import connect_collector  # noqa: PLC0415 - loads OpenTelemetry, which most gateways do not use
+    except ModuleNotFoundError as exc:
+        raise SettingsInvalid([MISSING]) from exc
+    exporter = connect_collector(instance_id=f"{platform.node()}:{os.getpid()}", timeout_s=EXPORT_TIMEOUT_S)
+    spans = SpanQueue(exporter, count_dropped=metrics.spans_dropped.inc)
+    sampler = TraceSampler(
+        spans,
+        ratio=settings.trace_ratio,
+        random=random.random,  # decides what is sampled; it is no secret
+        entropy=os.urandom,
+        now_ns=time.time_ns,
+    )
+    return spans, sampler
 
 
 class TraceExporter(Protocol):

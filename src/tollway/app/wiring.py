@@ -12,7 +12,7 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.routing import Router
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp
 
 from tollway import __version__
 from tollway.app.ledger_wiring import ledger_routers
@@ -20,7 +20,7 @@ from tollway.app.page_wiring import make_page_renderer, signed_in_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
-from tollway.call_trace import CallTrace, TraceSampler
+from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import NodeHealth
 from tollway.chain.port import ChainReader, SettlementChain
@@ -88,7 +88,8 @@ from tollway.web.auth_routes import WalletDependency, make_challenge, make_walle
 from tollway.web.catalog_routes import CatalogServices, catalog_router
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
-from tollway.web.gateway_app import GatewayApp, StartTrace, name_method
+from tollway.web.gateway_app import GatewayApp
+from tollway.web.gateway_traces import StartTrace, make_start_trace
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
@@ -459,17 +460,10 @@ class AsgiBuilder:
         ]
 
     def _make_start_trace(self) -> StartTrace | None:
-        sampler = self._services.trace_sampler
+        sampler, proxies = self._services.trace_sampler, parse_proxies(self._settings.trusted_proxies)
         if sampler is None:
             return None
-        proxies = parse_proxies(self._settings.trusted_proxies)
-
-        def start_trace(scope: Scope) -> CallTrace | None:
-            name = f"{name_method(scope['method'])} /api/v2/gateway/{{apiId}}"
-            traceparent = next((value for key, value in scope["headers"] if key == b"traceparent"), None)
-            return sampler.start(name, traceparent, is_trusted=is_trusted_peer(scope, proxies))
-
-        return start_trace
+        return make_start_trace(sampler, lambda scope: is_trusted_peer(scope, proxies))
 
     def _pipeline(self) -> CallPipeline:
         services, settings, limits = self._services, self._settings, self._limits

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import structlog
 from starlette.types import Message, Receive, Scope, Send
 
-from tollway.call_trace import CallTrace, find_current_trace, replace_traceparent, running_trace
+from tollway.call_trace import CallTrace, replace_traceparent
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, Problem, Refusal, UpstreamBadResponse, UpstreamTimeout
 from tollway.gateway.headers import is_chunked_alone, proxy_status
@@ -41,6 +41,13 @@ from tollway.ids import ListingId
 from tollway.ledger.records import Delivery
 from tollway.limits import Limits
 from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
+from tollway.web.gateway_traces import (
+    StartTrace,
+    begin_stream,
+    describe_outcome,
+    describe_stream,
+    traced_call,
+)
 from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
 from tollway.web.page_problems import NAME_LENGTH_MAX, ProblemPages, QuotedApi, is_shown_as_page
 from tollway.web.payment_required import PaymentRequiredRenderer, RenderedQuote
@@ -331,36 +338,6 @@ class ResponseStream:
 
 _log = structlog.get_logger(__name__)
 
-StartTrace = Callable[[Scope], CallTrace | None]
-
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
-"""Methods that a trace names; any other is `_OTHER`."""
-
-
-def name_method(method: str) -> str:
-    return method if method in METHODS else "_OTHER"
-
-
-def _describe_outcome(trace: CallTrace, method: str, call: ProxyRequest | Problem, outcome: Outcome) -> None:
-    root = trace.root
-    root.set("http.request.method", name_method(method))
-    if isinstance(call, ProxyRequest) and call.listing_id.startswith("api_") and len(call.listing_id) <= 64:
-        root.set("tollway.listing.id", call.listing_id)
-    if isinstance(outcome, ProxyResponse):
-        root.set("http.response.status_code", outcome.status)
-        root.set("tollway.payment.state", outcome.payment_state)
-    elif isinstance(outcome, ProblemResponse):
-        status = status_of(outcome.problem.code)
-        root.set("http.response.status_code", status)
-        root.set("error.type", outcome.problem.code.value)
-        root.set("tollway.payment.state", outcome.problem.payment_state)
-        root.is_error = status >= SERVER_ERROR_MIN
-    else:
-        root.set("tollway.payment.state", outcome.payment_state)
-
-
-SERVER_ERROR_MIN = 500
-
 DISCONNECT_CHECK_S = 0.1
 """The time for the server to report a disconnect."""
 
@@ -420,30 +397,11 @@ class GatewayApp:
             if trace is None:
                 await self._handle(scope, body, send, request_id, client_address)
             else:
-                await self._handle_traced(trace, scope, body, send, request_id, client_address)
+                with traced_call(trace):
+                    await self._handle(scope, body, send, request_id, client_address, trace)
         finally:
             self._shedder.leave(client_address)
             body.close()
-
-    async def _handle_traced(
-        self,
-        trace: CallTrace,
-        scope: Scope,
-        body: "IncomingBody",
-        send: Send,
-        request_id: str,
-        client_address: str,
-    ) -> None:
-        """Handles a sampled call. Every log line of it has the ids of its trace."""
-        trace.begin("tollway.proof")
-        with (
-            running_trace(trace),
-            structlog.contextvars.bound_contextvars(trace_id=trace.trace_id, span_id=trace.root.span_id),
-        ):
-            try:
-                await self._handle(scope, body, send, request_id, client_address, trace)
-            finally:
-                trace.finish()
 
     async def _handle(
         self,
@@ -462,7 +420,7 @@ class GatewayApp:
         )
         self._count_outcome(_name_outcome(outcome))
         if trace is not None:
-            _describe_outcome(trace, scope["method"], call, outcome)
+            describe_outcome(trace, scope["method"], call, outcome)
         if isinstance(outcome, ProxyResponse):
             outcome.headers.append((b"x-request-id", request_id.encode()))
             await self._send_response(scope, outcome, body, send)
@@ -534,15 +492,13 @@ class GatewayApp:
         stream = ResponseStream(
             response.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
         )
-        trace = find_current_trace()
-        span = None if trace is None else trace.begin("tollway.stream")
+        span = begin_stream()
         try:
             await send(head)
             await stream.pump(response.first, body.wait_disconnect if body.is_finished else None)
         finally:
             if span is not None:
-                span.set("tollway.stream.bytes", stream.sent)
-                span.set("tollway.stream.delivery", stream.delivery.value)
+                describe_stream(span, stream.sent, stream.delivery)
             await response.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
