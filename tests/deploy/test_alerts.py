@@ -27,6 +27,7 @@ TARGET_LABELS = {"job", "instance"}
 """Labels that Prometheus adds to every series of a target."""
 LEFT_OUT = {
     "tollway_rpc_requests_total": "replaced by tollway_node_requests_total",
+    "tollway_spans_dropped_total": "traces are off by default, and no call depends on them; the log says span_export_failed",
     "process_virtual_memory_bytes": "says nothing beside the resident memory",
 }
 """Series in no panel and no alert -> why."""

@@ -147,4 +147,20 @@ EXHAUSTION_GUARDS = (
         "            return [exc] * len(recordings)\n",
         test="contracts/test_ledger_batch.py::test_one_bad_recording_does_not_fail_those_that_are_written_with_it",
     ),
+    guard(
+        "X5",
+        "a caller's traceparent switches no trace on",
+        "call_trace:TraceSampler.start",
+        "is_continued = is_trusted and context is not None and context.is_sampled",
+        "is_continued = context is not None and context.is_sampled",
+        test="test_call_trace.py::test_decides_at_the_door",
+    ),
+    guard(
+        "X5",
+        "spans beyond the queue are dropped",
+        "app.span_queue:SpanQueue.add",
+        "            is_full = self._spans + count > QUEUE_SPANS_MAX\n",
+        "            is_full = False\n",
+        test="app/test_span_queue.py::test_a_collector_that_hangs_delays_no_call_and_further_spans_are_dropped",
+    ),
 )

@@ -28,8 +28,8 @@ from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.page_wiring import describe_money
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
-from tollway.app.webhooks import WebhookServices
 from tollway.app.span_queue import make_tracing
+from tollway.app.webhooks import WebhookServices
 from tollway.app.wiring import (
     AsgiBuilder,
     ReputationServices,
