@@ -13,6 +13,7 @@ from typing import Any
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from deploy.prometheus.build import ALERTS
 from tollway.cli.commands import COMMANDS, ROLES
 from tollway.config.settings import LIMIT_PREFIX, OPERATOR_LIMITS, PREFIX, SETTING_NAMES
 from tollway.errors import Code
@@ -124,6 +125,17 @@ def write_metrics() -> str:
     )
 
 
+def write_alerts() -> str:
+    table = write_table(
+        ("alert", "class", "says"),
+        (
+            (f"[{alert.name}](../runbooks/{alert.name}.md)", alert.severity, escape(alert.summary))
+            for alert in ALERTS
+        ),
+    )
+    return f"# Alerts\n{WRITTEN}\nThe rules are in `deploy/prometheus/alerts.yaml`; each name leads to its runbook.\n\n{table}"
+
+
 def write_commands() -> str:
     parts = []
     for role in ROLES:
@@ -197,6 +209,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "limits.md": write_limits,
     "errors.md": write_errors,
     "metrics.md": write_metrics,
+    "alerts.md": write_alerts,
     "commands.md": write_commands,
     "contract.md": write_contract,
 }

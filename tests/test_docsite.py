@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.prometheus.build import ALERTS
 from docsite.build import CONFIG, NAVIGATION, ROOT, build, move_links, write_config, write_sources
 from tests.kit.deploy_programs import run_check
 from tollway.cli.commands import COMMANDS
@@ -44,6 +45,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 if method in METHODS
             ],
         ),
+        ("alerts.md", [f"(../runbooks/{alert.name}.md)" for alert in ALERTS]),
         ("metrics.md", [f"| `{name}` |" for name in SERIES]),
     ],
 )

@@ -6,7 +6,7 @@ story is made of the values that a series has while all is well and while it is 
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -427,6 +427,16 @@ def write_rules() -> str:
     return "\n".join(lines) + "\n"
 
 
+def write_prometheus_rule() -> str:
+    """The same rules as a resource of the Prometheus operator."""
+    comment, _, groups = write_rules().partition("\n")
+    head = (
+        f"{comment}\napiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\n"
+        "metadata:\n  name: tollway\nspec:\n"
+    )
+    return head + "".join(f"  {line}\n" for line in groups.splitlines())
+
+
 def write_tests(*, is_slow: bool) -> str:
     """The stories of the alerts that take minutes, or of those that take hours: `promtool` evaluates every rule at each interval of a file."""
     lines = ["# Written by deploy/prometheus/build.py.", "rule_files: [alerts.yaml]"]
@@ -496,8 +506,9 @@ def write_expected(alert: Alert) -> list[str]:
     ]
 
 
-FILES = {
+FILES: Mapping[str, Callable[[], str]] = {
     "alerts.yaml": write_rules,
+    "../kubernetes/monitoring/prometheusrule.yaml": write_prometheus_rule,
     "alerts.test.yaml": partial(write_tests, is_slow=False),
     "alerts-slow.test.yaml": partial(write_tests, is_slow=True),
 }

@@ -189,6 +189,18 @@ def test_what_must_be_filled_in_is_refused_as_it_stands() -> None:
     assert marked == ["TOLLWAY_SECRET_KEY", "TOLLWAY_GAS_KEYS_BASE"]
 
 
+def test_prometheus_gives_the_pods_the_job_of_the_rules() -> None:
+    monitor = read(KUBERNETES / "monitoring" / "podmonitor.yaml")["spec"]
+    labels = of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert labels[monitor["jobLabel"]] == "tollway"
+
+
+def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
+    rule = read(KUBERNETES / "monitoring" / "prometheusrule.yaml")
+    assert rule["kind"] == "PrometheusRule"
+    assert rule["spec"] == read(DEPLOY / "prometheus" / "alerts.yaml")
+
+
 @pytest.mark.parametrize("kind", ["Deployment", "Job"])
 def test_a_pod_runs_as_no_root_on_a_root_that_it_cannot_write(kind: str) -> None:
     pod = pod_of(kind)
