@@ -125,7 +125,8 @@ docs: $(STAMPS)/python $(STAMPS)/docs   ## the documentation site, in .site/html
 
 # promtool and the server come from Debian's package `prometheus`, unpacked into .stamps; without it the tests are skipped by name.
 alerts: install  ## the alert rules under promtool, and each expression over a gateway with traffic (options: ARGS="-k stories")
-	ALERTS=1 $(BIN)/python -m pytest -q -rs tests/deploy/test_alerts.py tests/deploy/test_promtool.py tests/live/test_prometheus.py $(ARGS)
+	ALERTS=1 $(BIN)/python -m pytest -q -rs tests/deploy/test_alerts.py tests/deploy/test_promtool.py tests/live/test_prometheus.py \
+	  tests/live/torture/test_alerts.py $(ARGS)
 
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
 	@$(AUDIT) $(ARGS)
