@@ -347,7 +347,7 @@ class TryPanel {
   printHead(response) {
     this.slip.line(this.words.answer, `HTTP ${response.status}`);
     const call = response.headers.get("tollway-call-id");
-    if (call) this.slip.line(this.words.callId, call);
+    if (call) this.slip.line(this.words.callId, call, `/my/calls/${encodeURIComponent(call)}`);
   }
 
   /** @param {any} problem */
