@@ -106,6 +106,8 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             return self._json(200, gateway.sums or {"sales": [], "spending": [], "totals": []})
         if ".csv" in self.path:
             return self._answer(*gateway.files.pop(0))
+        if self.path.startswith("/api/v2/webhooks"):
+            return self._webhooks(body)
         if self.path.startswith("/api/v2/viewers"):
             return self._json(200, {"viewers": [], "wallets": [], **(json.loads(body) if body else {})})
         if self.path.startswith("/api/v2/payments"):
@@ -115,6 +117,22 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
         if self.path.startswith("/api/v2/history"):
             return self._json(200, {"calls": gateway.calls, "total": len(gateway.calls)})
         return self._json(201, {"id": "api_9", **json.loads(body)})
+
+    def _webhooks(self, body):
+        """One webhook with one dead letter."""
+        hook = {"id": "wh_1", "url": "https://o.example/h", "types": ["call.charged"], "state": "active"}
+        hook |= {"reason": None, "pending": 2, "dead": 1}
+        event = {"eventId": "evt_1", "type": "call.charged", "state": "dead", "attempts": 8}
+        event |= {"lastStatus": 500, "lastError": None}
+        if self.command == "DELETE":
+            return self._answer(204, "application/json", b"")
+        if self.path.endswith("/resend"):
+            return self._json(202, {"eventId": "evt_1", "state": "pending"})
+        if "/deliveries" in self.path:
+            return self._json(200, {"deliveries": [event], "limit": 50})
+        if self.command == "POST":
+            return self._json(201, {**hook, **json.loads(body), "state": "unconfirmed"})
+        return self._json(200, {"webhooks": [hook], "limit": 10})
 
     def _send_stream(self, parts):
         self.send_response(200)

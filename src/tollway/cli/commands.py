@@ -53,6 +53,7 @@ GROUPS = {
     "wallet": GroupRow(help="The wallet that pays"),
     "listing": GroupRow(help="Your listings"),
     "receipt": GroupRow(help="Signed receipts of calls"),
+    "webhook": GroupRow(help="Events that are sent to a URL of yours"),
     "gateway": GroupRow(help="A gateway"),
     "gateway listings": GroupRow(
         help="Moderation of listings", target="tollway.cli.moderation:list_suspended", extra="gateway"
@@ -246,6 +247,41 @@ COMMANDS = (
         help="Sends one request to the upstream of a listing, as the gateway sends a paid call. It costs nothing, and no history records it.",
         target=f"{_PROVIDER}:try_out",
         example="tollway listing test api_… /quote/ETH",
+    ),
+    CommandRow(
+        name="webhook add",
+        role=PROVIDERS,
+        help="Registers a URL that gets events once it has echoed a challenge.",
+        target="tollway.cli.webhook:add",
+        example="tollway webhook add https://owner.example/hooks --type call.charged",
+    ),
+    CommandRow(
+        name="webhook list",
+        role=PROVIDERS,
+        help="Lists your webhooks, with the events that wait and that failed.",
+        target="tollway.cli.webhook:show_all",
+        example="tollway webhook list",
+    ),
+    CommandRow(
+        name="webhook remove",
+        role=PROVIDERS,
+        help="Removes a webhook with everything that waits for it.",
+        target="tollway.cli.webhook:remove",
+        example="tollway webhook remove wh_…",
+    ),
+    CommandRow(
+        name="webhook deliveries",
+        role=PROVIDERS,
+        help="Lists the events of a webhook with their last attempts, newest first.",
+        target="tollway.cli.webhook:show_deliveries",
+        example="tollway webhook deliveries wh_… --state dead",
+    ),
+    CommandRow(
+        name="webhook resend",
+        role=PROVIDERS,
+        help="Sends one event again, with the data of the first time.",
+        target="tollway.cli.webhook:resend",
+        example="tollway webhook resend wh_… evt_…",
     ),
     CommandRow(
         name="gateway serve",

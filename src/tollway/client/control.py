@@ -7,7 +7,7 @@ A flow raises `GatewayRefused` for a refusal and `AnswerMalformed` for a respons
 needs a wallet, else the driver raises `CannotPay`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Literal
@@ -19,6 +19,7 @@ from tollway.client.records import (
     AgentDocument,
     BookViewer,
     CallPage,
+    DeliveryPage,
     FacetCounts,
     GatewayStatus,
     ListingDetails,
@@ -34,6 +35,8 @@ from tollway.client.records import (
     SpendingReport,
     TrialResponse,
     ViewerList,
+    WebhookList,
+    WebhookStatus,
     read_agent_document,
     read_receipt,
     read_record,
@@ -283,6 +286,44 @@ def show_to(address: str, until: datetime) -> Flow[BookViewer]:
 def hide_from(address: str) -> Flow[None]:
     """Ends the permission of a wallet to read the books of this one, at once."""
     yield from fetch_document(requests.delete_viewer(address))
+
+
+# ---- Webhooks.
+
+
+def webhooks() -> Flow[WebhookList]:
+    """The webhooks of this wallet."""
+    return read_record(WebhookList, (yield from fetch_document(requests.list_webhooks())))
+
+
+def add_webhook(
+    url: str, types: Sequence[str], *, secret: Literal["v1"] | None = None
+) -> Flow[WebhookStatus]:
+    """Registers a URL that gets events of these types once it has echoed a challenge. `secret`: also sign by Standard Webhooks; the result has the
+    secret, and no later one."""
+    return read_record(WebhookStatus, (yield from fetch_document(requests.add_webhook(url, types, secret))))
+
+
+def remove_webhook(webhook_id: str) -> Flow[None]:
+    """Removes a webhook with everything that waits for it."""
+    yield from fetch_document(requests.remove_webhook(webhook_id))
+
+
+def deliveries(
+    webhook_id: str,
+    *,
+    state: Literal["pending", "delivered", "dead"] | None = None,
+    before: str | None = None,
+    limit: int | None = None,
+) -> Flow[DeliveryPage]:
+    """Events of a webhook with their last attempts, newest first. `before`: an event id. `limit`: 1 to 200, default 50."""
+    query = {"state": state, "before": before, "limit": limit}
+    return read_record(DeliveryPage, (yield from fetch_document(requests.list_deliveries(webhook_id, query))))
+
+
+def resend(webhook_id: str, event_id: str) -> Flow[None]:
+    """Sends an event again that was delivered or has failed for good."""
+    yield from fetch_document(requests.resend_event(webhook_id, event_id))
 
 
 # ---- Providers.

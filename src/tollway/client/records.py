@@ -631,6 +631,63 @@ class OwnershipStatus:
     challenge: OwnershipChallenge | None = None
 
 
+# ---- Webhooks.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookSecret:
+    """The secret of a webhook's signature `v1`. `value`: only in the response of its creation."""
+
+    scheme: str
+    set: bool = True
+    value: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookStatus:
+    """A webhook of this wallet. It gets every event from `active_from` on. `pending`, `dead`: its events that wait, and that failed for good."""
+
+    id: str
+    url: str
+    types: tuple[str, ...]
+    state: str
+    reason: str | None = None
+    secret: WebhookSecret | None = None
+    active_from: datetime | None = None
+    pending: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookList:
+    """All webhooks of a wallet. `limit`: how many it may have."""
+
+    webhooks: tuple[WebhookStatus, ...]
+    limit: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryStatus:
+    """The delivery of an event. `state`: `pending`, `delivered` or `dead`."""
+
+    event_id: str
+    type: str
+    timestamp: datetime
+    state: str
+    attempts: int
+    next_attempt_at: datetime | None = None
+    last_attempt_at: datetime | None = None
+    last_status: int | None = None
+    last_error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryPage:
+    """Deliveries of a webhook, newest event first."""
+
+    deliveries: tuple[DeliveryStatus, ...]
+
+
 # ---- Reading.
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -138,6 +138,35 @@ def list_calls(query: Mapping[str, object]) -> ControlRequest:
 def find_call(call_id: str, wallet: str | None = None) -> ControlRequest:
     path = f"/history/{_encode_segment(call_id)}" + _encode_query({"wallet": wallet})
     return ControlRequest(method="GET", path=path, is_signed=True)
+
+
+def list_webhooks() -> ControlRequest:
+    return ControlRequest(method="GET", path="/webhooks", is_signed=True, entries="webhooks")
+
+
+def add_webhook(url: str, types: Sequence[str], secret: str | None) -> ControlRequest:
+    body: dict[str, object] = {"url": url, "types": list(types)}
+    if secret is not None:
+        body["secret"] = secret
+    return _build_json_request("POST", "/webhooks", body, ())
+
+
+def remove_webhook(webhook_id: str) -> ControlRequest:
+    return ControlRequest(method="DELETE", path=_webhook_path(webhook_id), is_signed=True)
+
+
+def list_deliveries(webhook_id: str, query: Mapping[str, object]) -> ControlRequest:
+    path = f"{_webhook_path(webhook_id)}/deliveries" + _encode_query(query)
+    return ControlRequest(method="GET", path=path, is_signed=True, entries="deliveries")
+
+
+def resend_event(webhook_id: str, event_id: str) -> ControlRequest:
+    path = f"{_webhook_path(webhook_id)}/deliveries/{_encode_segment(event_id)}/resend"
+    return ControlRequest(method="POST", path=path, is_signed=True)
+
+
+def _webhook_path(webhook_id: str) -> str:
+    return f"/webhooks/{_encode_segment(webhook_id)}"
 
 
 def find_receipt(call_id: str) -> ControlRequest:

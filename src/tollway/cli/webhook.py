@@ -1,0 +1,130 @@
+"""The commands `tollway webhook …`: registers, lists and removes webhooks of a wallet, and shows their deliveries."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from tollway.cli.inputs import (
+    DEFAULT_GATEWAY,
+    AllowHttp,
+    AsJson,
+    CallerSession,
+    Gateway,
+    KeyFile,
+    explained_caller_failures,
+)
+from tollway.cli.output import is_for_people, print_document, print_json, print_text
+from tollway.client import requests
+from tollway.client.requests import GatewayDocument
+from tollway.client.safe_text import plain_line
+from tollway.client.steps import ControlRequest
+
+WebhookId = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.")]
+EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id.")]
+State = Literal["pending", "delivered", "dead"]
+
+
+def add(
+    ctx: typer.Context,
+    url: Annotated[str, typer.Argument(metavar="URL", help="https, a public address.")],
+    kinds: Annotated[list[str], typer.Option("--type", help="A type such as call.charged, repeatable.")],
+    has_secret: Annotated[
+        bool, typer.Option("--secret", help="Sign by Standard Webhooks too; prints the secret once.")
+    ] = False,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Registers a URL that gets events once it has echoed a challenge."""
+    request = requests.add_webhook(url, kinds, "v1" if has_secret else None)
+    with explained_caller_failures(as_json=as_json):
+        print_document(_fetch(ctx, request), as_json=as_json)
+        if is_for_people(as_json=as_json):
+            print_text(
+                "The gateway sends the challenge now. `tollway webhook list` shows when it was echoed."
+            )
+
+
+def show_all(
+    ctx: typer.Context,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists your webhooks, with the events that wait and that failed."""
+    with explained_caller_failures(as_json=as_json):
+        document = _fetch(ctx, requests.list_webhooks())
+        if not is_for_people(as_json=as_json):
+            print_json(document)
+            return
+        for one in document["webhooks"]:
+            counts = f"{one['pending']} waiting, {one['dead']} failed"
+            state = one["state"] if one["reason"] is None else f"{one['state']} ({one['reason']})"
+            print_text(plain_line(f"{one['id']} {state} {counts} {one['url']} {', '.join(one['types'])}"))
+        if not document["webhooks"]:
+            print_text("No webhooks. `tollway webhook add URL --type call.charged` registers one.")
+
+
+def remove(
+    ctx: typer.Context,
+    webhook_id: WebhookId,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Removes a webhook with everything that waits for it."""
+    with explained_caller_failures(as_json=as_json):
+        _fetch(ctx, requests.remove_webhook(webhook_id))
+        print_document({"id": webhook_id, "state": "removed"}, as_json=as_json)
+
+
+def show_deliveries(
+    ctx: typer.Context,
+    webhook_id: WebhookId,
+    state: Annotated[State | None, typer.Option("--state", help="pending, delivered or dead.")] = None,
+    before: Annotated[str | None, typer.Option("--before", help="Events before this event.")] = None,
+    limit: Annotated[int, typer.Option("--limit", help="1 to 200.")] = 50,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Lists the events of a webhook with their last attempts, newest first."""
+    query = {"state": state, "before": before, "limit": limit}
+    with explained_caller_failures(as_json=as_json):
+        document = _fetch(ctx, requests.list_deliveries(webhook_id, query))
+        if not is_for_people(as_json=as_json):
+            print_json(document)
+            return
+        for one in document["deliveries"]:
+            last = one["lastStatus"] or one["lastError"] or "not sent yet"
+            attempts = f"{one['attempts']} attempts, last: {last}"
+            print_text(plain_line(f"{one['eventId']} {one['type']} {one['state']} {attempts}"))
+        if not document["deliveries"]:
+            print_text("No events.")
+
+
+def resend(
+    ctx: typer.Context,
+    webhook_id: WebhookId,
+    event_id: EventId,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sends one event again, with the data of the first time."""
+    with explained_caller_failures(as_json=as_json):
+        print_document(_fetch(ctx, requests.resend_event(webhook_id, event_id)), as_json=as_json)
+
+
+def _fetch(ctx: typer.Context, request: ControlRequest) -> GatewayDocument:
+    given = ctx.params
+    session = CallerSession(
+        gateway=given["gateway"], allow_http=given["allow_http"], key_file=given["key_file"]
+    )
+    with session.open(is_signing=True) as client:
+        return client.fetch_document(request)
