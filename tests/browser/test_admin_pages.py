@@ -1,0 +1,128 @@
+"""The operator's pages in a browser: from the link of the command to a suspended listing, accessible and narrow enough on every page."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from tests.browser.watched_page import WatchedPage, watch_page
+from tests.kit.ports import find_low_port
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/acts")
+WALLET = "0x" + "ab" * 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A gateway with a listing, and its admin address."""
+
+    cluster: Any
+    gateway: Any
+    api_id: str
+    admin_url: str
+
+    async def make_link(self) -> str:
+        """The path of a new link."""
+        exit_code, output = await self.cluster.operate(self.gateway, "admin", "link")
+        assert exit_code == 0, output
+        link: str = (output if isinstance(output, dict) else json.loads(output))["link"]
+        assert link.startswith(self.admin_url + "/enter?code=")
+        return link.removeprefix(self.admin_url)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(cluster: Any) -> AsyncIterator[Site]:
+    gas = await cluster.wallet()
+    port = find_low_port()
+    settings = {
+        "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
+        "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{port}",
+    }
+    async with cluster.gateway(settings=settings) as gateway:
+        api_id = await cluster.publish(gateway, await cluster.wallet(), name="Sample quotes " + "long " * 12)
+        yield Site(cluster=cluster, gateway=gateway, api_id=api_id, admin_url=f"http://127.0.0.1:{port}")
+
+
+@contextlib.asynccontextmanager
+async def open_signed_in(browser: Browser, site: Site, **options: Any) -> AsyncIterator[WatchedPage]:
+    async with watch_page(browser, site.admin_url, **options) as watched:
+        await watched.goto(await site.make_link())
+        await watched.check()
+        await watched.page.get_by_role("button", name="Sign in").click()
+        await expect(watched.page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
+        yield watched
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 320)])
+async def test_every_page_is_accessible_and_fits(
+    browser: Browser, site: Site, theme: Any, width: int
+) -> None:
+    options = {"color_scheme": theme, "viewport": {"width": width, "height": 800}}
+    async with open_signed_in(browser, site, **options) as watched:
+        for path in PAGES:
+            assert await watched.goto(path) == 200
+            await watched.check()
+            for _ in range(await watched.page.locator("details:not([open])").count()):
+                await watched.page.locator("details:not([open]) > summary").first.click()
+            await watched.check()
+
+
+async def test_without_a_session_a_page_says_how_to_get_one(browser: Browser, site: Site) -> None:
+    async with watch_page(browser, site.admin_url) as watched:
+        assert await watched.goto("/books") == 401
+        await expect(watched.page.get_by_text("tollway gateway admin link")).to_be_visible()
+        watched.complaints.clear()  # the browser's line about the 401
+        await watched.check()
+
+
+async def test_an_operator_suspends_and_restores_a_listing_and_blocks_a_wallet(
+    browser: Browser, site: Site
+) -> None:
+    async with open_signed_in(browser, site) as watched:
+        page = watched.page
+        await watched.goto("/listings")
+        await page.locator("summary", has_text="Suspend Sample quotes").click()
+        await page.get_by_label("Reason").first.fill("under review")
+        await page.get_by_role("button", name="Suspend", exact=True).click()
+        await expect(page.get_by_role("button", name="Restore Sample quotes")).to_be_visible()
+        await watched.check()
+        reply = await site.cluster.call(site.gateway, site.api_id, "/echo")
+        assert (reply.status, reply.code) == (503, "api_paused")
+        assert '"under review"' in reply.json["detail"]
+        await page.get_by_role("button", name="Restore Sample quotes").click()
+        await expect(page.get_by_text("No listing is suspended.")).to_be_visible()
+        await watched.goto("/wallets")
+        await page.get_by_label("Address").fill(WALLET)
+        await page.get_by_role("button", name="Block").click()
+        await expect(page.get_by_role("button", name="Unblock")).to_be_visible()
+        await watched.check()
+        await watched.goto("/acts")
+        for act in ("suspend_listing", "restore_listing", "block_wallet"):
+            await expect(page.get_by_text(act)).to_be_visible()
+        await watched.check()
+
+
+async def test_figures_are_refreshed_until_the_button_stops_it(browser: Browser, site: Site) -> None:
+    async with open_signed_in(browser, site) as watched:
+        page = watched.page
+        stop = page.get_by_role("button", name="Stop refreshing")
+        async with page.expect_response(lambda answer: "/admin/api/overview" in answer.url) as answered:
+            await stop.click()
+            await page.get_by_role("button", name="Refresh every 10 s").click()
+        assert (await answered.value).status == 200
+        await expect(stop).to_be_visible()
+        await watched.check()
+
+
+async def test_signing_out_ends_the_session(browser: Browser, site: Site) -> None:
+    async with open_signed_in(browser, site) as watched:
+        await watched.page.get_by_role("button", name="Sign out").click()
+        await expect(watched.page.get_by_text("tollway gateway admin link")).to_be_visible()
+        assert await watched.goto("/") == 401
