@@ -87,7 +87,7 @@ _NODE = Label(name="node", per_network=NODES_PER_NETWORK)
 _KEY = Label(name="key", per_network=GAS_KEYS_PER_NETWORK)
 _CODE = Label(name="code", values=tuple(code.value for code in Code))
 _TASK = Label(name="task", values=tuple(name.value for name in TaskName))
-_DUTY = Label(name="duty", values=("sweeper", "watcher", "reputation"))
+_DUTY = Label(name="duty", values=("sweeper", "watcher", "reputation", "webhooks"))
 _RAIL = Label(name="rail", values=("none", "credit", "tx", "x402", "mpp", "channel"))
 _OPEN_STATE = Label(name="state", values=("forwarding", "settling", "unknown"))
 _CALL_OUTCOME = Label(
