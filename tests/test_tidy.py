@@ -124,6 +124,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "web/test_trial_routes.py": ("gateway/trial.py",),
     "cli/test_provider.py": ("cli/listing_inputs.py",),
     "web/test_my_routes.py": ("app/page_wiring.py", "web/my_views.py"),
+    "web/test_my_sums_routes.py": ("web/my_sums_views.py",),
 }
 """Test file -> modules without a test file of their own (`test_<module>*.py`, beside it or in `contracts/`) that it covers."""
 

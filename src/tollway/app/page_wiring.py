@@ -18,6 +18,7 @@ from tollway.ledger.ledger import PaymentLedger
 from tollway.web.admission import SignInRateLimit
 from tollway.web.history_routes import FindAsset
 from tollway.web.my_routes import MyServices, my_router
+from tollway.web.my_sums_routes import SumServices, my_sums_router
 from tollway.web.page_assets import read_assets
 from tollway.web.page_renderer import PageRenderer, TestMoney
 from tollway.web.page_routes import PageServices
@@ -85,8 +86,19 @@ def signed_in_routers(
         limits=limits,
         now_ms=now_ms,
     )
+    sums = SumServices(
+        access=access,
+        books=books,
+        call_history=services.call_history,
+        period_books=services.period_books,
+        catalog=public.documents.catalog,
+        find_asset=find_asset,
+        profiles=public.profiles,
+        now_ms=now_ms,
+    )
     return [
         my_router(mine),
+        my_sums_router(sums),
         *book_file_routers(
             services,
             wallet=access.authenticate,

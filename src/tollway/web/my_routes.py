@@ -88,7 +88,6 @@ def my_router(services: MyServices) -> Router:
             Route(SIGN_IN_PAGE_PATH, door.show_sign_in, methods=["GET"]),
             Route(SIGN_IN_PAGE_PATH, door.sign_in, methods=["POST"]),
             access.form("/signout", door.sign_out),
-            access.page(HOME, pages.show_home),
             access.page("/my/calls", pages.list_calls),
             access.page("/my/calls/{call_id}", pages.show_call),
             access.form("/my/calls/{call_id}/resolution", pages.resolve),
@@ -156,9 +155,6 @@ class BookPages:
         self._history = services.call_history
         self._respond = services.access.respond
 
-    async def show_home(self, request: Request, reader: Reader) -> Response:
-        return _lead_to("/my/calls")
-
     # ---- Calls.
 
     async def list_calls(self, request: Request, reader: Reader) -> Response:
@@ -176,7 +172,7 @@ class BookPages:
             request,
             reader,
             "my_calls.j2",
-            status=_status_of_form(errors),
+            status=status_of_form(errors),
             filters=await self._view_filters(reader, form, errors),
             rows=view_call_rows(page.calls, self._services.find_asset),
             total=page.total,
@@ -221,7 +217,7 @@ class BookPages:
             request,
             reader,
             "my_credit.j2",
-            status=_status_of_form(errors),
+            status=status_of_form(errors),
             filters=await self._view_filters(reader, form, errors),
             rows=[
                 self._view_payment(
@@ -298,7 +294,7 @@ class BookPages:
             request,
             reader,
             "my_wallets.j2",
-            status=_status_of_form(errors or {}),
+            status=status_of_form(errors or {}),
             viewers=view_permissions(viewers, of="viewer"),
             wallets=view_permissions(wallets, of="wallet"),
             are_more=are_more,
@@ -361,19 +357,19 @@ class ListForm:
     def parse(self, model: type[F]) -> tuple[F | None, Mapping[str, str]]:
         """The filter of the list under `/api/v2`; None, with a sentence for each field, where it would refuse these."""
         try:
-            return read_query(model, urlencode(self._as_query()).encode()), {}
+            return read_query(model, urlencode(self.as_query()).encode()), {}
         except Refusal as refusal:
-            return None, {error.parameter or "": error.detail for error in reversed(refusal.problem.errors)}
+            return None, errors_by_parameter(refusal.problem)
 
     def links(self, path: str) -> ListLinks:
         return ListLinks(self.given, path=path, offset=self.offset, as_of_ms=self.as_of_ms)
 
     def export(self, path: str) -> str:
         """The path of the file with the same filter."""
-        query = urlencode(self._as_query())
+        query = urlencode(self.as_query())
         return f"{path}?{query}" if query else path
 
-    def _as_query(self) -> Mapping[str, str]:
+    def as_query(self) -> Mapping[str, str]:
         """The fields as the parameters of `/api/v2`: a day begins at its first and ends at its last millisecond in UTC."""
         query = dict(self.given)
         if _DAY.fullmatch(query.get("from", "")):
@@ -395,8 +391,13 @@ class ListPlace(QueryModel):
     as_of_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="asOf")
 
 
-def _status_of_form(errors: Mapping[str, str]) -> int:
+def status_of_form(errors: Mapping[str, str]) -> int:
     return status_of(Code.VALIDATION_FAILED) if errors else 200
+
+
+def errors_by_parameter(problem: Problem) -> Mapping[str, str]:
+    """The sentences of a refused filter, by parameter; the first one of each."""
+    return {error.parameter or "": error.detail for error in reversed(problem.errors)}
 
 
 def _errors_by_field(problem: Problem) -> Mapping[str, str]:

@@ -172,7 +172,7 @@ def _row_json(row: GroupSum, group_by: SumGroup) -> dict[str, Any]:
 
 
 def _sum_json(key: SumKey, by_state: dict[SumState, CallSum]) -> dict[str, Any]:
-    asset = _asset_of(key)
+    asset = asset_of_sum(key)
     return {
         "network": None if asset is None else asset.network,
         "asset": None if asset is None else asset.caip19,
@@ -191,7 +191,7 @@ def _state_json(one: CallSum, asset: Asset | None) -> dict[str, Any]:
     }
 
 
-def _asset_of(key: SumKey) -> Asset | None:
+def asset_of_sum(key: SumKey) -> Asset | None:
     """The asset by the facts of its calls, so that a sum reads the same when the asset is no longer configured."""
     if key.chain_id is None or key.asset is None:
         return None

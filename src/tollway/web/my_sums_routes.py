@@ -1,0 +1,235 @@
+"""The pages of a signed-in reader about sums: `/my` with what it calls and what it sells this month, and `/my/spending`. Read only.
+
+The sums are those of `GET /api/v2/spending` and `GET /api/v2/sales`. A viewer reads the spending of a wallet that has named it, and the sales of its own listings alone.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
+
+from tollway.chain.networks import NetworkProfile
+from tollway.errors import Refusal
+from tollway.identity.viewers import BookAccess
+from tollway.ids import Address, ChainId
+from tollway.ledger.history import CallHistory, HistoryQuery, HistoryRole, PaymentQuery
+from tollway.ledger.sales import DAY_MS, GroupSum, PeriodBooks, SalesQuery, SpendingQuery, SumGroup, ceil_to
+from tollway.registry.catalog import Catalog, ListingQuery
+from tollway.web.history_routes import BookParameters, FindAsset
+from tollway.web.my_routes import HOME, ListForm, errors_by_parameter, status_of_form
+from tollway.web.my_sums_views import (
+    SUM_ROWS_MAX,
+    PeriodView,
+    SpendingFilterView,
+    SpendingGroup,
+    SpendingView,
+    choose_wallet,
+    view_credit,
+    view_groups,
+    view_money_charts,
+    view_period,
+)
+from tollway.web.page_session import PageAccess, Reader
+from tollway.web.query import format_time
+from tollway.web.sums_routes import RangeParameters, read_range
+
+PAYMENTS_SUMMED_MAX = 200
+"""Payments that the credit of `/my` is summed over, the newest first."""
+WALLETS_SUMMED_MAX = 10
+"""Wallets that one page of spending sums over. Each is a question to the ledger of its own."""
+_GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
+    "day": "wallet",
+    "api": "api",
+    "provider": "provider",
+    "wallet": "wallet",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumServices:
+    """The collaborators of the pages. `profiles`: of every configured network."""
+
+    access: PageAccess
+    books: BookAccess
+    call_history: CallHistory
+    period_books: PeriodBooks
+    catalog: Catalog
+    find_asset: FindAsset
+    profiles: Mapping[ChainId, NetworkProfile]
+    now_ms: Callable[[], int]
+
+
+class HomeFilters(BookParameters):
+    """The query of `/my`."""
+
+
+class SpendingFilters(RangeParameters, BookParameters):
+    """The query of `/my/spending`: that of `GET /spending`, which has no group `day`."""
+
+    group: SpendingGroup = Field("day", alias="groupBy")
+
+
+def my_sums_router(services: SumServices) -> Router:
+    pages = SumPages(services)
+    access = services.access
+    return Router([access.page(HOME, pages.show_home), access.page("/my/spending", pages.show_spending)])
+
+
+class SumPages:
+    """The handlers. Many tasks may call them at once."""
+
+    def __init__(self, services: SumServices) -> None:
+        self._services = services
+
+    # ---- Both halves.
+
+    async def show_home(self, request: Request, reader: Reader) -> Response:
+        services = self._services
+        now_ms = services.now_ms()
+        form = ListForm.read(request, now_ms=now_ms)
+        filters, errors = form.parse(HomeFilters)
+        named = None if filters is None else filters.wallet
+        payer = await services.books.resolve_wallet(reader.address, named)
+        from_ms, to_ms = start_of_month(now_ms), ceil_to(DAY_MS, now_ms + 1)
+        payments = await services.call_history.read_payments(
+            PaymentQuery(wallet=payer, limit=PAYMENTS_SUMMED_MAX + 1)
+        )
+        return services.access.respond(
+            request,
+            reader,
+            "my_home.j2",
+            status=status_of_form(errors),
+            errors=errors,
+            month=format_time(from_ms)[:7],
+            payer=str(payer),
+            is_own=payer == reader.address,
+            wallets=await self._list_wallets(reader, str(payer)),
+            calling=await self._read_calling(payer, from_ms=from_ms, to_ms=to_ms),
+            selling=await self._read_selling(reader.address, from_ms=from_ms, to_ms=to_ms),
+            credit=view_credit(payments[:PAYMENTS_SUMMED_MAX], services.find_asset, services.profiles),
+            is_credit_lower_bound=len(payments) > PAYMENTS_SUMMED_MAX,
+            calls_held=await self._count_held(payer, "payer"),
+            sales_held=await self._count_held(reader.address, "provider"),
+            listings=(await services.catalog.search(ListingQuery(provider=reader.address, limit=1))).total,
+            listings_unproved=(
+                await services.catalog.search(ListingQuery(provider=reader.address, verified=False, limit=1))
+            ).total,
+        )
+
+    async def _read_calling(self, payer: Address, *, from_ms: int, to_ms: int) -> PeriodView:
+        query = SpendingQuery(wallet=payer, step="day", from_ms=from_ms, to_ms=to_ms, group_by="wallet")
+        sums = await self._services.period_books.spending(query)
+        return view_period(
+            sums.rows,
+            self._services.profiles,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            is_lower_bound=sums.complete_from_ms is not None,
+        )
+
+    async def _read_selling(self, provider: Address, *, from_ms: int, to_ms: int) -> PeriodView:
+        query = SalesQuery(wallet=provider, step="day", from_ms=from_ms, to_ms=to_ms)
+        sums = await self._services.period_books.sales(query)
+        return view_period(
+            sums.rows,
+            self._services.profiles,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            is_lower_bound=sums.complete_from_ms is not None,
+        )
+
+    async def _count_held(self, wallet: Address, role: HistoryRole) -> int:
+        query = HistoryQuery(wallet=wallet, role=role, status="unknown", limit=1)
+        return (await self._services.call_history.history(query)).total
+
+    # ---- Spending.
+
+    async def show_spending(self, request: Request, reader: Reader) -> Response:
+        services = self._services
+        now_ms = services.now_ms()
+        form = ListForm.read(request, now_ms=now_ms)
+        filters, errors = form.parse(SpendingFilters)
+        found = None
+        if filters is not None:
+            try:
+                from_ms, to_ms = read_range(filters, now_ms=now_ms, oldest_hour_ms=0)
+                found = await self._read_spending(reader, filters, from_ms=from_ms, to_ms=to_ms)
+            except Refusal as refusal:
+                errors = errors_by_parameter(refusal.problem)
+                if not errors:
+                    raise
+        return services.access.respond(
+            request,
+            reader,
+            "my_spending.j2",
+            status=status_of_form(errors),
+            filters=await self._view_filters(reader, form, errors),
+            found=found,
+        )
+
+    async def _read_spending(
+        self, reader: Reader, filters: SpendingFilters, *, from_ms: int, to_ms: int
+    ) -> SpendingView:
+        wallets, are_more = await self._choose_wallets(reader, filters.wallet)
+        rows: list[GroupSum] = []
+        complete_from_ms = 0
+        for wallet in wallets:
+            query = SpendingQuery(
+                wallet=wallet,
+                step=filters.step,
+                from_ms=from_ms,
+                to_ms=to_ms,
+                group_by=_GROUP_OF[filters.group],
+            )
+            sums = await self._services.period_books.spending(query)
+            rows.extend(sums.rows)
+            complete_from_ms = max(complete_from_ms, sums.complete_from_ms or 0)
+        profiles = self._services.profiles
+        groups = view_groups(rows, filters.group, profiles, step=filters.step)
+        return SpendingView(
+            group=filters.group,
+            from_day=format_time(from_ms)[:10],
+            to_day=format_time(to_ms - 1)[:10],
+            rows=groups[:SUM_ROWS_MAX],
+            rows_left_out=max(0, len(groups) - SUM_ROWS_MAX),
+            totals=view_groups(rows, "", profiles),
+            charts=view_money_charts(rows, profiles, step=filters.step, from_ms=from_ms, to_ms=to_ms),
+            wallets_summed=len(wallets),
+            are_more_wallets=are_more,
+            complete_from=format_time(complete_from_ms) if complete_from_ms else None,
+        )
+
+    async def _choose_wallets(
+        self, reader: Reader, named: Address | None
+    ) -> tuple[tuple[Address, ...], bool]:
+        """The wallet that the form names, or the reader and those that have named it, the oldest first; and whether there are more."""
+        if named is not None:
+            return (await self._services.books.resolve_wallet(reader.address, named),), False
+        found, are_more = await self._services.books.list_wallets(reader.address)
+        wallets = (reader.address, *(one.wallet for one in found))
+        return wallets[:WALLETS_SUMMED_MAX], are_more or len(wallets) > WALLETS_SUMMED_MAX
+
+    async def _view_filters(
+        self, reader: Reader, form: ListForm, errors: Mapping[str, str]
+    ) -> SpendingFilterView:
+        return SpendingFilterView(
+            group=form.given.get("groupBy", "day"),
+            from_day=form.given.get("from", ""),
+            to_day=form.given.get("to", ""),
+            wallets=await self._list_wallets(reader, form.given.get("wallet", "")),
+            errors=errors,
+        )
+
+    async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:
+        found, _ = await self._services.books.list_wallets(reader.address)
+        return choose_wallet(reader.address, [one.wallet for one in found], chosen)
+
+
+def start_of_month(now_ms: int) -> int:
+    """The first millisecond of the month of this moment, in UTC."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return int(datetime(now.year, now.month, 1, tzinfo=UTC).timestamp()) * 1000

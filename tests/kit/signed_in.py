@@ -1,0 +1,275 @@
+"""The pages of a signed-in reader over a database in memory, without a chain: a browser that signs in with a wallet, and the API beside the pages."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlencode
+
+import coincurve
+import httpx
+
+from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.ledger_records import new_payment
+from tests.kit.pages import BROWSER, PUBLIC_URL, RULES, PageHarness, PageReader, no_calls
+from tests.kit.payer import KeyWallet
+from tests.kit.sql_ledger import SqlLedger
+from tollway.app.page_wiring import signed_in_routers
+from tollway.chain.port import ContractResult
+from tollway.config.settings import Settings
+from tollway.identity.authenticator import Authenticator
+from tollway.identity.sessions import SignIn
+from tollway.identity.signatures import ReceiptSigner, SignatureVerifier, eip191_digest
+from tollway.identity.siwe import parse_origin
+from tollway.identity.viewers import Viewer
+from tollway.ids import Address
+from tollway.ledger.records import Payment
+from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.rate_limits.limiter import RateLimiter
+from tollway.storage.history import HistoryStore
+from tollway.storage.identity_store import SqlPageSessions, SqlSessions
+from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.period_books import PeriodBookStore
+from tollway.storage.viewer_store import SqlViewers
+from tollway.web.admission import LoadShedder, SignInRateLimit
+from tollway.web.app import build_app
+from tollway.web.auth_routes import make_wallet_dependency, signin_router
+from tollway.web.history_routes import history_router
+from tollway.web.page_assets import asset_router
+from tollway.web.page_problems import ProblemPages
+from tollway.web.page_renderer import PageRenderer
+from tollway.web.page_session import PAGE_COOKIE, make_form_token
+
+NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+USDC = RULES.assets[0]
+READER = KeyWallet(key=coincurve.PrivateKey(b"\x31" * 32))
+OTHER = KeyWallet(key=coincurve.PrivateKey(b"\x32" * 32))
+SELLER = KeyWallet(key=coincurve.PrivateKey(b"\x33" * 32))
+THIRD = KeyWallet(key=coincurve.PrivateKey(b"\x34" * 32))
+TEXTS = {
+    "chain_id": RULES.chain_id,
+    "asset": USDC.key,
+    "price": "0.01",
+    "price_units": 10_000,
+    "pay_to": SELLER.address,
+    "provider": SELLER.address,
+}
+
+
+class Services:
+    """The stores behind the pages, over one database in memory."""
+
+    def __init__(self, harness: PageHarness, limits: Limits) -> None:
+        database = harness.stores.database
+        self.now_ms = NOW_MS + 10_000
+        self.settings = Settings(public_url=PUBLIC_URL)
+        self.database = database
+        self.ledger = SqlLedger(database, owner_id="one", now_ms=lambda: self.now_ms)
+        self.call_history = HistoryStore(database, limits=DEFAULT_LIMITS)
+        self.payments = PaymentLedgerStore(database)
+        self.period_books = PeriodBookStore(database, limits=limits)
+        self.page_sessions = SqlPageSessions(database)
+        self.sessions = SqlSessions(database)
+        self.viewers = SqlViewers(database)
+        self._calls_written = 0
+        drawn = iter(range(1, 1_000))
+        self.entropy = lambda size: next(drawn).to_bytes(size, "big")
+        self.sign_in = SignIn(
+            self.sessions,
+            SignatureVerifier(NoChain(), limits=DEFAULT_LIMITS),
+            Unmetered(),
+            origin=parse_origin(PUBLIC_URL),
+            limits=DEFAULT_LIMITS,
+            now_ms=lambda: self.now_ms,
+            entropy=self.entropy,
+        )
+
+    async def write_calls(self, *changes: dict[str, Any]) -> None:
+        shared = {**TEXTS, "payer": READER.address, "http_status": None, "upstream_status": None}
+        shared |= {"tx_hash": None, "error": None}
+        first = self._calls_written
+        self._calls_written += len(changes)
+        rows = [call_record_row(number, **{**shared, **one}) for number, one in enumerate(changes, first)]
+        await self.database.write(lambda connection: insert_calls(connection, rows))
+
+    async def record_payment(self, units: int) -> Payment:
+        new = new_payment(
+            units, payer=READER.address, payee=SELLER.address, chain_id=RULES.chain_id, asset=USDC.key
+        )
+        (payment,) = await self.ledger.record_payments([new], now_ms=self.now_ms)
+        return payment
+
+
+class NoChain:
+    chain_ids = (RULES.chain_id,)
+
+    async def call_contract(self, chain_id: Any, **asked: object) -> ContractResult:
+        return ContractResult(reverted=False, payload=b"")
+
+
+class Unmetered:
+    lookups_per_minute = 30
+
+    async def charge(self, *, client_address: str, signer: str) -> int | None:
+        return None
+
+
+def find_asset(chain_id: Any, key: str) -> Any:
+    return next((one for one in RULES.assets if one.key == key), None)
+
+
+class SignedInHarness:
+    """A browser of the signed-in pages, and the API beside them."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        pages = PageHarness()
+        self.services = Services(pages, limits)
+        self.catalog = pages.catalog
+        services = self.services
+        public = replace(pages.services(), now_ms=lambda: services.now_ms)
+        self.renderer: PageRenderer = public.renderer
+        rate_limit = SignInRateLimit(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
+        authenticator = Authenticator(
+            services.sessions,
+            services.sign_in,
+            origin=parse_origin(PUBLIC_URL),
+            limits=DEFAULT_LIMITS,
+            now_ms=lambda: services.now_ms,
+            rate_limiter=RateLimiter(),
+        )
+
+        async def own_books(reader: Address, named: Address | None) -> Address:
+            return reader
+
+        app = build_app(
+            call_app=no_calls,
+            routers=[
+                signin_router(services.sign_in, rate_limit, limits=DEFAULT_LIMITS),
+                history_router(
+                    call_history=services.call_history,
+                    ledger=services.ledger,
+                    payment_ledger=services.payments,
+                    wallet=make_wallet_dependency(authenticator, body_bytes_max=65_536),
+                    resolve_wallet=own_books,
+                    lookup=None,  # type: ignore[arg-type]  # no test asks for a transaction that the ledger does not have
+                    find_asset=find_asset,
+                    now_ms=lambda: services.now_ms,
+                ),
+                asset_router(self.renderer.assets),
+                *signed_in_routers(
+                    services,
+                    public,
+                    origin=parse_origin(PUBLIC_URL),
+                    rate_limit=rate_limit,
+                    find_asset=find_asset,
+                    receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
+                    entropy=services.entropy,
+                ),
+            ],
+            public_url=PUBLIC_URL,
+            limits=Limits(),
+            clock=lambda: 0.0,
+            entropy=lambda size: bytes(size),
+            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+            problem_pages=ProblemPages(self.renderer),
+        )
+        self.browser = httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=app),
+            base_url=PUBLIC_URL,
+            headers=BROWSER,
+            follow_redirects=False,
+        )
+        self.token = ""
+
+    async def message_for(self, wallet: KeyWallet, uri: str | None = f"{PUBLIC_URL}/signin") -> str:
+        asked = {"address": str(wallet.address), "chainId": RULES.chain_id, "uri": uri}
+        return str((await self.browser.post("/api/v2/auth/nonce", json=asked)).json()["message"])
+
+    async def post(
+        self, path: str, fields: dict[str, str], *, route: str | None = None, **headers: str
+    ) -> httpx.Response:
+        """Posts a form as a browser does from a page of this origin."""
+        route = path if route is None else route
+        given = {"form_token": make_form_token(self.token, route), **fields} if self.token else fields
+        own = {
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Sec-Fetch-Site": "same-origin",
+            **headers,
+        }
+        return await self.browser.post(path, content=urlencode(given), headers=own)
+
+    async def sign_in(self, wallet: KeyWallet = READER, *, to: str = "") -> httpx.Response:
+        self.token = ""
+        self.browser.cookies.clear()
+        message = await self.message_for(wallet)
+        signature = "0x" + wallet.sign(eip191_digest(message.encode())).hex()
+        # A browser normalises the line breaks of a field.
+        answer = await self.post(
+            "/signin", {"message": message.replace("\n", "\r\n"), "signature": signature, "to": to}
+        )
+        self.token = answer.cookies.get(PAGE_COOKIE.name, "")
+        return answer
+
+    async def name_viewer(self, wallet: KeyWallet, viewer: KeyWallet) -> None:
+        """The wallet lets the viewer read its books for a week."""
+        since_ms = self.services.now_ms
+        await self.services.viewers.put(
+            Viewer(
+                wallet=wallet.address,
+                viewer=viewer.address,
+                since_ms=since_ms,
+                until_ms=since_ms + 7 * DAY_MS,
+            ),
+            most=DEFAULT_LIMITS.viewers_max,
+        )
+
+    async def read(self, path: str, status: int = 200) -> PageReader:
+        answer = await self.browser.get(path)
+        assert answer.status_code == status, answer.text
+        return PageReader(answer.text)
+
+
+MIXED = (
+    {
+        "state": "consumed",
+        "taken_units": 10_000,
+        "http_status": 200,
+        "upstream_status": 200,
+        "tx_hash": b"\x01" * 32,
+    },
+    {"state": "released", "http_status": 502, "upstream_status": 502},
+    {"state": "unknown", "taken_units": 10_000, "error": "upstream_timeout"},
+    {"state": "reorged", "taken_units": 0, "http_status": 200, "upstream_status": 200},
+    {
+        "state": "consumed",
+        "taken_units": 10_000,
+        "http_status": 404,
+        "upstream_status": 404,
+        "listing_id": "api_2",
+    },
+    {
+        "state": "consumed",
+        "price_units": 0,
+        "price": "0",
+        "chain_id": None,
+        "asset": None,
+        "rail": "none",
+        "http_status": 200,
+        "upstream_status": 200,
+    },
+)
+"""A call in each state that its price can have, and a free one."""
+
+
+@contextlib.asynccontextmanager
+async def open_signed_in(limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[SignedInHarness]:
+    """The harness with its ledger open. `limits`: of sums."""
+    harness = SignedInHarness(limits)
+    writer = asyncio.get_running_loop().create_task(harness.services.ledger.run())
+    await harness.services.ledger.open()
+    async with harness.browser:
+        yield harness
+    writer.cancel()
+    await asyncio.gather(writer, return_exceptions=True)
