@@ -556,4 +556,20 @@ IDENTITY_GUARDS = (
         "filters.wallet or reader.address",
         test="web/test_my_routes.py::test_an_owner_reads_the_wallets_that_named_her_and_no_other",
     ),
+    guard(
+        "I5",
+        "the overview shows the calls of the reader and of wallets that named it",
+        "web.my_sums_routes:SumPages.show_home",
+        "await services.books.resolve_wallet(reader.address, named)",
+        "named or reader.address",
+        test="web/test_my_sums_routes.py::test_the_calling_half_of_a_wallet_that_named_the_reader",
+    ),
+    guard(
+        "I5",
+        "spending shows the calls of the reader and of wallets that named it",
+        "web.my_sums_routes:SumPages._choose_wallets",
+        "await self._services.books.resolve_wallet(reader.address, named)",
+        "named",
+        test="web/test_my_sums_routes.py::test_an_owner_sees_the_agents_that_named_her_and_no_other",
+    ),
 )

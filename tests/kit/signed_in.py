@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlencode
 
 import coincurve
@@ -16,7 +16,7 @@ from tests.kit.pages import BROWSER, PUBLIC_URL, RULES, PageHarness, PageReader,
 from tests.kit.payer import KeyWallet
 from tests.kit.sql_ledger import SqlLedger
 from tollway.app.page_wiring import signed_in_routers
-from tollway.chain.port import ContractResult
+from tollway.chain.port import ChainReader, ContractResult, LookupQuota
 from tollway.config.settings import Settings
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.sessions import SignIn
@@ -64,7 +64,7 @@ class Services:
     def __init__(self, harness: PageHarness, limits: Limits) -> None:
         database = harness.stores.database
         self.now_ms = NOW_MS + 10_000
-        self.settings = Settings(public_url=PUBLIC_URL)
+        self.settings = Settings(public_url=PUBLIC_URL)  # type: ignore[call-arg]  # its alias names the key, and no key is needed here
         self.database = database
         self.ledger = SqlLedger(database, owner_id="one", now_ms=lambda: self.now_ms)
         self.call_history = HistoryStore(database, limits=DEFAULT_LIMITS)
@@ -78,8 +78,8 @@ class Services:
         self.entropy = lambda size: next(drawn).to_bytes(size, "big")
         self.sign_in = SignIn(
             self.sessions,
-            SignatureVerifier(NoChain(), limits=DEFAULT_LIMITS),
-            Unmetered(),
+            SignatureVerifier(cast(ChainReader, NoChain()), limits=DEFAULT_LIMITS),
+            cast(LookupQuota, Unmetered()),
             origin=parse_origin(PUBLIC_URL),
             limits=DEFAULT_LIMITS,
             now_ms=lambda: self.now_ms,
@@ -98,6 +98,7 @@ class Services:
         new = new_payment(
             units, payer=READER.address, payee=SELLER.address, chain_id=RULES.chain_id, asset=USDC.key
         )
+        payment: Payment
         (payment,) = await self.ledger.record_payments([new], now_ms=self.now_ms)
         return payment
 
@@ -209,7 +210,7 @@ class SignedInHarness:
         answer = await self.post(
             "/signin", {"message": message.replace("\n", "\r\n"), "signature": signature, "to": to}
         )
-        self.token = answer.cookies.get(PAGE_COOKIE.name, "")
+        self.token = answer.cookies.get(PAGE_COOKIE.name) or ""
         return answer
 
     async def name_viewer(self, wallet: KeyWallet, viewer: KeyWallet) -> None:
