@@ -61,6 +61,8 @@ def test_a_link_counts_for_the_user_of_the_command() -> None:
     code = re.fullmatch(r"http://127\.0\.0\.1:9402/enter\?code=([A-Za-z0-9_-]{43})", answer["link"])
     assert code is not None
     assert run("admin", "link")["link"] != answer["link"]
+    assert run("admin")["link"].partition("=")[0] == answer["link"].partition("=")[0]
+    assert run("gateway", "admin", "--json")["expiresAt"] > "2026"
     with sqlite3.connect("tollway.sqlite3") as connection:
         rows = connection.execute("SELECT actor, code_hash FROM admin_code").fetchall()
     connection.close()

@@ -1,6 +1,7 @@
 """What the operator's first page names, as a table."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tests.web.test_history_routes import CALL
 from tollway.web.admin_views import SETTLING_LATE_S, OverviewFacts, find_findings, list_figures
 
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 NOW_MS = 1_800_000_000_000
 CHAIN = {"name": "Base", "reachable": True, "withdrawn": []}
 AWAY = {**CHAIN, "reachable": False, "unreachableSince": "2026-01-01T00:00:00Z"}
@@ -57,6 +59,7 @@ def test_names_what_needs_an_operator_the_worst_first(
     findings = find_findings(replace(QUIET, **changes))
     assert [(finding.level, finding.alert) for finding in findings] == found
     assert all(finding.text and (finding.command or finding.page) for finding in findings)
+    assert all((RUNBOOKS / f"{finding.alert}.md").exists() for finding in findings)
 
 
 def test_a_figure_at_its_limit_is_a_lower_bound() -> None:

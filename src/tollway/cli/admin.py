@@ -39,6 +39,12 @@ def make_link(ctx: typer.Context, config: Config = None, as_json: AsJson = False
     run_with_services(ctx, work, config, as_json=as_json, access="write")
 
 
+def open_group(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
+    """The operator's pages and record. Alone it prints a link, as `link` does."""
+    if ctx.invoked_subcommand is None:
+        make_link(ctx, config=config, as_json=as_json)
+
+
 def find_admin_origin(settings: Settings) -> str:
     """The origin at which an operator opens the pages. A name of `admin_hosts` is served by a proxy with TLS, because the cookie needs it."""
     if settings.admin_listen is None or not settings.web_pages:

@@ -70,7 +70,7 @@ class CommandGroup(TyperGroup):
         if group is not None and group.target:
             alone = _load_function(group.target, extra=group.extra, words=self.path)
             self.params, self.callback = alone.params, alone.callback
-            self.invoke_without_command = True
+            self.invoke_without_command, self.no_args_is_help = True, False
         return super().make_context(info_name, args, parent=parent, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -61,7 +61,12 @@ GROUPS = {
     "gateway wallets": GroupRow(
         help="Moderation of wallets", target="tollway.cli.moderation:list_blocked", extra="gateway"
     ),
-    "gateway admin": GroupRow(help="The operator's pages and record", alias="admin"),
+    "gateway admin": GroupRow(
+        help="The operator's pages and record",
+        target="tollway.cli.admin:open_group",
+        extra="gateway",
+        alias="admin",
+    ),
 }
 """Groups, by their words."""
 
