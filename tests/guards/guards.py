@@ -22,10 +22,12 @@ from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
 from tests.guards.text_guards import TEXT_GUARDS
+from tests.guards.webhook_guards import WEBHOOK_GUARDS
 
 GUARDS = (
     *ANSWER_GUARDS,
     *OUTBOUND_GUARDS,
+    *WEBHOOK_GUARDS,
     *PASSAGE_GUARDS,
     *IDENTITY_GUARDS,
     *TEXT_GUARDS,

@@ -182,7 +182,7 @@ OUTBOUND_GUARDS = (
     guard(
         "O6",
         "what is fetched must be an endpoint",
-        "outbound.client:HttpClient.fetch",
+        "outbound.client:HttpClient._build_request",
         "endpoint = parse_endpoint(base, allow_private=self._allow_private)",
         "endpoint = parse_endpoint(base, allow_private=True)",
         test="outbound/test_client.py::test_a_fetch_in_production_is_refused_before_anything_is_dialled",

@@ -10,7 +10,7 @@ import gc
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CoroutineType, GeneratorType
 from typing import Any
 
@@ -22,6 +22,9 @@ from tests.kit.counted_gateway import DEADLINE_S, LISTING_QUERY, CountedGateway,
 from tests.kit.gateway_process import poll
 from tests.kit.storage_faults import FaultyDatabase
 from tests.kit.work_counter import Work
+from tollway.ids import Address
+from tollway.webhooks.endpoints import DueChallenge, NewEndpoint
+from tollway.webhooks.events import EventType
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -129,6 +132,42 @@ async def test_a_transaction_presented_first_and_then_as_credit(
         assert each.commits == credit_cost.flushed + credit_cost.written
     for each in all_works[1:]:  # listing, terms and payment come from memory
         assert each.read == 0, each.told
+
+
+async def test_a_call_whose_provider_gets_its_event(served: CountedGateway) -> None:
+    """On SQLite one statement more, in the transaction of the end; on PostgreSQL none: the event is a part of the end's statement."""
+    webhooks, provider = served.app.webhook_services, Address(served.provider.address)
+    headers = served.plain(await served.pay(PLENTY))
+    await ask_ok(served, headers)
+    registered = await webhooks.store.register(
+        NewEndpoint(
+            id="wh_counted",
+            wallet=provider,
+            url=served.upstream.url,
+            origin=served.upstream.url,
+            types=(EventType.CALL_CHARGED,),
+            challenge="echo",
+            created_ms=2**50,  # its challenge is never due
+        ),
+        count_max=10,
+    )
+    assert registered is not None
+    await webhooks.outbox.end_challenge(
+        DueChallenge(endpoint_id="wh_counted", url="", origin="", challenge="echo", tries=0),
+        is_echoed=True,
+        next_ms=None,
+        now_ms=2**50,  # no event is delivered either
+    )
+    await webhooks.store.refresh()
+    try:
+        work, _ = await count_repeated(served, lambda: ask_ok(served, headers))
+    finally:
+        await webhooks.store.remove(provider, "wh_counted")
+        await webhooks.store.refresh()
+    is_sqlite = served.app.database.dialect == "sqlite"
+    more = replace(CREDIT_PLAIN, statements=CREDIT_PLAIN.statements + int(is_sqlite))
+    more.check(work, "credit with an event")
+    assert work.count("INSERT INTO webhook_event") == 1
 
 
 @pytest.mark.parametrize("dialect", [V2, V1, MPP])
