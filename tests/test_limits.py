@@ -143,6 +143,11 @@ HELD_BY = {
     "leader_poll_s": "contracts/test_leadership.py::test_another_takes_over_when_the_leader_is_gone",
     "leader_lease_s": "contracts/test_leadership.py::test_a_leader_that_stalls_loses_its_lead_to_another",
     "figures_interval_s": "app/test_lifecycle.py::test_the_figures_of_the_fleet_are_read_again",
+    "sales_interval_s": "app/test_lifecycle.py::test_hours_of_sales_are_closed_again_and_again",
+    "sum_rows_max": "contracts/test_closed_periods.py::test_beyond_the_limit_of_rows_whole_periods_are_missing",
+    "live_calls_max": "contracts/test_closed_periods.py::"
+    "test_beyond_the_limit_of_calls_the_older_periods_are_lower_bounds",
+    "spending_calls_max": "web/test_my_sums_routes.py::test_sums_of_too_many_calls_are_lower_bounds",
     "chain_away_s": "chain/test_nodes_health.py::test_a_network_counts_as_lost_once_it_was_away_for_so_long",
 }
 

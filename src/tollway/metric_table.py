@@ -254,6 +254,12 @@ _BOOKS = (
         says="Upstream secrets that are sealed under an older secret key",
         scope="fleet",
     ),
+    SeriesRow(
+        name="tollway_sales_hours_behind",
+        kind="gauge",
+        says="Hours of sales that are due and not written yet, or not written again since a call of them moved",
+        scope="fleet",
+    ),
 )
 
 _CHAINS = (

@@ -53,13 +53,14 @@ class BackgroundTaskStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
     """What the leading gateway read from the database about all gateways. `open_calls`: by state, the number and the age in seconds of the oldest. `audit_s`,
-    `backup_s`: unix times; None before the first one."""
+    `backup_s`: unix times; None before the first one. `sales_hours_behind`: None on older tables."""
 
     open_calls: Mapping[str, tuple[int, float]]
     audit_s: float | None = None
     audit_differences: int | None = None
     backup_s: float | None = None
     secrets_stale: int = 0
+    sales_hours_behind: int | None = None
 
 
 class Metrics:
@@ -194,6 +195,7 @@ _FIGURES: Mapping[str, Callable[[FleetFigures], Mapping[LabelValues, float | Non
     "tollway_audit_differences": lambda figures: {(): figures.audit_differences},
     "tollway_backup_last_seconds": lambda figures: {(): figures.backup_s},
     "tollway_secrets_stale": lambda figures: {(): figures.secrets_stale},
+    "tollway_sales_hours_behind": lambda figures: {(): figures.sales_hours_behind},
 }
 """The series about the fleet, and how each is read from the figures."""
 

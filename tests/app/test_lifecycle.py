@@ -15,9 +15,10 @@ import httpx
 import pytest
 import structlog
 from prometheus_client import generate_latest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from structlog.testing import capture_logs
 
+from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
@@ -29,6 +30,7 @@ from tollway.config.settings import Settings
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Claimed, UnfinalLimit
+from tollway.ledger.sales import HOUR_MS, floor_to
 from tollway.money import Price
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
@@ -36,6 +38,7 @@ from tollway.registry.ownership import OwnershipClaim
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
 from tollway.storage.operator_figures import record_audit
+from tollway.storage.sales_tables import sales_closed_table
 from tollway.web.page_response import is_page_path
 
 NOBODY = "http://127.0.0.1:1"
@@ -454,6 +457,7 @@ async def test_the_metrics_have_the_build_and_the_figures_of_the_fleet(app: App)
     )
     assert 'tollway_calls_open{state="unknown"} 0.0' in text
     assert "tollway_secrets_stale 0.0" in text
+    assert "tollway_sales_hours_behind 0.0" in text
     assert "tollway_event_loop_delay_seconds_count" in text
     assert "process_resident_memory_bytes" in text
 
@@ -465,3 +469,18 @@ async def test_the_figures_of_the_fleet_are_read_again(tmp_path: Path) -> None:
         line = "tollway_audit_differences 1.0"
         await until(lambda: line in generate_latest(app.metrics.registry).decode())
     assert line not in generate_latest(app.metrics.registry).decode()  # this gateway leads no more
+
+
+async def test_hours_of_sales_are_closed_again_and_again(tmp_path: Path) -> None:
+    async with App(settings(tmp_path, TEST_LIMIT_SALES_INTERVAL_S="0.01")) as app:
+        task = app.background[TaskName.SALES_WRITER]
+        await until(lambda: task.has_succeeded)
+        call = call_record_row(1, created_ms=now_ms() - 3 * HOUR_MS)
+        await app.database.write(lambda connection: insert_calls(connection, [call]))
+        for _ in range(2):  # a round that ran meanwhile may have read before
+            before_s = task.succeeded_s
+            await until(lambda before_s=before_s: task.succeeded_s > before_s)
+        closed = await app.database.read(
+            lambda connection: connection.execute(select(sales_closed_table.c.start_ms)).scalars().all()
+        )
+        assert min(closed) == floor_to(HOUR_MS, call["created_ms"])

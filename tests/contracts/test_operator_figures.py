@@ -1,16 +1,20 @@
-"""The figures of the fleet, on both dialects: open calls from the partial indexes, the last audit and backup."""
+"""The figures of the fleet, on both dialects: open calls from the partial indexes, the last audit and backup, hours of sales."""
 
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, insert
 
+from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 from tollway.ledger.records import CallState
+from tollway.ledger.sales import CLOSE_DELAY_MS, HOUR_MS, floor_to
+from tollway.storage.closed_periods import ClosedPeriods
 from tollway.storage.database import Database, SqliteDatabase
 from tollway.storage.encryption import Sealer
 from tollway.storage.migrate import upgrade
 from tollway.storage.operator_figures import FleetFiguresStore, record_audit, record_backup
+from tollway.storage.sales_tables import sales_mark_table
 
 KEY = b"\x01" * 32
 
@@ -61,6 +65,23 @@ async def test_on_the_tables_of_the_release_before_they_are_absent(empty_databas
     figures = await store_of(empty_database).read()
     assert (figures.audit_s, figures.audit_differences, figures.backup_s) == (None, None, None)
     assert not empty_database.outages.is_away
+
+
+async def test_hours_of_sales_are_behind_until_they_are_written(database: Database) -> None:
+    async def count(ms: int) -> int | None:
+        return (await store_of(database, now_ms=ms).read()).sales_hours_behind
+
+    hour_ms = floor_to(HOUR_MS, NOW_MS)
+    due_ms = hour_ms + HOUR_MS + CLOSE_DELAY_MS
+    assert await count(due_ms) == 0  # no call, no hour
+    call = call_record_row(1, created_ms=hour_ms)
+    await database.write(lambda connection: insert_calls(connection, [call]))
+    assert [await count(due_ms + ms) for ms in (-1, 0, 5 * HOUR_MS)] == [0, 1, 6]
+    await ClosedPeriods(database, read_clock=lambda connection: due_ms).write_due()
+    assert [await count(due_ms + ms) for ms in (-1, 0, HOUR_MS)] == [0, 0, 1]
+    marks = [{"hour_ms": ms, "marked_ms": due_ms} for ms in (hour_ms, hour_ms, hour_ms + HOUR_MS)]
+    await database.write(lambda connection: connection.execute(insert(sales_mark_table), marks))
+    assert await count(due_ms) == 1  # the mark of an open hour is none
 
 
 async def test_open_calls_are_found_by_their_partial_indexes(sqlite_url: str) -> None:

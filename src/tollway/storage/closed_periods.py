@@ -47,6 +47,8 @@ from tollway.storage.sales_tables import (
 )
 from tollway.storage.statements import insert_for
 
+MARKS_MAX = 10_000
+"""How many marks are read to count the hours that wait for their next write."""
 PERIODS_MAX = 500
 """How many late hours, and hours for a last look, one round writes; the next round has the others. Also the ids in one statement."""
 
@@ -307,6 +309,21 @@ FROM known CROSS JOIN LATERAL (
   WHERE own.provider = known.provider AND own.created_ms >= :from_ms AND own.created_ms < :to_ms OFFSET 0) c
 JOIN call_terms t ON t.id = c.terms_id {_GROUPED}"""  # noqa: S608 - names of ours
 )
+
+
+def count_hours_behind(connection: Connection, *, now_ms: int) -> int | None:
+    """Counts the hours that are due at `now_ms` and not closed, and the closed ones that wait to be written again; of these as many as `MARKS_MAX` marks name.
+    None on the tables of the release before."""
+    if not has_marks(connection):
+        return None
+    _, closed_until_ms = read_ends(connection)
+    next_ms = _find_first_hour(connection) if closed_until_ms is None else closed_until_ms
+    if next_ms is None:
+        return 0
+    marks = select(sales_mark_table.c.hour_ms).where(sales_mark_table.c.hour_ms < next_ms)
+    some = marks.order_by(sales_mark_table.c.hour_ms).limit(MARKS_MAX).subquery()
+    late = connection.execute(select(func.count(some.c.hour_ms.distinct()))).scalar_one()
+    return max(0, closable_until(now_ms) - next_ms) // HOUR_MS + late
 
 
 # ---- The audit.

@@ -1,4 +1,5 @@
-"""Figures of the fleet for metrics: open calls, the last audit, the last backup, stale secrets. The leading gateway reads them.
+"""Figures of the fleet for metrics: open calls, the last audit, the last backup, stale secrets, hours of sales. The leading
+gateway reads them.
 
 Counts and ages come from the partial indexes of open calls, so that their cost does not grow with the history.
 """
@@ -9,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, inspect, select, text
 
+from tollway.storage.closed_periods import count_hours_behind
 from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyRotation
@@ -72,6 +74,7 @@ def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> 
         audit_differences=None if audit is None else audit.differences,
         backup_s=None if backup is None else backup.ended_ms / 1000,
         secrets_stale=secrets_stale,
+        sales_hours_behind=count_hours_behind(connection, now_ms=now_ms),
     )
 
 
