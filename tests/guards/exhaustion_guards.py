@@ -28,6 +28,22 @@ EXHAUSTION_GUARDS = (
         test="web/test_admission_catalog_reads.py::test_limits_concurrent_reads_of_the_catalog",
     ),
     guard(
+        "X4",
+        "pages take turns with the reads of the catalog",
+        "web.admission:takes_turns",
+        "CATALOG_PREFIXES + PAGE_PREFIXES",
+        "CATALOG_PREFIXES",
+        test="web/test_page_turns.py::test_every_read_of_a_page_takes_a_turn",
+    ),
+    guard(
+        "X4",
+        "a chart of a long period has few bars",
+        "web.my_sums_views:_lay_out",
+        "width = max(1, -(-len(starts) // BARS_MAX))",
+        "width = 1",
+        test="web/test_page_turns.py::test_a_table_of_books_has_at_most_a_page_of_rows",
+    ),
+    guard(
         "X1",
         "one address has half of the room for bodies",
         "web.admission:BodyBudget.reserve",

@@ -144,6 +144,15 @@ class SignedInHarness:
         async def own_books(reader: Address, named: Address | None) -> Address:
             return reader
 
+        self.page_routers = signed_in_routers(
+            services,
+            public,
+            origin=parse_origin(PUBLIC_URL),
+            rate_limit=rate_limit,
+            find_asset=find_asset,
+            receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
+            entropy=services.entropy,
+        )
         app = build_app(
             call_app=no_calls,
             routers=[
@@ -159,15 +168,7 @@ class SignedInHarness:
                     now_ms=lambda: services.now_ms,
                 ),
                 asset_router(self.renderer.assets),
-                *signed_in_routers(
-                    services,
-                    public,
-                    origin=parse_origin(PUBLIC_URL),
-                    rate_limit=rate_limit,
-                    find_asset=find_asset,
-                    receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
-                    entropy=services.entropy,
-                ),
+                *self.page_routers,
             ],
             public_url=PUBLIC_URL,
             limits=Limits(),

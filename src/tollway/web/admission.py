@@ -1,5 +1,5 @@
-"""Limits on what the gateway admits: requests in flight, memory, bytes of buffered request bodies, concurrent reads of the catalog,
-and rates of sign-in and publishing. The gateway plane and the control plane share `LoadShedder` and `BodyBudget`. No limit reads a request:
+"""Limits on what the gateway admits: requests in flight, memory, bytes of buffered request bodies, concurrent reads of the catalog
+and of pages, and rates of sign-in and publishing. The gateway plane and the control plane share `LoadShedder` and `BodyBudget`. No limit reads a request:
 each receives sizes and client addresses.
 """
 
@@ -192,19 +192,20 @@ _ADDRESS_LIMIT = Problem(
 )
 
 
-CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets", b"/apis/", b"/providers/")
+CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets")
+PAGE_PREFIXES = (b"/apis/", b"/providers/", b"/status", b"/problems", b"/my", b"/signin")
 _READS = ("GET", "HEAD")
 
 
 class CatalogReadLimit:
-    """Limits concurrent reads of the catalog. A read releases its slot when its response starts: from then on only the client's speed counts."""
+    """Limits concurrent reads of the catalog and of pages for people. A read releases its slot when its response starts: from then on only the client's speed counts."""
 
     def __init__(self, app: ASGIApp, *, at_once: int) -> None:
         self._app = app
         self._semaphore = asyncio.Semaphore(at_once)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not _is_catalog_read(scope):
+        if not takes_turns(scope):
             await self._app(scope, receive, send)
             return
         is_released = False
@@ -227,11 +228,12 @@ class CatalogReadLimit:
             release_once()
 
 
-def _is_catalog_read(scope: Scope) -> bool:
+def takes_turns(scope: Scope) -> bool:
+    """Whether the request is a read of the catalog or of a page."""
     if scope["type"] != "http" or scope["method"] not in _READS:
         return False
     raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw_path == b"/" or raw_path.startswith(CATALOG_PREFIXES)
+    return raw_path == b"/" or raw_path.startswith(CATALOG_PREFIXES + PAGE_PREFIXES)
 
 
 class SignInRateLimit:

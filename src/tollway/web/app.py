@@ -29,7 +29,7 @@ from tollway.web.problems import ChallengeHeaders, ErrorBoundary, RendersProblem
 GATEWAY_PREFIX = b"/api/v2/gateway/"
 
 CATALOG_READS_AT_ONCE = 8
-"""Lists and documents of listings that are built at once. Further reads wait in order of arrival, and paid calls do not wait behind them."""
+"""Lists and documents of listings, and pages, that are built at once. Further reads wait in order of arrival, and paid calls do not wait behind them."""
 
 
 def build_app(

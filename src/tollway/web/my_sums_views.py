@@ -24,6 +24,8 @@ SUM_ROWS_MAX = 60
 """Rows of a table of sums."""
 CHARTS_MAX = 3
 """Charts of money on a page: one for each asset, those with most calls."""
+BARS_MAX = 100
+"""Bars of a chart, and rows of its table. A bar of a longer period has several steps."""
 
 SpendingGroup = Literal["day", "api", "provider", "wallet"]
 Profiles = Mapping[ChainId, NetworkProfile]
@@ -201,17 +203,33 @@ def _lay_out(
         states = summed.setdefault(row.start_ms, {})
         for state, one in row.by_state.items():
             states[state] = states.get(state, CallSum()).plus(one)
+    starts = range(from_ms, to_ms, STEP_MS[step])
+    width = max(1, -(-len(starts) // BARS_MAX))
     steps = []
-    for start_ms in range(from_ms, to_ms, STEP_MS[step]):
-        measured = [measure(summed.get(start_ms, {}).get(state, CallSum())) for state in _SHOWN]
+    for first in range(0, len(starts), width):
+        merged = starts[first : first + width]
+        measured = [measure(_add_up(summed, merged, state)) for state in _SHOWN]
         steps.append(
             ChartStep(
-                label=_label_step(start_ms, step),
+                label=_label_steps(merged, step),
                 values=tuple(value for value, _ in measured),
                 texts=tuple(shown for _, shown in measured),
             )
         )
     return lay_out_bars(steps, series=_SHOWN, summary="")
+
+
+def _add_up(summed: Mapping[int, Mapping[SumState, CallSum]], starts: range, state: SumState) -> CallSum:
+    total = CallSum()
+    for start_ms in starts:
+        total = total.plus(summed.get(start_ms, {}).get(state, CallSum()))
+    return total
+
+
+def _label_steps(starts: range, step: Step) -> str:
+    """The label of a bar. A long period has several steps in one bar."""
+    first = _label_step(starts[0], step)
+    return first if len(starts) == 1 else f"{first} – {_label_step(starts[-1], step)}"
 
 
 def _label_step(start_ms: int, step: Step) -> str:
