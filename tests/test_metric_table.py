@@ -2,6 +2,8 @@
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tollway.ledger.records import CallState, Rail
 from tollway.metric_table import PROCESS_SERIES, SERIES, SeriesRow
@@ -87,6 +89,14 @@ def test_a_gateway_exposes_the_table_and_no_other_series() -> None:
             if label not in ("le", "quantile")
         }
         assert sample_labels <= set(row.label_names), name
+
+
+def test_the_openmetrics_format_of_all_series_is_valid() -> None:
+    found = text_string_to_metric_families(generate_openmetrics(full_metrics().registry).decode())
+    assert {family.name + ("_total" if family.type == "counter" else "") for family in found} == {
+        *SERIES,
+        *PROCESS_SERIES,
+    }
 
 
 def test_what_is_about_the_fleet_is_absent_where_another_gateway_leads() -> None:

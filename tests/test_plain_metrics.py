@@ -1,6 +1,8 @@
 """Plain metrics: the exposition is that of the client library."""
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tollway.metric_table import SERIES
 from tollway.plain_metrics import PlainCollector, describe
@@ -20,6 +22,23 @@ def test_a_histogram_is_exposed_as_by_the_client() -> None:
         other.labels("credit", "door").observe(value)
     expected = generate_latest(theirs).decode().split("# HELP tollway_call_duration_seconds_created")[0]
     assert generate_latest(plain).decode() == expected
+
+
+def test_a_bucket_has_its_last_traced_value_as_exemplar_in_openmetrics_only() -> None:
+    registry, collector = CollectorRegistry(), PlainCollector()
+    registry.register(collector)
+    histogram = collector.histograms("tollway_call_duration_seconds").find("credit", "door")
+    for value, trace_id in ((0.03, None), (0.03, "a1"), (0.04, "b2"), (0.05, None), (99.0, "c3")):
+        histogram.observe(value)
+        if trace_id is not None:
+            histogram.set_exemplar(value, trace_id=trace_id, at_s=1_700_000_000.5)
+    (family,) = text_string_to_metric_families(generate_openmetrics(registry).decode())
+    found = {sample.labels["le"]: sample.exemplar for sample in family.samples if sample.exemplar}
+    assert {bound: (one.labels, one.value, float(one.timestamp)) for bound, one in found.items()} == {
+        "0.05": ({"trace_id": "b2"}, 0.04, 1_700_000_000.5),
+        "+Inf": ({"trace_id": "c3"}, 99.0, 1_700_000_000.5),
+    }
+    assert "trace_id" not in generate_latest(registry).decode()
 
 
 def test_a_counter_begins_at_zero_for_its_known_labels() -> None:

@@ -20,7 +20,8 @@ JOB = 'job="$job"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """`expression`: with `$job` and `$__rate_interval`. `legend`: a template of labels. `threshold`: a line from which on the value is bad."""
+    """`expression`: with `$job` and `$__rate_interval`. `legend`: a template of labels. `threshold`: a line from which on the value is bad.
+    `has_exemplars`: the panel shows traces as dots."""
 
     title: str
     expression: str
@@ -29,6 +30,7 @@ class Panel:
     legend: str = "{{instance}}"
     threshold: float | None = None
     runbook: str | None = None
+    has_exemplars: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,7 @@ OVERVIEW = Dashboard(
     panels=(
         Panel(title="Calls by outcome", expression=_rate("tollway_calls_total", "outcome"), unit="reqps", legend="{{outcome}}", says="Gateway calls a second by outcome.", runbook="FailuresHigh"),
         Panel(title="Refusals by code", expression=_rate("tollway_refusals_total", "code") + " > 0", unit="reqps", legend="{{code}}", says="Why callers are turned away; 402s are payment_required.", runbook="OverloadRefusals"),
-        Panel(title="Latency by phase, p95", expression=_quantile(0.95, "tollway_call_duration_seconds", "phase"), unit="s", legend="{{phase}}", threshold=0.25, says="Where the time of a call goes; only phases that happened.", runbook="SlowCalls"),
+        Panel(title="Latency by phase, p95", expression=_quantile(0.95, "tollway_call_duration_seconds", "phase"), unit="s", legend="{{phase}}", threshold=0.25, says="Where the time of a call goes; only phases that happened. A dot is a traced call.", runbook="SlowCalls", has_exemplars=True),
         Panel(title="Upstreams until the head, p95", expression=_quantile(0.95, "tollway_upstream_duration_seconds"), unit="s", legend="p95", says="The time of the providers, from the first byte sent to the head."),
         Panel(title="Open calls by state", expression=_max("tollway_calls_open", "state"), unit="short", legend="{{state}}", says="Money in calls without an end, counted to 10,000.", runbook="SettlementsUndecided"),
         Panel(title="Oldest open call by state", expression=_max("tollway_calls_open_oldest_seconds", "state"), unit="s", legend="{{state}}", threshold=72_000, says="A held price returns after 24 hours.", runbook="HeldMoneyOld"),
@@ -169,6 +171,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
     steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.threshold is not None:
         steps.append({"color": "red", "value": panel.threshold})
+    target = {"refId": "A", "expr": panel.expression, "legendFormat": panel.legend}
     links = [{"title": "Runbook", "url": f"{RUNBOOKS}/{panel.runbook}.md"}] if panel.runbook else []
     return {
         "id": number + 1,
@@ -177,7 +180,7 @@ def _panel(number: int, panel: Panel) -> dict[str, Any]:
         "description": panel.says,
         "datasource": {"type": "prometheus", "uid": "$source"},
         "gridPos": {"x": number % 2 * WIDTH, "y": number // 2 * HEIGHT, "w": WIDTH, "h": HEIGHT},
-        "targets": [{"refId": "A", "expr": panel.expression, "legendFormat": panel.legend}],
+        "targets": [{**target, "exemplar": True} if panel.has_exemplars else target],
         "fieldConfig": {
             "defaults": {"unit": panel.unit, "thresholds": {"mode": "absolute", "steps": steps}},
             "overrides": [],

@@ -143,6 +143,10 @@ class CallTrace:
         self._keep(self._step)
         return self._step
 
+    def now_s(self) -> float:
+        """The unix time on the clock of the spans."""
+        return self._now_ns() / 1e9
+
     def end(self) -> None:
         """Ends the current step."""
         if self._step is not None:

@@ -14,11 +14,13 @@ from prometheus_client.metrics_core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from tollway.metric_table import SERIES, SeriesRow
 
 LabelValues = tuple[str, ...]
+PlainBucket = tuple[str, float] | tuple[str, float, Exemplar]
 
 
 class PlainCounter:
@@ -42,26 +44,40 @@ class PlainCounter:
 
 
 class PlainHistogram:
-    """The histogram of one label set. `counts`: observations of each bucket, not cumulated; the last one is +Inf."""
+    """The histogram of one label set. `counts`: observations of each bucket, not cumulated; the last one is +Inf. A bucket has the last sampled trace that was
+    observed in it as its exemplar; without traces no object is made for exemplars."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("_bounds", "_exemplars", "counts", "sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self._exemplars: dict[int, Exemplar] | None = None
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
+    def set_exemplar(self, value: float, *, trace_id: str, at_s: float) -> None:
+        """Makes a trace the exemplar of the bucket of `value`, which is observed by itself. `at_s`: unix time."""
+        if self._exemplars is None:
+            self._exemplars = {}
+        self._exemplars[bisect_left(self._bounds, value)] = Exemplar({"trace_id": trace_id}, value, at_s)
+
     @property
-    def buckets(self) -> list[tuple[str, float]]:
+    def buckets(self) -> list[PlainBucket]:
         """The cumulated buckets, as the exposition format has them."""
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self.counts, strict=True):
+        exemplars = self._exemplars or {}
+        total = 0
+        buckets: list[PlainBucket] = []
+        for number, (bound, count) in enumerate(zip((*self._bounds, float("inf")), self.counts, strict=True)):
             total += count
-            buckets.append((_format_bound(bound), float(total)))
+            exemplar = exemplars.get(number)
+            if exemplar is None:
+                buckets.append((_format_bound(bound), float(total)))
+            else:
+                buckets.append((_format_bound(bound), float(total), exemplar))
         return buckets
 
 

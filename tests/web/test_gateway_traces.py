@@ -185,3 +185,17 @@ async def test_log_lines_of_a_sampled_call_have_its_ids_and_later_ones_do_not(
     assert traced["trace_id"] == sink.traces[0].trace_id
     assert traced["span_id"] == sink.traces[0].spans[0].span_id
     assert "trace_id" not in plain_line
+
+
+async def test_a_sampled_call_is_the_exemplar_of_its_phases_and_another_call_makes_no_object(
+    gateway: InProcessGateway,
+) -> None:
+    await buy_with_transaction(gateway)
+    histograms = [gateway.call_seconds.find("tx", phase) for phase in ("claim", "upstream", "close")]
+    assert all(histogram._exemplars is None for histogram in histograms)
+    sink = trace_all(gateway)
+    await buy_with_transaction(gateway)
+    for histogram in histograms:
+        ((_, _, exemplar),) = [bucket for bucket in histogram.buckets if len(bucket) == 3]
+        assert exemplar.labels == {"trace_id": sink.traces[0].trace_id}
+        assert exemplar.value > 0

@@ -105,14 +105,17 @@ class CallObserver:
         timer = payment.active
         timer.end()
         rail = payment.rail_name
-        if payment.request.trace is not None:
-            _describe(payment.request.trace, payment, name_outcome(payment, response, error))
         histograms = self._histograms.get(rail)
         if histograms is None:
             find = self._call_seconds.find
             histograms = self._histograms[rail] = {phase: find(rail, phase) for phase in PHASES}
         for phase, seconds in timer.seconds.items():
             histograms[phase].observe(seconds)
+        trace = payment.request.trace
+        if trace is not None:
+            _describe(trace, payment, name_outcome(payment, response, error))
+            for phase, seconds in timer.seconds.items():
+                histograms[phase].set_exemplar(seconds, trace_id=trace.trace_id, at_s=trace.now_s())
         if not payment.is_verified or payment.asset is None:
             return  # free, or nothing is proved: such requests must not fill the log
         outcome = name_outcome(payment, response, error)
