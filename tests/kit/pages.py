@@ -1,5 +1,7 @@
 """The public pages over stores in memory, without a chain: what page tests ask, and a parser that reads a page as a browser does."""
 
+from collections.abc import Mapping
+from gettext import NullTranslations
 from html.parser import HTMLParser
 
 import httpx
@@ -34,15 +36,17 @@ BROWSER = {
 
 
 class PageHarness:
-    """The routes of the pages over a catalog in memory. `settles`: whether authorisations are taken; `away_s`: of the network."""
+    """The routes of the pages over a catalog in memory. `settles`: whether authorisations are taken; `away_s`: of the network. `catalogs`: those of the package, unless given."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalogs: Mapping[str, NullTranslations] | None = None) -> None:
         self.stores = ControlStores(now_ms=lambda: NOW_MS)
         self.catalog = self.stores.catalog
         self.quality = QualityStore(self.stores.database)
         self.settles = True
         self.away_s: float | None = None
-        self.renderer = PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="all")
+        self.renderer = PageRenderer(
+            read_assets(), public_url=PUBLIC_URL, test_money="all", catalogs=catalogs
+        )
 
     def services(self) -> PageServices:
         encoder = ListingEncoder(

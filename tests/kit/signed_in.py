@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from gettext import NullTranslations
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -124,8 +125,10 @@ def find_asset(chain_id: Any, key: str) -> Any:
 class SignedInHarness:
     """A browser of the signed-in pages, and the API beside them."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        pages = PageHarness()
+    def __init__(
+        self, limits: Limits = DEFAULT_LIMITS, catalogs: Mapping[str, NullTranslations] | None = None
+    ) -> None:
+        pages = PageHarness(catalogs)
         self.services = Services(pages, limits)
         self.catalog = pages.catalog
         services = self.services
@@ -177,6 +180,7 @@ class SignedInHarness:
             shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
             problem_pages=ProblemPages(self.renderer),
         )
+        self.app = app
         self.browser = httpx.AsyncClient(
             transport=httpx.ASGITransport(app=app),
             base_url=PUBLIC_URL,
@@ -266,9 +270,11 @@ MIXED = (
 
 
 @contextlib.asynccontextmanager
-async def open_signed_in(limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[SignedInHarness]:
+async def open_signed_in(
+    limits: Limits = DEFAULT_LIMITS, catalogs: Mapping[str, NullTranslations] | None = None
+) -> AsyncIterator[SignedInHarness]:
     """The harness with its ledger open. `limits`: of sums."""
-    harness = SignedInHarness(limits)
+    harness = SignedInHarness(limits, catalogs)
     writer = asyncio.get_running_loop().create_task(harness.services.ledger.run())
     await harness.services.ledger.open()
     async with harness.browser:

@@ -25,8 +25,8 @@ from tollway.web.query import format_time
 
 NAME_LENGTH_MAX = 120
 PATH_LENGTH_MAX = 200
-ROWS_MAX = 50
-"""Rows of a page of calls or payments. A page is rendered in one turn of the event loop."""
+ROWS_MAX = 30
+"""Rows of a page of calls or payments. A page is rendered in one turn of the event loop, and has 20 kB at most."""
 
 # ---- Calls.
 

@@ -7,6 +7,7 @@ Another listener or another group of pages makes a renderer of its own, with its
 import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from gettext import NullTranslations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from tollway.web.page_assets import PageAssets
+from tollway.web.page_languages import choose_language, read_catalogs
 from tollway.web.page_response import PageResponse, accepts_gzip
 
 TEMPLATES = Path(__file__).parent / "pages" / "templates"
@@ -22,7 +24,7 @@ HTML = "text/html; charset=utf-8"
 CACHE_PUBLIC = "private, max-age=60"
 CACHE_NEVER = "no-store"
 VARY = "Cookie, Accept-Language, Accept-Encoding"
-THEME_COOKIE = "theme"
+THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
 GZIP_LEVEL = 6
 
 _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=()"
@@ -50,19 +52,20 @@ PUBLIC_SECTIONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """What every page has around its content. `account`: the wallet of a signed-in reader, whole; None without one."""
+    """What every page has around its content. `languages`: those that the reader may choose among. `account`: the wallet of a signed-in reader, whole; None without one."""
 
     sections: Sequence[Section]
     current: str
     theme: str
     language: str
+    languages: Sequence[str]
     test_money: TestMoney
     request_id: str
     account: str | None
 
 
 class PageRenderer:
-    """Renders templates into responses. Safe to call from many tasks at once. `public_url` without a final slash."""
+    """Renders templates into responses. Safe to call from many tasks at once. `public_url` without a final slash. `catalogs`: the words of each language."""
 
     def __init__(
         self,
@@ -71,25 +74,36 @@ class PageRenderer:
         public_url: str,
         test_money: TestMoney,
         sections: Sequence[Section] = PUBLIC_SECTIONS,
+        catalogs: Mapping[str, NullTranslations] | None = None,
     ) -> None:
         self.assets = assets
         self._sections = tuple(sections)
         self._test_money = test_money
         self._policy = content_security_policy(public_url)
-        self._environment = _make_environment(assets)
+        self._environments = {
+            language: _make_environment(assets, words)
+            for language, words in (read_catalogs() if catalogs is None else catalogs).items()
+        }
 
     def render(self, scope: Scope, template: str, *, account: str | None = None, **records: object) -> str:
         """The page as HTML. `records`: what the template names, beside `frame`."""
+        language = choose_language(
+            chosen=_read_cookie(scope, LANGUAGE_COOKIE),
+            accept_language=_read_header(scope, b"accept-language"),
+            available=self._environments,
+        )
+        theme = _read_cookie(scope, THEME_COOKIE)
         frame = Frame(
             sections=self._sections,
             current=scope["path"],
-            theme=_read_theme(scope),
-            language="en",
+            theme=theme if theme in ("light", "dark") else "",
+            language=language,
+            languages=tuple(self._environments),
             test_money=self._test_money,
             request_id=str((scope.get("state") or {}).get("request_id", "")),
             account=account,
         )
-        return str(self._environment.get_template(template).render(frame=frame, **records))
+        return str(self._environments[language].get_template(template).render(frame=frame, **records))
 
     def respond(
         self,
@@ -154,7 +168,7 @@ def content_security_policy(public_url: str) -> str:
     )
 
 
-def _make_environment(assets: PageAssets) -> Environment:
+def _make_environment(assets: PageAssets, words: NullTranslations) -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
@@ -164,7 +178,7 @@ def _make_environment(assets: PageAssets) -> Environment:
         lstrip_blocks=True,
         extensions=["jinja2.ext.i18n"],
     )
-    environment.install_null_translations(newstyle=True)  # type: ignore[attr-defined]  # added by the extension
+    environment.install_gettext_translations(words, newstyle=True)  # type: ignore[attr-defined]  # added by the extension
     for name in ("safe", "xmlattr", "tojson", "urlize"):  # filters that return markup
         del environment.filters[name]
     globals_: dict[str, Any] = {"asset": assets.path_of}
@@ -172,12 +186,16 @@ def _make_environment(assets: PageAssets) -> Environment:
     return environment
 
 
-def _read_theme(scope: Scope) -> str:
-    """`light`, `dark`, or empty: as the system has it."""
+def _read_cookie(scope: Scope, wanted: str) -> str:
+    """The value of a cookie that holds no secret; empty without it."""
     for name, value in scope["headers"]:
         if name == b"cookie":
             for pair in value.decode("latin-1").split(";"):
                 key, _, chosen = pair.strip().partition("=")
-                if key == THEME_COOKIE and chosen in ("light", "dark"):
+                if key == wanted:
                     return str(chosen)
     return ""
+
+
+def _read_header(scope: Scope, wanted: bytes) -> str:
+    return b",".join(value for name, value in scope["headers"] if name == wanted).decode("latin-1")

@@ -1,4 +1,4 @@
-// The switch between the light and the dark theme. The choice is kept in a cookie without a secret, so that the server writes it into the next page.
+// The switches of the theme and of the language. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
 
 const YEAR_S = 31536000;
 
@@ -21,5 +21,14 @@ for (const found of document.querySelectorAll("[data-theme-switch]")) {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
   show();
+  button.hidden = false;
+}
+
+for (const found of document.querySelectorAll("[data-language]")) {
+  const button = /** @type {HTMLButtonElement} */ (found);
+  button.addEventListener("click", () => {
+    document.cookie = `lang=${button.dataset.language}; path=/; max-age=${YEAR_S}; samesite=lax`;
+    location.reload();
+  });
   button.hidden = false;
 }

@@ -1,0 +1,64 @@
+"""The messages of the templates: extracted for `en.po`, and lengthened as a language that no browser has.
+
+`python -m tests.kit.message_catalog` writes `en.po`.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from gettext import NullTranslations
+
+from jinja2 import Environment
+
+from tollway.web.admin_app import SECTIONS as ADMIN_SECTIONS
+from tollway.web.page_languages import LOCALE, write_catalog
+from tollway.web.page_renderer import PUBLIC_SECTIONS, TEMPLATES
+
+PSEUDO = "en-XA"
+LONGER = 0.4
+HEADER = {
+    "Language": "en",
+    "MIME-Version": "1.0",
+    "Content-Type": "text/plain; charset=UTF-8",
+    "Content-Transfer-Encoding": "8bit",
+    "Plural-Forms": "nplurals=2; plural=(n != 1);",
+}
+_PLACEHOLDER_OR_WORD = re.compile(r"%\([a-z_0-9]+\)s|%%|[^\W\d_]{2,}")
+
+
+def extract_messages() -> Iterator[tuple[str, str | None]]:
+    """Each message once, with its plural, in the order of the templates. The labels of the navigation are messages too."""
+    environment = Environment(extensions=["jinja2.ext.i18n"])
+    environment.policies["ext.i18n.trimmed"] = False
+    found: dict[str, str | None] = {one.label: None for one in (*PUBLIC_SECTIONS, *ADMIN_SECTIONS)}
+    for path in sorted(TEMPLATES.glob("*.j2")):
+        for _, function, message in environment.extract_translations(path.read_text()):  # type: ignore[attr-defined]  # added by the extension
+            if function == "ngettext":
+                found[message[0]] = message[1]
+            elif isinstance(message, str):
+                found.setdefault(message, None)
+    yield from found.items()
+
+
+class LongWords(NullTranslations):
+    """A language whose words are 40 % longer than those of English."""
+
+    def gettext(self, message: str) -> str:
+        return _PLACEHOLDER_OR_WORD.sub(_lengthen, message)
+
+    def ngettext(self, msgid1: str, msgid2: str, n: int) -> str:
+        return self.gettext(msgid1 if n == 1 else msgid2)
+
+
+def _lengthen(match: re.Match[str]) -> str:
+    word = match[0]
+    return word if word.startswith("%") else word + "x" * -int(-len(word) * LONGER // 1)
+
+
+def main() -> int:
+    (LOCALE / "en.po").write_text(write_catalog(HEADER, extract_messages()), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
