@@ -156,7 +156,7 @@ async def test_one_language_needs_no_switch() -> None:
 
 # ---- Every text of a template is a message.
 
-NO_WORDS = frozenset({"Tollway", "TOLLWAY", "HTTP", "JSON", "MCP", "OpenAPI", "UTC"})
+NO_WORDS = frozenset({"Tollway", "TOLLWAY", "HTTP", "JSON", "MCP", "MPP", "OpenAPI", "UTC"})
 """Names, which no language translates."""
 _LETTERS = re.compile(r"[^\W\d_]{3,}")
 _ATTRIBUTE = re.compile(r'[\w-]+="[^"]*"')
