@@ -80,7 +80,7 @@ async def site() -> AsyncIterator[Site]:
         payment = await harness.services.record_payment(230_000)
         states = (MIXED[0], MIXED[1], MIXED[2], MIXED[3], FAILED, MIXED[5])
         await harness.services.write_calls(*states)
-        names = ("Sample quotes", "Weather of the open sea, hour by hour", "Long " * 20)
+        names = ("Sample quotes", "Weather of the open sea, hour by hour", ("Long " * 20).strip())
         for number in range(70):
             changed = {
                 "created_ms": NOW_MS - number * DAY_MS // 4,
