@@ -56,7 +56,7 @@ def _rank_languages(header: str) -> list[str]:
 
 
 @dataclass(slots=True)
-class CatalogEntry:
+class TranslatedMessage:
     """A message with its translations: one, or with `plural` one for each form of the language."""
 
     message: str = ""
@@ -75,22 +75,22 @@ def compile_catalog(source: str) -> GNUTranslations:
     return GNUTranslations(BytesIO(_write_mo(texts)))
 
 
-def parse_catalog(source: str) -> Iterator[CatalogEntry]:
+def parse_catalog(source: str) -> Iterator[TranslatedMessage]:
     """The entries of a PO file, the header (with an empty message) among them. Raises ValueError that names the line."""
-    entry, part = CatalogEntry(), ""
+    entry, part = TranslatedMessage(), ""
     for number, raw in enumerate(source.splitlines(), 1):
         line = raw.strip()
         if not line or line.startswith("#"):
             if part.startswith("msgstr"):
                 yield entry
-                entry, part = CatalogEntry(), ""
+                entry, part = TranslatedMessage(), ""
             entry.is_fuzzy |= line.startswith("#,") and "fuzzy" in line
             continue
         match = _KEYWORD.fullmatch(line)
         if match is not None:
             if match[1] == "msgid" and part.startswith("msgstr"):
                 yield entry
-                entry = CatalogEntry()
+                entry = TranslatedMessage()
             part, line = match[1], match[2]
             if part.startswith("msgstr"):
                 entry.translations.append("")
@@ -101,7 +101,7 @@ def parse_catalog(source: str) -> Iterator[CatalogEntry]:
         yield entry
 
 
-def _append(entry: CatalogEntry, part: str, text: str) -> None:
+def _append(entry: TranslatedMessage, part: str, text: str) -> None:
     if part == "msgid":
         entry.message += text
     elif part == "msgid_plural":
