@@ -11,7 +11,7 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test release release-test audit sbom package format schema bench scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test release release-test audit sbom package format schema bench bench-pages scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -174,6 +174,9 @@ $(STAMPS)/bench: requirements/bench.txt
 
 bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware, eleven minutes (options: ARGS="--short")
 	@exec $(BIN)/python bench/run.py $(ARGS)
+
+bench-pages: install    ## page views beside paid calls, and how soon a page is there in a browser, four minutes (options: ARGS="--stages paint")
+	@exec $(BIN)/python bench/pages.py $(ARGS)
 
 scale: install   ## the same pages over a thousand rows and over many (options: ARGS="--database postgresql --calls 10000000")
 	@exec $(BIN)/python bench/scale.py $(ARGS)

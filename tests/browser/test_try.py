@@ -3,22 +3,19 @@
 The wallet signs with a key of the sandbox; the books and the provider's own log say what happened.
 """
 
-import contextlib
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import pytest_asyncio
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 
-from tests.browser.wallet_double import WalletDouble
-from tests.browser.watched_page import WatchedPage, watch_page
+from tests.browser.call_panel import Site, open_panel, pay_button, site, slip, stamp
+from tests.browser.watched_page import watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
+
+__all__ = ["site"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OTHER_CHAIN = 1
 STEPS = (
     "eth_requestAccounts",
     "wallet_switchEthereumChain",
@@ -26,84 +23,6 @@ STEPS = (
     "eth_signTypedData_v4",
 )
 DECLINED = "You declined. Nothing has moved."
-
-
-@dataclass(kw_only=True)
-class Site:
-    cluster: Any
-    gateway: Any
-    provider: Any
-    apis: dict[str, str]
-
-    async def wallet(self, **changes: Any) -> WalletDouble:
-        """A wallet on another chain, which does not know the one of the gateway."""
-        given = {"accounts": [await self.cluster.wallet()], "chain_id": OTHER_CHAIN, **changes}
-        return WalletDouble(driver=self.cluster.driver, **given)
-
-    async def calls(self, wallet: WalletDouble) -> list[Any]:
-        return list(await self.cluster.history(self.gateway, wallet.accounts[0]))
-
-    async def check_books(self) -> None:
-        report = await self.cluster.audit(self.gateway)
-        assert report.wrong == ()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(cluster: Any) -> AsyncIterator[Site]:
-    gas = await cluster.wallet()
-    config = cluster.folder / "pages.toml"
-    config.write_text(
-        f'[[networks]]\npreset = "sandbox"\nrpc_urls = ["{cluster.driver.rpc_url}"]\nconfirmations = 2\n'
-        f'gas_keys = ["{gas.private_key}"]\nname = "Sandbox"\nwallet_rpc_url = "https://rpc.example.com"\n'
-        'explorer_url = "https://explorer.example.com"\n'
-    )
-    config.chmod(0o600)
-    settings = {"TOLLWAY_CONFIG": str(config), "TOLLWAY_RPC_SANDBOX": ""}
-    async with cluster.gateway(settings=settings) as gateway:
-        provider = await cluster.wallet()
-        quotes = {"name": "Sample quotes", "openapi": SAMPLE_DOCUMENT}
-        apis = {
-            "paid": await cluster.publish(gateway, provider, **quotes),
-            "free": await cluster.publish(gateway, provider, **quotes, pricePerRequest="0"),
-            "edited": await cluster.publish(gateway, provider, **quotes),
-        }
-        await cluster.driver.rpc("evm_setIntervalMining", 1)  # two confirmations come by themselves
-        try:
-            yield Site(cluster=cluster, gateway=gateway, provider=provider, apis=apis)
-        finally:
-            await cluster.driver.rpc("evm_setIntervalMining", 0)
-            await cluster.driver.rpc("evm_setAutomine", True)
-
-
-@contextlib.asynccontextmanager
-async def open_panel(
-    browser: Browser,
-    site: Site,
-    wallet: WalletDouble | None,
-    api: str = "paid",
-    *,
-    operation: str = "get_quote",
-    **more: Any,
-) -> AsyncIterator[WatchedPage]:
-    async with watch_page(browser, site.gateway.base_url, **more) as watched:
-        if wallet is not None:
-            await wallet.install(watched.context)
-        await watched.goto(f"/apis/{site.apis[api]}?operation={operation}")
-        yield watched
-        await watched.check()
-        assert wallet is None or wallet.wrong == []
-
-
-def pay_button(page: Page) -> Any:
-    return page.locator("[data-pay]")
-
-
-def slip(page: Page) -> Any:
-    return page.locator("[data-slip]")
-
-
-def stamp(page: Page) -> Any:
-    return page.locator(".ticket .stamp")
 
 
 # ---- Each rail.

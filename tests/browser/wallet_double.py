@@ -59,7 +59,8 @@ class WalletError(Exception):
 
 @dataclass(kw_only=True)
 class WalletDouble:
-    """`chain_id`: where the wallet is. `known`: chains that it can switch to. `declines`, `silences`: methods. `lies`: switching succeeds and changes nothing.
+    """`chain_id`: where the wallet is. `known`: chains that it can switch to. `declines`, `silences`: methods. `loses`: methods that are done and never answered. `lies`: switching succeeds and changes nothing.
+    `overspends`: it sends more of the token than it has, so that its transactions revert. `sent`: the hashes of its transactions.
     `accounts`: the first is in use; `next_account` replaces it after the first connection. `asked`: every request."""
 
     driver: ChainDriver
@@ -68,11 +69,14 @@ class WalletDouble:
     known: set[int] = field(default_factory=set)
     declines: set[str] = field(default_factory=set)
     silences: set[str] = field(default_factory=set)
+    loses: set[str] = field(default_factory=set)
     lies: bool = False
+    overspends: bool = False
     next_account: FundedAccount | None = None
     names: tuple[str, ...] = ("Test wallet",)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    sent: list[str] = field(default_factory=list)
 
     async def install(self, context: BrowserContext) -> None:
         await context.expose_binding("__wallet", self._answer)
@@ -93,7 +97,10 @@ class WalletDouble:
                 await asyncio.Event().wait()
             if method in self.declines:
                 raise WalletError(DECLINED, "User rejected the request.")
-            return json.dumps({"result": await self._run(method, params)})
+            result = await self._run(method, params)
+            if method in self.loses:
+                await asyncio.Event().wait()
+            return json.dumps({"result": result})
         except WalletError as error:
             return json.dumps({"error": {"code": error.code, "message": str(error)}})
 
@@ -138,12 +145,13 @@ class WalletDouble:
             raise WalletError(4100, "no such account")
 
     async def _send(self, account: FundedAccount, transaction: dict[str, Any]) -> str:
+        data = transaction.get("data", "0x")
         nonce = await self.driver.rpc("eth_getTransactionCount", str(account.address), "pending")
         signed = Account.sign_transaction(
             {
                 "to": transaction["to"],
                 "value": int(transaction.get("value", "0x0"), 16),
-                "data": transaction.get("data", "0x"),
+                "data": data[:-64] + "f" * 64 if self.overspends else data,
                 "gas": 200_000,
                 "maxFeePerGas": 10**11,
                 "maxPriorityFeePerGas": 10**9,
@@ -152,6 +160,6 @@ class WalletDouble:
             },
             account.key,
         )
-        return str(
-            await self.driver.rpc("eth_sendRawTransaction", "0x" + bytes(signed.raw_transaction).hex())
-        )
+        sent = await self.driver.rpc("eth_sendRawTransaction", "0x" + bytes(signed.raw_transaction).hex())
+        self.sent.append(str(sent))
+        return str(sent)

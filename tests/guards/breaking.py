@@ -28,7 +28,7 @@ from tests.guards.moves import MOVES
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 RUN_DEADLINE_S = 300
-TEST_DEADLINE_S = 30
+TEST_DEADLINE_S, BROWSER_TEST_DEADLINE_S = 30, 120
 DID_NOT_END = 124  # what `timeout` says
 _LONG_FORMS = ("ATTACK", "TORTURE")
 _TOO_MUCH = ("NameError", "UnboundLocalError", "SyntaxError", "ImportError", "ModuleNotFoundError")
@@ -40,7 +40,7 @@ _FAILED = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.M)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
     """`place`: where the text stands, as `module:function`, `module:Class.method` or `module:NAME` below `tollway` (`module` alone:
-    between them). `before` stands in that place exactly once. So an edit finds its text again when lines or files around it move;
+    between them), or as the path of a file that is no module. `before` stands in that place exactly once. So an edit finds its text again when lines or files around it move;
     a place that moves itself is named in `moves.py`."""
 
     place: str
@@ -56,7 +56,13 @@ class Edit:
         """Within the module; empty for the module as a whole."""
         return MOVES.get(self.place, self.place).partition(":")[2]
 
+    @property
+    def is_python(self) -> bool:
+        return "/" not in self.module
+
     def find_file(self, package: Path) -> Path:
+        if not self.is_python:
+            return package / self.module
         file = package.joinpath(*self.module.split("."))
         return file.with_suffix(".py") if not file.is_dir() else file / "__init__.py"
 
@@ -173,6 +179,11 @@ class Workshop:
 
     def run(self, tests: Sequence[str]) -> Run:
         """Their short forms, with the package taken from the copy."""
+        deadline_s = (
+            BROWSER_TEST_DEADLINE_S
+            if any(test.startswith("tests/browser/") for test in tests)
+            else TEST_DEADLINE_S
+        )
         options = (
             "-q",
             "-x",
@@ -182,7 +193,7 @@ class Workshop:
             "no:cacheprovider",
             "-p",
             "no:schemathesis",
-            f"--timeout={TEST_DEADLINE_S}",
+            f"--timeout={deadline_s}",
         )
         kept = {name: value for name, value in os.environ.items() if name not in _LONG_FORMS}
         try:
@@ -214,7 +225,8 @@ class Workshop:
         try:
             for edit, file in zip(breakage.edits, files, strict=True):
                 changed = mutate(edit, package)
-                compile(changed, edit.place, "exec")
+                if edit.is_python:
+                    compile(changed, edit.place, "exec")
                 file.write_text(changed, encoding="utf-8")
             run = self.run([breakage.test])
         except SyntaxError as exc:
