@@ -15,6 +15,7 @@ from tests.kit.ledger_records import (
     close_of,
     finish_of,
     new_payment,
+    operator_origin,
     tx_hash,
     wait_finished,
 )
@@ -211,7 +212,7 @@ async def test_a_listed_payment_says_why_it_is_held(ledger: Any) -> None:
     await ledger.close(close_of(claim, CallState.UNKNOWN, upstream_status=None))
     (listed,) = await ledger.read_payments(PaymentQuery(wallet=PAYER))
     assert (listed.has_unknown_call, listed.is_restored, listed.recorded_ms) == (True, False, NOW_MS)
-    await ledger.mark_restored(now_ms=NOW_MS)
+    await ledger.mark_restored(origin=operator_origin())
     (listed,) = await ledger.read_payments(PaymentQuery(wallet=PAYER))
     assert (listed.has_unknown_call, listed.is_restored) == (True, True)
     assert listed.payment.state is PaymentState.FINAL

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -403,8 +404,10 @@ async def test_a_gateway_process_without_its_nodes_gives_way(
             return app.metrics.registry.get_sample_value("tollway_leading", {"duty": duty.label}) == 1
 
         await until(lambda: all(leads(duty) for duty in Duty))
-        others = [Candidate(database, duty=duty) for database, duty in zip(databases, Duty, strict=True)]
-        async with others[0].standing(), others[1].standing(), others[2].standing():
+        others = [Candidate(databases[number % 3], duty=duty) for number, duty in enumerate(Duty)]
+        async with AsyncExitStack() as standing:
+            for other in others:
+                await standing.enter_async_context(other.standing())
             await until(lambda: all(other.is_working for other in others))
             await until(lambda: not any(leads(duty) for duty in Duty))
         await until(lambda: all(leads(duty) for duty in Duty))
@@ -476,11 +479,13 @@ async def test_the_doctor_names_the_leaders_and_misses_them(
 ) -> None:
     nobody = await examine_leaders(postgres_url, databases[0])
     assert nobody.level == "note"
-    assert "no gateway leads as sweeper or watcher or reputation" in nobody.detail
-    sweeper, watcher = Candidate(databases[0]), Candidate(databases[1], duty=Duty.WATCHER)
-    third = Candidate(databases[0], duty=Duty.REPUTATION)
-    async with sweeper.standing(), watcher.standing(), third.standing():
-        await until(lambda: sweeper.is_working and watcher.is_working and third.is_working)
+    assert f"no gateway leads as {' or '.join(duty.label for duty in Duty)}" in nobody.detail
+    leaders = {duty: Candidate(databases[number % 2], duty=duty) for number, duty in enumerate(Duty)}
+    sweeper = leaders[Duty.SWEEPER]
+    async with AsyncExitStack() as standing:
+        for leader in leaders.values():
+            await standing.enter_async_context(leader.standing())
+        await until(lambda: all(leader.is_working for leader in leaders.values()))
         both = await examine_leaders(postgres_url, databases[2])
         sweeper.networks_away = 1
         await until_handicap(databases[2], 1)
