@@ -340,6 +340,18 @@ async def test_suspended_listings_are_listed_until_they_are_retired(catalog: Cat
     assert [each.id for each in await catalog.list_suspended()] == [one.id]
 
 
+async def test_a_provider_lists_its_own_listings_suspended_ones_last(catalog: Catalog) -> None:
+    own = [make_listing(name=name, created_ms=number) for number, name in enumerate("abcd")]
+    await publish_all(catalog, [*own, make_listing(provider=BOB)])
+    await catalog.revise(replace(own[2], suspended_ms=5), expected_revision=1)
+    await catalog.revise(replace(own[1], retired_ms=5), expected_revision=1)
+    listed = await catalog.list_own(own[0].provider, limit=10, offset=0)
+    assert [one.listing.name for one in listed] == ["d", "a", "c"]
+    assert [one.listing.suspended_ms for one in listed] == [None, None, 5]
+    page = await catalog.list_own(own[0].provider, limit=1, offset=1)
+    assert [one.listing.name for one in page] == ["a"]
+
+
 @pytest.mark.parametrize("field", ["retired_ms", "suspended_ms"])
 async def test_retired_and_suspended_leave_lists_but_not_find(catalog: Catalog, field: str) -> None:
     listing = make_listing(name="weather", tags=("t",))

@@ -533,8 +533,8 @@ PAYMENT_GUARDS = (
     guard(
         "I7",
         "an origin that another wallet has proved cannot be published",
-        "web.listing_routes:ListingRoutes._check_draft",
-        "            await self._refuse_owned_by_another(endpoint, provider)\n",
+        "web.listing_edits:ListingEdits._check_draft",
+        "            await self._refuse_owned_by_another(endpoint, writer.provider)\n",
         "",
         test="web/test_listing_routes.py::test_an_origin_that_another_wallet_has_proved_cannot_be_published",
     ),

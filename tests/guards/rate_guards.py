@@ -16,8 +16,8 @@ RATE_GUARDS = (
     guard(
         "X5",
         "ownership checks have a rate",
-        "web.ownership_routes:OwnershipRoutes.check_ownership",
-        "        await self._quota.charge(provider, client_address=client_address_of(request))\n",
+        "web.ownership_routes:OwnershipChecks.check",
+        "        await self._quota.charge(provider, client_address=client_address)\n",
         "",
         test="web/test_ownership_routes.py::test_checks_per_wallet_and_hour_are_limited",
     ),
@@ -32,8 +32,8 @@ RATE_GUARDS = (
     guard(
         "X5",
         "ownership checks count by address, with however many wallets",
-        "web.ownership_routes:OwnershipRoutes.check_ownership",
-        "self._quota.charge(provider, client_address=client_address_of(request))",
+        "web.ownership_routes:OwnershipChecks.check",
+        "self._quota.charge(provider, client_address=client_address)",
         "self._quota.charge(provider, client_address=str(provider))",
         test="web/test_ownership_routes.py::test_checks_are_limited_by_client_address_across_wallets",
     ),

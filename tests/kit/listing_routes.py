@@ -25,8 +25,9 @@ from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.auth_routes import read_body
 from tollway.web.idempotent_create import IdempotentCreate
+from tollway.web.listing_edits import ListingEdits, ListingServices, make_endpoint_check
 from tollway.web.listing_json import ListingEncoder
-from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
+from tollway.web.listing_routes import listing_router
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
@@ -161,9 +162,10 @@ async def open_listing_routes(
             is_unprotected=is_unprotected,
             fetch_document=fetch,
         )
+        services = replace(services, **overrides)
         app = build_app(
             call_app=no_calls,
-            routers=[listing_router(replace(services, **overrides)), *more_routers],
+            routers=[listing_router(services, ListingEdits(services)), *more_routers],
             public_url=PUBLIC_URL,
             limits=Limits(),
             clock=lambda: 0.0,

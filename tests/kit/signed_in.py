@@ -10,16 +10,19 @@ from urllib.parse import urlencode
 
 import coincurve
 import httpx
+from starlette.requests import Request
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import new_payment
+from tests.kit.listings import find_block_in
 from tests.kit.pages import BROWSER, PUBLIC_URL, RULES, PageHarness, PageReader, no_calls
 from tests.kit.payer import KeyWallet
 from tests.kit.sql_ledger import SqlLedger
 from tollway.app.page_wiring import signed_in_routers
 from tollway.chain.port import ChainReader, ContractResult, LookupQuota
 from tollway.config.settings import Settings
-from tollway.identity.authenticator import Authenticator
+from tollway.errors import EndpointNotAllowed, UpstreamUnreachable
+from tollway.identity.authenticator import Authenticator, Identity
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier, eip191_digest
 from tollway.identity.siwe import parse_origin
@@ -27,7 +30,11 @@ from tollway.identity.viewers import Viewer
 from tollway.ids import Address
 from tollway.ledger.records import Payment
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.outbound.client import FetchedDocument, HttpClient
+from tollway.outbound.policy import Endpoint
+from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.draft import DraftRules
 from tollway.storage.history import HistoryStore
 from tollway.storage.identity_store import SqlPageSessions, SqlSessions
 from tollway.storage.payments import PaymentLedgerStore
@@ -37,10 +44,15 @@ from tollway.web.admission import LoadShedder, SignInRateLimit
 from tollway.web.app import build_app
 from tollway.web.auth_routes import make_wallet_dependency, signin_router
 from tollway.web.history_routes import history_router
+from tollway.web.idempotent_create import IdempotentCreate
+from tollway.web.listing_edits import ListingEdits, ListingServices, make_endpoint_check
+from tollway.web.listing_json import ListingEncoder
+from tollway.web.ownership_routes import OwnershipChecks, OwnershipServices
 from tollway.web.page_assets import asset_router
 from tollway.web.page_problems import ProblemPages
 from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_session import PAGE_COOKIE, make_form_token
+from tollway.web.selling_routes import ProviderServices
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
@@ -75,17 +87,89 @@ class Services:
         self.sessions = SqlSessions(database)
         self.viewers = SqlViewers(database)
         self._calls_written = 0
+        self.stores = harness.stores
+        self.addresses: dict[str, list[str]] = {}
+        self.documents: dict[str, bytes] = {}
+        self.texts: dict[str, tuple[str, ...]] = {}
+        self.blocked: set[Address] = set()
+        self.rate_limiter = RateLimiter()
         drawn = iter(range(1, 1_000))
         self.entropy = lambda size: next(drawn).to_bytes(size, "big")
+        self._verifier = SignatureVerifier(cast(ChainReader, NoChain()), limits=DEFAULT_LIMITS)
         self.sign_in = SignIn(
             self.sessions,
-            SignatureVerifier(cast(ChainReader, NoChain()), limits=DEFAULT_LIMITS),
+            self._verifier,
             cast(LookupQuota, Unmetered()),
             origin=parse_origin(PUBLIC_URL),
             limits=DEFAULT_LIMITS,
             now_ms=lambda: self.now_ms,
             entropy=self.entropy,
         )
+
+    def make_provider_services(self) -> ProviderServices:
+        """What the routes of listings have. `addresses`: of the hosts that resolve to others than a public one; empty for none. `texts`: of DNS."""
+        listings = ListingServices(
+            catalog=self.stores.catalog,
+            rules=DraftRules(
+                assets=RULES.assets,
+                main_networks=frozenset(),
+                allow_private_endpoints=False,
+                check_endpoint=make_endpoint_check(allow_private=False),
+            ),
+            encoder=ListingEncoder(
+                public_url=PUBLIC_URL, assets=RULES.assets, confirmations_for=lambda asset, units: 1
+            ),
+            limits=DEFAULT_LIMITS,
+            authenticate=self._refuse_request,
+            check_endpoint=self._check_endpoint,
+            creations=IdempotentCreate(self.stores.creations, limits=DEFAULT_LIMITS, entropy=self.entropy),
+            find_block=find_block_in(self.blocked),
+            allowlist=None,
+            now_ms=lambda: self.now_ms,
+            entropy=self.entropy,
+            rate_limiter=self.rate_limiter,
+            fetch_document=self._fetch_document,
+            find_addresses=self._find_addresses,
+        )
+        ownership = OwnershipServices(
+            catalog=self.stores.catalog,
+            ownerships=self.stores.ownerships,
+            checker=OwnershipChecker(
+                http_client=cast(HttpClient, NoUpstream()),
+                txt_records=self,
+                verifier=self._verifier,
+                gateway=PUBLIC_URL,
+                limits=DEFAULT_LIMITS,
+            ),
+            authenticate=self._refuse_request,
+            find_block=find_block_in(self.blocked),
+            rate_limiter=self.rate_limiter,
+            limits=DEFAULT_LIMITS,
+            now_ms=lambda: self.now_ms,
+        )
+        return ProviderServices(
+            listings=listings, edits=ListingEdits(listings), checks=OwnershipChecks(ownership)
+        )
+
+    async def _refuse_request(self, request: Request) -> Identity:
+        raise NotImplementedError  # pages have their own session
+
+    async def _check_endpoint(self, endpoint: Endpoint) -> None:
+        await self._find_addresses(endpoint)
+
+    async def _find_addresses(self, endpoint: Endpoint) -> list[str]:
+        found = self.addresses.get(endpoint.host, ["203.0.113.7"])
+        if not found:
+            raise EndpointNotAllowed("The endpoint's host does not resolve.")
+        return found
+
+    async def _fetch_document(self, url: str) -> bytes:
+        if url not in self.documents:
+            raise UpstreamUnreachable
+        return self.documents[url]
+
+    async def find_texts(self, name: str) -> tuple[str, ...] | None:
+        return self.texts.get(name, ())
 
     async def write_calls(self, *changes: dict[str, Any]) -> None:
         shared = {**TEXTS, "payer": READER.address, "http_status": None, "upstream_status": None}
@@ -102,6 +186,13 @@ class Services:
         payment: Payment
         (payment,) = await self.ledger.record_payments([new], now_ms=self.now_ms)
         return payment
+
+
+class NoUpstream:
+    """A client whose every server is away."""
+
+    async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> FetchedDocument:
+        raise UpstreamUnreachable
 
 
 class NoChain:
@@ -154,6 +245,7 @@ class SignedInHarness:
             rate_limit=rate_limit,
             find_asset=find_asset,
             receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
+            selling=services.make_provider_services(),
             entropy=services.entropy,
         )
         app = build_app(

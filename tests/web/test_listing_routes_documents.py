@@ -3,7 +3,7 @@
 import pytest
 
 from tollway.errors import EndpointNotAllowed, Refusal, TollwayError, UpstreamBadResponse, UpstreamTimeout
-from tollway.web.listing_routes import ProviderDocuments
+from tollway.web.listing_edits import ProviderDocuments
 
 URL = "https://api.example.com/openapi"
 

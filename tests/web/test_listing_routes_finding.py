@@ -9,7 +9,7 @@ from tests.kit.stores import open_catalog
 from tollway.errors import Code, Refusal
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog
-from tollway.web.listing_routes import find_listing, find_public_listing
+from tollway.web.listing_edits import find_listing, find_public_listing
 
 LISTING = sample_listing(provider=Address(b"\xaa" * 20))
 

@@ -31,7 +31,7 @@ from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.auth_routes import read_body
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
-from tollway.web.ownership_routes import OwnershipServices, ownership_router
+from tollway.web.ownership_routes import OwnershipChecks, OwnershipServices, ownership_router
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PAYEE = KeyWallet.named("payee")
@@ -141,7 +141,7 @@ async def harness() -> AsyncIterator[Harness]:
         )
         app = build_app(
             call_app=no_calls,
-            routers=[ownership_router(services)],
+            routers=[ownership_router(services, OwnershipChecks(services))],
             public_url="https://gw.example.com",
             limits=LIMITS,
             clock=lambda: 0.0,

@@ -23,6 +23,7 @@ from tollway.web.page_assets import read_assets
 from tollway.web.page_renderer import PageRenderer, TestMoney
 from tollway.web.page_routes import PageServices
 from tollway.web.page_session import PageAccess
+from tollway.web.selling_routes import ProviderServices, SellingServices, selling_router
 
 
 class SignedInServices(BookFileServices, Protocol):
@@ -61,9 +62,10 @@ def signed_in_routers(
     rate_limit: SignInRateLimit,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
+    selling: ProviderServices,
     entropy: Callable[[int], bytes],
 ) -> list[Router]:
-    """Builds the routers. `public`: the collaborators of the public pages."""
+    """Builds the routers. `public`: the collaborators of the public pages. `selling`: those of the routes of listings."""
     limits, now_ms = services.settings.limits, public.now_ms
     sign_in = PageSignIn(
         services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
@@ -96,9 +98,19 @@ def signed_in_routers(
         profiles=public.profiles,
         now_ms=now_ms,
     )
+    own_sales = SellingServices(
+        provider=selling,
+        access=access,
+        books=services.period_books,
+        call_history=services.call_history,
+        find_asset=find_asset,
+        profiles=public.profiles,
+        now_ms=now_ms,
+    )
     return [
         my_router(mine),
         my_sums_router(sums),
+        selling_router(own_sales),
         *book_file_routers(
             services,
             wallet=access.authenticate,

@@ -91,18 +91,20 @@ from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaa
 from tollway.web.gateway_app import GatewayApp
 from tollway.web.gateway_traces import StartTrace, make_start_trace
 from tollway.web.idempotent_create import IdempotentCreate
+from tollway.web.listing_edits import ListingEdits, ListingServices, make_endpoint_check
 from tollway.web.listing_json import ListingEncoder
-from tollway.web.listing_routes import ListingServices, listing_router, make_endpoint_check
+from tollway.web.listing_routes import listing_router
 from tollway.web.mcp import mcp_router
 from tollway.web.mcp_gateway import McpServices
 from tollway.web.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
 from tollway.web.network_routes import NetworkServices, network_router
-from tollway.web.ownership_routes import OwnershipServices, ownership_router
+from tollway.web.ownership_routes import OwnershipChecks, OwnershipServices, ownership_router
 from tollway.web.page_assets import asset_router
 from tollway.web.page_problems import ProblemPages
 from tollway.web.page_routes import PageServices, page_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.problems import status_of
+from tollway.web.selling_routes import ProviderServices
 from tollway.web.site_routes import (
     FeaturedOperations,
     SiteServices,
@@ -384,10 +386,16 @@ class AsgiBuilder:
         wallet = make_wallet_dependency(self._authenticator, body_bytes_max=limits.control_body_bytes_max)
         sign_in_rate_limit = SignInRateLimit(limits=limits, rate_limiter=services.rate_limiter)
         calls, listing_services = self._gateway_app(), self._listing_services(wallet)
+        ownership_services = self._ownership_services(wallet)
+        selling = ProviderServices(
+            listings=listing_services,
+            edits=ListingEdits(listing_services),
+            checks=OwnershipChecks(ownership_services),
+        )
         return build_app(
             call_app=calls,
             routers=[
-                listing_router(listing_services),
+                listing_router(listing_services, selling.edits),
                 *ledger_routers(
                     services,
                     wallet=wallet,
@@ -400,7 +408,7 @@ class AsgiBuilder:
                 mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
                 signin_router(services.sign_in, sign_in_rate_limit, limits=limits),
                 health_router(services.check_ready, services.check_traffic, has_pages=settings.web_pages),
-                ownership_router(self._ownership_services(wallet)),
+                ownership_router(ownership_services, selling.checks),
                 trial_router(self._trial_services(wallet)),
                 webhook_router(self._webhook_services(wallet)),
                 did_router(
@@ -419,7 +427,7 @@ class AsgiBuilder:
                 site_router(self._site_services()),
                 network_router(self.network_services()),
                 catalog_router(self._catalog_services()),
-                *self._page_routers(sign_in_rate_limit),
+                *self._page_routers(sign_in_rate_limit, selling),
             ],
             public_url=settings.public_url,
             limits=limits,
@@ -434,7 +442,7 @@ class AsgiBuilder:
             problem_pages=self._problem_pages,
         )
 
-    def _page_routers(self, rate_limit: SignInRateLimit) -> list[Router]:
+    def _page_routers(self, rate_limit: SignInRateLimit, selling: ProviderServices) -> list[Router]:
         if self._pages is None:
             return []
         public = PageServices(
@@ -455,6 +463,7 @@ class AsgiBuilder:
                 rate_limit=rate_limit,
                 find_asset=self._find_asset,
                 receipt_signer=self._receipt_signer,
+                selling=selling,
                 entropy=secrets.token_bytes,
             ),
         ]
@@ -653,6 +662,7 @@ class AsgiBuilder:
             limits=settings.limits,
             authenticate=wallet,
             check_endpoint=services.http_client.check_endpoint,
+            find_addresses=services.http_client.find_addresses,
             creations=IdempotentCreate(
                 services.creations, limits=settings.limits, entropy=secrets.token_bytes
             ),

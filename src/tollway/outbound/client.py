@@ -436,8 +436,12 @@ class HttpClient:
 
         Raises EndpointNotAllowed, with the same text for a name of a private address and for a name without an address.
         """
+        await self.find_addresses(endpoint)
+
+    async def find_addresses(self, endpoint: Endpoint) -> list[str]:
+        """The addresses of the host, each checked. Raises as `check_endpoint` does."""
         try:
-            await self._guard.check_endpoint(endpoint)
+            return await self._guard.check_endpoint(endpoint)
         except OSError as exc:
             raise EndpointNotAllowed(
                 "The endpoint's host does not resolve to addresses that this gateway may call."

@@ -83,13 +83,14 @@ class AddressGuard:
         if endpoint.origin.replace(".:", ":").removesuffix(".") in self._own_origins:
             raise PermissionError("the outbound policy denies this gateway itself")
 
-    async def check_endpoint(self, endpoint: Endpoint) -> None:
-        """Resolves the host and checks every address, without connecting. Raises OSError."""
+    async def check_endpoint(self, endpoint: Endpoint) -> list[str]:
+        """Resolves the host and checks every address, without connecting. Returns the addresses. Raises OSError."""
         self.check_origin(endpoint)
-        if is_literal(endpoint.host):
-            self.check(endpoint.host.strip("[]"), endpoint.port)
-        else:
-            await self.resolve(endpoint.host, endpoint.port)
+        if not is_literal(endpoint.host):
+            return await self.resolve(endpoint.host, endpoint.port)
+        address = endpoint.host.strip("[]")
+        self.check(address, endpoint.port)
+        return [address]
 
     def stop(self) -> None:
         """Shuts the resolver's threads down without waiting."""

@@ -217,6 +217,11 @@ class Catalog(Protocol):
         """A page of active and paused listings; it never contains retired or suspended ones."""
         ...
 
+    async def list_own(self, provider: Address, *, limit: int, offset: int) -> tuple[ListingMatch, ...]:
+        """The listings of a provider that are not retired: the newest first, and after them the suspended ones. Also those whose ownership is not proved,
+        where searches return proved listings only."""
+        ...
+
     async def count_facets(self, words: str | None) -> CatalogFacets:
         """Counts the visible listings that match the words, all without words; at most the newest `TOTAL_EXACT_MAX`."""
         ...

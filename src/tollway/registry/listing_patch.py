@@ -37,9 +37,33 @@ def parse_patch(
     if "upstreamAuth" in patch:
         target["upstreamAuth"] = _list_secret_members(previous)
     draft = parse_draft(_restore_removed(merge_patch(target, patch), patch), rules, previous=previous)
-    errors = [*_find_unknown_nulls(patch), *_find_patch_errors(patch, previous)]
+    errors = [
+        *_find_unknown_nulls(patch),
+        *_refuse_patched_document(patch),
+        *_find_lost_secret(patch, previous),
+    ]
+    return _join_errors(draft, errors)
+
+
+def parse_form(
+    members: Mapping[str, Any], rules: DraftRules, *, previous: Listing
+) -> Draft | tuple[FieldError, ...]:
+    """The draft of a listing after the form of its page, or all errors: as by a patch, and the form can carry an OpenAPI document, which is taken as it is."""
+    body = {name: value for name, value in members.items() if name != "openapi"}
+    target: dict[str, Any] = list_members(previous)
+    if "upstreamAuth" in members:
+        target["upstreamAuth"] = _list_secret_members(previous)
+    merged = _restore_removed(merge_patch(target, body), members)
+    if "openapi" in members:
+        merged["openapi"] = members["openapi"]
+    return _join_errors(parse_draft(merged, rules, previous=previous), _find_lost_secret(members, previous))
+
+
+def _join_errors(
+    draft: Draft | tuple[FieldError, ...], errors: list[FieldError]
+) -> Draft | tuple[FieldError, ...]:
     if isinstance(draft, tuple):
-        errors += draft
+        errors = [*errors, *draft]
     elif not errors:
         return draft
     return tuple(dict.fromkeys(errors))[:ERRORS_MAX]
@@ -110,21 +134,25 @@ def _find_unknown_nulls(patch: Mapping[str, Any]) -> list[FieldError]:
     ]
 
 
-def _find_patch_errors(patch: Mapping[str, Any], previous: Listing) -> list[FieldError]:
-    errors = []
-    if patch.get("openapi") is not None:
-        detail = (
-            "a patch can only remove the document with null; give openapiUrl, or replace the listing with PUT"
-        )
-        errors.append(FieldError(code="not_patchable", detail=detail, pointer="/openapi"))
+def _refuse_patched_document(patch: Mapping[str, Any]) -> list[FieldError]:
+    if patch.get("openapi") is None:
+        return []
+    detail = (
+        "a patch can only remove the document with null; give openapiUrl, or replace the listing with PUT"
+    )
+    return [FieldError(code="not_patchable", detail=detail, pointer="/openapi")]
+
+
+def _find_lost_secret(patch: Mapping[str, Any], previous: Listing) -> list[FieldError]:
+    """The error of an endpoint that moves to another origin while the secret stays."""
     auth = patch.get("upstreamAuth", {})
     keeps_secret = (
         previous.upstream_auth is not None and isinstance(auth, Mapping) and auth.get("value") is None
     )
     if keeps_secret and _is_moved(patch.get("endpoint"), previous):
         detail = "must be given again: the endpoint moves to another origin, and the gateway sends the secret there"
-        errors.append(FieldError(code="required", detail=detail, pointer="/upstreamAuth/value"))
-    return errors
+        return [FieldError(code="required", detail=detail, pointer="/upstreamAuth/value")]
+    return []
 
 
 def _is_moved(endpoint: object, previous: Listing) -> bool:

@@ -7,7 +7,7 @@ does no I/O.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -268,6 +268,19 @@ class CatalogStore:
 
         return await self._database.read(partial(_search, query=query))
 
+    async def list_own(self, provider: Address, *, limit: int, offset: int) -> tuple[ListingMatch, ...]:
+        columns = listing_table.c
+        statement = (
+            select(columns.seq)
+            .where(columns.provider == bytes(provider), columns.retired_ms.is_(None))
+            .order_by(columns.is_shown.desc(), columns.seq.desc())
+            .limit(limit)
+            .offset(offset)
+        )
+        return await self._database.read(
+            lambda connection: _read_matches(connection, connection.scalars(statement).all())
+        )
+
     async def count_facets(self, words: str | None) -> CatalogFacets:
         query = ListingQuery(words=words, verified=True if self._only_verified else None)
         return await self._database.read(partial(count_facets, query=query))
@@ -470,11 +483,19 @@ def _find_revision(connection: Connection, listing_id: ListingId) -> int | None:
 
 def _search(connection: Connection, query: ListingQuery) -> ListingPage:
     seqs, total, is_lower_bound = find_page(connection, query)
+    words = query_words(query.words) if query.words is not None else ()
+    found = _read_matches(connection, seqs, words)
+    return ListingPage(found=found, total=total, is_lower_bound=is_lower_bound)
+
+
+def _read_matches(
+    connection: Connection, seqs: Sequence[int], words: Sequence[str] = ()
+) -> tuple[ListingMatch, ...]:
+    """The listings with these numbers, in their order."""
     rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
     listings = {row.seq: read_listing(row, auth=None, openapi=None) for row in rows}
     reputations = find_reputations(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
-    words = query_words(query.words) if query.words is not None else ()
-    found = tuple(
+    return tuple(
         ListingMatch(
             listing=listings[seq],
             match=matched_fields(listings[seq], words) if words else (),
@@ -482,4 +503,3 @@ def _search(connection: Connection, query: ListingQuery) -> ListingPage:
         )
         for seq in seqs
     )
-    return ListingPage(found=found, total=total, is_lower_bound=is_lower_bound)

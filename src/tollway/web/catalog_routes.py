@@ -17,8 +17,9 @@ from tollway.ids import ListingId, format_network
 from tollway.registry.catalog import Catalog, CatalogFacets
 from tollway.registry.quality import DayQuality, QualityRecords, day_of, summarise_days
 from tollway.web.discovery_routes import CACHE_CONTROL, Document, DocumentCache
+from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import render_json
-from tollway.web.listing_routes import SEARCH_LENGTH_MAX, find_public_listing
+from tollway.web.listing_routes import SEARCH_LENGTH_MAX
 from tollway.web.query import QueryModel, read_query
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

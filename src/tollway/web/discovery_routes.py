@@ -40,8 +40,8 @@ from tollway.money import UNITS_MAX, Asset
 from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
 from tollway.registry.catalog import Catalog, ListingPage, ListingQuery, NetworkCurrency
 from tollway.registry.listing import Listing, RevisionCache, payable_assets
+from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import ListingEncoder, etag_of, has_etag, is_same_content, render_json
-from tollway.web.listing_routes import find_public_listing
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryModel, format_time, parsed, read_query, whole_number
 

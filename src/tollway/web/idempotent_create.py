@@ -40,18 +40,21 @@ class IdempotentCreate:
 
     async def begin(self, request: Request, wallet: Address) -> CreationBegun | Response | None:
         """Takes the key of the request. Returns its lease, or the stored response of the first request, or None for a request
-        without a key. Raises Refusal when the same request is running, or when the key was used with another body."""
+        without a key. Raises Refusal as `take` does."""
         key = read_creation_key(request)
         if key is None:
             return None
-        fingerprint = sha256(await request.body()).digest()
-        keyed = KeyedCreation(wallet=wallet, key=key, fingerprint=fingerprint)
+        known = await self.take(key, wallet, body=await request.body())
+        return _replay(known) if isinstance(known, CreationResponse) else known
+
+    async def take(self, key: str, wallet: Address, *, body: bytes) -> CreationBegun | CreationResponse:
+        """Takes a key. Returns its lease, or the response of the first request. Raises Refusal when the same request is running, or when the key was
+        used with another body."""
+        keyed = KeyedCreation(wallet=wallet, key=key, fingerprint=sha256(body).digest())
         known = await self._creations.begin(keyed, claim=self._entropy(CLAIM_BYTES))
         match known:
-            case CreationBegun():
+            case CreationBegun() | CreationResponse():
                 return known
-            case CreationResponse():
-                return _replay(known)
             case CreationInProgress(wait_s=wait_s):
                 raise Refusal(_in_progress(wait_s))
             case OtherRequest():

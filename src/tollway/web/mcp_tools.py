@@ -57,8 +57,9 @@ from tollway.payments.x402 import PAYMENT_HEADER, PAYMENT_HEADER_V1
 from tollway.registry.catalog import ListingMatch
 from tollway.registry.listing import Listing
 from tollway.web.history_routes import call_json, find_call, history_json, read_history_query
+from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import quality_json, render_json
-from tollway.web.listing_routes import find_public_listing, parse_listing_query
+from tollway.web.listing_routes import parse_listing_query
 from tollway.web.mcp_gateway import McpRequest, McpServices, make_internal_call
 from tollway.web.problems import ErrorBoundary, describe_errors, render_problem
 

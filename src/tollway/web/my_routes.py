@@ -369,6 +369,10 @@ class ListForm:
         query = urlencode(self.as_query())
         return f"{path}?{query}" if query else path
 
+    def keep(self, *names: str) -> Mapping[str, str]:
+        """These fields, those that are not empty."""
+        return {name: self.given[name] for name in names if name in self.given}
+
     def as_query(self) -> Mapping[str, str]:
         """The fields as the parameters of `/api/v2`: a day begins at its first and ends at its last millisecond in UTC."""
         query = dict(self.given)

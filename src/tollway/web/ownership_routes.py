@@ -11,7 +11,7 @@ from starlette.routing import Route, Router
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
-from tollway.outbound.probes import OwnershipChecker
+from tollway.outbound.probes import OwnershipChecker, OwnershipEvidence
 from tollway.rate_limits.limiter import Quota, RateLimiter
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import Listing
@@ -19,8 +19,8 @@ from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, OwnershipClaim, Ownerships
 from tollway.web.auth_routes import client_address_of
 from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.listing_edits import ProvenWallet, find_listing, find_public_listing
 from tollway.web.listing_json import render_json
-from tollway.web.listing_routes import ProvenWallet, find_listing, find_public_listing
 from tollway.web.query import NoParameters, format_time, read_query
 
 CHECKS_MAX = 3
@@ -43,9 +43,9 @@ class OwnershipServices:
     now_ms: Callable[[], int]
 
 
-def ownership_router(services: OwnershipServices) -> Router:
+def ownership_router(services: OwnershipServices, checks: "OwnershipChecks") -> Router:
     """Two routes: every client may read the ownership, the provider may have it checked."""
-    routes = OwnershipRoutes(services)
+    routes = OwnershipRoutes(services, checks)
     path = "/api/v2/apis/{apiId}/ownership"
     return Router(
         [
@@ -57,6 +57,38 @@ def ownership_router(services: OwnershipServices) -> Router:
 
 class OwnershipRoutes:
     """The handlers of the routes of ownership. Safe to call from many tasks at once."""
+
+    def __init__(self, services: OwnershipServices, checks: "OwnershipChecks") -> None:
+        self._services = services
+        self._checks = checks
+
+    async def show_ownership(self, request: Request) -> Response:
+        read_query(NoParameters, request.scope["query_string"])
+        listing = await find_public_listing(self._services.catalog, _listing_id(request))
+        return _ownership_response(ownership_json(*await self._checks.read(listing)))
+
+    async def check_ownership(self, request: Request) -> Response:
+        provider = (await self._services.authenticate(request)).address
+        listing_id = _listing_id(request)
+        await self._checks.find_own(listing_id, provider)
+        read_query(NoParameters, request.scope["query_string"])
+        _refuse_members(await request.body())
+        checked = await self._checks.check(listing_id, provider, client_address=client_address_of(request))
+        content = ownership_json(checked.challenge, checked.known)
+        return _ownership_response({**content, "checks": checked.evidence.of})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedOwnership:
+    """The result of a check. `evidence`: of each method."""
+
+    challenge: Challenge
+    known: Ownership
+    evidence: OwnershipEvidence
+
+
+class OwnershipChecks:
+    """The checks of ownership that providers request, for the routes and the pages. Safe to call from many tasks at once."""
 
     def __init__(self, services: OwnershipServices) -> None:
         self._services = services
@@ -70,36 +102,35 @@ class OwnershipRoutes:
             namespace="ownership",
         )
 
-    async def show_ownership(self, request: Request) -> Response:
-        read_query(NoParameters, request.scope["query_string"])
-        listing = await find_public_listing(self._services.catalog, _listing_id(request))
+    async def read(self, listing: Listing) -> tuple[Challenge, Ownership | None]:
+        """What proves the ownership, and what the last check found."""
         challenge = self._services.checker.challenge(OwnershipClaim.of(listing))
-        known = await self._services.ownerships.find(listing.id)
-        return _ownership_response(ownership_json(challenge, known))
+        return challenge, await self._services.ownerships.find(listing.id)
 
-    async def check_ownership(self, request: Request) -> Response:
+    async def check(
+        self, listing_id: ListingId, provider: Address, *, client_address: str
+    ) -> CheckedOwnership:
+        """Reads the proofs and writes the result. Raises Refusal, where `find_own` does and when the quota is used up."""
         services = self._services
-        provider = (await services.authenticate(request)).address
-        await self._find_own_listing(request, provider)
-        read_query(NoParameters, request.scope["query_string"])
-        _refuse_members(await request.body())
-        await self._quota.charge(provider, client_address=client_address_of(request))
+        await self.find_own(listing_id, provider)
+        await self._quota.charge(provider, client_address=client_address)
         for _ in range(CHECKS_MAX):
-            listing = await self._find_own_listing(request, provider)
+            listing = await self.find_own(listing_id, provider)
             challenge = services.checker.challenge(OwnershipClaim.of(listing))
-            sights = await services.checker.find_evidence(challenge)
+            evidence = await services.checker.find_evidence(challenge)
             known = await services.ownerships.record_check(
                 challenge,
-                sights.proved,
+                evidence.proved,
                 now_ms=services.now_ms(),
                 failures_max=services.limits.ownership_failures_max,
             )
             if known is not None:
-                return _ownership_response({**ownership_json(challenge, known), "checks": sights.of})
+                return CheckedOwnership(challenge=challenge, known=known, evidence=evidence)
         raise Refusal(_EDITED_MEANWHILE)
 
-    async def _find_own_listing(self, request: Request, provider: Address) -> Listing:
-        listing = await find_listing(self._services.catalog, _listing_id(request))
+    async def find_own(self, listing_id: ListingId, provider: Address) -> Listing:
+        """The listing of this provider. Raises Refusal for another wallet and for a blocked one."""
+        listing = await find_listing(self._services.catalog, listing_id)
         if listing.provider != provider:
             detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))

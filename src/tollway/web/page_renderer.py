@@ -45,6 +45,7 @@ class Section:
 PUBLIC_SECTIONS = (
     Section(href="/", label="APIs"),
     Section(href="/my/calls", label="Calls"),
+    Section(href="/my/sales", label="Selling"),
     Section(href="/status", label="Status"),
     Section(href="/docs", label="Reference"),
 )

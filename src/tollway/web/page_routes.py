@@ -21,7 +21,8 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
 from tollway.registry.quality import QualityRecords, day_of, summarise_days
 from tollway.web.discovery_routes import DocumentRoutes, DocumentServices
-from tollway.web.listing_routes import find_public_listing, parse_listing_query
+from tollway.web.listing_edits import find_public_listing
+from tollway.web.listing_routes import parse_listing_query
 from tollway.web.network_routes import NetworkServices, describe_networks, describe_status
 from tollway.web.page_call_form import WORDS, make_call_form
 from tollway.web.page_problems import name_of_code

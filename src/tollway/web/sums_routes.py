@@ -42,7 +42,7 @@ STEPS_MAX: dict[Step, int] = {"hour": 31 * 24, "day": 366}
 """The longest range of a question, in steps."""
 STEPS_DEFAULT: dict[Step, int] = {"hour": 24, "day": 30}
 """The range of a question without `from`."""
-_STATES: tuple[SumState, ...] = tuple(dict.fromkeys(SUM_STATES.values()))
+STATES: tuple[SumState, ...] = tuple(dict.fromkeys(SUM_STATES.values()))
 
 
 class RangeParameters(QueryModel):
@@ -77,14 +77,7 @@ def sums_router(
     async def show_sales(request: Request) -> JSONResponse:
         caller = await wallet(request)
         parameters = read_query(SalesParameters, request.scope["query_string"])
-        from_ms, to_ms = read_range(parameters, now_ms=now_ms(), oldest_hour_ms=_oldest_hour(now_ms()))
-        query = SalesQuery(
-            wallet=caller.address,
-            step=parameters.step,
-            from_ms=from_ms,
-            to_ms=to_ms,
-            listing_id=parameters.listing_id,
-        )
+        query = make_sales_query(parameters, caller.address, now_ms=now_ms())
         sums = await books.sales(query)
         return JSONResponse(sums_json("sales", query, sums, group_by="api", now_ms=now_ms()))
 
@@ -104,6 +97,18 @@ def sums_router(
             Route("/api/v2/sales", show_sales, methods=["GET"]),
             Route("/api/v2/spending", show_spending, methods=["GET"]),
         ]
+    )
+
+
+def make_sales_query(parameters: SalesParameters, provider: Address, *, now_ms: int) -> SalesQuery:
+    """The question about the sales of a provider. Raises Refusal as `read_range` does."""
+    from_ms, to_ms = read_range(parameters, now_ms=now_ms, oldest_hour_ms=_oldest_hour(now_ms))
+    return SalesQuery(
+        wallet=provider,
+        step=parameters.step,
+        from_ms=from_ms,
+        to_ms=to_ms,
+        listing_id=parameters.listing_id,
     )
 
 
@@ -149,11 +154,12 @@ def sums_json(
     if sums.complete_from_ms is not None:
         answer["completeFrom"] = format_time(sums.complete_from_ms)
     answer[member] = [_row_json(row, group_by) for row in sums.rows]
-    answer["totals"] = [_sum_json(key, states) for key, states in _add_totals(sums.rows).items()]
+    answer["totals"] = [_sum_json(key, states) for key, states in add_totals(sums.rows).items()]
     return answer
 
 
-def _add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, dict[SumState, CallSum]]:
+def add_totals(rows: Iterable[GroupSum]) -> dict[SumKey, dict[SumState, CallSum]]:
+    """The sums of all rows, by asset, in the order of the answer."""
     totals: dict[SumKey, dict[SumState, CallSum]] = {}
     for row in rows:
         states = totals.setdefault(row.key, {})
@@ -178,7 +184,7 @@ def _sum_json(key: SumKey, by_state: dict[SumState, CallSum]) -> dict[str, Any]:
         "asset": None if asset is None else asset.caip19,
         "currency": key.currency,
         "calls": sum(one.calls for one in by_state.values()),
-        **{state: _state_json(by_state.get(state, CallSum()), asset) for state in _STATES},
+        **{state: _state_json(by_state.get(state, CallSum()), asset) for state in STATES},
     }
 
 

@@ -29,8 +29,8 @@ from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.validation import RequestModel, check_members, to_field_error, value_error, value_errors
 from tollway.web.auth_routes import client_address_of
 from tollway.web.json import parse_json_object
+from tollway.web.listing_edits import ProvenWallet, find_public_listing
 from tollway.web.listing_json import render_json
-from tollway.web.listing_routes import ProvenWallet, find_public_listing
 from tollway.web.problems import describe_errors, request_id_of
 from tollway.web.query import NoParameters, read_query
 

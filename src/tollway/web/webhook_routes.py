@@ -22,8 +22,8 @@ from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.validation import RequestModel, check_members, read_texts, to_field_error, value_error
 from tollway.web.auth_routes import client_address_of
 from tollway.web.json import parse_json_object
+from tollway.web.listing_edits import ProvenWallet
 from tollway.web.listing_json import render_json
-from tollway.web.listing_routes import ProvenWallet
 from tollway.web.problems import ACCEPTED, CREATED, NO_CONTENT, OK, describe_errors
 from tollway.web.query import NoParameters, QueryModel, format_time, read_query, whole_number
 from tollway.webhooks.endpoints import (

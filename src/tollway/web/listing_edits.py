@@ -1,0 +1,481 @@
+"""Publishes, edits and retires listings: the checks of a draft, its limits, and its writes. Behind the routes of listings and the pages of their provider.
+
+A change runs in this order: listing, permission, body, checks of the endpoint and of the document. The rules are in `registry`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from tollway.errors import (
+    Code,
+    EndpointNotAllowed,
+    FieldError,
+    Problem,
+    Refusal,
+    UpstreamBadResponse,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tollway.ids import Address, ListingId, format_id
+from tollway.limits import Limits
+from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
+from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.catalog import Catalog, CreationBegun, CreationResponse, Revised
+from tollway.registry.draft import (
+    ENDPOINT_POLICY,
+    ENDPOINT_UNPROTECTED,
+    PAYTO_SHARED,
+    Draft,
+    DraftRules,
+    EndpointFault,
+    ListingWarning,
+    create_listing,
+    edit_listing,
+    find_document_fault,
+    find_nothing_served,
+    list_warnings,
+    parse_draft,
+)
+from tollway.registry.listing import Listing
+from tollway.registry.listing_patch import list_dropped_operations, parse_patch, warn_about_dropped
+from tollway.registry.moderation import (
+    BlockedWallet,
+    check_registration,
+    describe_suspension,
+    explain_block,
+)
+from tollway.registry.openapi import YamlRefused, parse_yaml_object
+from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
+from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
+from tollway.web.admission import PublishingLimits
+from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
+from tollway.web.json import parse_json_object
+from tollway.web.listing_json import (
+    ListingEncoder,
+    etag_of,
+    has_etag,
+    is_same_revision,
+    render_json,
+    warnings_json,
+)
+from tollway.web.problems import describe_errors
+
+_NOT_FOUND = Problem(code=Code.API_NOT_FOUND, detail="No API has this id. GET /api/v2/apis lists all APIs.")
+_RETIRED = Problem(code=Code.API_RETIRED, detail="The provider has retired this API.")
+
+
+async def find_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
+    """The current listing, also a suspended one. Raises Refusal: `api_not_found`, `api_retired`."""
+    entry = await catalog.find(listing_id)
+    if entry is None:
+        raise Refusal(_NOT_FOUND)
+    if entry.listing.retired_ms is not None:
+        raise Refusal(_RETIRED)
+    return entry.listing
+
+
+async def find_public_listing(catalog: Catalog, listing_id: ListingId) -> Listing:
+    """The current listing, for every client. Raises Refusal: also `api_paused` for a listing that the operator has suspended."""
+    listing = await find_listing(catalog, listing_id)
+    if listing.suspended_ms is not None:
+        detail = describe_suspension(listing)
+        raise Refusal(Problem(code=Code.API_PAUSED, detail=detail, reason="suspended"))
+    return listing
+
+
+EDITS_MAX = 3
+"""Attempts of an edit. When another edit comes first, the edit is tried again on the newer state; `If-Match` refuses it then."""
+
+DRY_RUN_ID = ListingId("api_00000000000000000000000000")
+"""The placeholder for the id in a dry run; its response has `id` null, and the agent document `{apiId}`."""
+
+
+class ProvenWallet(Protocol):
+    """The part of an identity that the routes need."""
+
+    @property
+    def address(self) -> Address: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingServices:
+    """The collaborators of the routes.
+
+    `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint` resolves and checks an endpoint, or
+    raises `EndpointNotAllowed`. `is_unprotected` requests an endpoint without the listing's secret and returns whether it
+    answers. `fetch_document` fetches an `openapiUrl` through the outbound client. The last two may be None.
+    `allowlist` None: every wallet may publish. `find_owner`: the wallet that has proved an origin, where the operator
+    requires the proof; else None. `find_addresses`: the addresses of an endpoint, for the page of an edit; it raises as `check_endpoint` does. `describe_draft`: the agent document of a listing, for dry runs; None leaves it out.
+    """
+
+    catalog: Catalog
+    rules: DraftRules
+    encoder: ListingEncoder
+    limits: Limits
+    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
+    check_endpoint: Callable[[Endpoint], Awaitable[None]]
+    creations: IdempotentCreate
+    find_block: Callable[[Address], BlockedWallet | None]
+    allowlist: frozenset[Address] | None
+    now_ms: Callable[[], int]
+    entropy: Callable[[int], bytes]
+    rate_limiter: RateLimiter
+    is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
+    fetch_document: Callable[[str], Awaitable[bytes]] | None = None
+    find_owner: Callable[[str], Awaitable[Address | None]] | None = None
+    describe_draft: Callable[[Listing], Awaitable[dict[str, Any]]] | None = None
+    find_addresses: Callable[[Endpoint], Awaitable[Sequence[str]]] | None = None
+
+
+_POLICY_REASONS = frozenset({"address", "port"})
+
+
+def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault | None]:
+    """`DraftRules.check_endpoint` by the outbound policy."""
+
+    def check(endpoint: str) -> EndpointFault | None:
+        parsed = parse_endpoint(endpoint, allow_private=allow_private)
+        if isinstance(parsed, Endpoint):
+            return None
+        return EndpointFault(detail=parsed.detail, is_policy=parsed.reason in _POLICY_REASONS)
+
+    return check
+
+
+class ProviderDocuments:
+    """The reader of OpenAPI documents at an `openapiUrl`. Safe to call from many tasks at once."""
+
+    def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
+        """`fetch` bounds the length of a response; it raises `EndpointNotAllowed` and the failures of an upstream."""
+        self._fetch = fetch
+        self._yaml_semaphore = asyncio.Semaphore(1)
+
+    async def read(self, url: str) -> Mapping[str, Any]:
+        """The document at that URL. Raises Refusal (`validation_failed`) when it cannot be fetched or listed."""
+        try:
+            raw = await self._fetch(url)
+        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamBadResponse, UpstreamTimeout) as exc:
+            raise refuse_document("could not be fetched") from exc
+        document = await self._parse(raw)
+        fault = find_document_fault(document)
+        if fault is not None:
+            raise refuse_document(fault)
+        return document
+
+    async def _parse(self, raw: bytes) -> Mapping[str, Any]:
+        if raw.lstrip()[:1] in (b"{", b"["):
+            try:
+                return parse_json_object(raw)
+            except Refusal as exc:
+                raise refuse_document("could not be read as a JSON object") from exc
+        # A long YAML text takes most of a second: it is parsed in a thread, one at a time.
+        async with self._yaml_semaphore:
+            try:
+                return await asyncio.to_thread(parse_yaml_object, raw)
+            except YamlRefused as exc:
+                raise refuse_document(str(exc)) from exc
+
+
+def refuse_document(detail: str) -> Refusal:
+    error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
+    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingWriter:
+    """The provider that writes a listing, and the address of its client, for limits. `if_match`: the entity tags of the revision that it read; None
+    for any."""
+
+    provider: Address
+    client_address: str
+    if_match: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenListing:
+    """A listing as it was written, or as a dry run would write it."""
+
+    listing: Listing
+    reputation: Reputation
+    warnings: tuple[ListingWarning, ...]
+
+
+ParsePatch = Callable[..., Draft | tuple[FieldError, ...]]
+"""`parse_patch`, or another function of its parameters."""
+
+
+def render_written(encoder: ListingEncoder, written: WrittenListing) -> tuple[str, bytes]:
+    """The entity tag and the body of the response to a write."""
+    details = encoder.details(written.listing, written.reputation)
+    etag = etag_of(written.listing, render_json(details))
+    return etag, render_json({**details, "warnings": warnings_json(written.warnings)})
+
+
+class ListingEdits:
+    """The changes of listings. Safe to call from many tasks at once. Every method raises Refusal."""
+
+    def __init__(self, services: ListingServices) -> None:
+        self._services = services
+        fetch = services.fetch_document
+        self._documents = None if fetch is None else ProviderDocuments(fetch)
+        self._limits = PublishingLimits(limits=services.limits, rate_limiter=services.rate_limiter)
+
+    # ---- A new listing.
+
+    def check_publisher(self, provider: Address) -> None:
+        """Raises Refusal for a wallet that may not publish here."""
+        services = self._services
+        problem = check_registration(
+            provider, allowlist=services.allowlist, block=services.find_block(provider)
+        )
+        if problem is not None:
+            raise Refusal(problem)
+
+    async def preview(self, body: Mapping[str, Any], writer: ListingWriter) -> WrittenListing:
+        """The listing that `publish` would write, with the id `DRY_RUN_ID`."""
+        draft = await self._parse(body, writer, previous=None)
+        listing = create_listing(
+            draft, listing_id=DRY_RUN_ID, provider=writer.provider, now_ms=self._services.now_ms()
+        )
+        return await self._describe(listing, UNKNOWN_REPUTATION)
+
+    async def publish(
+        self, body: Mapping[str, Any], writer: ListingWriter, *, begun: CreationBegun | None
+    ) -> WrittenListing:
+        """Writes a new listing; under its idempotency key where the request has one."""
+        services = self._services
+        draft = await self._parse(body, writer, previous=None)
+        now_ms = services.now_ms()
+        listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=services.entropy(10)))
+        listing = create_listing(draft, listing_id=listing_id, provider=writer.provider, now_ms=now_ms)
+        written = await self._describe(listing, UNKNOWN_REPUTATION)
+        await self._limits.charge(writer.provider, client_address=writer.client_address)
+        if begun is None:
+            await services.catalog.publish(listing)
+            return written
+        etag, content = render_written(services.encoder, written)
+        location = services.encoder.url_of(listing.id)
+        answer = CreationResponse(listing_id=listing.id, location=location, etag=etag, body=content)
+        if not await services.catalog.publish_once(
+            listing, under=begun, answer=services.creations.keep(answer)
+        ):
+            raise lost_key_refusal()
+        return written
+
+    # ---- A change.
+
+    async def find_own(self, listing_id: ListingId, provider: Address) -> Listing:
+        """The current listing of this provider. Raises Refusal when another wallet published it."""
+        listing = await find_listing(self._services.catalog, listing_id)
+        if listing.provider != provider:
+            detail = "Only the wallet that published this API may change it."
+            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
+        return listing
+
+    def check_block(self, provider: Address) -> None:
+        """Raises Refusal for a wallet that the operator has blocked."""
+        block = self._services.find_block(provider)
+        if block is not None:
+            raise Refusal(explain_block(block))
+
+    async def replace(
+        self,
+        listing_id: ListingId,
+        read_body: Callable[[], Awaitable[Mapping[str, Any]]],
+        writer: ListingWriter,
+    ) -> WrittenListing:
+        """Writes the whole listing anew. `read_body` reads the body after the permission is checked."""
+        for attempt in range(EDITS_MAX):
+            previous = await self.find_own(listing_id, writer.provider)
+            check_if_match(writer.if_match, previous)
+            self.check_block(writer.provider)
+            draft = await self._parse(await read_body(), writer, previous=previous)
+            if attempt == 0:
+                await self._limits.charge_edit(writer.provider, client_address=writer.client_address)
+            written = await self._revise(draft, previous)
+            if written is not None:
+                return written
+        raise _edited_meanwhile()
+
+    async def preview_patch(
+        self,
+        listing_id: ListingId,
+        patch: Mapping[str, Any],
+        writer: ListingWriter,
+        *,
+        parse: ParsePatch = parse_patch,
+    ) -> WrittenListing:
+        """The listing that `patch` would write."""
+        previous = await self.find_own(listing_id, writer.provider)
+        draft = await self._merge(patch, writer, previous=previous, parse=parse)
+        await self._limits.charge_probe(writer.client_address)
+        listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
+        reputation = await self._services.catalog.reputation(listing.id)
+        return await self._describe(listing, reputation, previous=previous)
+
+    async def patch(
+        self,
+        listing_id: ListingId,
+        patch: Mapping[str, Any],
+        writer: ListingWriter,
+        *,
+        parse: ParsePatch = parse_patch,
+    ) -> WrittenListing:
+        """Merges a patch onto the newest state; when another edit comes first, onto the state after it. A patch that changes nothing makes no revision."""
+        for attempt in range(EDITS_MAX):
+            previous = await self.find_own(listing_id, writer.provider)
+            draft = await self._merge(patch, writer, previous=previous, parse=parse)
+            if attempt == 0:
+                await self._limits.charge_edit(writer.provider, client_address=writer.client_address)
+            written = await self._revise(draft, previous, writes_same=False)
+            if written is not None:
+                return written
+        raise _edited_meanwhile()
+
+    async def retire(self, listing_id: ListingId, writer: ListingWriter) -> None:
+        for _ in range(EDITS_MAX):
+            previous = await self.find_own(listing_id, writer.provider)
+            check_if_match(writer.if_match, previous)
+            now_ms = self._services.now_ms()
+            # A retired listing needs no secret, so it is deleted.
+            retired = replace(previous, retired_ms=now_ms, updated_ms=now_ms, upstream_auth=None)
+            outcome = await self._services.catalog.revise(retired, expected_revision=previous.revision)
+            if isinstance(outcome, Revised):
+                return
+        raise _edited_meanwhile()
+
+    async def find_addresses(self, listing: Listing) -> Sequence[str]:
+        """The addresses that the gateway would call for this listing; empty where the host has none now."""
+        find = self._services.find_addresses
+        allow_private = self._services.rules.allow_private_endpoints
+        endpoint = parse_endpoint(listing.endpoint, allow_private=allow_private)
+        if find is None or isinstance(endpoint, EndpointRefused):
+            return ()
+        try:
+            return await find(endpoint)
+        except EndpointNotAllowed:
+            return ()
+
+    async def _merge(
+        self, patch: Mapping[str, Any], writer: ListingWriter, *, previous: Listing, parse: ParsePatch
+    ) -> Draft:
+        check_if_match(writer.if_match, previous)
+        parsed = parse(patch, self._services.rules, previous=previous)
+        return await self._check_draft(parsed, writer, previous=previous)
+
+    async def _revise(
+        self, draft: Draft, previous: Listing, *, writes_same: bool = True
+    ) -> WrittenListing | None:
+        """Writes the next revision. None when another edit came first. `writes_same`: also without a change."""
+        listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
+        if writes_same or not is_same_listing(listing, previous):
+            outcome = await self._services.catalog.revise(listing, expected_revision=previous.revision)
+            if not isinstance(outcome, Revised):
+                return None
+            listing = outcome.listing
+        else:
+            listing = previous
+        reputation = await self._services.catalog.reputation(listing.id)
+        return await self._describe(listing, reputation, previous=previous)
+
+    # ---- The checks of a draft.
+
+    async def _parse(
+        self, body: Mapping[str, Any], writer: ListingWriter, *, previous: Listing | None
+    ) -> Draft:
+        return await self._check_draft(
+            parse_draft(body, self._services.rules, previous=previous), writer, previous=previous
+        )
+
+    async def _check_draft(
+        self, parsed: Draft | tuple[FieldError, ...], writer: ListingWriter, *, previous: Listing | None
+    ) -> Draft:
+        """The checks of a draft: its form, then its endpoint, then its document."""
+        if isinstance(parsed, tuple):
+            raise Refusal(_draft_problem(parsed))
+        if (
+            previous is None or previous.endpoint != parsed.endpoint
+        ):  # a dead host name must not stop other edits
+            endpoint = self._parse_endpoint(parsed)
+            await self._limits.charge_probe(writer.client_address)
+            await self._services.check_endpoint(endpoint)
+            await self._refuse_owned_by_another(endpoint, writer.provider)
+        if not parsed.is_document_wanted:
+            return parsed
+        assert parsed.openapi_url is not None
+        await self._limits.charge_probe(writer.client_address)
+        return await self._with_document(parsed, parsed.openapi_url)
+
+    def _parse_endpoint(self, draft: Draft) -> Endpoint:
+        allow_private = self._services.rules.allow_private_endpoints
+        endpoint = parse_endpoint(draft.endpoint, allow_private=allow_private)
+        if isinstance(endpoint, EndpointRefused):
+            raise EndpointNotAllowed(endpoint.detail)
+        return endpoint
+
+    async def _refuse_owned_by_another(self, endpoint: Endpoint, provider: Address) -> None:
+        find_owner = self._services.find_owner
+        if find_owner is not None and await find_owner(endpoint.origin) not in (None, provider):
+            raise Refusal(OWNED_BY_ANOTHER)
+
+    async def _with_document(self, draft: Draft, url: str) -> Draft:
+        document = None if self._documents is None else await self._documents.read(url)
+        found = replace(draft, openapi=document)
+        conflict = find_nothing_served(
+            other_paths=draft.other_paths,
+            operations=draft.operations,
+            openapi=document,
+            methods=draft.methods,
+        )
+        if conflict is not None:
+            raise Refusal(_draft_problem((conflict,)))
+        return found
+
+    async def _describe(
+        self, listing: Listing, reputation: Reputation, *, previous: Listing | None = None
+    ) -> WrittenListing:
+        warnings = await self._list_warnings(listing, reputation)
+        if previous is not None:
+            warnings += warn_about_dropped(list_dropped_operations(listing, previous))
+        return WrittenListing(listing=listing, reputation=reputation, warnings=warnings)
+
+    async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
+        services = self._services
+        found = list(list_warnings(listing, services.rules.assets))
+        if await services.catalog.is_payee_shared(listing.pay_to, listing.provider):
+            found.append(PAYTO_SHARED)
+        if services.is_unprotected is not None and not listing.price.is_free:
+            endpoint = parse_endpoint(listing.endpoint, allow_private=services.rules.allow_private_endpoints)
+            if isinstance(endpoint, Endpoint) and await services.is_unprotected(endpoint):
+                found.append(ENDPOINT_UNPROTECTED)
+        if services.find_owner is not None and not reputation.is_verified:
+            found.append(UNVERIFIED_WARNING)
+        return tuple(found)
+
+
+def check_if_match(wanted: str | None, listing: Listing) -> None:
+    """Raises Refusal when `If-Match` names another revision."""
+    if wanted is not None and not has_etag(wanted, etag_of(listing, b""), same=is_same_revision):
+        detail = f"The API has changed; its revision is {listing.revision} now. Read it and send its ETag as If-Match."
+        raise Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
+
+
+def is_same_listing(listing: Listing, previous: Listing) -> bool:
+    """Whether an edit changed nothing but the revision and its time."""
+    return replace(listing, revision=previous.revision, updated_ms=previous.updated_ms) == previous
+
+
+def _draft_problem(errors: tuple[FieldError, ...]) -> Problem:
+    """The problem of a draft. When the outbound policy is its only error, the body is valid: that has a code of its own."""
+    if all(error.code == ENDPOINT_POLICY for error in errors):
+        return Problem(code=Code.ENDPOINT_NOT_ALLOWED, detail=errors[0].detail, errors=errors)
+    return Problem(code=Code.VALIDATION_FAILED, detail=describe_errors(errors), errors=errors)
+
+
+def _edited_meanwhile() -> Refusal:
+    detail = "Another request changed the API at the same time. Read it and try again."
+    return Refusal(Problem(code=Code.PRECONDITION_FAILED, detail=detail))
