@@ -143,11 +143,15 @@ class App:
         origin = parse_origin(settings.public_url)
         key, *others = [key.get_secret_value() for key in settings.secret_keys]
         self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
+        self.events = EventLog()
         self.catalog = CatalogStore(
-            self.database, sealer=self.sealer, now_ms=now_ms, only_verified=settings.require_ownership
+            self.database,
+            sealer=self.sealer,
+            now_ms=now_ms,
+            only_verified=settings.require_ownership,
+            events=self.events,
         )
         self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
-        self.events = EventLog()
         self._open_stores()
         self.chains = self._make_chains()
         self.node_health = NodeHealth(self.chains, self.rules, limits=limits)

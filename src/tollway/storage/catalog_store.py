@@ -58,6 +58,7 @@ from tollway.storage.database import Database, T, Work
 from tollway.storage.encryption import Sealer
 from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
 from tollway.storage.reputation_store import end_stale_proof
+from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 FRESH_MS = 1_000
 """The longest time until a change by another process is visible."""
@@ -162,9 +163,16 @@ class CatalogStore:
     """Implements `Catalog`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
 
     def __init__(
-        self, database: Database, *, sealer: Sealer, now_ms: Callable[[], int], only_verified: bool = False
+        self,
+        database: Database,
+        *,
+        sealer: Sealer,
+        now_ms: Callable[[], int],
+        only_verified: bool = False,
+        events: EventLog = NO_EVENTS,
     ) -> None:
-        """`only_verified`: searches return only listings with proved ownership."""
+        """`only_verified`: searches return only listings with proved ownership. `events`: of proofs that an edit ends."""
+        self._events = events
         self._only_verified = only_verified
         self._database = database
         self._sealer = sealer
@@ -200,7 +208,9 @@ class CatalogStore:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> Revised | RevisionConflict:
-            outcome = _revise(connection, listing, sealed, expected_revision)
+            outcome = _revise(
+                connection, listing, sealed, expected_revision, events=self._events, now_ms=self._now_ms()
+            )
             if act is not None and isinstance(outcome, Revised):
                 record_act(connection, act)
             return outcome
@@ -395,7 +405,13 @@ def _publish(connection: Connection, listing: Listing, sealed: _Sealed) -> None:
 
 
 def _revise(
-    connection: Connection, listing: Listing, sealed: _Sealed, expected_revision: int
+    connection: Connection,
+    listing: Listing,
+    sealed: _Sealed,
+    expected_revision: int,
+    *,
+    events: EventLog,
+    now_ms: int,
 ) -> Revised | RevisionConflict:
     values = {**listing_values(listing), **sealed, "revision": expected_revision + 1}
     found = select(listing_table.c.seq, listing_table.c.revision, listing_table.c.is_shown)
@@ -412,7 +428,7 @@ def _revise(
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
     _renew_terms(connection, row.seq, listing)
-    end_stale_proof(connection, row.seq, listing)
+    end_stale_proof(connection, row.seq, listing, events=events, now_ms=now_ms)
     if row.is_shown:
         _unindex_listing(connection, row.seq)
     if is_shown(listing):

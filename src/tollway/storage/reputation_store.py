@@ -99,16 +99,22 @@ class OwnershipStore:
         return seen.is_verified
 
 
-def end_stale_proof(connection: Connection, seq: int, listing: Listing) -> None:
+def end_stale_proof(
+    connection: Connection, seq: int, listing: Listing, *, events: EventLog, now_ms: int
+) -> None:
     """Deletes the proof of a changed listing when it is for another origin or was signed by another payee, and the proof of a retired listing, so
-    that its origin is free. Call it in the transaction of the change."""
+    that its origin is free. A listing that is still for sale has lost its ownership then, which is an event. Call it in the transaction of the change."""
     named = ownership_table.c.listing_seq == seq
     row = connection.execute(select(ownership_table).where(named)).one_or_none()
     if row is None:
         return
-    is_kept = is_still_of(_read(row), origin=_find_origin(listing.endpoint), pay_to=listing.pay_to)
-    if listing.retired_ms is not None or not is_kept:
-        connection.execute(delete(ownership_table).where(named))
+    known = _read(row)
+    is_kept = is_still_of(known, origin=_find_origin(listing.endpoint), pay_to=listing.pay_to)
+    if listing.retired_ms is None and is_kept:
+        return
+    connection.execute(delete(ownership_table).where(named))
+    if listing.retired_ms is None and known.is_verified:
+        _write_loss(connection, listing.id, listing.provider, events=events, now_ms=now_ms)
 
 
 def _find(connection: Connection, listing_id: ListingId) -> Ownership | None:
@@ -152,15 +158,17 @@ def _record_check(
     else:
         connection.execute(update(ownership_table).where(named).values(values))
     if before is not None and before.is_verified and not after.is_verified:
-        lost = events.make_events(
-            EventType.LISTING_OWNERSHIP_LOST,
-            (challenge.provider,),
-            subject=challenge.listing_id,
-            state="unverified",
-            at_ms=now_ms,
-        )
-        write_events(connection, lost)
+        _write_loss(connection, challenge.listing_id, challenge.provider, events=events, now_ms=now_ms)
     return after
+
+
+def _write_loss(
+    connection: Connection, listing_id: ListingId, provider: Address, *, events: EventLog, now_ms: int
+) -> None:
+    lost = events.make_events(
+        EventType.LISTING_OWNERSHIP_LOST, (provider,), subject=listing_id, state="unverified", at_ms=now_ms
+    )
+    write_events(connection, lost)
 
 
 def _is_changed(row: Any, challenge: Challenge) -> bool:
