@@ -298,6 +298,12 @@ class KillLoad:
         finally:
             await database.close()
 
+    async def find_charged(self) -> set[str]:
+        """The ids of the calls that the ledger has as charged."""
+        async with self._open_ledger() as database:
+            rows = await database.read(partial(find_claims, states=("consumed",)))
+        return {claim.call_id for claim in rows}
+
     async def check_upstream(self) -> Counter[str]:
         """No call ran without a claim, or twice under one that may run once; no answer is without its record."""
         claims: dict[tuple[str, str], list[Claimed]] = {}
