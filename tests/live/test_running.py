@@ -1,6 +1,6 @@
 """docs/running.md runs as printed, as far as it needs neither root nor another machine: settings, start, checks, backup, restore.
 
-Replaced: `/etc/tollway` by a folder, the URL of the node and its network by the chain of the tests, and the port. The steps of systemd are checked by
+Replaced: `/etc/tollway` and `/var/lib/tollway` by a folder, the URL of the node and its network by the chain of the tests, and the port. The steps of systemd are checked by
 `tests/deploy/test_units.py`, the proxies by `tests/live/test_edges.py`, and the second gateway by `test_two_gateways_serve_from_the_settings_of_the_page`.
 """
 
@@ -44,6 +44,7 @@ def machine(tmp_path: Path, port: int) -> Iterator[Machine]:
 def adapt(text: str, *, machine: Machine, node: str, port: int) -> str:
     for old, new in {
         "/etc/tollway": str(machine.folder / "etc"),
+        "/var/lib/tollway\n": f"{machine.folder}\n",
         "https://node.example": node,
         'preset = "base"': 'preset = "sandbox"',
         "127.0.0.1:8402": f"127.0.0.1:{port}",
