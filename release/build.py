@@ -20,7 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ("src", "docs/package.md", "requirements", "pyproject.toml", "LICENSE")
-"""What a build reads. It runs on a copy, so that nothing of the checkout beside it is packed."""
+"""What a build reads. It runs on a copy, so that nothing of the checkout beside it is packed. `src/tollway/web/pages/runbooks` is a link to
+`docs/runbooks`, and a folder in the copy."""
 ZIP_EPOCH_MIN = 315_532_800
 """1980: the first moment that a zip file can hold."""
 FILE_MODE, PROGRAM_MODE = 0o644, 0o755

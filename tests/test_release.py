@@ -61,6 +61,15 @@ def test_the_source_distribution_builds_the_same_wheel(first: list[Path], tmp_pa
     assert again.read_bytes() == wheel.read_bytes()
 
 
+def test_the_wheel_has_every_runbook(first: list[Path]) -> None:
+    with zipfile.ZipFile(first[0]) as wheel:
+        folder = "tollway/web/pages/runbooks/"
+        packed = {name: wheel.read(name) for name in wheel.namelist() if name.startswith(folder)}
+    assert packed == {
+        f"{folder}{path.name}": path.read_bytes() for path in (ROOT / "docs" / "runbooks").glob("*.md")
+    }
+
+
 def test_another_moment_gives_other_bytes_and_the_same_files(first: list[Path], tmp_path: Path) -> None:
     """The test above could not fail if the moment were not in the archives."""
     for path, write in zip(first, (write_wheel, write_sdist), strict=True):

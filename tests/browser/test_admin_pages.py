@@ -15,7 +15,18 @@ from tests.kit.ports import find_low_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/acts")
+PAGES = (
+    "/",
+    "/chains",
+    "/gas",
+    "/calls",
+    "/listings",
+    "/wallets",
+    "/books",
+    "/acts",
+    "/runbooks",
+    "/runbooks/StorageAway",
+)
 WALLET = "0x" + "ab" * 20
 
 

@@ -23,6 +23,8 @@ ALICE = Address(b"a" * 20)
 LISTING = sample_listing(provider=ALICE, name="<b>Quotes</b>")
 TX = tx_hash("old")
 PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/acts")
+PAGES_BESIDE = ("/runbooks", "/runbooks/ChainAway")
+"""Pages that the navigation does not name."""
 API = ("/admin/api/overview", "/admin/api/chains", "/admin/api/calls")
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 

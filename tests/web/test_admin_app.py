@@ -11,6 +11,7 @@ from tests.kit.admin_pages import (
     API,
     HOST,
     PAGES,
+    PAGES_BESIDE,
     SAME_ORIGIN,
     enter,
     list_acts,
@@ -38,7 +39,7 @@ async def browser(app: App) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-@pytest.mark.parametrize("path", [*PAGES, *API, "/unknown"])
+@pytest.mark.parametrize("path", [*PAGES, *PAGES_BESIDE, *API, "/unknown"])
 async def test_no_page_without_a_session(browser: httpx.AsyncClient, path: str) -> None:
     answer = await browser.get(path)
     assert answer.status_code == 401

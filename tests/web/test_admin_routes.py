@@ -78,6 +78,18 @@ async def test_the_overview_names_what_needs_an_operator_the_worst_first(
             assert f'data-live="{name}">{value}<' in page
 
 
+async def test_each_finding_leads_to_its_runbook(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    page = (await browser.get("/")).text
+    assert '<a href="/runbooks/ChainAway">ChainAway</a>' in page
+    for path in re.findall(r'href="(/runbooks/\w+)"', page):
+        shown = await browser.get(path)
+        assert shown.status_code == 200
+        assert "Is money at risk" in shown.text
+    for path in ("/runbooks/README", "/runbooks/Unknown", "/runbooks/..%2fREADME"):
+        assert (await browser.get(path)).status_code == 404
+
+
 # ---- Changes.
 
 SUSPENSION = f"/admin/api/listings/{LISTING.id}/suspension"

@@ -17,6 +17,7 @@ from tollway.web.admin_routes import AdminServices, admin_router
 from tollway.web.network_routes import NetworkServices
 from tollway.web.page_assets import asset_router, read_assets
 from tollway.web.page_renderer import PageRenderer, TestMoney
+from tollway.web.runbook import read_runbooks
 
 
 def build_admin_app(
@@ -51,6 +52,7 @@ def build_admin_app(
             check_ready=services.check_ready,
             count_in_flight=lambda: services.shedder.running,
             gateway_name=gateway_name,
+            runbooks=read_runbooks(),
             now_ms=now_ms,
         )
     )

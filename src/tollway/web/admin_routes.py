@@ -1,4 +1,4 @@
-"""The operator's pages: what needs an operator, chains, gas, open calls, listings, wallets, books, acts; and their forms under `/admin/api`.
+"""The operator's pages: what needs an operator, runbooks, chains, gas, open calls, listings, wallets, books, acts; and their forms under `/admin/api`.
 
 Each change is an act of the operator in the transaction of the change, as for the commands. A GET changes nothing; a form counts with the cookie, the origin and the
 token of the form (`page_session.py`).
@@ -35,6 +35,7 @@ from tollway.web.admin_views import OverviewFacts, call_json, find_findings, lis
 from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.page_session import read_form
 from tollway.web.query import format_time
+from tollway.web.runbook import Runbook
 
 FORM_BYTES_MAX = 8_192
 ACTS_SHOWN = 100
@@ -75,6 +76,7 @@ class AdminServices:
     check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
     count_in_flight: Callable[[], int]
     gateway_name: str
+    runbooks: Mapping[str, Runbook]
     now_ms: Callable[[], int]
 
 
@@ -103,6 +105,8 @@ def admin_router(services: AdminServices) -> Router:
         ("/wallets", routes.show_wallets, "GET"),
         ("/books", routes.show_books, "GET"),
         ("/acts", routes.show_acts, "GET"),
+        ("/runbooks", routes.show_runbooks, "GET"),
+        ("/runbooks/{alert}", routes.show_runbook, "GET"),
         ("/admin/api/overview", routes.get_overview, "GET"),
         ("/admin/api/chains", routes.get_chains, "GET"),
         ("/admin/api/calls", routes.get_calls, "GET"),
@@ -174,6 +178,15 @@ class AdminRoutes:
             in_flight=services.count_in_flight(),
             now_ms=now_ms,
         )
+
+    async def show_runbooks(self, request: Request) -> Response:
+        return respond_page(request, "admin_runbooks.j2", runbooks=list(self._services.runbooks.values()))
+
+    async def show_runbook(self, request: Request) -> Response:
+        runbook = self._services.runbooks.get(request.path_params["alert"])
+        if runbook is None:
+            raise Refusal(_NO_RUNBOOK)
+        return respond_page(request, "admin_runbook.j2", runbook=runbook)
 
     async def show_chains(self, request: Request) -> Response:
         return respond_page(request, "admin_chains.j2", networks=describe_status(self._services.networks))
@@ -407,3 +420,7 @@ _CODE_SPENT = Problem(
     detail="The link does not count: it is spent, or older than five minutes. Make another one: tollway gateway admin link",
 )
 _NO_LISTING = Problem(code=Code.API_NOT_FOUND, detail="There is no active listing of this id.")
+_NO_RUNBOOK = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="There is no runbook of this alert. /runbooks lists those of this release.",
+)
