@@ -1,4 +1,4 @@
-"""The runbooks of alerts, as the operator's pages show them. Pure, but for `read_runbooks`.
+"""The runbooks of alerts, as the operator's pages show them.
 
 A runbook is a Markdown file of `docs/runbooks`, which the package holds too. It has one shape: a title, headings, paragraphs, commands between fences, numbered steps;
 within a line, `code` and links to other runbooks. Everything else stays the text that it is. No part is HTML: the template escapes each.
