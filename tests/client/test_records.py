@@ -11,6 +11,7 @@ from tollway.client import records
 from tollway.client.errors import AnswerMalformed, FieldProblem, GatewayProblem, GatewayRefused
 from tollway.client.records import (
     CallPage,
+    DeliveryPage,
     FacetCounts,
     GatewayStatus,
     ListingDetails,
@@ -20,6 +21,8 @@ from tollway.client.records import (
     OwnershipStatus,
     PaymentStatus,
     SearchPage,
+    WebhookList,
+    WebhookStatus,
     read_agent_document,
     read_record,
 )
@@ -330,3 +333,109 @@ def test_a_further_page_of_an_agent_document_has_operations_only() -> None:
     page = {"id": "api_1", "page": 2, "pages": 3, "operations": [{"method": "GET", "path": "/a"}]}
     found = read_agent_document(page)
     assert (found.page, found.pages, found.name, len(found.operations)) == (2, 3, "", 1)
+
+
+# ---- Webhooks.
+
+WEBHOOK = {
+    "id": "wh_1",
+    "url": "https://owner.example/hooks",
+    "types": ["call.charged", "call.held"],
+    "state": "unconfirmed",
+    "reason": None,
+    "secret": {"scheme": "v1", "set": True},
+    "activeFrom": None,
+    "gap": None,
+    "pending": 0,
+    "dead": 0,
+    "createdAt": "2026-11-21T05:30:00.000Z",
+}
+DELIVERY = {
+    "eventId": "evt_1",
+    "type": "call.charged",
+    "timestamp": "2026-11-21T05:30:00.000Z",
+    "state": "dead",
+    "messageId": "evt_2",
+    "attempts": 8,
+    "nextAttemptAt": None,
+    "lastAttemptAt": "2026-11-22T05:30:00.000Z",
+    "lastStatus": 503,
+    "lastError": None,
+}
+
+
+def test_a_new_webhook_has_its_secret_and_a_listed_one_has_not() -> None:
+    created = read_record(
+        WebhookStatus, {**WEBHOOK, "secret": {"scheme": "v1", "set": True, "value": "whsec_AAAA"}}
+    )
+    assert created.secret is not None
+    assert (created.secret.scheme, created.secret.value) == ("v1", "whsec_AAAA")
+    assert "whsec_AAAA" not in repr(created), "a log that prints the record has no secret"
+    (listed,) = read_record(WebhookList, {"webhooks": [WEBHOOK], "limit": 10}).webhooks
+    assert listed.secret is not None
+    assert (listed.secret.set, listed.secret.value) == (True, None)
+    unsigned = read_record(WebhookStatus, {**WEBHOOK, "secret": None})
+    assert (unsigned.secret, unsigned.active_from, unsigned.reason) == (None, None, None)
+
+
+def test_a_stopped_webhook_has_its_reason_and_its_gap() -> None:
+    gap = {"from": "2026-11-21T06:00:00.000Z", "to": None}
+    found = read_record(
+        WebhookStatus,
+        {
+            **WEBHOOK,
+            "state": "stopped",
+            "reason": "too_many_pending",
+            "activeFrom": "2026-11-21T05:30:05.000Z",
+            "gap": gap,
+            "pending": 10_000,
+            "dead": 2,
+        },
+    )
+    assert (found.state, found.reason, found.pending, found.dead) == (
+        "stopped",
+        "too_many_pending",
+        10_000,
+        2,
+    )
+    assert found.active_from == datetime(2026, 11, 21, 5, 30, 5, tzinfo=UTC)
+    assert found.created_at == datetime(2026, 11, 21, 5, 30, tzinfo=UTC)
+    assert found.gap is not None
+    assert (found.gap.from_at, found.gap.to_at) == (datetime(2026, 11, 21, 6, tzinfo=UTC), None)
+
+
+def test_a_delivery_is_read_with_its_last_attempt() -> None:
+    waiting = {**DELIVERY, "state": "pending", "messageId": None, "attempts": 0, "lastAttemptAt": None}
+    dead, pending = read_record(DeliveryPage, {"deliveries": [DELIVERY, waiting]}).deliveries
+    assert (dead.event_id, dead.type, dead.state, dead.attempts) == ("evt_1", "call.charged", "dead", 8)
+    assert (dead.last_status, dead.last_error, dead.next_attempt_at) == (503, None, None)
+    assert dead.last_attempt_at == datetime(2026, 11, 22, 5, 30, tzinfo=UTC)
+    assert (pending.state, pending.message_id, pending.last_attempt_at) == ("pending", None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "place"),
+    [
+        (
+            WebhookList,
+            {"webhooks": [{**WEBHOOK, "types": "call.held"}], "limit": 10},
+            "/webhooks/0/types is no list",
+        ),
+        (WebhookList, {"webhooks": [WEBHOOK]}, "/limit is missing"),
+        (WebhookStatus, {**WEBHOOK, "activeFrom": "soon"}, "/activeFrom is no time"),
+        (WebhookStatus, {**WEBHOOK, "secret": {"set": True}}, "/secret/scheme is missing"),
+        (WebhookStatus, {**WEBHOOK, "gap": {"to": None}}, "/gap/from is missing"),
+        (
+            DeliveryPage,
+            {"deliveries": [{**DELIVERY, "attempts": "many"}]},
+            "/deliveries/0/attempts is no integer",
+        ),
+        (DeliveryPage, {"deliveries": [{**DELIVERY, "eventId": None}]}, "/deliveries/0/eventId is missing"),
+    ],
+)
+def test_a_webhook_that_does_not_fit_names_its_place(
+    kind: type, document: Mapping[str, object], place: str
+) -> None:
+    with pytest.raises(AnswerMalformed) as failed:
+        read_record(kind, document)
+    assert place in failed.value.detail

@@ -1,4 +1,4 @@
-"""Guards of the books: who reads them, and files that are whole or visibly broken (threats I and X)."""
+"""Guards of the books: who reads them, files that are whole or visibly broken, sums that equal their calls (threats I, X and K)."""
 
 from tests.guards.guard import guard
 
@@ -89,6 +89,23 @@ BOOK_GUARDS = (
         "return False",
         "return True",
         test="web/test_exports.py::test_a_database_that_fails_later_breaks_the_response",
+    ),
+    # ---- Closed hours.
+    guard(
+        "K11",
+        "an hour that another leader has written since the read is not written",
+        "storage.closed_periods:_take_periods",
+        "closed.start_ms == one.start_ms, closed.version == one.version",
+        "closed.start_ms == one.start_ms",
+        test="contracts/test_closed_periods.py::test_of_two_leaders_the_one_with_the_older_read_writes_nothing",
+    ),
+    guard(
+        "K11",
+        "the audit compares no hour that waits to be written again",
+        "storage.closed_periods:_audit_text",
+        "WHERE start_ms NOT IN ({_marked_text(days_until_ms)})",
+        "WHERE 1 = 1",
+        test="contracts/test_closed_periods.py::test_a_call_that_moves_between_the_read_and_the_write_stays_marked",
     ),
     # ---- The client.
     guard(

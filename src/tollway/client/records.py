@@ -644,8 +644,17 @@ class WebhookSecret:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookGap:
+    """A range of time whose events a webhook did not get: read them from the history. `to_at` None: it has not ended."""
+
+    from_at: datetime = field(metadata=_named("from"))
+    to_at: datetime | None = field(default=None, metadata=_named("to"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookStatus:
-    """A webhook of this wallet. It gets every event from `active_from` on. `pending`, `dead`: its events that wait, and that failed for good."""
+    """A webhook of this wallet. It gets every event from `active_from` on. `gap`: the last one. `pending`, `dead`: its events that wait, and that failed
+    for good."""
 
     id: str
     url: str
@@ -654,8 +663,10 @@ class WebhookStatus:
     reason: str | None = None
     secret: WebhookSecret | None = None
     active_from: datetime | None = None
+    gap: WebhookGap | None = None
     pending: int = 0
     dead: int = 0
+    created_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -668,13 +679,14 @@ class WebhookList:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeliveryStatus:
-    """The delivery of an event. `state`: `pending`, `delivered` or `dead`."""
+    """The delivery of an event. `state`: `pending`, `delivered` or `dead`. `message_id`: the `webhook-id` of the message that has it."""
 
     event_id: str
     type: str
     timestamp: datetime
     state: str
     attempts: int
+    message_id: str | None = None
     next_attempt_at: datetime | None = None
     last_attempt_at: datetime | None = None
     last_status: int | None = None
