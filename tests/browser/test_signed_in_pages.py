@@ -214,8 +214,11 @@ async def test_pages_are_whole_without_javascript(browser: Browser, site: Site) 
         page = watched.page
         await watched.goto("/my")
         await page.get_by_role("link", name="Spending by day").click()
-        await page.get_by_label("By", exact=True).select_option("api")
+        await page.get_by_text("Filters", exact=True).click()
+        await page.get_by_label("From, UTC").fill("2027-01-10")
         await page.get_by_role("button", name="Apply").click()
+        await page.get_by_role("link", name="By API").click()
+        assert "from=2027-01-10" in page.url
         assert "groupBy=api" in page.url
         assert await page.get_by_role("rowheader", name="api_0").count() == 1
         await page.get_by_role("navigation", name="My books").get_by_role("link", name="Calls").click()

@@ -28,6 +28,7 @@ from tollway.web.my_sums_views import (
     SpendingGroup,
     SpendingView,
     choose_wallet,
+    link_groups,
     view_credit,
     view_groups,
     view_money_charts,
@@ -218,10 +219,12 @@ class SumPages:
     ) -> SpendingFilterView:
         return SpendingFilterView(
             group=form.given.get("groupBy", "day"),
+            links=link_groups(form.given, _GROUP_OF),
             from_day=form.given.get("from", ""),
             to_day=form.given.get("to", ""),
             wallets=await self._list_wallets(reader, form.given.get("wallet", "")),
             errors=errors,
+            has_filters=any(form.given.get(name) for name in ("wallet", "from", "to")),
         )
 
     async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:

@@ -285,13 +285,20 @@ class SpendingView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendingFilterView:
-    """The form of the spending: what it holds. `wallets`: whose books the reader may read, its own first, each with whether it is chosen."""
+    """The form of the spending: what it holds. `links`: the same period by another group. `wallets`: whose books the reader may read, its own first, each with whether it is chosen."""
 
     group: str
+    links: Mapping[SpendingGroup, str]
     from_day: str
     to_day: str
     wallets: tuple[tuple[str, bool], ...]
     errors: Mapping[str, str]
+    has_filters: bool
+
+
+def link_groups(given: Mapping[str, str], groups: Iterable[SpendingGroup]) -> Mapping[SpendingGroup, str]:
+    """The page with these fields by each of the groups."""
+    return {group: f"/my/spending?{urlencode({**given, 'groupBy': group})}" for group in groups}
 
 
 def choose_wallet(own: Address, named: Iterable[Address], chosen: str) -> tuple[tuple[str, bool], ...]:
