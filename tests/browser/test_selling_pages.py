@@ -54,8 +54,9 @@ async def look(watched: WatchedPage, name: str) -> None:
     """Checks the page in this state. `TOLLWAY_SHOTS`: a folder for pictures to look at."""
     await watched.check()
     if folder := os.environ.get("TOLLWAY_SHOTS"):
-        width = (watched.page.viewport_size or {})["width"]
-        await watched.page.screenshot(path=f"{folder}/{name}-{width}.png", full_page=True)
+        size = watched.page.viewport_size
+        assert size is not None
+        await watched.page.screenshot(path=f"{folder}/{name}-{size['width']}.png", full_page=True)
 
 
 async def fill(watched: WatchedPage, **fields: str) -> None:
