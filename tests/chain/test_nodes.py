@@ -10,7 +10,8 @@ import structlog
 from aiohttp import web
 
 from tollway.chain.nodes import BREAKER_S, RpcNode, WrongChain, open_session
-from tollway.chain.responses import UnusableResponse
+from tollway.chain.requests import read_head
+from tollway.chain.responses import UnusableResponse, parse_block
 from tollway.ids import ChainId
 from tollway.limits import Limits
 
@@ -304,3 +305,27 @@ async def test_each_request_has_one_outcome(make_node, session, seen, outcome: s
     release.set()
     assert seen.outcomes == [(CHAIN, 2, outcome)]
     assert seen.seconds == [0.05 if outcome == "timeout" else 0.0]
+
+
+async def test_a_node_keeps_its_newest_block_and_its_last_outage(make_node, session) -> None:
+    script, url = await make_node()
+    clock = Clock()
+    node = make(url, clock=clock)
+    assert (node.status.head_number, node.status.failure, node.status.failed_s) == (None, "", None)
+    await read_head(node, session)
+    block = parse_block(script.block(10))
+    assert (node.status.head_number, node.status.head_time_s) == (10, block.time)
+    script.http = respond(status=503)
+    for _ in range(2):  # the outage began with the first of them
+        with pytest.raises(UnusableResponse):
+            await read(node, session)
+        clock.now += 3
+    status = node.status
+    assert (status.failure, status.failed_s, status.is_deferred) == (
+        "the node returned HTTP status 503",
+        6.0,
+        True,
+    )
+    assert (status.position, status.host, status.head_number) == (1, "127.0.0.1", 10)
+    clock.now += BREAKER_S
+    assert not node.status.is_deferred

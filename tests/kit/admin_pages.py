@@ -25,7 +25,7 @@ TX = tx_hash("old")
 PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/acts")
 PAGES_BESIDE = ("/runbooks", "/runbooks/ChainAway")
 """Pages that the navigation does not name."""
-API = ("/admin/api/overview", "/admin/api/chains", "/admin/api/calls")
+API = ("/admin/api/overview", "/admin/api/chains", "/admin/api/gas", "/admin/api/calls", "/admin/api/books")
 SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 
 

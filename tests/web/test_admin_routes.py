@@ -22,6 +22,8 @@ from tests.kit.admin_pages import (
 )
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
 from tollway.app.lifecycle import App
+from tollway.storage.operator_figures import record_audit
+from tollway.web.query import format_time
 
 
 @pytest.fixture
@@ -88,6 +90,29 @@ async def test_each_finding_leads_to_its_runbook(app: App, browser: httpx.AsyncC
         assert "Is money at risk" in shown.text
     for path in ("/runbooks/README", "/runbooks/Unknown", "/runbooks/..%2fREADME"):
         assert (await browser.get(path)).status_code == 404
+
+
+async def test_chains_have_their_nodes_by_number(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    await app.node_health.find_wrong_chain_nodes()  # the node of this test is away
+    (network,) = (await browser.get("/admin/api/chains")).json()["networks"]
+    (node,) = network["nodes"]
+    assert (node["number"], node["host"], node["state"]) == (1, "127.0.0.1", "failing")
+    assert node["errors"] >= 1
+    assert node["lastError"].startswith("the request failed")
+    page = (await browser.get("/chains")).text
+    assert node["lastError"] in page
+
+
+async def test_books_have_the_last_audit_of_a_command(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    assert (await browser.get("/admin/api/books")).json() == {"lastAudit": None, "heldPayments": 0}
+    await record_audit(app.database, differences=2, now_ms=NOW_MS)
+    last = (await browser.get("/admin/api/books")).json()["lastAudit"]
+    assert last == {"ended": format_time(NOW_MS), "differences": 2}
+    page = (await browser.get("/books")).text
+    assert "2 differences" in page
+    assert last["ended"] in page
 
 
 # ---- Changes.

@@ -1,18 +1,20 @@
 """Builds the application of the admin address from the parts of the gateway."""
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from starlette.types import ASGIApp
 
 from tollway.app.wiring import Services
 from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import AdminSignIn
+from tollway.ids import ChainId
 from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
 from tollway.storage.database import Database
 from tollway.storage.operator_acts import OperatorActStore
 from tollway.storage.operator_store import OperatorStore
 from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts, AdminRenderers
+from tollway.web.admin_chains import NodeFigures
 from tollway.web.admin_routes import AdminServices, admin_router
 from tollway.web.network_routes import NetworkServices
 from tollway.web.page_assets import asset_router, read_assets
@@ -26,6 +28,7 @@ def build_admin_app(
     settings: Settings,
     services: Services,
     networks: NetworkServices,
+    list_nodes: Callable[[ChainId], Sequence[NodeFigures]],
     operator_ledger: OperatorStore,
     acts: OperatorActStore,
     database: Database,
@@ -49,6 +52,8 @@ def build_admin_app(
             acts=acts,
             open_calls=OpenCallStore(database, limits=settings.limits),
             list_gas_keys=services.settlement_services.gas_budget.list_keys,
+            list_gas_spending=services.settlement_services.gas_budget.list_spending,
+            list_nodes=list_nodes,
             check_ready=services.check_ready,
             count_in_flight=lambda: services.shedder.running,
             gateway_name=gateway_name,

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 
 from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
-from tollway.app.observation import NodeMetrics, make_settlement_metrics
+from tollway.app.observation import NodeMetrics, make_settlement_metrics, read_node_figures
 from tollway.app.page_wiring import describe_money
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
@@ -549,6 +549,7 @@ class App:
             settings=self.settings,
             services=self._services(),
             networks=self._asgi.network_services(),
+            list_nodes=partial(read_node_figures, self.chains, self.metrics),
             operator_ledger=self.operator_ledger,
             acts=self.operator_acts,
             database=self.database,

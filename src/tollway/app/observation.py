@@ -4,10 +4,13 @@ import time
 from collections.abc import Callable
 
 from tollway.call_trace import find_current_trace
+from tollway.chain.nodes import NodeStatus
+from tollway.chain.rpc import RpcReader
 from tollway.ids import ChainId, format_network
-from tollway.metric_table import NodeOutcome
+from tollway.metric_table import NODE_OUTCOMES, NodeOutcome
 from tollway.payments.gas import SettlementMetrics
 from tollway.telemetry import Metrics
+from tollway.web.admin_chains import NodeFigures
 
 
 def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
@@ -33,6 +36,22 @@ def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
             format_network(chain_id), reason.value
         ).set(count),
     )
+
+
+def read_node_figures(chains: RpcReader, metrics: Metrics, chain_id: ChainId) -> tuple[NodeFigures, ...]:
+    """The nodes of a network with their counters, from memory."""
+    network = format_network(chain_id)
+
+    def count(node: NodeStatus) -> NodeFigures:
+        number = str(node.position)
+        requests = metrics.node_requests.counts
+        return NodeFigures(
+            status=node,
+            requests={outcome: int(requests.get((network, number, outcome), 0)) for outcome in NODE_OUTCOMES},
+            disagreements=int(metrics.node_disagreements.counts.get((network, number), 0)),
+        )
+
+    return tuple(count(node) for node in chains.list_nodes(chain_id))
 
 
 class NodeMetrics:

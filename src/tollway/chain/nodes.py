@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,7 +23,7 @@ import structlog
 
 from tollway.chain.networks import describe_network
 from tollway.chain.port import ChainReader, Quorum
-from tollway.chain.responses import UnusableResponse, parse_batch, parse_quantity
+from tollway.chain.responses import BlockHeader, UnusableResponse, parse_batch, parse_quantity
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.ids import ChainId, format_network
 from tollway.limits import Limits
@@ -70,6 +71,20 @@ def open_session() -> aiohttp.ClientSession:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """A node as its last requests left it. `position`: its number in the settings, from 1. `head_number`, `head_time_s`: its newest block, None before one was read.
+    `failure`: the reason of its last outage, which began `failed_s` seconds ago; empty without one. `is_deferred`: it failed within the last `BREAKER_S` seconds."""
+
+    position: int
+    host: str
+    head_number: int | None
+    head_time_s: int | None
+    failure: str
+    failed_s: float | None
+    is_deferred: bool
+
+
 class RpcNode:
     """A client of one node. Safe to use from many tasks at once. `clock`: monotonic seconds, for the breaker."""
 
@@ -93,7 +108,11 @@ class RpcNode:
         self._on_request = on_request
         self._slots = asyncio.Semaphore(limits.rpc_in_flight_max)
         self._deferred_until: float | None = None
-        self.label = f"node {position} of {format_network(chain_id)} at {urlsplit(url).hostname}"
+        self._head: BlockHeader | None = None
+        self._failure = ""
+        self._failed_since_s: float | None = None
+        self._host = urlsplit(url).hostname or ""
+        self.label = f"node {position} of {format_network(chain_id)} at {self._host}"
 
     def __repr__(self) -> str:
         return f"<{self.label}>"
@@ -102,6 +121,19 @@ class RpcNode:
     def is_deferred(self) -> bool:
         """Whether the node failed within the last `BREAKER_S` seconds."""
         return self._deferred_until is not None and self._clock() < self._deferred_until
+
+    @property
+    def status(self) -> NodeStatus:
+        head, since_s = self._head, self._failed_since_s
+        return NodeStatus(
+            position=self._position,
+            host=self._host,
+            head_number=None if head is None else head.number,
+            head_time_s=None if head is None else head.time,
+            failure=self._failure,
+            failed_s=None if since_s is None else self._clock() - since_s,
+            is_deferred=self.is_deferred,
+        )
 
     @asynccontextmanager
     async def attempt(self, deadline_s: float) -> AsyncIterator[None]:
@@ -127,10 +159,11 @@ class RpcNode:
         if self._observer is not None:
             self._observer.count_request(self._chain_id, self._position, outcome, seconds)
 
-    def note_head(self, block_time_s: int) -> None:
-        """Reports the time of the newest block that the node returned."""
+    def note_head(self, head: BlockHeader) -> None:
+        """Keeps the newest block that the node returned, and reports its time."""
+        self._head = head
         if self._observer is not None:
-            self._observer.set_head_time(self._chain_id, self._position, block_time_s)
+            self._observer.set_head_time(self._chain_id, self._position, head.time)
 
     def note_disagreement(self) -> None:
         """Reports that the node differs from nodes that agreed."""
@@ -140,6 +173,8 @@ class RpcNode:
     def _record_failure(self, reason: str) -> None:
         if self._deferred_until is None:  # once per outage, not once per call
             _log.warning("rpc_node_failed", node=self.label, reason=reason)
+            self._failed_since_s = self._clock()
+        self._failure = reason
         self._deferred_until = self._clock() + BREAKER_S
 
     async def send_batch(
@@ -237,6 +272,11 @@ class NodePool:
     def in_order(self) -> list[RpcNode]:
         """The nodes in the operator's order; nodes that failed recently come last."""
         return sorted(self._nodes, key=lambda node: node.is_deferred)
+
+    @property
+    def statuses(self) -> tuple[NodeStatus, ...]:
+        """Every node, in the operator's order."""
+        return tuple(node.status for node in self._nodes)
 
     async def attempt(
         self, node: RpcNode, read: NodeRead[T], *, failures: list[str], deadline_s: float

@@ -128,7 +128,7 @@ async def read_head(node: RpcNode, session: Session) -> None:
 
 def _parse_head(node: RpcNode, latest: object) -> BlockHeader:
     head = parse_block(latest)
-    node.note_head(head.time)
+    node.note_head(head)
     return head
 
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from tollway.chain.nodes import NodeObserver, NodePool, RpcNode, open_session
+from tollway.chain.nodes import NodeObserver, NodePool, NodeStatus, RpcNode, open_session
 from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
@@ -333,6 +333,10 @@ class RpcReader:
             return await read_code_size(node, self._open_session, address)
 
         return await self._pool(chain_id).read_first(read, deadline_s=self._limits.rpc_deadline_s)
+
+    def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]:
+        """The nodes of a network as their last requests left them; empty for an unknown network. Asks no node."""
+        return self._pool(chain_id).statuses
 
     async def check_chain(self, chain_id: ChainId) -> None:
         async def read(node: RpcNode) -> None:

@@ -105,6 +105,18 @@ class GasKeyStatus:
     is_stuck: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GasSpending:
+    """What settling on a network cost in the last 24 hours, the maximum cost of each transaction until its receipt is read. `by_listing`: only listings with a
+    cost; each may spend `listing_budget_wei`."""
+
+    chain_id: ChainId
+    spent_wei: int
+    budget_wei: int
+    listing_budget_wei: int
+    by_listing: Mapping[ListingId, int]
+
+
 class RailStatus:
     """Logs and counts rails that are withdrawn and that come back. Used from one event loop."""
 
@@ -304,6 +316,20 @@ class GasBudget:
             for chain_id, sequences in self._sequences.items()
             for sequence in sequences
             for account in (self._network_gas[chain_id].accounts.get(sequence.key.address),)
+        )
+
+    def list_spending(self) -> tuple[GasSpending, ...]:
+        """The budget of every network with gas keys, as it was at the last refresh."""
+        return tuple(
+            GasSpending(
+                chain_id=chain_id,
+                spent_wei=spending.total_wei,
+                budget_wei=self._rules[chain_id].network_budget_wei,
+                listing_budget_wei=self._rules[chain_id].listing_budget_wei,
+                by_listing=dict(spending.by_listing),
+            )
+            for chain_id, spending in self._spent.items()
+            if self._rules[chain_id].gas_keys
         )
 
     @property

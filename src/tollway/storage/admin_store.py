@@ -19,7 +19,14 @@ from tollway.identity.admin_sessions import AdminSession
 from tollway.ledger.records import CallRecord
 from tollway.limits import Limits
 from tollway.storage.database import Database, metadata
-from tollway.storage.ledger_tables import call_table, owner_table, parse_call, payment_table, select_records
+from tollway.storage.ledger_tables import (
+    audit_run_table,
+    call_table,
+    owner_table,
+    parse_call,
+    payment_table,
+    select_records,
+)
 
 OPEN_CALLS_MAX = 100
 """Open calls of each state that a page lists, the oldest first."""
@@ -122,6 +129,13 @@ class OpenCallStore:
         held = select(payment_table.c.id).where(payment_table.c.is_held).limit(10_000).subquery()
         query = select(func.count()).select_from(held)
         return await self._database.read(lambda connection: int(connection.scalar(query) or 0))
+
+    async def find_last_audit(self) -> tuple[int, int] | None:
+        """When the last audit of any gateway or command ended, and how many differences it found; None before the first one."""
+        columns = audit_run_table.c
+        query = select(columns.ended_ms, columns.differences)
+        row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
+        return None if row is None else (row.ended_ms, row.differences)
 
     async def count_gateways(self, *, now_ms: int) -> tuple[int, int]:
         """Gateways that renewed their lease in time, and all that are recorded. `now_ms`: of the process; clocks differ by little beside a lease."""

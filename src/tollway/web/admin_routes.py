@@ -6,7 +6,7 @@ token of the form (`page_session.py`).
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -15,11 +15,11 @@ from starlette.routing import Route, Router
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.admin_sessions import ENTRY_PATH, SESSION_TTL_S, AdminSession, AdminSignIn
-from tollway.ids import Address, ListingId, TxHash, format_network
+from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.ledger.records import CallRecord
 from tollway.operator_acts import ActOrigin, OperatorActs
-from tollway.payments.gas import GasKeyStatus
+from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import (
@@ -31,6 +31,8 @@ from tollway.registry.moderation import (
     suspend_listing,
 )
 from tollway.web.admin_app import ADMIN_COOKIE, Handler, guarded, origins_of, refuse_form, respond_page
+from tollway.web.admin_chains import NodeFigures, chain_json
+from tollway.web.admin_gas import gas_json
 from tollway.web.admin_views import OverviewFacts, call_json, find_findings, list_figures, overview_json
 from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.page_session import read_form
@@ -58,6 +60,8 @@ class OpenCalls(Protocol):
 
     async def count_held_payments(self) -> int: ...
 
+    async def find_last_audit(self) -> tuple[int, int] | None: ...
+
     async def count_gateways(self, *, now_ms: int) -> tuple[int, int]: ...
 
 
@@ -73,6 +77,8 @@ class AdminServices:
     acts: OperatorActs
     open_calls: OpenCalls
     list_gas_keys: Callable[[], Sequence[GasKeyStatus]]
+    list_gas_spending: Callable[[], Sequence[GasSpending]]
+    list_nodes: Callable[[ChainId], Sequence[NodeFigures]]
     check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
     count_in_flight: Callable[[], int]
     gateway_name: str
@@ -109,7 +115,9 @@ def admin_router(services: AdminServices) -> Router:
         ("/runbooks/{alert}", routes.show_runbook, "GET"),
         ("/admin/api/overview", routes.get_overview, "GET"),
         ("/admin/api/chains", routes.get_chains, "GET"),
+        ("/admin/api/gas", routes.get_gas, "GET"),
         ("/admin/api/calls", routes.get_calls, "GET"),
+        ("/admin/api/books", routes.get_books, "GET"),
         (SUSPENSION, routes.change_suspension, "POST"),
         (BLOCKS, routes.change_block, "POST"),
         (BLOCK, routes.change_block, "POST"),
@@ -189,24 +197,27 @@ class AdminRoutes:
         return respond_page(request, "admin_runbook.j2", runbook=runbook)
 
     async def show_chains(self, request: Request) -> Response:
-        return respond_page(request, "admin_chains.j2", networks=describe_status(self._services.networks))
+        return respond_page(request, "admin_chains.j2", networks=self._describe_chains())
 
     async def get_chains(self, request: Request) -> Response:
-        return JSONResponse({"networks": describe_status(self._services.networks)}, headers=NO_STORE)
+        return JSONResponse({"networks": self._describe_chains()}, headers=NO_STORE)
+
+    def _describe_chains(self) -> list[dict[str, Any]]:
+        services = self._services
+        withdrawn = services.networks.withdrawn_since_ms()
+        return [
+            chain_json(status, services.list_nodes(status["chainId"]), withdrawn, now_ms=services.now_ms())
+            for status in describe_status(services.networks)
+        ]
 
     async def show_gas(self, request: Request) -> Response:
-        keys = [
-            {
-                "network": format_network(key.chain_id),
-                "address": str(key.address),
-                "balance": None if key.balance_wei is None else format_wei(key.balance_wei),
-                "is_low": key.balance_wei is not None and key.balance_wei < key.floor_wei,
-                "floor": format_wei(key.floor_wei),
-                "is_stuck": key.is_stuck,
-            }
-            for key in self._services.list_gas_keys()
-        ]
-        return respond_page(request, "admin_gas.j2", keys=keys)
+        return respond_page(request, "admin_gas.j2", **self._describe_gas())
+
+    async def get_gas(self, request: Request) -> Response:
+        return JSONResponse(self._describe_gas(), headers=NO_STORE)
+
+    def _describe_gas(self) -> dict[str, Any]:
+        return gas_json(self._services.list_gas_keys(), self._services.list_gas_spending())
 
     async def show_calls(self, request: Request) -> Response:
         calls = self._services.open_calls
@@ -258,11 +269,22 @@ class AdminRoutes:
         ]
         return respond_page(request, "admin_wallets.j2", blocked=blocked)
 
+    async def get_books(self, request: Request) -> Response:
+        held = await self._services.open_calls.count_held_payments()
+        content = {"lastAudit": await self._describe_last_audit(), "heldPayments": held}
+        return JSONResponse(content, headers=NO_STORE)
+
+    async def _describe_last_audit(self) -> dict[str, Any] | None:
+        """Of any gateway or command."""
+        last = await self._services.open_calls.find_last_audit()
+        return None if last is None else {"ended": format_time(last[0]), "differences": last[1]}
+
     async def show_books(self, request: Request) -> Response:
         audit = self._audit
         return respond_page(
             request,
             "admin_books.j2",
+            last=await self._describe_last_audit(),
             held=await self._services.open_calls.count_held_payments(),
             gateway_name=self._services.gateway_name,
             audit=None
@@ -391,11 +413,6 @@ class AdminRoutes:
         return ActOrigin(
             actor=f"{_session(request).actor} (page)", at_ms=self._services.now_ms(), reason=reason
         )
-
-
-def format_wei(wei: int) -> str:
-    """In units of 10^18 wei, with six digits, rounded down."""
-    return f"{wei // 10**18}.{wei % 10**18 // 10**12:06d}"
 
 
 def _session(request: Request) -> AdminSession:
