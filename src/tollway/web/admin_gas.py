@@ -10,6 +10,10 @@ LISTINGS_SHOWN = 20
 
 
 def gas_json(keys: Sequence[GasKeyStatus], spending: Sequence[GasSpending]) -> dict[str, Any]:
+    """The keys and the budgets of all networks. Amounts are decimal text in the native currency of their network.
+
+    A cost is the maximum of a transaction until its receipt is read, so that a budget is never spent beyond what is shown.
+    """
     return {
         "keys": [_key_json(key) for key in keys],
         "budgets": [_budget_json(one, keys) for one in spending],
