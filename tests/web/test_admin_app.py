@@ -93,6 +93,7 @@ async def test_a_code_of_another_site_or_time_or_none_opens_nothing(
         ("[::1]:9402", 401),
         ("gw-admin.internal", 401),
         ("gw-admin.internal:8443", 401),
+        ("gw-admin.internal:000000001", 403),
         ("evil.example", 403),
         ("evil.example:9402", 403),
         ("127.0.0.1.evil.example:9402", 403),

@@ -77,6 +77,10 @@ async def test_signing_out_ends_the_session_at_the_gateway(harness: SignedInHarn
         ("/my\\evil", "/my"),
         ("/mything", "/my"),
         ("/signout", "/my"),
+        ("/my/../api/v2/gateway/api_1/r", "/my"),
+        ("/my/%2e%2E/api/v2/gateway/api_1/r", "/my"),
+        ("/my/./calls", "/my"),
+        ("/my/calls?from=..", "/my/calls?from=.."),
         ("/my/\r\nSet-Cookie: x", "/my"),
         ("javascript:alert(1)", "/my"),
     ],
@@ -193,6 +197,26 @@ async def test_the_list_and_its_file_have_the_same_rows(harness: SignedInHarness
     file = await harness.browser.get(f"/my/calls.csv{link}")
     rows = list(csv.DictReader(StringIO(file.text)))
     assert [row["callId"].removeprefix("call_") for row in rows] == shown
+
+
+@pytest.mark.parametrize("path", ["/my/calls.csv", "/my/credit.csv", "/my/calls/call_0/receipt"])
+async def test_a_file_of_a_reader_is_for_this_origin_alone_and_never_stored(
+    harness: SignedInHarness, path: str
+) -> None:
+    await harness.services.write_calls({**MIXED[0], "delivery": "complete", "completed_ms": NOW_MS})
+    await harness.sign_in()
+    answer = await harness.browser.get(path)
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "no-store" in answer.headers["cache-control"]
+
+
+async def test_a_query_with_too_many_fields_is_refused(harness: SignedInHarness) -> None:
+    await harness.sign_in()
+    answer = await harness.browser.get("/my/calls?" + "&".join(["a=1"] * 101))
+    assert answer.status_code == 400
 
 
 async def test_a_file_needs_the_session(harness: SignedInHarness) -> None:

@@ -394,3 +394,9 @@ async def test_a_defect_of_a_page_is_a_page(harness: PageHarness, monkeypatch: p
         page = await read(client, "/", 500)
     assert "Internal error" in page.words
     assert "a defect" not in page.words
+
+
+async def test_a_query_with_too_many_fields_is_refused() -> None:
+    async with PageHarness().open() as browser:
+        answer = await browser.get("/?" + "&".join(["a=1"] * 101))
+    assert answer.status_code == 400

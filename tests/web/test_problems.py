@@ -28,9 +28,10 @@ STATUSES = {
     402: "payment_required payment_expired payment_method_unsupported payment_settlement_failed "
     "payment_insufficient payment_verification_failed",
     403: "payer_mismatch payer_in_debt wallet_blocked not_provider not_viewer ownership_unverified",
-    404: "api_not_found call_not_found payment_not_found route_not_found",
+    404: "api_not_found call_not_found payment_not_found route_not_found webhook_not_found",
     405: "method_not_allowed",
-    409: "payment_already_used payment_too_old payment_held payment_pending idempotency_in_progress already_exists",
+    409: "payment_already_used payment_too_old payment_held payment_pending idempotency_in_progress already_exists "
+    "webhook_limit_reached",
     410: "api_retired",
     412: "precondition_failed price_above_max",
     413: "payload_too_large",

@@ -13,7 +13,7 @@ from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
 from tollway.storage.database import Database
 from tollway.storage.operator_acts import OperatorActStore
 from tollway.storage.operator_store import OperatorStore
-from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts, AdminRenderers
+from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.admin_chains import NodeFigures
 from tollway.web.admin_routes import AdminServices, admin_router
 from tollway.web.network_routes import NetworkServices
@@ -62,14 +62,11 @@ def build_admin_app(
         )
     )
     pages.routes.extend(asset_router(assets).routes)
-
-    def make_renderer(origin: str) -> PageRenderer:
-        return PageRenderer(assets, public_url=origin, test_money=test_money, sections=SECTIONS)
-
+    renderer = PageRenderer(assets, public_url="", test_money=test_money, sections=SECTIONS)
     return AdminApp(
         metrics=metrics,
         pages=pages,
         hosts=AdminHosts(listen_host=listen.host, port=listen.port, names=settings.admin_hosts),
         sign_in=sign_in,
-        renderers=AdminRenderers(make_renderer),
+        renderer=renderer,
     )

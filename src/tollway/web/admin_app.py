@@ -4,13 +4,14 @@ The public listener never serves these pages and never reads their cookie. `Host
 stranger's page points at this address (DNS rebinding) gets 403. Scrapers come by address, so `/metrics` does not look at `Host`.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.identity.admin_sessions import ENTRY_PATH, AdminSession, AdminSignIn
@@ -35,6 +36,7 @@ SECTIONS = tuple(
     )
 )
 
+_PORT = re.compile(r"[0-9]{1,5}")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -52,12 +54,12 @@ class AdminHosts:
         if len(hosts) != 1:
             return False
         name, _, port = hosts[0].rpartition(":")
-        without_port = name if name and port.isdigit() else hosts[0]
+        without_port = name if name and _PORT.fullmatch(port) else hosts[0]
         return hosts[0] in self._exact or without_port in self._names
 
 
 class AdminApp:
-    """The ASGI application of the admin address. `pages`: the routes behind a session. `renderers`: one for each host."""
+    """The ASGI application of the admin address. `pages`: the routes behind a session."""
 
     def __init__(
         self,
@@ -66,19 +68,20 @@ class AdminApp:
         pages: ASGIApp,
         hosts: AdminHosts,
         sign_in: AdminSignIn,
-        renderers: "AdminRenderers",
+        renderer: PageRenderer,
     ) -> None:
         self._metrics = metrics
         self._pages = pages
         self._hosts = hosts
         self._sign_in = sign_in
-        self._renderers = renderers
+        self._renderer = renderer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].rstrip("/") == "/metrics":
             await self._metrics(scope, receive, send)
             return
         request = Request(scope, receive)
+        send = _without_sniffing(send)
         try:
             response = await self._open(request)
             if response is None:
@@ -98,7 +101,8 @@ class AdminApp:
                 media_type="text/plain",
             )
         state = request.scope.setdefault("state", {})
-        state["renderer"] = self._renderers.find(request)
+        # The policy of a page names its origin. `http:` covers `https:` of the same host, which a proxy of the operator may serve.
+        state["renderer"] = self._renderer.with_origin(f"http://{request.headers['host'].lower()}")
         path = request.scope["path"]
         if path in OPEN_PATHS or path.startswith("/ui/"):
             return None
@@ -112,20 +116,17 @@ class AdminApp:
         return None
 
 
-class AdminRenderers:
-    """A renderer for each origin under which the admin address is opened; the policy of a page names its origin. Hosts are checked before, so there are few."""
+def _without_sniffing(send: Send) -> Send:
+    """Each response has `nosniff`, so that no browser takes JSON or text for a page."""
 
-    def __init__(self, make: Callable[[str], PageRenderer]) -> None:
-        self._make = make
-        self._renderers: dict[str, PageRenderer] = {}
+    async def adding_send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = list(message.get("headers", ()))
+            if all(name != b"x-content-type-options" for name, _ in headers):
+                message = {**message, "headers": [*headers, (b"x-content-type-options", b"nosniff")]}
+        await send(message)
 
-    def find(self, request: Request) -> PageRenderer:
-        # `http:` in a policy covers `https:` of the same host, which a proxy of the operator may serve.
-        origin = f"http://{request.headers['host'].lower()}"
-        renderer = self._renderers.get(origin)
-        if renderer is None:
-            renderer = self._renderers[origin] = self._make(origin)
-        return renderer
+    return adding_send
 
 
 def respond_page(request: Request, template: str, *, status: int = 200, **records: Any) -> Response:

@@ -18,7 +18,7 @@ from tollway.ids import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
 from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
-from tollway.web.page_response import IS_PAGE
+from tollway.web.page_response import IS_PAGE, is_private_path
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -39,6 +39,10 @@ _RESPONSE_HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"x-frame-options", b"DENY"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+_PRIVATE_HEADERS = (
+    *(header for header in _RESPONSE_HEADERS if not header[0].startswith(b"access-control-")),
+    (b"cross-origin-resource-policy", b"same-origin"),
 )
 _log = structlog.get_logger(__name__)
 
@@ -191,13 +195,19 @@ class ResponseHeaders:
             if message["type"] == "http.response.start":
                 headers: RawHeaders = list(message.get("headers", ()))
                 present = {name for name, _ in headers}
-                added = () if scope["state"].get(IS_PAGE) else _RESPONSE_HEADERS
-                own = (*added, (b"x-request-id", request_id_of(scope).encode("ascii")))
+                own = (*_headers_of(scope), (b"x-request-id", request_id_of(scope).encode("ascii")))
                 headers += [header for header in own if header[0] not in present]
                 message = {**message, "headers": headers}
             await send(message)
 
         await self._app(scope, receive, adding_send)
+
+
+def _headers_of(scope: Scope) -> RawHeaders:
+    """The headers that a response of this request gets where it lacks them. A page has its own."""
+    if scope["state"].get(IS_PAGE):
+        return []
+    return list(_PRIVATE_HEADERS if is_private_path(scope["path"]) else _RESPONSE_HEADERS)
 
 
 class HeadWithoutBody:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from pydantic import Field
 from starlette.requests import Request
@@ -50,7 +50,7 @@ from tollway.web.my_views import (
 from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
 from tollway.web.page_session import PAGE_COOKIE, Fields, PageAccess, Reader, read_field
 from tollway.web.problems import status_of
-from tollway.web.query import QueryModel, parse_time, parsed, read_query, whole_number
+from tollway.web.query import QueryModel, parse_time, parsed, read_form_query, read_query, whole_number
 from tollway.web.viewer_routes import parse_viewer, read_until
 
 HOME = "/my"
@@ -140,7 +140,10 @@ class SignInPages:
 
 def choose_destination(path: str) -> str:
     """The page after a sign-in: a path of the signed-in pages, and no other address."""
-    return path if _LOCAL_PATH.fullmatch(path) else HOME
+    # A browser resolves dot segments, also encoded ones: such a path could lead to the response of an API.
+    segments = unquote(path.partition("?")[0]).split("/")
+    is_own = _LOCAL_PATH.fullmatch(path) and not {".", ".."} & set(segments)
+    return path if is_own else HOME
 
 
 def _lead_to(path: str) -> RedirectResponse:
@@ -344,15 +347,12 @@ class ListForm:
 
     @classmethod
     def read(cls, request: Request, *, now_ms: int) -> "ListForm":
-        raw = request.scope["query_string"].decode("ascii", "replace")
-        pairs = dict(parse_qsl(raw, max_num_fields=100))
-        place = read_query(
-            ListPlace,
-            urlencode({name: pairs.pop(name) for name in ("offset", "asOf") if name in pairs}).encode(),
-        )
-        given = {name: value.strip() for name, value in pairs.items() if value.strip()}
+        pairs = read_form_query(request.scope["query_string"])
+        place_query = {name: pairs.pop(name, "") for name in ("offset", "asOf")}
+        raw = urlencode({name: value for name, value in place_query.items() if value}).encode()
+        place = read_query(ListPlace, raw)
         as_of_ms = now_ms if place.as_of_ms is None else min(place.as_of_ms, now_ms)
-        return cls(given=given, offset=place.offset, as_of_ms=as_of_ms)
+        return cls(given=pairs, offset=place.offset, as_of_ms=as_of_ms)
 
     def parse(self, model: type[F]) -> tuple[F | None, Mapping[str, str]]:
         """The filter of the list under `/api/v2`; None, with a sentence for each field, where it would refuse these."""

@@ -6,6 +6,7 @@ Another listener or another group of pages makes a renderer of its own, with its
 
 import gzip
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from gettext import NullTranslations
 from pathlib import Path
@@ -85,6 +86,12 @@ class PageRenderer:
             language: _make_environment(assets, words)
             for language, words in (read_catalogs() if catalogs is None else catalogs).items()
         }
+
+    def with_origin(self, public_url: str) -> "PageRenderer":
+        """The same renderer for another origin: its templates and words are shared, and the policy names that origin."""
+        other = copy(self)
+        other._policy = content_security_policy(public_url)
+        return other
 
     def render(self, scope: Scope, template: str, *, account: str | None = None, **records: object) -> str:
         """The page as HTML. `records`: what the template names, beside `frame`."""

@@ -37,6 +37,11 @@ class PageResponse(Response):
         await super().__call__(scope, receive, send)
 
 
+def is_private_path(path: str) -> bool:
+    """Whether the path belongs to a signed-in reader. Its files have no CORS headers, as its pages have none."""
+    return path == "/my" or path.startswith("/my/")
+
+
 def is_page_path(path: str) -> bool:
     return path == "/" or any(
         path.startswith(prefix) if prefix.endswith("/") else path == prefix or path.startswith(prefix + "/")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
 
 from pydantic import Field
 from starlette.requests import Request
@@ -38,7 +38,7 @@ from tollway.web.page_views import (
     view_results,
 )
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, status_of
-from tollway.web.query import QueryModel, read_query
+from tollway.web.query import QueryModel, read_form_query, read_query
 from tollway.web.site_routes import format_links
 
 NO_FACETS = CatalogFacets()
@@ -94,7 +94,7 @@ class PageRoutes:
     # ---- Search.
 
     async def show_search(self, request: Request) -> Response:
-        given = _read_form(request)
+        given = read_form_query(request.scope["query_string"])
         query = self._read_search(given)
         errors: dict[str, str] = {}
         page, status = NO_RESULTS, 200
@@ -164,7 +164,7 @@ class PageRoutes:
             provider = Address.parse(request.path_params["address"])
         except ValueError as exc:
             raise Refusal(_NO_PROVIDER) from exc
-        given = {"page": page} if (page := _read_form(request).get("page")) else {}
+        given = {"page": page} if (page := read_form_query(request.scope["query_string"]).get("page")) else {}
         query = self._read_search({**given, "provider": str(provider)})
         if isinstance(query, Problem):
             raise Refusal(query)
@@ -207,12 +207,6 @@ class PageRoutes:
             kind=PROBLEM_KINDS[code],
             page=PROBLEM_PAGES[code],
         )
-
-
-def _read_form(request: Request) -> dict[str, str]:
-    """The parameters of a form: an empty field counts as absent, of a repeated one the last counts."""
-    raw = request.scope["query_string"].decode("ascii", "replace")
-    return {name: value for name, value in parse_qsl(raw, max_num_fields=100) if value.strip()}
 
 
 def _errors_by_parameter(problem: Problem) -> dict[str, str]:
