@@ -6,6 +6,7 @@ that is killed leaves every value sealed with its old key or with the new one; a
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Column, Connection, Select, select, update
@@ -17,6 +18,7 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import KeyAge, Sealer
 from tollway.storage.idempotency import answer_table, response_label
 from tollway.storage.operator_acts import record_act
+from tollway.storage.statements import has_table
 from tollway.storage.webhook_outbox import secret_label as webhook_secret_label
 from tollway.storage.webhook_tables import endpoint_table
 
@@ -149,6 +151,8 @@ class KeyRotation:
 
     async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, KeyAge]]:
         """The age of the key of every value, by row id: a page at a time, in the order of the row ids."""
+        if not await self._database.read(partial(has_table, table=column.row_id.table)):
+            return
         last = ""
         while True:
             rows = await self._database.read(_Page(column, after=last))

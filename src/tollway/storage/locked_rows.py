@@ -183,7 +183,8 @@ class LockedRows:
         for names, rows in self._moves.items():
             check_count(_moving(names).run(self._connection, rows), len(rows))
         write_marks(self._connection, self._marked_hours)
-        write_events(self._connection, self._events)
+        if self._events and self._log.can_write(self._connection):
+            write_events(self._connection, self._events)
         self._events = []
 
     def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:

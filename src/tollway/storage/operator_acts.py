@@ -29,6 +29,7 @@ from tollway.errors import StorageUnavailable
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.storage.database import Database, metadata, write_retried
 from tollway.storage.ledger_tables import RowId
+from tollway.storage.statements import has_table
 
 TARGETS_MAX = 500
 """Targets of one query."""
@@ -54,10 +55,6 @@ operator_act_table = Table(
     ),
 )
 
-_TABLE_EXISTS = {
-    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'operator_act'",
-    "postgresql": "SELECT 1 WHERE to_regclass('operator_act') IS NOT NULL",
-}
 _NOT_MIGRATED = "The tables of this database cannot record acts of the operator, so nothing was changed. Run: tollway gateway migrate"
 
 _log = structlog.get_logger(__name__)
@@ -142,7 +139,7 @@ def find_reasons(
 
 def has_act_table(connection: Connection) -> bool:
     """False on tables of the release before."""
-    return connection.scalar(text(_TABLE_EXISTS[connection.dialect.name])) is not None
+    return has_table(connection, operator_act_table)
 
 
 def _find_unlogged(connection: Connection) -> list[int]:

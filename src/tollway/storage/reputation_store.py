@@ -168,7 +168,8 @@ def _write_loss(
     lost = events.make_events(
         EventType.LISTING_OWNERSHIP_LOST, (provider,), subject=listing_id, state="unverified", at_ms=now_ms
     )
-    write_events(connection, lost)
+    if lost and events.can_write(connection):
+        write_events(connection, lost)
 
 
 def _is_changed(row: Any, challenge: Challenge) -> bool:

@@ -212,6 +212,8 @@ class WebhookOutbox:
         return await self._database.read(partial(_find_due, now_ms=now_ms, limit=limit))
 
     async def has_work(self, *, now_ms: int) -> bool:
+        if not self._events.has_tables:
+            return False
         rows = await self._database.read(lambda connection: _HAS_WORK.fetch(connection, now_ms=now_ms))
         return bool(rows)
 
@@ -301,6 +303,8 @@ class WebhookOutbox:
                 if _count_pending(connection, endpoint.id) <= self._limits.webhook_pending_max // 2:
                     self._resume(connection, endpoint, now_ms=now_ms)
 
+        if not self._events.has_tables:
+            return
         if await self._database.read(lambda connection: connection.execute(stopped.limit(1)).first()):
             await write_retried(self._database, work)
 
@@ -333,6 +337,8 @@ class WebhookOutbox:
 
     async def prune(self, *, now_ms: int) -> None:
         """Deletes old deliveries and messages, and those of removed endpoints, at most `PRUNE_MAX` of each."""
+        if not self._events.has_tables:
+            return
         await write_retried(self._database, partial(_prune, now_ms=now_ms), flush=False)
 
     async def note_down(self, *, is_of_origin: Callable[[str], bool], window_ms: int) -> None:

@@ -2,6 +2,7 @@
 polls. `webhook_outbox` has the part of the gateway that delivers."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select
@@ -10,7 +11,7 @@ from tollway.ids import Address
 from tollway.storage.advisory_locks import take_advisory_locks
 from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
-from tollway.storage.statements import Prepared
+from tollway.storage.statements import Prepared, has_table
 from tollway.storage.webhook_events import EventLog
 from tollway.storage.webhook_outbox import parse_stored, put_message, raise_generation, secret_label
 from tollway.storage.webhook_tables import delivery_table, endpoint_table, generation_table, message_table
@@ -54,8 +55,12 @@ class WebhookStore:
     # ---- The set of active endpoints in memory.
 
     async def refresh(self) -> None:
-        """Reads the set of active endpoints where it has changed. Call it more often than `STALE_S`."""
+        """Reads the set of active endpoints where it has changed; on tables of the release before, looks for the tables. Call it more often than
+        `STALE_S`."""
         read_s = self._ticks_s()
+        if self._generation is None and not await self._database.read(_has_tables):
+            self._events.set_absent(read_s=read_s)
+            return
         rows = await self._database.read(lambda connection: _NUMBER.fetch(connection))
         if [self._generation] == [number for (number,) in rows]:
             self._events.keep_watched(read_s=read_s)
@@ -183,6 +188,7 @@ class WebhookStore:
 
 
 _NUMBER = Prepared(select(generation_table.c.number))
+_has_tables = partial(has_table, table=generation_table)
 
 
 def _is_own(wallet: Address, endpoint_id: str) -> tuple[ColumnElement[bool], ...]:
