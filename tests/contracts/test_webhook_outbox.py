@@ -11,7 +11,7 @@ from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import webhook_outbox
+from tollway.storage import webhook_outbox, webhook_pruning
 from tollway.storage.database import Database
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.webhook_events import write_events
@@ -385,7 +385,6 @@ async def test_a_removed_endpoint_gets_nothing_more_and_leaves_no_row(webhooks: 
     assert not await webhooks.store.remove(PROVIDER, endpoint.id)
     await emit(webhooks)
     assert await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10) == []
-    await webhooks.outbox.prune(now_ms=webhooks.now_ms)
     assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
     await webhooks.store.refresh()
     assert webhooks.events.is_idle
@@ -400,8 +399,8 @@ async def test_old_deliveries_are_pruned_and_dead_ones_later(webhooks: WebhookHa
     await emit(webhooks)
     for kept_ms, states in (
         (0, ["delivered", "dead", "pending"]),
-        (webhook_outbox.DELIVERED_KEPT_MS + 1, ["dead", "pending"]),
-        (webhook_outbox.DEAD_KEPT_MS + 1, ["pending"]),
+        (webhook_pruning.DELIVERED_KEPT_MS + 1, ["dead", "pending"]),
+        (webhook_pruning.DEAD_KEPT_MS + 1, ["pending"]),
     ):
         await webhooks.outbox.prune(now_ms=webhooks.now_ms + kept_ms)
         assert sorted(row.state for row in await webhooks.deliveries()) == sorted(states)

@@ -37,9 +37,9 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.ledger_tables import call_table, parse_call, parse_payment, payment_table, select_records
 from tollway.storage.statements import Prepared, insert_for
 from tollway.storage.webhook_events import ACTIVATION_MS, EventLog, event_row
+from tollway.storage.webhook_pruning import prune_settled
 from tollway.storage.webhook_tables import (
     PENDING,
-    SETTLED,
     UNCONFIRMED,
     WAITING,
     delivery_table,
@@ -77,9 +77,6 @@ OPEN_MESSAGES_MAX = 8
 messages, and one message that it always refuses does not hold up the others."""
 ATTEMPT_MS = 60_000
 """An attempt that its gateway did not end is begun again after this: longer than its deadline."""
-DELIVERED_KEPT_MS = 7 * 86_400_000
-DEAD_KEPT_MS = 30 * 86_400_000
-PRUNE_MAX = 1_000
 _ID_BYTES = 10
 
 _SENDING = (EndpointState.ACTIVE.value, EndpointState.STOPPED.value)
@@ -336,10 +333,8 @@ class WebhookOutbox:
         raise_generation(connection)
 
     async def prune(self, *, now_ms: int) -> None:
-        """Deletes old deliveries and messages, and those of removed endpoints, at most `PRUNE_MAX` of each."""
-        if not self._events.has_tables:
-            return
-        await write_retried(self._database, partial(_prune, now_ms=now_ms), flush=False)
+        if self._events.has_tables:
+            await prune_settled(self._database, now_ms=now_ms)
 
     async def note_down(self, *, is_of_origin: Callable[[str], bool], window_ms: int) -> None:
         """Writes the event `listing.down` for the active listings of an origin whose provider gets it. Each listing has one event in a window of time,
@@ -541,22 +536,6 @@ def _end_attempt(
         .where(_delivery.endpoint_id == attempt.endpoint_id, which)
         .values(state=state.value, settled_ms=now_ms)
     )
-
-
-def _prune(connection: Connection, *, now_ms: int) -> None:
-    for table, settled_ms, key in (
-        (delivery_table, _delivery.settled_ms, _delivery.event_id),
-        (message_table, _message.last_ms, _message.id),
-    ):
-        columns = table.c
-        is_old = or_(
-            settled_ms < now_ms - DEAD_KEPT_MS,
-            and_(columns.state == DeliveryState.DELIVERED.value, settled_ms < now_ms - DELIVERED_KEPT_MS),
-            columns.endpoint_id.not_in(select(_endpoint.id)),
-        )
-        old = select(columns.endpoint_id, key).where(text(SETTLED), is_old).limit(PRUNE_MAX)
-        for endpoint_id, row_id in connection.execute(old).all():
-            connection.execute(delete(table).where(columns.endpoint_id == endpoint_id, key == row_id))
 
 
 def _hash_subject(subject: str) -> bytes:

@@ -14,6 +14,7 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.statements import Prepared, has_table
 from tollway.storage.webhook_events import EventLog
 from tollway.storage.webhook_outbox import parse_stored, put_message, raise_generation, secret_label
+from tollway.storage.webhook_pruning import delete_settled_of
 from tollway.storage.webhook_tables import delivery_table, endpoint_table, generation_table, message_table
 from tollway.webhooks.endpoints import (
     DeliveryState,
@@ -123,7 +124,6 @@ class WebhookStore:
             removed = delete(endpoint_table).where(*_is_own(wallet, endpoint_id))
             if connection.execute(removed).rowcount == 0:
                 return False
-            # The delivered ones are pruned.
             for table in (delivery_table, message_table):
                 connection.execute(
                     delete(table).where(table.c.endpoint_id == endpoint_id, table.c.state == "pending")
@@ -131,7 +131,10 @@ class WebhookStore:
             raise_generation(connection)
             return True
 
-        return await write_retried(self._database, work)
+        is_removed = await write_retried(self._database, work)
+        if is_removed:
+            await delete_settled_of(self._database, endpoint_id)
+        return is_removed
 
     async def deliveries_of(
         self,
