@@ -544,7 +544,7 @@ IDENTITY_GUARDS = (
         "I6",
         "a sign-in leads to a page of the reader and to no other site",
         "web.my_routes:choose_destination",
-        "path if _LOCAL_PATH.fullmatch(path) else HOME",
+        "path if is_own else HOME",
         "path or HOME",
         test="web/test_my_routes.py::test_a_sign_in_leads_to_a_page_of_the_reader_alone",
     ),
@@ -611,5 +611,13 @@ IDENTITY_GUARDS = (
         "            if isinstance(begun, CreationResponse):\n",
         "            if False:\n",
         test="web/test_selling_routes.py::test_a_form_that_is_sent_twice_publishes_once",
+    ),
+    guard(
+        "I6",
+        "a file of a signed-in reader has no CORS header",
+        "web.middleware:_headers_of",
+        '_PRIVATE_HEADERS if is_private_path(scope["path"]) else _RESPONSE_HEADERS',
+        "_RESPONSE_HEADERS",
+        test="web/test_my_routes.py::test_a_file_of_a_reader_is_for_this_origin_alone_and_never_stored",
     ),
 )

@@ -46,9 +46,9 @@ PAGE_GUARDS = (
     guard(
         "T6",
         "no CORS header is on a page",
-        "web.middleware:ResponseHeaders",
-        '() if scope["state"].get(IS_PAGE) else _RESPONSE_HEADERS',
-        "_RESPONSE_HEADERS",
+        "web.middleware:_headers_of",
+        'if scope["state"].get(IS_PAGE):',
+        "if False:",
         test=HEADERS,
     ),
     guard(

@@ -104,7 +104,7 @@ TEXT_GUARDS = (
         "T1",
         "every answer of the site is guarded",
         "web.middleware:ResponseHeaders.__call__",
-        'own = (*added, (b"x-request-id"',
+        'own = (*_headers_of(scope), (b"x-request-id"',
         'own = ((b"x-request-id"',
         test="web/test_app.py::test_every_response_has_its_id_cors_and_security_headers",
     ),

@@ -97,7 +97,7 @@ def test_the_table_has_the_digests_of_the_lock_file() -> None:
     assert {name: entry["integrity"] for name, entry in table["platforms"].items()} == {
         path.removeprefix(prefix): entry["integrity"]
         for path, entry in locked.items()
-        if path.startswith(prefix)
+        if path.startswith(prefix) and path != f"{prefix}win32-amd64"  # Tollway does not run there
     }
 
 

@@ -89,6 +89,7 @@ def record(**fields: Any) -> CallRecord:
         "request_id": "req",
         "error": None,
         "created_ms": NOW_MS,
+        "moved_ms": NOW_MS,
         "completed_ms": NOW_MS,
     }
     return CallRecord(**{**defaults, **fields})
