@@ -61,7 +61,7 @@ class WalletError(Exception):
 class WalletDouble:
     """`chain_id`: where the wallet is. `known`: chains that it can switch to. `declines`, `silences`: methods. `loses`: methods that are done and never answered. `lies`: switching succeeds and changes nothing.
     `overspends`: it sends more of the token than it has, so that its transactions revert. `sent`: the hashes of its transactions.
-    `accounts`: the first is in use; `next_account` replaces it after the first connection. `asked`: every request."""
+    `accounts`: the first is in use; `next_account` replaces it after the first connection. `last_chain`: where it is after the second connection. `asked`: every request."""
 
     driver: ChainDriver
     accounts: list[FundedAccount]
@@ -73,6 +73,7 @@ class WalletDouble:
     lies: bool = False
     overspends: bool = False
     next_account: FundedAccount | None = None
+    last_chain: int | None = None
     names: tuple[str, ...] = ("Test wallet",)
     asked: list[tuple[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -111,6 +112,8 @@ class WalletDouble:
                 if self.next_account is not None:
                     self.accounts = [self.next_account]
                     self.next_account = None
+                if self.last_chain is not None and self.counts[method] > 1:
+                    self.chain_id = self.last_chain
                 return [str(account.address)]
             case "eth_chainId":
                 return hex(self.chain_id)
@@ -145,6 +148,8 @@ class WalletDouble:
             raise WalletError(4100, "no such account")
 
     async def _send(self, account: FundedAccount, transaction: dict[str, Any]) -> str:
+        if int(transaction["chainId"], 16) != self.chain_id:
+            raise WalletError(-32602, "the transaction is for another chain")
         data = transaction.get("data", "0x")
         nonce = await self.driver.rpc("eth_getTransactionCount", str(account.address), "pending")
         signed = Account.sign_transaction(

@@ -8,7 +8,8 @@ NAVIGATES = "web/test_page_response.py::test_only_a_browser_that_navigates_is_sh
 PROOF = "web/test_page_response.py::test_a_request_with_a_proof_is_no_navigation"
 
 TRY, WALLET = "web/pages/ui/try.js", "web/pages/ui/wallet.js"
-TRIED = "browser/test_try.py"
+SLIP = "web/pages/ui/call_slip.js"
+TRIED, ANSWERED = "browser/test_try.py", "browser/test_try_answers.py"
 
 PAGE_GUARDS = (
     guard(
@@ -154,5 +155,45 @@ PAGE_GUARDS = (
         "price: this.priceOf(way, option) };\n    this.writeIntent(intent);\n    try {\n      intent.transaction",
         "price: this.priceOf(way, option) };\n    try {\n      intent.transaction",
         test="browser/test_try_outcomes.py::test_a_transaction_whose_hash_never_came_pays_by_its_hash",
+    ),
+    guard(
+        "T7",
+        "an answer that does not state the payment is no outcome",
+        SLIP,
+        'state === "held" ? state : null;',
+        'state === "held" ? state : "none";',
+        test=f"{ANSWERED}::test_an_answer_that_is_no_outcome_of_the_gateway_keeps_the_payment",
+    ),
+    guard(
+        "T7",
+        "a payment whose answer was a redirect is not signed anew by a click",
+        TRY,
+        'if (response?.type === "opaqueredirect") return this.keepRedirected(intent);',
+        'if (response?.type === "opaqueredirect") return this.forgetIntent();',
+        test=f"{ANSWERED}::test_a_redirect_says_nothing_of_the_charge_and_is_paid_again_by_choice_alone",
+    ),
+    guard(
+        "T7",
+        "terms of a relayed answer are not the gateway's",
+        SLIP,
+        'status.includes("; error=") && !status.includes("received-status")',
+        "true",
+        test=f"{ANSWERED}::test_terms_of_a_provider_open_no_wallet",
+    ),
+    guard(
+        "T7",
+        "a price is shown in the units that are signed",
+        TRY,
+        'this.say("dearer", this.priceOf(way, option.amount), ',
+        'this.say("dearer", `${terms.payment.amount} ${terms.payment.currency}`, ',
+        test=f"{ANSWERED}::test_terms_are_shown_by_their_units_and_not_by_their_words",
+    ),
+    guard(
+        "T7",
+        "the chain is read once more before a signature",
+        TRY,
+        "await requireChain(provider, way);",
+        "",
+        test=f"{ANSWERED}::test_a_wallet_that_moves_to_another_chain_signs_and_sends_nothing",
     ),
 )

@@ -167,7 +167,7 @@ function toPairs(name, text, isJson, isExploded) {
   return isExploded ? value.map((one) => `${key}=${show(one)}`) : [`${key}=${value.map(show).join(",")}`];
 }
 
-/** Sends a request to the gateway, without cookies. @param {string} apiId @param {CallRequest} request @param {Record<string, string>} more @returns {Promise<Response>} */
+/** Sends a request to the gateway, without cookies. The answer to a redirect is opaque: no status and no header. @param {string} apiId @param {CallRequest} request @param {Record<string, string>} more @returns {Promise<Response>} */
 export function sendCall(apiId, request, more) {
   return fetch(`/api/v2/gateway/${apiId}${request.target}`, {
     method: request.method,
@@ -179,9 +179,26 @@ export function sendCall(apiId, request, more) {
   });
 }
 
-/** A problem of the gateway; null for an answer of the API. @param {Response} response @returns {Promise<any>} */
+/** @typedef {"none" | "charged" | "released" | "held"} PaymentState */
+
+/**
+ * What became of the payment, by a header that no upstream can send. Null where the answer does not say it: it comes from a proxy before the gateway, or is a redirect.
+ * @param {Response} response @returns {PaymentState | null}
+ */
+export function readState(response) {
+  const state = response.headers.get("tollway-payment-state");
+  return state === "none" || state === "charged" || state === "released" || state === "held" ? state : null;
+}
+
+/** Whether the gateway itself made an answer. A relayed one has `received-status`, in a header that only the gateway writes (RFC 9209). @param {Response} response */
+export function isOfGateway(response) {
+  const status = response.headers.get("proxy-status") ?? "";
+  return readState(response) !== null && status.includes("; error=") && !status.includes("received-status");
+}
+
+/** A problem of the gateway; null for any other answer, whatever its type and body say. @param {Response} response @returns {Promise<any>} */
 export async function readProblem(response) {
-  if (response.headers.get("content-type") !== "application/problem+json") return null;
+  if (!isOfGateway(response) || response.headers.get("content-type") !== "application/problem+json") return null;
   try {
     const problem = await response.clone().json();
     return typeof problem.code === "string" && typeof problem.requestId === "string" ? problem : null;

@@ -3,8 +3,8 @@
 // Two rules carry it. Nothing is signed for another payee, token, chain or amount than the page has shown. And while a payment may still move, it is sent again as it is:
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
-import { CallSlip, readForm, readProblem, sendCall, showAnswer } from "./call_slip.js";
-import { WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, sendTransfer, signTyped } from "./wallet.js";
+import { CallSlip, isOfGateway, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
+import { WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
 const ATTEMPTS_MAX = 60;
@@ -14,7 +14,7 @@ const BOUND_VALID_S = 240;
 
 /** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
 /** @typedef {import("./call_slip.js").CallRequest} CallRequest */
-/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string }} Intent */
+/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string, isRedirected?: boolean }} Intent */
 
 /** The flow ended with a sentence for the reader. */
 class Stop extends Error {}
@@ -31,6 +31,7 @@ class TryPanel {
     this.button = /** @type {HTMLButtonElement} */ (form.querySelector("[data-pay]"));
     this.answer = /** @type {HTMLElement} */ (document.querySelector("[data-answer]"));
     this.recovery = /** @type {HTMLElement} */ (form.querySelector("[data-recovery]"));
+    this.anew = /** @type {HTMLElement} */ (form.querySelector("[data-anew]"));
     this.slip = new CallSlip(/** @type {HTMLElement} */ (document.querySelector("[data-slip]")));
     this.place = `tollway ${this.settings.apiId}`;
     /** @type {Map<string, string>} the amount that the reader has agreed to, by way */
@@ -51,13 +52,14 @@ class TryPanel {
     });
     addEventListener("visibilitychange", () => document.visibilityState === "visible" && this.rest());
     addEventListener("focus", () => this.rest());
+    form.addEventListener("input", () => this.readIntent() === null && this.showPrice());
     form.hidden = false;
     this.rest();
     const intent = this.readIntent();
     if (intent) this.offerToAskAgain(intent);
   }
 
-  /** The button is dead for a moment after the page came to the front: a click meant for another window must not pay. */
+  /** The button is dead for a moment after the page came to the front and after a flow: a click meant for something else must not pay. */
   rest() {
     this.button.disabled = true;
     clearTimeout(this.timer);
@@ -80,8 +82,7 @@ class TryPanel {
       this.slip.note(this.explain(error), true);
     } finally {
       this.isBusy = false;
-      clearTimeout(this.timer);
-      this.button.disabled = false;
+      this.rest();
     }
   }
 
@@ -102,34 +103,50 @@ class TryPanel {
     return this.ways.find((way) => way.id === chosen) ?? this.ways[0];
   }
 
+  /** The button names what a click pays: for a transaction, all its calls. */
+  showPrice() {
+    const way = this.chosenWay();
+    this.button.textContent = way ? this.say("pay", this.priceOf(way, this.agreed.get(way.id) ?? way.amount, this.countCalls(way))) : this.say("call");
+  }
+
+  /** How many calls a click pays for. What an earlier transaction left pays one. @param {Way} way */
+  countCalls(way) {
+    if (way.rail !== "tx" || this.findCredit(way, this.agreed.get(way.id) ?? way.amount)) return 1;
+    return Math.max(1, Math.min(1000, Math.floor(Number(new FormData(this.form).get("calls") ?? 1)) || 1));
+  }
+
   // ---- The steps.
 
   /** @returns {Promise<void>} */
   async start() {
     const known = this.readIntent();
     if (known) return this.resume(known);
+    // Everything that the reader has chosen is read at the click: the fields may change while the gateway answers.
     const request = readForm(this.form, this.settings);
+    const way = this.chosenWay();
+    const calls = way ? this.countCalls(way) : 1;
     this.slip.clear();
     this.answer.replaceChildren();
-    const credit = this.readCredit();
     const response = await sendCall(this.settings.apiId, request, {});
-    if (response.status !== 402) return this.finishUnpaid(response);
     const terms = await readProblem(response);
-    const way = this.chosenWay();
+    if (response.status !== 402 || !isOfGateway(response)) return this.finishUnpaid(response, terms);
     if (!terms || !way) throw new Stop(terms ? this.say("noWay") : this.say("differs"));
     const option = this.compare(way, terms);
-    this.slip.line(this.words.price, `${terms.payment.amount} ${terms.payment.currency}`);
+    this.slip.line(this.words.price, this.priceOf(way, option.amount));
+    if (calls > 1) this.slip.line(this.words.total, this.priceOf(way, option.amount, calls));
     this.slip.line(this.words.to, option.payTo);
-    if (credit && credit.way.id === way.id && BigInt(credit.units) >= BigInt(option.amount)) return this.payByCredit(way, option, request, credit);
+    const credit = this.findCredit(way, option.amount);
+    if (credit) return this.payByCredit(way, option, request, credit);
     const { provider, from } = await this.openWallet(way);
     if (way.rail === "x402") return this.payBySignature(way, option, request, response, provider, from);
-    return this.payByTransaction(way, option, request, provider, from);
+    return this.payByTransaction(way, option, request, provider, from, calls);
   }
 
-  /** A call that needs no payment, or that is refused. @param {Response} response */
-  async finishUnpaid(response) {
-    const problem = await readProblem(response);
+  /** A call that needs no payment, or that is refused. @param {Response} response @param {any} problem */
+  async finishUnpaid(response, problem) {
     if (problem) throw this.describe(problem);
+    if (response.type === "opaqueredirect") throw new Stop(this.say("redirect"));
+    if (readState(response) === null || isOfGateway(response)) throw new Stop(this.say("notGateway"));
     this.slip.line(this.words.price, this.words.free);
     this.printHead(response);
     this.slip.stamp("free", this.words.FREE);
@@ -145,10 +162,9 @@ class TryPanel {
     if (!option || option.decimals !== way.decimals || !/^[0-9]{1,78}$/.test(option.amount)) throw new Stop(this.say("differs"));
     const agreed = this.agreed.get(way.id) ?? way.amount;
     if (option.amount !== agreed) {
-      const price = `${terms.payment.amount} ${terms.payment.currency}`;
       this.agreed.set(way.id, option.amount);
-      this.button.textContent = this.say("pay", price);
-      throw new Stop(this.say("dearer", price, `${format(agreed, way.decimals)} ${way.symbol}`));
+      this.showPrice();
+      throw new Stop(this.say("dearer", this.priceOf(way, option.amount), this.priceOf(way, agreed)));
     }
     return option;
   }
@@ -172,15 +188,15 @@ class TryPanel {
     if (!way.token) return;
     const balance = await readBalance(provider, way.token, from);
     if (balance === null || balance >= amount) return;
-    const costs = `${format(String(amount), way.decimals)} ${way.symbol}`;
-    this.slip.note(this.say("tooLittle", `${format(String(balance), way.decimals)} ${way.symbol}`, costs, way.name), true);
+    this.slip.note(this.say("tooLittle", this.priceOf(way, String(balance)), this.priceOf(way, String(amount)), way.name), true);
     throw new Stop(from);
   }
 
-  /** The account must be the one on the ticket at the moment of signing. @param {import("./wallet.js").Wallet} provider @param {string} from */
-  async keepAccount(provider, from) {
+  /** Account and chain must be those on the ticket at the moment of signing. @param {import("./wallet.js").Wallet} provider @param {string} from @param {Way} way */
+  async keepAccount(provider, from, way) {
     const now = await connect(provider, () => {});
     if (lower(now) !== lower(from)) throw new Stop(this.say("accountChanged"));
+    await requireChain(provider, way);
   }
 
   // ---- Rail x402.
@@ -201,9 +217,9 @@ class TryPanel {
       validBefore: String(Math.floor(Date.now() / 1000) + Math.min(accepted.maxTimeoutSeconds, 900)),
       nonce: randomHex(),
     };
-    await this.keepAccount(provider, from);
+    await this.keepAccount(provider, from, way);
     /** @type {Intent} */
-    const intent = { rail: "x402", state: "signing", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option) };
+    const intent = { rail: "x402", state: "signing", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount) };
     this.writeIntent(intent);
     try {
       const domain = { name: accepted.extra.name, version: accepted.extra.version, chainId: way.chainId, verifyingContract: option.token };
@@ -222,17 +238,16 @@ class TryPanel {
 
   // ---- Rail tx.
 
-  /** @param {Way} way @param {any} option @param {CallRequest} request @param {import("./wallet.js").Wallet} provider @param {string} from */
-  async payByTransaction(way, option, request, provider, from) {
-    const calls = Math.max(1, Math.min(1000, Number(new FormData(this.form).get("calls") ?? 1) || 1));
+  /** @param {Way} way @param {any} option @param {CallRequest} request @param {import("./wallet.js").Wallet} provider @param {string} from @param {number} calls */
+  async payByTransaction(way, option, request, provider, from, calls) {
     const amount = BigInt(option.amount) * BigInt(calls);
     await this.checkBalance(way, provider, from, amount);
-    await this.keepAccount(provider, from);
+    await this.keepAccount(provider, from, way);
     /** @type {Intent} */
-    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option) };
+    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount) };
     this.writeIntent(intent);
     try {
-      intent.transaction = await sendTransfer(provider, { from, token: way.token, to: option.payTo, amount }, () => void this.slip.note(this.say("silent")));
+      intent.transaction = await sendTransfer(provider, { from, chainId: way.chainId, token: way.token, to: option.payTo, amount }, () => void this.slip.note(this.say("silent")));
     } catch (error) {
       if (error instanceof WalletRefused && error.kind === "declined") this.forgetIntent();
       else this.offerToAskAgain(intent);
@@ -269,6 +284,7 @@ class TryPanel {
     const bodyHash = keccak256(new TextEncoder().encode(request.body ?? ""));
     const message = { gateway: this.settings.gateway, apiId: this.settings.apiId, method: request.method, target: request.target, bodyHash, transaction: intent.transaction, validUntil: String(validUntil), nonce };
     const domain = { name: "Tollway", version: "1", chainId: way.chainId };
+    await this.keepAccount(provider, intent.from, way);
     const signature = await signTyped(provider, intent.from, { types: CALL_TYPES, primaryType: "PaidCall", domain, message }, () => void this.slip.note(this.say("silent")));
     return JSON.stringify({ signature, parameters: `v=1;validUntil=${validUntil};nonce=${nonce};bodyHash=${bodyHash}` });
   }
@@ -279,7 +295,7 @@ class TryPanel {
     const { provider, from } = await this.openWallet(way);
     if (lower(from) !== lower(credit.from)) throw new Stop(this.say("accountChanged"));
     /** @type {Intent} */
-    const intent = { rail: "credit", state: "shown", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option), transaction: credit.transaction };
+    const intent = { rail: "credit", state: "shown", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), transaction: credit.transaction };
     intent.header = await this.signCall(intent, provider);
     this.writeIntent(intent);
     return this.show(intent);
@@ -289,6 +305,7 @@ class TryPanel {
 
   /** @param {Intent} intent */
   async show(intent) {
+    let isTold = false;
     for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
       let response = null;
       try {
@@ -296,8 +313,14 @@ class TryPanel {
       } catch {
         response = null; // no response is no answer: the payment may have arrived
       }
+      if (response?.type === "opaqueredirect") return this.keepRedirected(intent);
       const problem = response && (await readProblem(response));
-      if (response && !isUndecided(problem, response)) return this.finish(intent, response, problem);
+      const state = response && readOutcome(response, problem);
+      if (response && state) return this.finish(intent, response, problem, state);
+      if (response && !isTold && (problem ?? INTERNAL).code === INTERNAL.code) {
+        isTold = true;
+        this.slip.note(this.say("notKnown"));
+      }
       const wait = response ? Math.ceil(Number(response.headers.get("retry-after") ?? 3)) || 3 : 3;
       if (wait > WAIT_MAX_S) break;
       await this.countDown(Math.max(1, wait));
@@ -314,13 +337,20 @@ class TryPanel {
     }
   }
 
-  /** @param {Intent} intent @param {Response} response @param {any} problem */
-  async finish(intent, response, problem) {
+  /** A redirect hides whether the call was charged, so its payment stays until the reader asks for a new one. @param {Intent} intent */
+  keepRedirected(intent) {
     this.clock = undefined;
-    const state = response.headers.get("tollway-payment-state") ?? problem?.paymentState ?? "none";
+    intent.isRedirected = true;
+    this.writeIntent(intent);
+    this.offerToAskAgain(intent);
+  }
+
+  /** @param {Intent} intent @param {Response} response @param {any} problem @param {import("./call_slip.js").PaymentState} state */
+  async finish(intent, response, problem, state) {
+    this.clock = undefined;
+    this.keepCredit(intent, response, state);
     if (state === "held") this.offerToAskAgain(intent);
     else this.forgetIntent();
-    this.keepCredit(intent, response, state);
     if (problem && state !== "held" && state !== "released") throw this.describe(problem);
     this.printHead(response);
     const receipt = decode(response.headers.get("payment-response") ?? "");
@@ -362,13 +392,27 @@ class TryPanel {
   offerToAskAgain(intent) {
     if (intent.state === "signing") return this.forgetIntent(); // the page never had a signature
     this.slip.frame.hidden = false;
-    this.slip.note(this.say(intent.transaction || intent.rail === "x402" ? "pending" : "sendingUnknown"));
     this.button.textContent = this.say("again");
+    this.anew.hidden = !intent.isRedirected;
+    if (intent.isRedirected) {
+      this.slip.note(this.say("redirectPaid"), true);
+      this.slip.line(this.words.callId, "/my/calls", "/my/calls");
+      return;
+    }
+    this.slip.note(this.say(intent.transaction || intent.rail === "x402" ? "pending" : "sendingUnknown"));
     this.recovery.hidden = Boolean(intent.transaction || intent.rail === "x402");
   }
 
   /** Goes on with a payment: the same one, never a new one. @param {Intent} intent @returns {Promise<void>} */
   async resume(intent) {
+    if (intent.isRedirected) {
+      const box = /** @type {HTMLInputElement} */ (this.anew.querySelector("input"));
+      if (!box.checked) throw new Stop(this.say("redirectPaid"));
+      box.checked = false;
+      sessionStorage.removeItem(`${this.place} credit`); // how much of it is left was in the hidden answer
+      this.forgetIntent();
+      return this.start();
+    }
     if (intent.rail === "tx" && intent.state === "sending") {
       const field = /** @type {HTMLInputElement} */ (this.recovery.querySelector("input"));
       const hash = intent.transaction ?? field.value.trim().toLowerCase();
@@ -404,9 +448,8 @@ class TryPanel {
 
   forgetIntent() {
     sessionStorage.removeItem(`${this.place} payment`);
-    this.recovery.hidden = true;
-    const way = this.chosenWay();
-    this.button.textContent = way ? this.say("pay", `${format(this.agreed.get(way.id) ?? way.amount, way.decimals)} ${way.symbol}`) : this.say("call");
+    this.recovery.hidden = this.anew.hidden = true;
+    this.showPrice();
   }
 
   /** What a transaction of this page has left pays for the next call. @param {Intent} intent @param {Response} response @param {string} state */
@@ -422,13 +465,15 @@ class TryPanel {
     sessionStorage.setItem(`${this.place} credit`, JSON.stringify({ transaction: intent.transaction, from: intent.from, way: intent.way, units: String(units), text }));
   }
 
-  readCredit() {
-    return readStored(`${this.place} credit`);
+  /** The rest of an earlier transaction, where it pays one more call. @param {Way} way @param {string} amount */
+  findCredit(way, amount) {
+    const credit = readStored(`${this.place} credit`);
+    return credit && credit.way.id === way.id && BigInt(credit.units) >= BigInt(amount) ? credit : null;
   }
 
-  /** @param {Way} way @param {any} option */
-  priceOf(way, option) {
-    return `${format(option.amount, way.decimals)} ${way.symbol}`;
+  /** Units of the way's token as the page writes them. The words of an answer are never shown for an amount. @param {Way} way @param {string} amount @param {number} [calls] */
+  priceOf(way, amount, calls = 1) {
+    return `${format(String(BigInt(amount) * BigInt(calls)), way.decimals)} ${way.symbol}`;
   }
 }
 
@@ -447,11 +492,14 @@ function paymentHeaders(intent) {
   };
 }
 
-const UNDECIDED = new Set(["payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
+/** The gateway failed and does not know how far it came. */
+const INTERNAL = { code: "internal_error" };
+const UNDECIDED = new Set([INTERNAL.code, "payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
 
-/** Whether the same payment must be sent again. @param {any} problem @param {Response} response */
-function isUndecided(problem, response) {
-  return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402;
+/** What became of the payment; null where the same payment must be sent again to know it. @param {Response} response @param {any} problem */
+function readOutcome(response, problem) {
+  if (isOfGateway(response) && problem === null) return null;
+  return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
 }
 
 /** @param {Intent} intent */

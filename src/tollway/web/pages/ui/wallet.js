@@ -128,6 +128,11 @@ export async function moveToChain(wallet, chain, onSilence) {
     await grant(wallet, "wallet_addEthereumChain", [chain.network], onSilence);
     if ((await readChain(wallet)) !== chain.chainId) await grant(wallet, "wallet_switchEthereumChain", target, onSilence);
   }
+  await requireChain(wallet, chain);
+}
+
+/** The wallet must be on the chain: also at the moment of signing, not only when it was moved there. @param {Wallet} wallet @param {Chain} chain */
+export async function requireChain(wallet, chain) {
   if ((await readChain(wallet)) !== chain.chainId) throw new WalletRefused("wrongChain");
 }
 
@@ -161,12 +166,13 @@ function toSignature(value) {
 
 /**
  * Sends one transfer: of a token, or of the native currency where `token` is null. Returns the transaction hash.
- * @param {Wallet} wallet @param {{ from: string, token: string | null, to: string, amount: bigint }} transfer @param {() => void} onSilence
+ * @param {Wallet} wallet @param {{ from: string, chainId: number, token: string | null, to: string, amount: bigint }} transfer @param {() => void} onSilence
  * @returns {Promise<string>}
  */
-export async function sendTransfer(wallet, { from, token, to, amount }, onSilence) {
+export async function sendTransfer(wallet, { from, chainId, token, to, amount }, onSilence) {
   const data = "0xa9059cbb" + to.slice(2).toLowerCase().padStart(64, "0") + amount.toString(16).padStart(64, "0");
-  const transaction = token ? { from, to: token, value: "0x0", data } : { from, to, value: "0x" + amount.toString(16) };
+  const what = token ? { to: token, value: "0x0", data } : { to, value: "0x" + amount.toString(16) };
+  const transaction = { from, chainId: "0x" + chainId.toString(16), ...what };
   const hash = await grant(wallet, "eth_sendTransaction", [transaction], onSilence);
   if (typeof hash !== "string" || !/^0x[0-9a-fA-F]{64}$/.test(hash)) throw new WalletRefused("failed", "no transaction hash");
   return hash;
