@@ -152,8 +152,8 @@ PAGE_GUARDS = (
         "T7",
         "a transfer is written down before the wallet sends it",
         TRY,
-        "price: this.priceOf(way, option) };\n    this.writeIntent(intent);\n    try {\n      intent.transaction",
-        "price: this.priceOf(way, option) };\n    try {\n      intent.transaction",
+        "price: this.priceOf(way, option.amount) };\n    this.writeIntent(intent);\n    try {\n      intent.transaction",
+        "price: this.priceOf(way, option.amount) };\n    try {\n      intent.transaction",
         test="browser/test_try_outcomes.py::test_a_transaction_whose_hash_never_came_pays_by_its_hash",
     ),
     guard(
