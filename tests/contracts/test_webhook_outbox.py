@@ -14,7 +14,8 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import webhook_outbox, webhook_pruning
 from tollway.storage.database import Database
 from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.webhook_events import write_events
+from tollway.storage.webhook_events import ACTIVATION_MS, write_events
+from tollway.web.query import format_time
 from tollway.webhooks.endpoints import DeliveryState, EndpointState, Reason, Resent, WebhookEndpoint
 from tollway.webhooks.events import EventType, NewEvent
 from tollway.webhooks.messages import BODY_BYTES_MAX
@@ -404,6 +405,60 @@ async def test_old_deliveries_are_pruned_and_dead_ones_later(webhooks: WebhookHa
     ):
         await webhooks.outbox.prune(now_ms=webhooks.now_ms + kept_ms)
         assert sorted(row.state for row in await webhooks.deliveries()) == sorted(states)
+
+
+async def test_an_event_whose_subject_cannot_be_read_is_a_gap_and_holds_up_no_other(
+    webhooks: WebhookHarness,
+) -> None:
+    endpoint = await webhooks.activate()
+    lost = [
+        NewEvent(
+            id=f"evt_{number:026}",
+            wallet=PROVIDER,
+            type=kind,
+            subject=subject,
+            state="final",
+            units=1,
+            at_ms=webhooks.now_ms,
+        )
+        for number, (kind, subject) in enumerate(
+            [(CREDITED, "999"), (CREDITED, "no number"), (EventType.CALL_CHARGED, "call_unknown")]
+        )
+    ]
+    await webhooks.database.write(lambda connection: write_events(connection, lost))
+    (event_id,) = await emit(webhooks)
+    assert await webhooks.new_events() == []
+    rows = {row.event_id: row for row in await webhooks.deliveries()}
+    assert [rows[event.id].type for event in lost] == ["webhook.gap"] * 3
+    at = format_time(webhooks.now_ms)
+    assert json.loads(rows[lost[0].id].data) == {"endpointId": endpoint.id, "from": at, "to": at}
+    assert rows[event_id].type == CREDITED
+    assert await begin(webhooks, endpoint) is not None
+
+
+async def test_an_endpoint_counts_from_a_time_after_every_wait_of_its_write(
+    webhooks: WebhookHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its write waits for another one: the other gateways read the new set later too."""
+    first, second = await webhooks.register(), await webhooks.activate()
+    await webhooks.set_endpoint(
+        second, state="stopped", gap_from_ms=webhooks.now_ms, gap_to_ms=None, reason="too_many_pending"
+    )
+    challenges = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
+    begun_ms = webhooks.now_ms
+    write = webhooks.database.write
+
+    async def write_late(work: Any, **options: Any) -> Any:
+        webhooks.now_ms += 4_000
+        return await write(work, **options)
+
+    monkeypatch.setattr(webhooks.database, "write", write_late)
+    await webhooks.outbox.end_challenge(challenges[0], is_echoed=True, next_ms=None, now_ms=begun_ms)
+    assert (await webhooks.find(first)).active_from_ms == webhooks.now_ms + ACTIVATION_MS
+    begun_ms = webhooks.now_ms
+    await webhooks.outbox.resume_stopped(now_ms=begun_ms)
+    resumed = await webhooks.find(second)
+    assert resumed.active_from_ms == resumed.gap_to_ms == begun_ms + 4_000 + ACTIVATION_MS
 
 
 async def test_due_endpoints_are_one_for_each_origin_the_longest_waiting_first(

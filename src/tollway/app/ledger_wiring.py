@@ -80,7 +80,6 @@ def ledger_routers(
             access=access,
             find_asset=find_asset,
             receipt_signer=receipt_signer,
-            now_ms=now_ms,
         ),
         x402_history_router(
             call_history=call_history,
@@ -122,7 +121,6 @@ def book_file_routers(
     access: BookAccess,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
-    now_ms: Callable[[], int],
     paths: BookFilePaths = API_FILES,
 ) -> list[Router]:
     """Builds the routers of the files and of receipts: those of the API, or with `PAGE_FILES` those that pages link to."""
@@ -134,7 +132,7 @@ def book_file_routers(
         find_asset=find_asset,
         limits=limits,
         public_url=public_url,
-        now_ms=now_ms,
+        now_ms=services.ledger.shared_ms,
         clock=time.monotonic,
     )
     receipts = ReceiptServices(

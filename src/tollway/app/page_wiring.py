@@ -117,7 +117,6 @@ def signed_in_routers(
             access=books,
             find_asset=find_asset,
             receipt_signer=receipt_signer,
-            now_ms=now_ms,
             paths=PAGE_FILES,
         ),
     ]

@@ -63,7 +63,8 @@ class PaymentPlace:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentQuery:
     """A query for the payments of one wallet, newest block first. `role`: the wallet paid them, or received them. `from_ms` and `to_ms`, both inclusive,
-    are about the moment at which the ledger recorded a payment; so a set with `to_ms` in the past never gets another payment."""
+    are about the moment at which the ledger recorded a payment, by the shared time. The moment is taken before the commit: a set gets no further payment
+    once `to_ms` is some time in the past."""
 
     wallet: Address
     role: HistoryRole = "payer"

@@ -13,6 +13,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
+import structlog
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -27,7 +28,9 @@ from sqlalchemy import (
     text,
     update,
 )
+from sqlalchemy.exc import DBAPIError
 
+from tollway.background import describe_failure
 from tollway.ids import Address, ChainId, format_id
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
@@ -78,6 +81,8 @@ messages, and one message that it always refuses does not hold up the others."""
 ATTEMPT_MS = 60_000
 """An attempt that its gateway did not end is begun again after this: longer than its deadline."""
 _ID_BYTES = 10
+
+_log = structlog.get_logger(__name__)
 
 _SENDING = (EndpointState.ACTIVE.value, EndpointState.STOPPED.value)
 _endpoint, _delivery, _message = endpoint_table.c, delivery_table.c, message_table.c
@@ -174,15 +179,30 @@ class WebhookOutbox:
         return bool(endpoint.state == EndpointState.ACTIVE.value)
 
     def _delivery_row(self, endpoint_id: str, event: Any, data: "_EventData") -> dict[str, Any]:
+        """An event whose subject cannot be read has a gap in its place: it must not hold up the events after it."""
+        kind = event.type
+        try:
+            content = data.of(event)
+        except DBAPIError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - a defect of one event: the other ones go on
+            _log.error(
+                "webhook_event_unreadable",
+                event_id=event.id,
+                endpoint=endpoint_id,
+                **describe_failure(exc),
+            )
+            at = self._format_time(event.at_ms)
+            kind, content = GAP, gap_data(from_at=at, to_at=at)
         return {
             "endpoint_id": endpoint_id,
             "event_id": event.id,
-            "type": event.type,
+            "type": kind,
             "state": DeliveryState.PENDING.value,
             "message_id": None,
             "at_ms": event.at_ms,
             "settled_ms": None,
-            "data": encode_json({"endpointId": endpoint_id, **data.of(event)}),
+            "data": encode_json({"endpointId": endpoint_id, **content}),
         }
 
     async def find_challenges(self, *, now_ms: int, limit: int) -> Sequence[DueChallenge]:
@@ -281,9 +301,8 @@ class WebhookOutbox:
             if is_echoed:
                 values: dict[str, Any] = {
                     "state": EndpointState.ACTIVE.value,
-                    "active_from_ms": now_ms + ACTIVATION_MS,
+                    "active_from_ms": self._take_activation(connection, challenge.endpoint_id, now_ms),
                 }
-                raise_generation(connection)
             elif next_ms is not None:
                 values = {"due_ms": next_ms}
             else:
@@ -306,7 +325,7 @@ class WebhookOutbox:
             await write_retried(self._database, work)
 
     def _resume(self, connection: Connection, endpoint: Any, *, now_ms: int) -> None:
-        active_from_ms = now_ms + ACTIVATION_MS
+        active_from_ms = self._take_activation(connection, endpoint.id, now_ms)
         gap = gap_data(
             from_at=self._format_time(endpoint.gap_from_ms), to_at=self._format_time(active_from_ms)
         )
@@ -330,7 +349,13 @@ class WebhookOutbox:
                 gap_to_ms=active_from_ms,
             )
         )
+
+    def _take_activation(self, connection: Connection, endpoint_id: str, begun_ms: int) -> int:
+        """Locks an endpoint, raises the generation, and returns the time from which the endpoint gets events. The time is read after the last wait for a lock,
+        so every gateway has read the new set by then."""
+        connection.execute(select(_endpoint.id).where(_endpoint.id == endpoint_id).with_for_update())
         raise_generation(connection)
+        return max(begun_ms, self._now_ms()) + ACTIVATION_MS
 
     async def prune(self, *, now_ms: int) -> None:
         if self._events.has_tables:
