@@ -116,7 +116,6 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "registry/test_draft.py": ("registry/header_names.py",),
     "contracts/test_history.py": ("storage/payment_list.py",),
     "contracts/test_viewers.py": ("storage/viewer_store.py",),
-    "app/test_wiring.py": ("app/ledger_wiring.py",),
     "web/test_exports.py": ("web/export_rows.py",),
     "web/test_page_assets.py": ("web/page_renderer.py",),
     "web/test_page_response.py": ("web/page_problems.py",),
