@@ -18,7 +18,19 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 LOCKS = tuple(
     ROOT / "requirements" / f"{name}.txt"
-    for name in ("build", "caller", "mcp", "gateway", "redis", "dev", "bench", "audit", "deploy", "docs")
+    for name in (
+        "build",
+        "caller",
+        "mcp",
+        "gateway",
+        "redis",
+        "dev",
+        "bench",
+        "audit",
+        "deploy",
+        "docs",
+        "otel",
+    )
 )
 
 ACCEPTED: dict[str, str] = {}

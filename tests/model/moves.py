@@ -33,7 +33,7 @@ class MemoryMoves(MemoryStatement):
             call = self._rows.calls[call_id]
             self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
             if owed_units(call) == 0:
-                call.state = CallState.CONSUMED
+                call.state, call.moved_ms = CallState.CONSUMED, self._now_ms()
 
     def _raise_to(self, told: NewPayment, payment: Payment) -> None:
         if is_worth_more(payment, told):

@@ -378,7 +378,7 @@ class Closed:
     where the statement does not return it, which is never so for a call that an authorisation pays."""
 
     remaining_units: int | None
-    moved_ms: int | None = field(default=None, compare=False)
+    moved_ms: int | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
