@@ -1,11 +1,11 @@
 """Who asks, and what a wallet sees of its calls and payments: authentication, history, payments."""
 
 import json
+from datetime import UTC, datetime
 
 from tests.transcripts.harness import API, SECOND_CHAIN, Harness
 from tests.transcripts.payer import V1, V2, quote, show
 from tests.transcripts.signing import CHAIN_ID, ORIGIN, Account, encode, plain, sign_request
-from tollway.web.query import format_time
 
 PROVIDER, ALICE, BOB = Account("provider"), Account("alice"), Account("bob")
 PRICE = 10_000
@@ -308,7 +308,7 @@ def play_payments(harness: Harness) -> None:
         permission = f"/viewers/{ALICE.address}"
         harness.control("a viewer without an end", BOB, "PUT", permission, {})
         harness.control("for ever", BOB, "PUT", permission, {"until": "2099-01-01T00:00:00.000Z"})
-        until = format_time(harness.clock.now_s * 1000 + 86_400_000)
+        until = f"{datetime.fromtimestamp(harness.clock.now_s + 86_400, UTC):%Y-%m-%dT%H:%M:%S}.000Z"
         harness.control("until tomorrow", BOB, "PUT", permission, {"until": until})
         harness.control("whom it reads", ALICE, "GET", "/viewers")
         for path in reads:
