@@ -148,6 +148,8 @@ HELD_BY = {
     "live_calls_max": "contracts/test_closed_periods.py::"
     "test_beyond_the_limit_of_calls_the_older_periods_are_lower_bounds",
     "spending_calls_max": "web/test_my_sums_routes.py::test_sums_of_too_many_calls_are_lower_bounds",
+    "chain_check_interval_s": "chain/test_nodes_health.py::"
+    "test_between_full_checks_only_networks_that_are_away_are_checked",
     "chain_away_s": "chain/test_nodes_health.py::test_a_network_counts_as_lost_once_it_was_away_for_so_long",
 }
 

@@ -43,6 +43,7 @@ class FixedLimits:
     watch_batch_max: int = 200  # payments read from the ledger at once, where their block has changed
     watch_in_flight_max: int = 8  # requests for receipts; the rest of `rpc_in_flight_max` serves callers
     disputed_looks_max: int = 6  # checks in a row at which nodes disagree; then the payment is held
+    chain_check_interval_s: float = 60.0  # between two checks of the chain and the newest block of every node
     chain_away_s: float = 30.0  # a leader without nodes for so long gives way; a restart takes less
 
     # Settling authorisations.

@@ -361,7 +361,6 @@ class NodePool:
         return exc
 
 
-CHECK_INTERVAL_S = 60.0
 AWAY_INTERVAL_S = 10.0
 
 _NEVER_SERVED = float("-inf")
@@ -401,8 +400,8 @@ class NodeHealth:
         return sum(since is not None and since <= longest for since in self._away_since.values())
 
     async def check_due(self) -> None:
-        """Checks the networks that are away, and all networks every `CHECK_INTERVAL_S`. Call it every `AWAY_INTERVAL_S`."""
-        if self._clock() - self._checked_s >= CHECK_INTERVAL_S:
+        """Checks the networks that are away, and all networks every `chain_check_interval_s`. Call it every `AWAY_INTERVAL_S`."""
+        if self._clock() - self._checked_s >= self._limits.chain_check_interval_s:
             await self.find_wrong_chain_nodes()
             return
         for chain_id in [chain_id for chain_id, since in self._away_since.items() if since is not None]:
