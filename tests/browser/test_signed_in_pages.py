@@ -300,12 +300,31 @@ async def test_an_owner_sees_two_agents_that_named_her_and_no_third(browser: Bro
             await compare_file(site, watched, OTHER)
         await site.harness.services.viewers.delete(READER.address, OTHER.address)
         try:
-            assert await watched.goto(f"/my/calls?wallet={READER.address}") == 403
+            assert await watched.goto(f"/my/calls?wallet={READER.address}") == 404
             await watched.check()
             await watched.goto("/my/spending?groupBy=wallet")
             assert await page.locator(".labelled tbody th").all_inner_texts() == [str(SELLER.address)]
         finally:
             await site.harness.name_viewer(READER, OTHER)
+
+
+async def test_an_owner_reads_the_tickets_of_an_agent(browser: Browser, site: Site) -> None:
+    """From the row of a list to the ticket, its receipt and back, without a word about whose books they are."""
+    async with open_page(browser, site, wallet=OTHER) as watched:
+        page = watched.page
+        for path in ("/my/calls", "/my/credit"):
+            await watched.goto(f"{path}?wallet={READER.address}")
+            await page.locator("tbody th a").first.click()
+            await page.wait_for_url(f"**{path}/**")
+            await expect(page.get_by_role("heading", level=1)).to_have_text(
+                "Ticket of a call" if path == "/my/calls" else "Payment"
+            )
+            await watched.check()
+            await page.get_by_role(
+                "link", name="All calls" if path == "/my/calls" else "All payments"
+            ).click()
+            await expect(page.locator("tbody th a").first).to_be_visible()
+            assert str(READER.address) in page.url
 
 
 async def compare_file(site: Site, watched: WatchedPage, wallet: KeyWallet) -> None:

@@ -17,6 +17,7 @@ from tests.kit.signed_in import (
     READER,
     SELLER,
     TEXTS,
+    THIRD,
     USDC,
     SignedInHarness,
     find_asset,
@@ -341,13 +342,23 @@ async def test_credit_shows_payments_and_what_is_left(harness: SignedInHarness) 
     await harness.read(f"/my/credit/{payment.tx_hash}", 404)
 
 
+async def test_a_payee_sees_what_it_received_without_a_link_to_the_payers_page(
+    harness: SignedInHarness,
+) -> None:
+    payment = await harness.services.record_payment(30_000)
+    await harness.sign_in(SELLER)
+    page = await harness.read("/my/credit?role=provider")
+    assert str(READER.address) in page.text
+    assert f"/my/credit/{payment.tx_hash}" not in page.addresses
+
+
 # ---- Viewers.
 
 
 async def test_an_owner_reads_the_wallets_that_named_her_and_no_other(harness: SignedInHarness) -> None:
     await harness.services.write_calls(*MIXED)
     await harness.sign_in(OTHER)
-    await harness.read(f"/my/calls?wallet={READER.address}", 403)
+    await harness.read(f"/my/calls?wallet={READER.address}", 404)
     await harness.sign_in(READER)
     allowed = await harness.post("/my/wallets", {"address": str(OTHER.address), "until": "2027-02-01"})
     assert (allowed.status_code, allowed.headers["location"]) == (303, "/my/wallets")
@@ -356,11 +367,62 @@ async def test_an_owner_reads_the_wallets_that_named_her_and_no_other(harness: S
     assert str(READER.address) in (await harness.read("/my/wallets")).text
     assert "6 calls" in (await harness.read(f"/my/calls?wallet={READER.address}")).words
     await harness.read(f"/my/calls/call_0?wallet={READER.address}")
-    await harness.read(f"/my/calls?wallet={SELLER.address}", 403)
+    await harness.read(f"/my/calls?wallet={SELLER.address}", 404)
     await harness.sign_in(READER)
     await harness.post("/my/wallets/withdrawal", {"address": str(OTHER.address)})
     await harness.sign_in(OTHER)
-    await harness.read(f"/my/calls?wallet={READER.address}", 403)
+    await harness.read(f"/my/calls?wallet={READER.address}", 404)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/my",
+        "/my/calls",
+        "/my/calls/call_0",
+        "/my/credit",
+        "/my/credit/0x" + "ab" * 32,
+        "/my/spending",
+    ],
+)
+async def test_a_page_about_a_wallet_that_is_not_yours_is_not_found(
+    harness: SignedInHarness, path: str
+) -> None:
+    """The same page whether the wallet has calls or none, so a page tells no stranger which wallets are customers."""
+    await harness.services.write_calls(*MIXED)
+    await harness.sign_in(OTHER)
+    pages = [await harness.read(f"{path}?wallet={wallet.address}", 404) for wallet in (READER, THIRD)]
+    words = [page.words for page in pages]
+    assert words[0].replace(str(READER.address), "") == words[1].replace(str(THIRD.address), "")
+
+
+async def test_an_owner_follows_the_links_of_an_agents_books(harness: SignedInHarness) -> None:
+    """From the lists of an agent to a ticket, its receipt and the calls of a payment: every link keeps whose books it shows."""
+    payment = await harness.services.record_payment(30_000)
+    claim = claim_on(payment, 10_000, payer=READER.address, provider=SELLER.address)
+    await harness.services.ledger.claim(claim)
+    await harness.services.ledger.close(close_of(claim, CallState.CONSUMED))
+    harness.services.now_ms += DEFAULT_LIMITS.receipt_wait_s * 1000
+    await harness.name_viewer(READER, OTHER)
+    await harness.sign_in(OTHER)
+    calls = await harness.read(f"/my/calls?wallet={READER.address}")
+    ticket = await harness.read(find_link(calls, "/my/calls/"))
+    receipt = await harness.browser.get(find_link(ticket, "/receipt"))
+    assert (receipt.status_code, receipt.json()["payload"]["callId"]) == (200, claim.call_id)
+    assert "All calls" in ticket.words
+    back = await harness.read(find_link(ticket, "/my/calls?"))
+    assert find_link(back, f"{claim.call_id}?wallet=")
+    credit = await harness.read(f"/my/credit?wallet={READER.address}")
+    paid = await harness.read(find_link(credit, "/my/credit/"))
+    assert claim.call_id in (await harness.read(find_link(paid, "/my/calls/"))).text
+    assert find_link(await harness.read(find_link(paid, "/my/credit?")), str(payment.tx_hash))
+    none = await harness.read(f"/my/calls?wallet={READER.address}&status=failed")
+    assert find_link(await harness.read(find_link(none, "/my/calls?role=")), claim.call_id)
+
+
+def find_link(page: PageReader, part: str) -> str:
+    """The first link of the page whose path or query has this part."""
+    return next(link for link in page.addresses if part in link)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def test_listings_that_are_not_proved_are_counted(harness: SignedInHarness
 async def test_the_calling_half_of_a_wallet_that_named_the_reader(harness: SignedInHarness) -> None:
     await harness.services.write_calls(*MIXED)
     await harness.sign_in(OTHER)
-    await harness.read(f"/my?wallet={READER.address}", 403)
+    await harness.read(f"/my?wallet={READER.address}", 404)
     await harness.name_viewer(READER, OTHER)
     await harness.sign_in(OTHER)
     page = await harness.read(f"/my?wallet={READER.address}")
@@ -157,7 +157,7 @@ async def test_an_owner_sees_the_agents_that_named_her_and_no_other(harness: Sig
     answer = await harness.browser.get("/my/spending?groupBy=wallet")
     assert {row[0] for row in rows_of(answer.text)} == {str(one.address) for one in agents}
     assert str(THIRD.address) not in answer.text
-    await harness.read(f"/my/spending?wallet={THIRD.address}", 403)
+    await harness.read(f"/my/spending?wallet={THIRD.address}", 404)
     one = await harness.browser.get(f"/my/spending?groupBy=wallet&wallet={READER.address}")
     assert [row[0] for row in rows_of(one.text)] == [str(READER.address)]
     await harness.sign_in(READER)
@@ -165,7 +165,7 @@ async def test_an_owner_sees_the_agents_that_named_her_and_no_other(harness: Sig
     await harness.sign_in(OTHER)
     answer = await harness.browser.get("/my/spending?groupBy=wallet")
     assert [row[0] for row in rows_of(answer.text)] == [str(SELLER.address)]
-    await harness.read(f"/my/spending?wallet={READER.address}", 403)
+    await harness.read(f"/my/spending?wallet={READER.address}", 404)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tollway.ids import ChainId
 from tollway.ledger.ledger import PaymentLedger
 from tollway.web.admission import SignInRateLimit
 from tollway.web.history_routes import FindAsset
-from tollway.web.my_routes import MyServices, my_router
+from tollway.web.my_routes import NOT_YOURS, MyServices, my_router
 from tollway.web.my_sums_routes import SumServices, my_sums_router
 from tollway.web.page_assets import read_assets
 from tollway.web.page_renderer import PageRenderer, TestMoney
@@ -73,7 +73,7 @@ def signed_in_routers(
     access = PageAccess(
         sign_in, public.renderer, origins=[str(origin)], form_bytes_max=limits.control_body_bytes_max
     )
-    books = BookAccess(services.viewers, limits=limits, now_ms=now_ms)
+    books = BookAccess(services.viewers, limits=limits, now_ms=now_ms, refusal=NOT_YOURS)
     mine = MyServices(
         renderer=public.renderer,
         sign_in=sign_in,

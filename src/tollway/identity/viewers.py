@@ -47,19 +47,28 @@ class ViewerStore(Protocol):
 
 
 class BookAccess:
-    """Decides whose books a request reads. Each decision reads the database, so an end counts at every gateway at once."""
+    """Decides whose books a request reads. Each decision reads the database, so an end counts at every gateway at once. `refusal`: of a wallet that has not
+    named the reader."""
 
-    def __init__(self, viewers: ViewerStore, *, limits: Limits, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        viewers: ViewerStore,
+        *,
+        limits: Limits,
+        now_ms: Callable[[], int],
+        refusal: Problem | None = None,
+    ) -> None:
         self._viewers = viewers
         self._limits = limits
         self._now_ms = now_ms
+        self._refusal = NOT_VIEWER if refusal is None else refusal
 
     async def resolve_wallet(self, reader: Address, named: Address | None) -> Address:
-        """The wallet whose books are read: the reader's own, or the named one. Raises Refusal (403) where it has not named the reader."""
+        """The wallet whose books are read: the reader's own, or the named one. Raises Refusal where it has not named the reader."""
         if named is None or named == reader:
             return reader
         if not await self._viewers.is_viewer(named, reader, now_ms=self._now_ms()):
-            raise Refusal(NOT_VIEWER)
+            raise Refusal(self._refusal)
         return named
 
     async def allow(self, wallet: Address, viewer: Address, *, until_ms: int) -> Viewer:

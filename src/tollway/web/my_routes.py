@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
-from urllib.parse import quote, unquote, urlencode
+from urllib.parse import unquote, urlencode
 
 from pydantic import Field
 from starlette.requests import Request
@@ -42,6 +42,8 @@ from tollway.web.my_views import (
     BookFilterView,
     ListLinks,
     PaymentRowView,
+    link_book,
+    link_call,
     view_call_rows,
     view_payment_row,
     view_permissions,
@@ -163,7 +165,7 @@ class BookPages:
     async def list_calls(self, request: Request, reader: Reader) -> Response:
         form = ListForm.read(request, now_ms=self._services.now_ms())
         filters, errors = form.parse(HistoryFilters)
-        page = HistoryPage(calls=(), total=0)
+        page, owner = HistoryPage(calls=(), total=0), reader.address
         if filters is not None:
             owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
             bound_ms = form.as_of_ms if filters.to_ms is None else min(filters.to_ms, form.as_of_ms)
@@ -176,8 +178,8 @@ class BookPages:
             reader,
             "my_calls.j2",
             status=status_of_form(errors),
-            filters=await self._view_filters(reader, form, errors),
-            rows=view_call_rows(page.calls, self._services.find_asset),
+            filters=await self._view_filters(reader, form, errors, path="/my/calls"),
+            rows=view_call_rows(page.calls, self._services.find_asset, wallet=other_wallet(owner, reader)),
             total=page.total,
             is_lower_bound=page.is_lower_bound,
             older=links.older(has_more=shown_until < page.total or page.is_lower_bound, rows=len(page.calls)),
@@ -188,9 +190,14 @@ class BookPages:
     async def show_call(self, request: Request, reader: Reader) -> Response:
         owner = await self._find_owner(request, reader)
         call = await find_call(self._history, request.path_params["call_id"], owner)
-        ticket = view_ticket(call, reader.address, self._services.find_asset, self._services.profiles)
-        receipt = f"/my/calls/{quote(call.id, safe='')}/receipt"
-        return self._respond(request, reader, "my_call.j2", ticket=ticket, receipt=receipt)
+        ticket = view_ticket(
+            call,
+            reader.address,
+            self._services.find_asset,
+            self._services.profiles,
+            wallet=other_wallet(owner, reader),
+        )
+        return self._respond(request, reader, "my_call.j2", ticket=ticket)
 
     async def resolve(self, request: Request, reader: Reader, fields: Fields) -> Response:
         """The provider's decision about a call without an outcome. The second form of the page confirms it."""
@@ -199,7 +206,7 @@ class BookPages:
             raise Refusal(_NO_OUTCOME)
         call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
         await decide_call(self._services.ledger, call, CallState(outcome), now_ms=self._services.now_ms())
-        return _lead_to(f"/my/calls/{quote(call.id, safe='')}")
+        return _lead_to(link_call(call.id, None))
 
     # ---- Payments.
 
@@ -207,6 +214,7 @@ class BookPages:
         form = ListForm.read(request, now_ms=self._services.now_ms())
         filters, errors = form.parse(PaymentFilters)
         payments: tuple[ListedPayment, ...] = ()
+        owner = reader.address
         if filters is not None:
             owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
             bound_ms = form.as_of_ms if filters.to_ms is None else min(filters.to_ms, form.as_of_ms)
@@ -221,10 +229,13 @@ class BookPages:
             reader,
             "my_credit.j2",
             status=status_of_form(errors),
-            filters=await self._view_filters(reader, form, errors),
+            filters=await self._view_filters(reader, form, errors, path="/my/credit"),
             rows=[
                 self._view_payment(
-                    one.payment, is_restored=one.is_restored, is_held_by_call=one.has_unknown_call
+                    one.payment,
+                    is_restored=one.is_restored,
+                    is_held_by_call=one.has_unknown_call,
+                    wallet=other_wallet(owner, reader),
                 )
                 for one in rows
             ],
@@ -240,20 +251,34 @@ class BookPages:
         if not payments:
             raise Refusal(_NO_PAYMENT)
         is_restored = await is_held_by_restore(payments, self._services.payment_ledger)
+        wallet = other_wallet(owner, reader)
         shown = []
         for payment in payments:
             unknown = await self._history.unknown_calls(payment.id, limit=1)
-            row = self._view_payment(payment, is_restored=is_restored, is_held_by_call=bool(unknown))
-            shown.append((row, await self._history.calls_of(payment.id, limit=ROWS_MAX)))
-        return self._respond(request, reader, "my_payment.j2", payments=shown, calls_max=ROWS_MAX)
+            row = self._view_payment(
+                payment, is_restored=is_restored, is_held_by_call=bool(unknown), wallet=wallet
+            )
+            calls = await self._history.calls_of(payment.id, limit=ROWS_MAX)
+            shown.append((row, [(call_id, link_call(call_id, wallet)) for call_id in calls]))
+        return self._respond(
+            request,
+            reader,
+            "my_payment.j2",
+            payments=shown,
+            calls_max=ROWS_MAX,
+            payments_href=link_book("/my/credit", wallet),
+        )
 
-    def _view_payment(self, payment: Payment, *, is_restored: bool, is_held_by_call: bool) -> PaymentRowView:
+    def _view_payment(
+        self, payment: Payment, *, is_restored: bool, is_held_by_call: bool, wallet: Address | None
+    ) -> PaymentRowView:
         return view_payment_row(
             payment,
             self._services.find_asset,
             self._services.profiles,
             is_restored=is_restored,
             is_held_by_call=is_held_by_call,
+            wallet=wallet,
         )
 
     # ---- Viewers.
@@ -319,7 +344,7 @@ class BookPages:
             raise Refusal(_NO_WALLET) from exc
 
     async def _view_filters(
-        self, reader: Reader, form: "ListForm", errors: Mapping[str, str]
+        self, reader: Reader, form: "ListForm", errors: Mapping[str, str], *, path: str
     ) -> BookFilterView:
         wallets, _ = await self._services.books.list_wallets(reader.address)
         own = str(reader.address)
@@ -334,6 +359,7 @@ class BookPages:
             wallets=tuple((one, one.lower() == chosen.lower()) for one in addresses),
             errors=errors,
             has_filters=any(form.given.get(name) for name in ("apiId", "status", "from", "to")),
+            all_href=f"{path}?{urlencode({'role': 'payer', **form.keep('role', 'wallet')})}",
         )
 
 
@@ -395,6 +421,11 @@ class ListPlace(QueryModel):
     as_of_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="asOf")
 
 
+def other_wallet(owner: Address, reader: Reader) -> Address | None:
+    """The wallet whose books the reader sees; None for its own."""
+    return None if owner == reader.address else owner
+
+
 def status_of_form(errors: Mapping[str, str]) -> int:
     return status_of(Code.VALIDATION_FAILED) if errors else 200
 
@@ -414,6 +445,12 @@ def _errors_by_field(problem: Problem) -> Mapping[str, str]:
     }
 
 
+NOT_YOURS = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="There is no such page for this wallet. To read the books of another wallet, let it name you: `tollway wallet show-to` there, or its page /my/wallets.",
+)
+"""The refusal of `wallet` on a page. `/api/v2` says 403 `not_viewer` to a program that has signed in with its key; a page has a link that was shared or
+guessed, and says the same of a wallet without calls as of every address that leads nowhere."""
 _NO_SIGNATURE = Problem(
     code=Code.INVALID_SIGNATURE,
     detail="The form has no signature. Open the page of the sign-in again and let your wallet sign the message.",

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 from tollway.chain.networks import NetworkProfile
 from tollway.discovery.safe_text import clean_line
 from tollway.identity.viewers import Viewer
-from tollway.ids import Address, ChainId
+from tollway.ids import Address, CallId, ChainId
 from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.money import Asset, format_decimal
 from tollway.web.history_routes import (
@@ -50,7 +50,8 @@ class CallRowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookFilterView:
-    """The form of a list: what it holds. `wallets`: whose books the reader may read, its own first. `errors`: sentences, by parameter."""
+    """The form of a list: what it holds. `wallets`: whose books the reader may read, its own first. `errors`: sentences, by parameter. `all_href`: the list of
+    that wallet without a filter."""
 
     role: str
     api_id: str
@@ -60,17 +61,27 @@ class BookFilterView:
     wallets: tuple[tuple[str, bool], ...]
     errors: Mapping[str, str]
     has_filters: bool
+    all_href: str
 
 
-def view_call_rows(calls: Sequence[CallRecord], find_asset: FindAsset) -> tuple[CallRowView, ...]:
-    return tuple(view_call_row(call, find_asset) for call in calls)
+def link_book(path: str, wallet: Address | None, **fields: str) -> str:
+    """A page about the books of a wallet. `wallet`: whose, None for the reader's own. Without it in the link, the page would show the reader's."""
+    query = urlencode({**fields, **({} if wallet is None else {"wallet": str(wallet)})})
+    return f"{path}?{query}" if query else path
 
 
-def view_call_row(call: CallRecord, find_asset: FindAsset) -> CallRowView:
+def view_call_rows(
+    calls: Sequence[CallRecord], find_asset: FindAsset, *, wallet: Address | None
+) -> tuple[CallRowView, ...]:
+    return tuple(view_call_row(call, find_asset, wallet=wallet) for call in calls)
+
+
+def view_call_row(call: CallRecord, find_asset: FindAsset, *, wallet: Address | None = None) -> CallRowView:
+    """`wallet`: whose books have the call, None for the reader's own."""
     status = http_status(call)
     return CallRowView(
         id=call.id,
-        href=f"/my/calls/{quote(call.id, safe='')}",
+        href=link_call(call.id, wallet),
         created_at=format_time(call.created_ms),
         api_name=clean_line(call.listing_name, NAME_LENGTH_MAX) or call.listing_id,
         api_href=f"/apis/{quote(call.listing_id, safe='')}",
@@ -81,6 +92,10 @@ def view_call_row(call: CallRecord, find_asset: FindAsset) -> CallRowView:
         currency=call.currency,
         stamp=stamp_of(call, find_asset),
     )
+
+
+def link_call(call_id: CallId, wallet: Address | None) -> str:
+    return link_book(f"/my/calls/{quote(call_id, safe='')}", wallet)
 
 
 def stamp_of(call: CallRecord, find_asset: FindAsset) -> str:
@@ -122,7 +137,7 @@ class TicketStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketView:
-    """The ticket of a call. `is_seller`: the reader is its provider. `can_resolve`: the reader decides the outcome of the call. Sizes in bytes."""
+    """The ticket of a call. `can_resolve`: the reader decides the outcome of the call. `calls_href`: the list of which it is a row. Sizes in bytes."""
 
     id: str
     api_name: str
@@ -148,16 +163,23 @@ class TicketView:
     held_until: str | None
     request_id: str
     idempotency_key: str | None
-    is_seller: bool
     can_resolve: bool
+    calls_href: str
+    receipt_href: str
 
 
 def view_ticket(
-    call: CallRecord, reader: Address, find_asset: FindAsset, profiles: Mapping[ChainId, NetworkProfile]
+    call: CallRecord,
+    reader: Address,
+    find_asset: FindAsset,
+    profiles: Mapping[ChainId, NetworkProfile],
+    *,
+    wallet: Address | None,
 ) -> TicketView:
+    """`wallet`: whose books have the call, None for the reader's own."""
     row = view_call_row(call, find_asset)
     profile = None if call.chain_id is None else profiles.get(call.chain_id)
-    is_seller = call.provider == reader
+    role = "provider" if call.provider == (reader if wallet is None else wallet) else "payer"
     return TicketView(
         id=call.id,
         api_name=row.api_name,
@@ -183,8 +205,9 @@ def view_ticket(
         held_until=None if call.held_until_ms is None else format_time(call.held_until_ms),
         request_id=clean_line(call.request_id, 128),
         idempotency_key=None if call.idempotency_key is None else clean_line(call.idempotency_key, 255),
-        is_seller=is_seller,
-        can_resolve=is_seller and call.state is CallState.UNKNOWN,
+        can_resolve=call.provider == reader and call.state is CallState.UNKNOWN,
+        calls_href=link_book("/my/calls", wallet, role=role),
+        receipt_href=link_book(f"/my/calls/{quote(call.id, safe='')}/receipt", wallet),
     )
 
 
@@ -237,13 +260,15 @@ def view_payment_row(
     *,
     is_restored: bool,
     is_held_by_call: bool,
+    wallet: Address | None,
 ) -> PaymentRowView:
+    """`wallet`: whose books have the payment, None for the reader's own."""
     asset = find_asset(payment.chain_id, payment.asset)
     members = payment_members(payment, find_asset, is_restored=is_restored, is_held_by_call=is_held_by_call)
     transaction = str(payment.tx_hash)
     return PaymentRowView(
         transaction=transaction,
-        href=f"/my/credit/{transaction}",
+        href=link_book(f"/my/credit/{transaction}", wallet),
         explorer=link_transaction(profiles.get(payment.chain_id), transaction),
         network=name_network(payment.chain_id, profiles),
         payer=str(payment.payer),
