@@ -3,7 +3,10 @@
 import io
 import json
 import logging
+import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
 
 import pytest
 import structlog
@@ -131,6 +134,46 @@ def test_lines_of_libraries_look_the_same() -> None:
     logging.getLogger("somebody").warning("at postgresql://me:pa55@h/n")
     line = json.loads(stream.getvalue())
     assert (line["level"], "pa55" in line["event"]) == ("warning", False)
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_line_for_the_journal_begins_with_its_priority(
+    tmp_path: Path, style: Literal["json", "console"]
+) -> None:
+    with (tmp_path / "stream").open("w+") as stream:
+        status = os.fstat(stream.fileno())
+        configure_logging(style=style, stream=stream, journal=f"{status.st_dev}:{status.st_ino}")
+        log = structlog.get_logger()
+        log.info("listening")
+        log.warning("rail_withdrawn")
+        try:
+            raise RuntimeError("broken")
+        except RuntimeError:
+            log.exception("call_failed")
+        logging.getLogger("somebody").error("of a library")
+        stream.flush()
+        lines = (tmp_path / "stream").read_text().splitlines()
+    assert [line[:3] for line in (*lines[:3], lines[-1])] == ["<6>", "<4>", "<3>", "<3>"]
+    assert all(line.startswith("<3>") for line in lines[2:])
+    if style == "json":
+        assert [json.loads(line[3:])["event"] for line in lines] == [
+            "listening",
+            "rail_withdrawn",
+            "call_failed",
+            "of a library",
+        ]
+
+
+@pytest.mark.parametrize("journal", [None, "", "1:2", "no numbers"])
+def test_a_line_for_another_stream_has_no_priority(tmp_path: Path, journal: str | None) -> None:
+    with (tmp_path / "stream").open("w") as stream:
+        configure_logging(style="json", stream=stream, journal=journal)
+        structlog.get_logger().error("storage_away")
+    assert json.loads((tmp_path / "stream").read_text())["event"] == "storage_away"
+    text = io.StringIO()
+    configure_logging(style="json", stream=text, journal="1:2")
+    structlog.get_logger().error("storage_away")
+    assert text.getvalue().startswith("{")
 
 
 def test_lines_below_the_level_are_not_written() -> None:

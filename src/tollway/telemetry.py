@@ -1,6 +1,7 @@
 """Logs and metrics. A log line is structured and has the request's id; a metric has labels with few values. Secrets are masked in both. Import creates names only."""
 
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
@@ -205,8 +206,10 @@ def configure_logging(
     level: Level = "info",
     style: Literal["auto", "json", "console"] = "auto",
     stream: TextIO | None = None,
+    journal: str | None = None,
 ) -> None:
-    """Sends the logs of the gateway and of libraries to `stream` (default: standard error). `auto`: `console` on a terminal, JSON elsewhere."""
+    """Sends the logs of the gateway and of libraries to `stream` (default: standard error). `auto`: `console` on a terminal, JSON elsewhere. `journal`: the value
+    of JOURNAL_STREAM; where systemd's journal reads the stream, each line begins with its priority (sd-daemon(3)), which the journal takes off."""
     target = stream or sys.stderr
     is_console = style == "console" or (style == "auto" and target.isatty())
     first: list[Processor] = [
@@ -223,6 +226,8 @@ def configure_logging(
         else structlog.processors.JSONRenderer()
     )
     escape: list[Processor] = [escape_entry] if is_console else []  # JSON escapes by itself
+    if _is_read_by_journal(target, journal):
+        renderer = partial(_render_for_journal, renderer)
     last: list[Processor] = [structlog.processors.format_exc_info, redact_entry, *escape, renderer]
     threshold = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -243,6 +248,28 @@ def configure_logging(
     root.setLevel(max(threshold, logging.WARNING))
     for name in _FORMAT_NOISE:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+_PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
+"""Priorities of syslog(3)."""
+
+
+def _is_read_by_journal(target: TextIO, journal: str | None) -> bool:
+    """Compares device and inode of the stream with JOURNAL_STREAM, as systemd.exec(5) says: a child may have inherited the name and not the stream."""
+    if not journal:
+        return False
+    try:
+        status = os.fstat(target.fileno())
+    except (OSError, ValueError):
+        return False
+    return journal == f"{status.st_dev}:{status.st_ino}"
+
+
+def _render_for_journal(
+    render: Processor, logger: object, method: str, entry: MutableMapping[str, Any]
+) -> str:
+    priority = _PRIORITIES.get(str(entry.get("level")), _PRIORITIES["info"])
+    return "\n".join(f"<{priority}>{line}" for line in str(render(logger, method, entry)).splitlines())
 
 
 def change_log_level(level: Level) -> None:

@@ -38,7 +38,8 @@ class Office:
     def refuse(self, *arguments: str) -> str:
         result = self.run(*arguments)
         assert result.exit_code in (operator.FAILED, operator.LATER)
-        (problem,) = json.loads(result.stderr)["error"]["problems"]
+        *_log, last = result.stderr.splitlines()
+        (problem,) = json.loads(last)["error"]["problems"]
         return str(problem)
 
 
@@ -295,3 +296,24 @@ def test_postgres_has_its_own_way(command: str, monkeypatch: pytest.MonkeyPatch)
     told = Office().refuse(command, "copy")
     assert "point in time" in told
     assert "audit --restored" in told
+
+
+def test_no_command_but_serve_and_doctor_reads_the_files_of_gas_keys(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit of systemd has the credentials of its own alone, and root's shell those of a gateway that runs."""
+    monkeypatch.setenv("TOLLWAY_GAS_KEYS_SANDBOX", "/run/credentials/tollway.service/gas.key")
+    for command in (
+        "migrate",
+        "audit",
+        "backup copy.sqlite3",
+        "restore copy.sqlite3",
+        "listings --suspended",
+        "wallets --blocked",
+        "secrets",
+    ):
+        result = office.run(*command.split())
+        assert result.exit_code == 0, (command, result.output)
+    doctor = office.run("doctor")
+    assert doctor.exit_code == operator.USAGE
+    assert "gas.key cannot be used" in doctor.stderr

@@ -23,18 +23,18 @@ from tollway.errors import SettingsInvalid
 
 KEY = "5e" * 8 + "0123456789abcdef" * 3
 NO_ID = 0xFFFFFFFF
-STRANGER = 54_321
+USER_ID, STRANGER = 12_345, 54_321
 
 
 def pack(*entries: tuple[int, int, int]) -> bytes:
     return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
 
 
-def credential(*, reader: int, group: int = 0, mask: int = 4, other: int = 0) -> bytes:
+def credential(*, reader: int, rights: int = 4, group: int = 0, mask: int = 4, other: int = 0) -> bytes:
     """The list of a credential: one named reader; everything else without a right."""
     return pack(
         (USER_OBJ, 4, NO_ID),
-        (USER, 4, reader),
+        (USER, rights, reader),
         (GROUP_OBJ, group, NO_ID),
         (MASK, mask, NO_ID),
         (OTHER, other, NO_ID),
@@ -61,19 +61,34 @@ def test_refuses_a_file_that_others_can_use(key_file: Path, mode: int) -> None:
     assert can_others_use(key_file)
 
 
-@pytest.mark.parametrize(
-    ("packed", "is_shared"),
-    [
-        (credential(reader=os.geteuid()), False),
-        (credential(reader=STRANGER), True),
-        (credential(reader=STRANGER, mask=0), False),
-        (credential(reader=os.geteuid(), group=4), True),
-        (credential(reader=os.geteuid(), other=4), True),
-        (pack((USER_OBJ, 4, NO_ID), (GROUP_OBJ, 0, NO_ID), (GROUP, 4, 7), (MASK, 4, NO_ID), (OTHER, 0, NO_ID)), True),
-    ],
-    ids=["credential of this user", "of another user", "masked", "owning group", "all others", "a group"],
+TWO_READERS = pack(
+    (USER_OBJ, 4, NO_ID), (USER, 4, STRANGER), (USER, 4, STRANGER + 1), (GROUP_OBJ, 0, NO_ID), (MASK, 4, NO_ID), (OTHER, 0, NO_ID)
 )  # fmt: skip
-def test_reads_the_access_control_list(key_file: Path, packed: bytes, is_shared: bool) -> None:
+
+
+@pytest.mark.parametrize(
+    ("user", "packed", "is_shared"),
+    [
+        (USER_ID, credential(reader=USER_ID), False),
+        (USER_ID, credential(reader=STRANGER), True),
+        (USER_ID, credential(reader=STRANGER, mask=0), False),
+        (USER_ID, credential(reader=USER_ID, group=4), True),
+        (USER_ID, credential(reader=USER_ID, other=4), True),
+        (USER_ID, pack((USER_OBJ, 4, NO_ID), (GROUP_OBJ, 0, NO_ID), (GROUP, 4, 7), (MASK, 4, NO_ID), (OTHER, 0, NO_ID)), True),
+        (0, credential(reader=STRANGER), False),
+        (0, credential(reader=STRANGER, rights=6, mask=6), True),
+        (0, credential(reader=STRANGER, group=4), True),
+        (0, TWO_READERS, True),
+    ],
+    ids=[
+        "credential of this user", "of another user", "masked", "owning group", "all others", "a group",
+        "root, credential of the service", "root, another user writes", "root, owning group", "root, two other users",
+    ],
+)  # fmt: skip
+def test_reads_the_access_control_list(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch, user: int, packed: bytes, is_shared: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
     try:
         os.setxattr(key_file, ACL_NAME, packed)
     except OSError as exc:

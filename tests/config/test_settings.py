@@ -532,6 +532,28 @@ def test_a_gas_key_file_that_others_can_read_is_refused(tmp_path: Path, mode: in
     assert "chmod 600" in "\n".join(problems({"TOLLWAY_GAS_KEYS_BASE": str(path)}))
 
 
+def test_a_command_that_signs_nothing_leaves_the_files_of_gas_keys_out(tmp_path: Path) -> None:
+    missing = f'gas_keys = ["/run/credentials/tollway.service/gas.key", "{GAS_KEY}"]'
+    config = tmp_path / "tollway.toml"
+    config.write_text(OPTIMISM + missing)
+    config.chmod(0o600)
+    environment = {**RPC, "TOLLWAY_GAS_KEYS_BASE": str(tmp_path / "gas.key")}
+    settings = load_settings(environment, config=config, gas_key_files="leave_out")
+    assert [len(network.settlement.gas_keys) for network in settings.networks] == [1, 0]
+    with pytest.raises(SettingsInvalid, match=r"gas\.key cannot be used"):
+        load_settings(environment, config=config)
+
+
+@pytest.mark.parametrize(
+    "text", ["networks = 5", "networks = [5]", f"{OPTIMISM}gas_keys = 5", f"{OPTIMISM}gas_keys = [5]"]
+)
+def test_leaving_files_out_hides_no_problem(tmp_path: Path, text: str) -> None:
+    config = tmp_path / "tollway.toml"
+    config.write_text(text)
+    with pytest.raises(SettingsInvalid, match="networks"):
+        load_settings({}, config=config, gas_key_files="leave_out")
+
+
 def test_a_development_key_serves_on_a_test_network() -> None:
     toml = '[[networks]]\npreset = "sandbox"\nrpc_urls = ["http://127.0.0.1:8545"]'
     settings = load(

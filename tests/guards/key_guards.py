@@ -48,6 +48,14 @@ KEY_GUARDS = (
     ),
     guard(
         "K4",
+        "root uses a credential that one user reads, and no file that others write",
+        "config.file_access:can_others_use",
+        "[entry.rights & mask for entry in named] == [READ]",
+        "bool(named)",
+        test="config/test_file_access.py::test_reads_the_access_control_list",
+    ),
+    guard(
+        "K4",
         "a key file is never written over",
         "config.settings:make_key_file",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL",

@@ -134,7 +134,9 @@ def serve(config: Config = None) -> None:
     """Runs the gateway until SIGINT or SIGTERM."""
     with explained_failures(as_json=False):
         settings = load_settings(os.environ, config=config)
-        configure_logging(level=settings.log_level, style=settings.log_format)
+        configure_logging(
+            level=settings.log_level, style=settings.log_format, journal=os.environ.get("JOURNAL_STREAM")
+        )
         import uvloop
 
         from tollway.app import lifecycle
@@ -294,7 +296,12 @@ def run_with_settings(
 ) -> None:
     """Runs a command with the settings, in an event loop of its own."""
     with explained_failures(as_json=as_json):
-        asyncio.run(run(load_settings(os.environ, config=config)))
+        asyncio.run(run(_load_settings(config)))
+
+
+def _load_settings(config: Path | None) -> Settings:
+    """The settings of a command that neither signs nor names gas keys."""
+    return load_settings(os.environ, config=config, gas_key_files="leave_out")
 
 
 async def _use_services(
@@ -477,7 +484,7 @@ def backup(
 ) -> None:
     """Copies a SQLite database to FILE, also while a gateway uses it."""
     with explained_failures(as_json=as_json):
-        settings = load_settings(os.environ, config=config)
+        settings = _load_settings(config)
         copy = _back_up(_find_database(settings), file, force=force)
         note = asyncio.run(
             note_backup(
@@ -502,7 +509,7 @@ def restore(file: File, reason: Reason = "", config: Config = None, as_json: AsJ
     """Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first."""
     origin = make_origin(reason)
     with explained_failures(as_json=as_json):
-        settings = load_settings(os.environ, config=config)
+        settings = _load_settings(config)
         database = _find_database(settings)
         done = _restore(database, file, origin=origin)
         kept, key_file = None if done.kept is None else str(done.kept), _name_key_file(settings)

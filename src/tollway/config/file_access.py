@@ -1,7 +1,8 @@
 """Which users can read a file of a key: its mode, and its access control list where it has one (acl(5)).
 
 systemd hands a credential (`LoadCredential`) to a service as a file of root, with an access control list that names the service's user. Its group bits are then
-the mask of that list, not the rights of a group: the mode is 0440, although no other user can read the file.
+the mask of that list, not the rights of a group: the mode is 0440, although no other user can read the file. A command of root reads such a file too: there the
+list names the service's user beside root, who may read every file anyway.
 """
 
 import errno
@@ -17,6 +18,7 @@ ACL_NAME = "system.posix_acl_access"
 ACL_VERSION = 2
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 """Tags of entries: the owner, a named user, the owning group, a named group, the mask, all others."""
+READ = 4
 NO_LIST = frozenset({errno.ENODATA, errno.ENOTSUP, errno.ENOSYS})
 _HEADER, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 
@@ -31,7 +33,7 @@ class AclEntry:
 
 
 def can_others_use(path: Path) -> bool:
-    """True if a user beside the owner and the user of this process has a right on the file. Raises OSError."""
+    """True if a user beside the owner and the user of this process has a right on the file; for root, also if a credential names one user who reads it. Raises OSError."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & stat.S_IRWXO or not mode & stat.S_IRWXG:
         return bool(mode & stat.S_IRWXO)
@@ -39,7 +41,12 @@ def can_others_use(path: Path) -> bool:
     if not entries:
         return True
     mask = next((entry.rights for entry in entries if entry.tag == MASK), 0o7)
-    return any(entry.rights & mask and not _is_ours(entry) for entry in entries)
+    named = [entry for entry in entries if entry.tag == USER and entry.rights & mask]
+    is_credential = os.geteuid() == 0 and [entry.rights & mask for entry in named] == [READ]
+    return any(
+        entry.rights & mask and not (_is_ours(entry) or (is_credential and entry in named))
+        for entry in entries
+    )
 
 
 def _is_ours(entry: AclEntry) -> bool:

@@ -537,13 +537,23 @@ _EXPLANATIONS = {
 """Error type of pydantic -> what is wrong. The parsers of `config.values` write their own texts."""
 
 
-def load_settings(environment: Mapping[str, str], *, config: Path | None = None) -> Settings:
+def load_settings(
+    environment: Mapping[str, str],
+    *,
+    config: Path | None = None,
+    gas_key_files: Literal["read", "leave_out"] = "read",
+) -> Settings:
     """Reads both sources. Raises `SettingsInvalid` with every problem at once.
 
-    The file: `config`, else `TOLLWAY_CONFIG`, else `tollway.toml` in the current directory if it exists.
+    The file: `config`, else `TOLLWAY_CONFIG`, else `tollway.toml` in the current directory if it exists. `gas_key_files`: a command that neither signs nor names
+    gas keys leaves their files out, which it may not be able to read.
     """
     table, of_file = read_settings_file(environment, config)
     values = {**table, **EnvironmentSource(environment, table)()}
+    tables = values["networks"] if gas_key_files == "leave_out" else ()
+    for network in tables if isinstance(tables, list) else ():
+        if isinstance(network, dict) and (named := _texts(network.get("gas_keys"))):
+            network["gas_keys"] = [key for key in named if not is_path_like(key)]
     settings, errors = _validate(values)
     wrong = frozenset(str(error["loc"][0]) for error in errors)
     keys, of_keys = _find_secret_keys(settings, values, wrong)
