@@ -19,7 +19,7 @@ from tollway.chain.networks import NetworkProfile
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.sessions import SIGN_IN_PAGE_PATH
-from tollway.identity.viewers import BookAccess
+from tollway.identity.viewers import DAY_MS, BookAccess
 from tollway.ids import Address, ChainId
 from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
 from tollway.ledger.ledger import Ledger, PaymentLedger
@@ -52,11 +52,20 @@ from tollway.web.my_views import (
 from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
 from tollway.web.page_session import PAGE_COOKIE, Fields, PageAccess, Reader, read_field
 from tollway.web.problems import status_of
-from tollway.web.query import QueryModel, parse_time, parsed, read_form_query, read_query, whole_number
+from tollway.web.query import (
+    QueryModel,
+    format_time,
+    parse_time,
+    parsed,
+    read_form_query,
+    read_query,
+    whole_number,
+)
 from tollway.web.viewer_routes import parse_viewer, read_until
 
 HOME = "/my"
 OFFSET_MAX = 10_000
+SUGGESTED_DAYS = 365
 _SIGNATURE = re.compile(r"0x(?:[0-9a-fA-F]{2}){1,4096}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 F = TypeVar("F", bound=QueryModel)
@@ -327,6 +336,9 @@ class BookPages:
             wallets=view_permissions(wallets, of="wallet"),
             are_more=are_more,
             days_max=self._services.limits.viewer_days_max,
+            suggested_until=suggest_until(
+                self._services.now_ms(), days_max=self._services.limits.viewer_days_max
+            ),
             given=given or {"address": "", "until": ""},
             errors=errors or {},
         )
@@ -407,6 +419,11 @@ class ListForm:
         if "to" in query:
             query["to"] = end_of_day(query["to"])
         return query
+
+
+def suggest_until(now_ms: int, *, days_max: int) -> str:
+    """The day until which the command of the page lets the reader read: a year from now, or as far as the gateway allows."""
+    return format_time(now_ms + min(SUGGESTED_DAYS, days_max) * DAY_MS)[:10]
 
 
 def end_of_day(text: str) -> str:
