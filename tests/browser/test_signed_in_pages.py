@@ -432,6 +432,13 @@ async def test_a_page_under_another_name_asks_the_wallet_for_no_signature(
     assert "personal_sign" not in wallet.counts
 
 
+async def test_a_lost_cookie_is_said_at_the_sign_in(browser: Browser, site: Site) -> None:
+    async with open_page(browser, site, wallet=None, width=320) as watched:
+        await watched.goto("/signin?signed=yes&to=%2Fmy")
+        await expect(watched.page.get_by_role("alert")).to_contain_text("did not keep the session")
+        await watched.check()
+
+
 async def test_a_browser_without_a_wallet_says_what_to_do(browser: Browser, gateway: Any) -> None:
     async with watch_page(browser, gateway.base_url) as watched:
         await watched.goto("/signin")

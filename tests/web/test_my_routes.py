@@ -51,10 +51,24 @@ async def test_a_wallet_signs_in_and_comes_back_to_where_it_was(harness: SignedI
     page = await harness.read(answer.headers["location"])
     assert "Sign in with your wallet" in page.words
     answer = await harness.sign_in(to="/my/calls?status=unknown")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/my/calls?status=unknown")
+    assert answer.status_code == 303
+    there = await harness.browser.get(answer.headers["location"])
+    assert (there.status_code, there.headers["location"]) == (303, "/my/calls?status=unknown")
     assert "; Path=/; Secure; HttpOnly; SameSite=Lax" in answer.headers["set-cookie"]
     assert str(READER.address)[:6] in (await harness.read("/my/calls")).words
     assert (await harness.browser.get("/signin")).headers["location"] == "/my"
+
+
+async def test_the_sign_in_says_that_a_browser_kept_no_cookie(harness: SignedInHarness) -> None:
+    """As over http beyond loopback, where a browser drops a `Secure` cookie."""
+    assert "did not keep" not in (await harness.read("/signin")).words
+    answer = await harness.sign_in(to="/my/credit")
+    harness.browser.cookies.clear()
+    page = await harness.read(answer.headers["location"])
+    assert "your browser did not keep the session" in page.words
+    await harness.sign_in(to="/my/credit")
+    again = await harness.browser.get(answer.headers["location"])
+    assert (again.status_code, again.headers["location"]) == (303, "/my/credit")
 
 
 async def test_signing_out_ends_the_session_at_the_gateway(harness: SignedInHarness) -> None:

@@ -64,6 +64,8 @@ from tollway.web.query import (
 from tollway.web.viewer_routes import parse_viewer, read_until
 
 HOME = "/my"
+SIGNED = "signed"
+"""The parameter of `/signin` after its form: without a session there, the browser did not keep the cookie."""
 OFFSET_MAX = 10_000
 SUGGESTED_DAYS = 365
 _SIGNATURE = re.compile(r"0x(?:[0-9a-fA-F]{2}){1,4096}")
@@ -118,11 +120,17 @@ class SignInPages:
         self._services = services
 
     async def show_sign_in(self, request: Request) -> Response:
+        """The form; or the way back for a reader with a session. `signed`: the browser comes from a form that opened one."""
         there = choose_destination(request.query_params.get("to", ""))
         if await self._services.access.find_reader(request) is not None:
             return _lead_to(there)
         return self._services.renderer.respond_private(
-            request, "signin.j2", account=None, destination=there, uri=self._services.sign_in.uri
+            request,
+            "signin.j2",
+            account=None,
+            destination=there,
+            uri=self._services.sign_in.uri,
+            is_cookie_lost=SIGNED in request.query_params,
         )
 
     async def sign_in(self, request: Request) -> Response:
@@ -138,7 +146,9 @@ class SignInPages:
             signature=bytes.fromhex(signature[2:]),
             client_address=client_address_of(request),
         )
-        response = _lead_to(choose_destination(read_field(fields, "to")))
+        there = choose_destination(read_field(fields, "to"))
+        # The page of the sign-in sees whether the browser kept the cookie, and leads on.
+        response = _lead_to(f"{SIGN_IN_PAGE_PATH}?{urlencode({SIGNED: 'yes', 'to': there})}")
         response.headers["Set-Cookie"] = PAGE_COOKIE.set(session.token, max_age_s=session.expires_in_s)
         return response
 
