@@ -135,7 +135,7 @@ sbom: $(STAMPS)/audit    ## what a gateway and the image's virtualenv are made o
 	mkdir -p dist
 	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/gateway.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/tollway.cdx.json
-	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/redis.txt --pyproject pyproject.toml \
+	$(AUDIT_VENV)/bin/python -W ignore -m cyclonedx_py requirements requirements/image.txt --pyproject pyproject.toml \
 	  --output-reproducible -o dist/tollway-image.cdx.json
 
 package: $(STAMPS)/python $(STAMPS)/audit   ## wheel and source distribution in dist/, the same bytes each time (SOURCE_DATE_EPOCH), checked as an index checks them
@@ -185,7 +185,7 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
-	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
+	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed

@@ -20,8 +20,8 @@ from pathlib import Path
 from packaging.markers import Marker
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCK = ROOT / "requirements" / "redis.txt"
-"""The lock of `tollway[redis]`: a gateway that may share its rates."""
+LOCK = ROOT / "requirements" / "image.txt"
+"""The lock of `tollway[gateway,redis,otel]`: a gateway that may share its rates and send traces."""
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 GLIBC_MINORS = range(5, 37)
 """glibc of Debian 12: the wheels of every older one run on it."""

@@ -30,6 +30,7 @@ LOCKS = tuple(
         "deploy",
         "docs",
         "otel",
+        "image",
     )
 )
 

@@ -75,10 +75,20 @@ def test_every_pin_has_its_hashes(lock: Path) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("role", ["caller", "mcp", "gateway", "redis", "otel"])
+@pytest.mark.parametrize("role", ["caller", "mcp", "gateway", "redis", "otel", "image"])
 def test_the_lock_file_of_a_role_has_what_the_role_names(role: str) -> None:
     named = read_names(ROOT / "requirements" / f"{role}.in")
     assert named <= {name.lower() for name in read_pins(ROOT / "requirements" / f"{role}.txt")}
+
+
+@pytest.mark.parametrize(
+    ("role", "parts"),
+    [("gateway", ("caller",)), ("redis", ("gateway",)), ("otel", ("gateway",)), ("image", ("redis", "otel"))],
+)
+def test_the_lock_file_of_a_role_has_all_of_its_parts(role: str, parts: tuple[str, ...]) -> None:
+    own = set(read_pins(ROOT / "requirements" / f"{role}.txt"))
+    missing = {part: set(read_pins(ROOT / "requirements" / f"{part}.txt")) - own for part in parts}
+    assert not any(missing.values()), missing
 
 
 def test_the_extras_are_the_roles() -> None:

@@ -21,7 +21,7 @@ from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at
 from tollway.chain.port import ContractResult
 from tollway.chain.signer import GasKey
-from tollway.cli.doctor import Finding, examine
+from tollway.cli.doctor import GAS_KEY_LOW_FLOORS, Finding, examine
 from tollway.config.settings import Settings, load_settings
 from tollway.config.values import Listen
 from tollway.errors import ChainUnavailable
@@ -293,6 +293,38 @@ async def test_the_lowest_price_is_compared_with_the_cost_of_a_settlement(
     chain.disconnect(CHAIN)
     gone = (await look(settings, chain))["settlement_min_84532"]
     assert gone.level == ("note" if level == "note" else "failed")
+
+
+@pytest.mark.parametrize(
+    ("floors", "level", "told"),
+    [(3, "ok", False), (2.9, "warning", True), (0.5, "warning", True)],
+)
+async def test_every_gas_key_is_named_with_its_balance(
+    tmp_path: Path, floors: float, level: str, told: bool
+) -> None:
+    settings = settling(tmp_path)
+    (network,) = settings.networks
+    rules = replace(
+        network.settlement,
+        gas_keys=(GasKey.parse(GAS_KEY), GasKey.parse("0x" + "6a" * 32)),
+        gas_floor_wei=10**15,
+    )
+    settings = settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
+    chain = chain_with_fees()
+    first, second = (key.address for key in rules.gas_keys)
+    chain.fund_gas(CHAIN, first, 10**18)
+    chain.fund_gas(CHAIN, second, int(floors * 10**15))
+    finding = (await look(settings, chain))["gas_keys_84532"]
+    assert (finding.level, "(low)" in finding.detail) == (level, told)
+    assert f"{first} has 1; {second} has 0.00" in finding.detail
+    assert "gas_floor = 0.001" in finding.detail
+    chain.disconnect(CHAIN)
+    assert (await look(settings, chain))["gas_keys_84532"].level == "failed"
+
+
+def test_doctor_and_the_alerts_call_the_same_balance_low() -> None:
+    rules = (Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml").read_text()
+    assert f"< {GAS_KEY_LOW_FLOORS} * max by (network) (tollway_gas_floor_wei)" in rules
 
 
 async def test_a_network_without_a_rail_has_a_reason(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ _READY, _SERVER_ERROR = 200, 500
 LATE_INTERVALS, LATE_S_MIN = 10, 60.0
 """A background task is late when its last successful run is older than this number of its intervals and than this number of seconds."""
 
+GAS_KEY_LOW_FLOORS = 3
+"""The alerts about gas keys compare with the same number of floors."""
+
 _DOMAIN_FAULTS = {
     DomainFault.NO_AUTHORIZATIONS: "takes no authorisations (EIP-3009) at that address",
     DomainFault.OTHER_DOMAIN: "has another EIP-712 name or version than the settings",
@@ -94,6 +97,7 @@ async def examine(
         findings.append(await _examine_settlement(settings, network, chains, fetch_status))
         if network.settlement.gas_keys and (settings.x402 or settings.mpp):
             findings.append(await _examine_settlement_min(network, chains))
+            findings.append(await _examine_gas_keys(network, chains))
     findings.extend(await _examine_rates(settings))
     findings.extend(await _examine_ownership(settings))
     findings.append(await _examine_gateway(settings, fetch_status))
@@ -337,6 +341,26 @@ async def _examine_settlement_min(network: NetworkSettings, chains: SettlementCh
         return Finding(check=check, level="warning", detail=detail)
     detail = f"{network.name}: authorised payments from {least}; a settlement costs {cost} now"
     return Finding(check=check, level="ok", detail=detail)
+
+
+async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -> Finding:
+    """Each gas key with its balance, in the order of the settings. Below `GAS_KEY_LOW_FLOORS` floors the alerts GasKeyLow and GasKeysLow fire."""
+    check, rules = f"gas_keys_{network.rules.chain_id}", network.settlement
+    try:
+        balances = [
+            (await chains.fetch_account(rules.chain_id, key.address)).balance_wei for key in rules.gas_keys
+        ]
+    except ChainUnavailable as exc:
+        return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
+    least_wei = GAS_KEY_LOW_FLOORS * rules.gas_floor_wei
+    parts = [
+        f"{key.address} has {format_decimal(balance_wei, decimals=18)}"
+        + (" (low)" if balance_wei < least_wei else "")
+        for key, balance_wei in zip(rules.gas_keys, balances, strict=True)
+    ]
+    floor = format_decimal(rules.gas_floor_wei, decimals=18)
+    detail = f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_KEY_LOW_FLOORS} floors"
+    return Finding(check=check, level="warning" if min(balances) < least_wei else "ok", detail=detail)
 
 
 async def _find_faults(
