@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.upstream import Arrived, hang_up, plain, raw, say_nothing, until
+from tollway.errors import ChainUnavailable, TollwayError
 from tollway.gateway.circuit_breaker import HealthCheck
 from tollway.ledger.ledger import Close, Closed, Fenced
 from tollway.ledger.records import CallState, Delivery
@@ -734,6 +735,31 @@ async def test_a_bug_behind_the_claim_is_held_and_answered(gateway: InProcessGat
     assert (told.status, told.problem["code"]) == (500, "internal_error")
     assert told.problem["paymentState"] == "held"
     assert not gateway.upstream.arrived
+
+
+@pytest.mark.parametrize("failure", [TollwayError("broken"), ChainUnavailable()])
+@pytest.mark.parametrize("step", ["claim", "close"])
+async def test_a_failure_behind_the_claim_that_no_step_explains_is_held(
+    gateway: InProcessGateway, step: str, failure: TollwayError
+) -> None:
+    """The claim, or the end of the call, is written, and the gateway then fails. `none` would let the caller pay again."""
+    await gateway.publish()
+    gateway.upstream.answer = plain()
+    payment = await gateway.pay()
+    write = getattr(gateway.ledger, step)
+
+    async def write_and_fail(*given: Any) -> Any:
+        await write(*given)
+        raise failure
+
+    setattr(gateway.ledger, step, write_and_fail)
+    told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    assert told.problem["code"] == failure.problem.code.value
+    assert told.problem["paymentState"] == told.headers["tollway-payment-state"] == "held"
+    (call,) = await gateway.history()
+    assert call.state in (CallState.FORWARDING, CallState.CONSUMED)
+    if told.problem.get("callId"):
+        assert (step, told.problem["callId"]) == ("close", str(call.id))
 
 
 # ---------------------------------------------------------------------- bodies and heads, whole

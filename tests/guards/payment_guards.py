@@ -14,6 +14,8 @@ OWN_CLOCK = "payments/test_authorization_check.py::test_checks_times_by_the_gate
 
 NEVER_SOLD = "gateway/test_routing.py::test_a_version_that_would_have_refused_the_call_sets_no_price"
 
+UNEXPLAINED = "gateway/test_proxy.py::test_a_failure_behind_the_claim_that_no_step_explains_is_held"
+
 PAYMENT_GUARDS = (
     guard(
         "P1",
@@ -537,6 +539,38 @@ PAYMENT_GUARDS = (
         "            await self._refuse_owned_by_another(endpoint, writer.provider)\n",
         "",
         test="web/test_listing_routes.py::test_an_origin_that_another_wallet_has_proved_cannot_be_published",
+    ),
+    guard(
+        "P16",
+        "a failure behind the claim that no step explains is held",
+        "gateway.proxy:Proxy.connect",
+        "                raise self._explain_unexpected(payment, exc) from exc\n",
+        "                raise\n",
+        test=UNEXPLAINED,
+    ),
+    guard(
+        "P16",
+        "a claim that failed on its way is held",
+        "gateway.proxy:Proxy._explain_unclaimed",
+        "is_claim_sent and isinstance(exc, TollwayError)",
+        "False",
+        test=UNEXPLAINED,
+    ),
+    guard(
+        "P16",
+        "a defect of the gateway is no outcome",
+        "gateway.pipeline:CallPipeline.handle",
+        "                raise\n",
+        "                pass\n",
+        test=UNEXPLAINED,
+    ),
+    guard(
+        "P16",
+        "a call that failed outside of the pipeline is held",
+        "web.app:build_app",
+        ', payment_state="held"',
+        "",
+        test="web/test_app.py::test_an_exception_in_either_app_is_one_log_line_and_a_problem",
     ),
     guard(
         "P16",

@@ -108,11 +108,14 @@ async def test_a_gateway_call_keeps_its_path_byte_for_byte() -> None:
     assert (await ask("GET", "/api/v2/gateway/a/%2Fb//c")).content == b"/api/v2/gateway/a/%2Fb//c"
 
 
-@pytest.mark.parametrize("path", ["/api/v2/gateway/bug", "/api/v2/bug"])
-async def test_an_exception_in_either_app_is_one_log_line_and_a_problem(path: str) -> None:
+@pytest.mark.parametrize(("path", "state"), [("/api/v2/gateway/bug", "held"), ("/api/v2/bug", None)])
+async def test_an_exception_in_either_app_is_one_log_line_and_a_problem(path: str, state: str | None) -> None:
+    """A call may have been claimed before its app failed, so its answer says that the price may be held."""
     with capture_logs() as logs:
         answer = await ask("GET", path)
     assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert answer.headers.get("tollway-payment-state") == state
+    assert answer.json()["paymentState"] == (state or "none")
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["unhandled_error"]
 
 

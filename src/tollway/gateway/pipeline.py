@@ -10,7 +10,7 @@ them. Each rail (`gateway.rail`) implements its own payment steps, so this modul
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 
-from tollway.errors import Problem, Refusal, TollwayError
+from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, check_size
 from tollway.gateway.call_observer import CallObserver
@@ -82,6 +82,8 @@ class CallPipeline:
         try:
             return await self._handle(request)
         except TollwayError as error:
+            if error.problem.code is Code.INTERNAL_ERROR:  # a defect: what became of the price is not known
+                raise
             return explain(error)
         except ClientGone as gone:
             return Disconnected(payment_state=gone.payment_state)

@@ -113,14 +113,18 @@ class Proxy:
                 if payment.claimed is None:  # another request was faster
                     self._breaker.record_reached(origin)
         except (TollwayError, ClientGone) as exc:
-            if payment.claimed is not None:  # `exchange` has written and explained the outcome
-                raise
+            if isinstance(exc, CallRefused | ClientGone) and payment.claimed is not None:
+                raise  # `exchange` has written and explained the outcome
+            if isinstance(exc, TollwayError) and exc.problem.code is Code.INTERNAL_ERROR:
+                raise  # a defect
+            if payment.claimed is not None:
+                raise self._explain_unexpected(payment, exc) from exc
             if isinstance(exc, UpstreamUnreachable):
                 self._breaker.record_failed(origin)
             if is_held and isinstance(exc, Refusal):  # the ledger did not grant the claim
                 self._breaker.record_reached(origin)
                 raise
-            raise self._explain_unclaimed(payment, exc) from exc
+            raise self._explain_unclaimed(payment, exc, is_claim_sent=is_held) from exc
 
     def _build_request(self, payment: CallPayment) -> UpstreamRequest:
         request, route = payment.request, payment.route
@@ -142,15 +146,31 @@ class Proxy:
             content_length=payment.body.length,
         )
 
-    def _explain_unclaimed(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
-        """The refusal of a call without a claim. Where the claim itself failed in storage, its outcome is unknown and the price may be
-        held until recovery."""
+    def _explain_unclaimed(
+        self, payment: CallPayment, exc: TollwayError | ClientGone, *, is_claim_sent: bool
+    ) -> CallRefused:
+        """The refusal of a call without a claim. Where the claim itself failed, its outcome is unknown and the price may be held until
+        recovery."""
         problem = explain_failure(exc)
-        if payment.asset is not None and problem.code is Code.STORAGE_UNAVAILABLE:
+        is_unknown = problem.code is Code.STORAGE_UNAVAILABLE or (
+            is_claim_sent and isinstance(exc, TollwayError)
+        )
+        if payment.asset is not None and is_unknown:
             return CallRefused(replace(problem, payment_state="held", retry_after_s=1))
         state = "none" if payment.asset is None else "released"
         status_header = proxy_status(self._name, f"error={name_proxy_error(problem)}")
         return CallRefused(replace(problem, payment_state=state), headers=[status_header])
+
+    def _explain_unexpected(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
+        """The refusal of a claimed call whose steps failed in a way that none of them explains: the outcome is unknown."""
+        state = _format_state(CallState.UNKNOWN, payment)
+        problem = replace(
+            explain_failure(exc),
+            payment_state=state,
+            call_id=payment.call_id,
+            members=self._link_call(payment),
+        )
+        return CallRefused(problem, headers=call_headers(payment, state, remaining_units=None))
 
     # ---- From the claim to the head.
 

@@ -62,7 +62,9 @@ def build_app(
     app = AccessLog(app, clock=clock, metrics=metrics)
     app = RequestId(app, entropy=entropy, trusted_proxies=parse_proxies(trusted_proxies))
     return Dispatcher(
-        call_app=ErrorBoundary(call_app, public_url=public_url), control_app=app, lifespan_app=control_plane
+        call_app=ErrorBoundary(call_app, public_url=public_url, payment_state="held"),
+        control_app=app,
+        lifespan_app=control_plane,
     )
 
 

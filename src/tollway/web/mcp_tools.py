@@ -98,7 +98,9 @@ class McpTools:
 
     def __init__(self, services: McpServices) -> None:
         self._services = services
-        self._call_app = ErrorBoundary(services.call_app, public_url=services.public_url)
+        self._call_app = ErrorBoundary(
+            services.call_app, public_url=services.public_url, payment_state="held"
+        )
         self._operations: OrderedDict[tuple[ListingId, int], tuple[ApiOperation, ...]] = OrderedDict()
         self._tools = {tool.name: tool for tool in GATEWAY_TOOLS}
 

@@ -540,10 +540,19 @@ class ErrorBoundary:
     Once the response has started, it only stops sending; the server then closes the connection.
     """
 
-    def __init__(self, app: ASGIApp, *, public_url: str, pages: RendersProblems | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        public_url: str,
+        pages: RendersProblems | None = None,
+        payment_state: str | None = None,
+    ) -> None:
+        """`payment_state`: what a failure says of a payment; None for an app that takes none."""
         self._app = app
         self._public_url = public_url
         self._pages = pages
+        self._payment_state = payment_state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -566,8 +575,14 @@ class ErrorBoundary:
                 problem = Problem(
                     code=Code.INTERNAL_ERROR,
                     detail="The gateway failed and logged the error. Report the request id to the operator.",
+                    payment_state=self._payment_state,
                 )
-                response = _to_response(problem, scope, public_url=self._public_url, pages=self._pages)
+                more = (
+                    () if self._payment_state is None else (("tollway-payment-state", self._payment_state),)
+                )
+                response = _to_response(
+                    problem, scope, public_url=self._public_url, more=more, pages=self._pages
+                )
                 await response(scope, receive, send)
 
 
