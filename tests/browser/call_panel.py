@@ -82,6 +82,14 @@ async def open_panel(
         assert wallet is None or wallet.wrong == []
 
 
+async def edit(site: Site, **changes: Any) -> None:
+    """Writes the listing `edited` anew."""
+    draft = site.cluster.draft(name="Sample quotes", openapi=SAMPLE_DOCUMENT, **changes)
+    path = f"/apis/{site.apis['edited']}"
+    reply = await site.cluster.control(site.gateway, site.provider, "PUT", path, draft)
+    assert reply.status == 200, reply.body
+
+
 def pay_button(page: Page) -> Any:
     return page.locator("[data-pay]")
 

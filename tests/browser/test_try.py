@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, expect
 
-from tests.browser.call_panel import Site, open_panel, pay_button, site, slip, stamp
+from tests.browser.call_panel import Site, edit, open_panel, pay_button, site, slip, stamp
 from tests.browser.watched_page import watch_page
-from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 __all__ = ["site"]
 
@@ -85,6 +84,32 @@ async def test_a_transaction_pays_with_two_confirmations_and_its_rest_pays_the_n
     assert [call["payment"]["state"] for call in calls] == ["charged", "charged"]
     assert len({call["payment"]["transaction"] for call in calls}) == 1
     await site.check_books()
+
+
+async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
+    browser: Browser, site: Site
+) -> None:
+    """Blocks come one by one here."""
+    wallet = await site.wallet(chain_id=84532)
+    rpc = site.cluster.driver.rpc
+    await rpc("evm_setIntervalMining", 0)
+    try:
+        async with open_panel(browser, site, wallet) as watched:
+            page = watched.page
+            count = slip(page).locator(".ticket-line", has_text="Confirmations")
+            await page.get_by_label("a transaction on Sandbox").check()
+            await pay_button(page).click()
+            await expect(slip(page)).to_contain_text("Paid in")
+            assert await count.count() == 0
+            await rpc("evm_mine")
+            await expect(count).to_contain_text("1 of 2", timeout=30_000)
+            await watched.check()
+            await rpc("evm_mine")
+            await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+            await expect(count).to_contain_text("2 of 2")
+    finally:
+        await rpc("evm_setIntervalMining", 1)
+    assert wallet.counts["eth_sendTransaction"] == 1
 
 
 async def test_a_body_is_covered_by_the_signature_of_a_transaction(browser: Browser, site: Site) -> None:
@@ -214,13 +239,6 @@ async def test_a_silent_wallet_is_named_after_a_minute(browser: Browser, site: S
 # ---- A listing that changes between the page and the click.
 
 
-async def edit(site: Site, **changes: Any) -> None:
-    draft = site.cluster.draft(name="Sample quotes", openapi=SAMPLE_DOCUMENT, **changes)
-    path = f"/apis/{site.apis['edited']}"
-    reply = await site.cluster.control(site.gateway, site.provider, "PUT", path, draft)
-    assert reply.status == 200, reply.body
-
-
 async def test_a_higher_price_is_asked_again(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=84532)
     async with open_panel(browser, site, wallet, "edited") as watched:
@@ -248,6 +266,23 @@ async def test_another_payee_stops(browser: Browser, site: Site) -> None:
         )
     assert wallet.counts == {}
     await edit(site, payTo=str(site.provider.address))
+
+
+@pytest.mark.parametrize("way", ["a signature on Sandbox", "a transaction on Sandbox"])
+async def test_another_token_stops(browser: Browser, site: Site, way: str) -> None:
+    """The listing is sold for the native currency now, at the same number."""
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet, "edited") as watched:
+        await watched.page.get_by_label(way).check()
+        await edit(site, currency="ETH")
+        await pay_button(watched.page).click()
+        await expect(slip(watched.page)).to_contain_text(
+            "The gateway asks for another payment than this page shows. Nothing was signed."
+        )
+        await watched.check()
+    assert wallet.counts == {}
+    assert await site.calls(wallet) == []
+    await edit(site)
 
 
 # ---- Reloads and outcomes that are not known yet.

@@ -3,6 +3,7 @@
 What the page does not know it does not say, and a payment that may have moved is never signed anew unless the reader asks for it.
 """
 
+import base64
 import json
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
@@ -156,6 +157,33 @@ async def test_terms_of_a_provider_open_no_wallet(browser: Browser, site: Site) 
         await expect(stamp(page)).to_have_text("FREE")
         await expect(page.locator("[data-answer]")).to_contain_text("payment_required")
     assert wallet.counts == {}
+
+
+@pytest.mark.parametrize("place", ["body", "header"])
+async def test_terms_in_another_token_are_not_signed(browser: Browser, site: Site, place: str) -> None:
+    """Also where only the header, which holds what is signed, names another token than the page."""
+    wallet = await site.wallet(chain_id=CHAIN)
+    other = "0x" + "ab" * 20
+
+    async def change(response: Any) -> dict[str, Any]:
+        terms = await response.json()
+        if place == "body":
+            for option in terms["payment"]["options"]:
+                option["token"] = other
+            return {"response": response, "body": json.dumps(terms)}
+        required = json.loads(base64.b64decode(response.headers["payment-required"]))
+        for one in required["accepts"]:
+            one["asset"] = other
+        header = base64.b64encode(json.dumps(required).encode()).decode()
+        return {"response": response, "headers": {**response.headers, "payment-required": header}}
+
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await replace_answers(page, change, is_paid=False)
+        await pay_button(page).click()
+        await expect(slip(page)).to_contain_text("asks for another payment than this page shows")
+    assert wallet.counts["eth_signTypedData_v4"] == 0
+    assert await site.calls(wallet) == []
 
 
 # ---- What the wallet is asked for.

@@ -94,6 +94,14 @@ PAGE_GUARDS = (
     ),
     guard(
         "T7",
+        "what is signed names the token of the page",
+        TRY,
+        "lower(one.asset) === lower(option.token) && ",
+        "",
+        test=f"{ANSWERED}::test_terms_in_another_token_are_not_signed",
+    ),
+    guard(
+        "T7",
         "a higher price is asked for again",
         TRY,
         "if (option.amount !== agreed) {",

@@ -1,4 +1,4 @@
-"""The messages of the templates: extracted for `en.po`, and lengthened as a language that no browser has.
+"""The messages of the templates and of the module that pays: extracted for `en.po`, and lengthened as a language that no browser has.
 
 `python -m tests.kit.message_catalog` writes `en.po`.
 """
@@ -11,6 +11,7 @@ from gettext import NullTranslations
 from jinja2 import Environment
 
 from tollway.web.admin_app import SECTIONS as ADMIN_SECTIONS
+from tollway.web.page_call_form import WORDS
 from tollway.web.page_languages import LOCALE, write_catalog
 from tollway.web.page_renderer import PUBLIC_SECTIONS, TEMPLATES
 
@@ -27,7 +28,7 @@ _PLACEHOLDER_OR_WORD = re.compile(r"%\([a-z_0-9]+\)s|%%|[^\W\d_]{2,}")
 
 
 def extract_messages() -> Iterator[tuple[str, str | None]]:
-    """Each message once, with its plural, in the order of the templates. The labels of the navigation are messages too."""
+    """Each message once, with its plural, in the order of the templates. The labels of the navigation and the words of the module that pays are messages too."""
     environment = Environment(extensions=["jinja2.ext.i18n"])
     environment.policies["ext.i18n.trimmed"] = False
     found: dict[str, str | None] = {one.label: None for one in (*PUBLIC_SECTIONS, *ADMIN_SECTIONS)}
@@ -37,6 +38,8 @@ def extract_messages() -> Iterator[tuple[str, str | None]]:
                 found[message[0]] = message[1]
             elif isinstance(message, str):
                 found.setdefault(message, None)
+    for message in WORDS.values():
+        found.setdefault(message, None)
     yield from found.items()
 
 

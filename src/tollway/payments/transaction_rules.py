@@ -6,9 +6,10 @@ listing's terms and the signers count; other statements of the caller do not. A 
 gets a code whose status is 402, because the caller would pay twice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import assert_never
 
 from tollway.chain.networks import ChainRules
@@ -361,6 +362,7 @@ def explain_result(
             return _pending(
                 f"The payment has {result.confirmations} of {result.needed} confirmations.",
                 reason="confirmations",
+                members={"confirmations": result.confirmations, "confirmationsNeeded": result.needed},
             )
         case BlockInFuture():
             return _pending(
@@ -419,13 +421,20 @@ def not_mined(tx_hash: TxHash) -> Problem:
     )
 
 
-def _pending(detail: str, *, reason: str, retry_after_s: int = PENDING_RETRY_S) -> Problem:
+def _pending(
+    detail: str,
+    *,
+    reason: str,
+    retry_after_s: int = PENDING_RETRY_S,
+    members: Mapping[str, object] = MappingProxyType({}),
+) -> Problem:
     return Problem(
         code=Code.PAYMENT_PENDING,
         detail=detail,
         reason=reason,
         retry_after_s=retry_after_s,
         payment_state="none",
+        members=members,
     )
 
 

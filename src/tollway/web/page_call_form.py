@@ -203,6 +203,8 @@ WORDS: Mapping[str, str] = {
     "signed": "Signed",
     "nothingMoved": "Signed. Nothing has moved.",
     "sent": "Paid in",
+    "confirmations": "Confirmations",
+    "confirmed": "{0} of {1}",
     "answer": "Answer",
     "callId": "Call",
     "transaction": "Transaction",
@@ -239,4 +241,4 @@ WORDS: Mapping[str, str] = {
     "FAILED": "FAILED",
     "FREE": "FREE",
 }
-"""The sentences of the module, by key. `{0}` and `{1}` are filled in by it."""
+"""The messages of the module in English, by key; catalogs translate them. `{0}` and `{1}` are filled in by the module."""

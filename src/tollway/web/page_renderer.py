@@ -5,9 +5,11 @@ Another listener or another group of pages makes a renderer of its own, with its
 """
 
 import gzip
+import json
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from gettext import NullTranslations
 from pathlib import Path
 from typing import Any, Literal
@@ -189,9 +191,15 @@ def _make_environment(assets: PageAssets, words: NullTranslations) -> Environmen
     environment.install_gettext_translations(words, newstyle=True)  # type: ignore[attr-defined]  # added by the extension
     for name in ("safe", "xmlattr", "tojson", "urlize"):  # filters that return markup
         del environment.filters[name]
+    environment.filters["translate_words"] = partial(_translate_words, words)
     globals_: dict[str, Any] = {"asset": assets.path_of}
     environment.globals.update(globals_)
     return environment
+
+
+def _translate_words(catalog: NullTranslations, words: Mapping[str, str]) -> str:
+    """The messages of a module in the language of the page, as JSON for a `data-` attribute."""
+    return json.dumps({key: catalog.gettext(text) for key, text in words.items()}, ensure_ascii=False)
 
 
 def _read_cookie(scope: Scope, wanted: str) -> str:

@@ -3,7 +3,6 @@
 Each asks the same services as its sister under `/api/v2` and hands frozen records to a template; none sends a request to this gateway. Every page is whole without JavaScript.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -153,7 +152,7 @@ class PageRoutes:
             calls=sum(day.calls for day in days),
             snippets=write_snippets(view, operation),
             form=make_call_form(view, operation, self._services.profiles),
-            words=_WORDS,
+            words=WORDS,
             operation=next((one for one in api.operations if one.is_chosen), api.operations[0]),
         )
 
@@ -221,7 +220,6 @@ def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) 
     return found or operations[0]
 
 
-_WORDS = json.dumps(dict(WORDS), ensure_ascii=False)
 _NO_PROVIDER = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="This is no address of a wallet. It has 0x and 40 hex digits.",

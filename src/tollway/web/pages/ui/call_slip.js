@@ -10,12 +10,22 @@ export class CallSlip {
   constructor(root) {
     this.root = root;
     this.frame = /** @type {HTMLElement} */ (root.closest("[data-ticket]"));
+    /** @type {Map<string, (text: string) => void>} lines whose value changes, by label */
+    this.updated = new Map();
   }
 
   /** Begins a new slip. */
   clear() {
     this.root.replaceChildren();
+    this.updated.clear();
     this.frame.hidden = false;
+  }
+
+  /** The line with this label, which has one value at a time. @param {string} label @param {string} value */
+  update(label, value) {
+    const write = this.updated.get(label);
+    if (write) write(value);
+    else this.updated.set(label, this.line(label, value));
   }
 
   /**
@@ -103,6 +113,21 @@ export class CallSlip {
     this.root.append(place);
     document.querySelector(".brand .gate")?.classList.toggle("open", state === "charged" || state === "free");
   }
+}
+
+// ---- Amounts.
+
+/** Base units as a decimal number. @param {string} units @param {number} decimals */
+export function format(units, decimals) {
+  const text = units.padStart(decimals + 1, "0");
+  const fraction = decimals ? text.slice(-decimals).replace(/0+$/, "") : "";
+  return text.slice(0, text.length - decimals) + (fraction ? `.${fraction}` : "");
+}
+
+/** The base units of a decimal number; null for another text. @param {string} text @param {number} decimals */
+export function parse(text, decimals) {
+  const found = /^([0-9]{1,60})(?:\.([0-9]{1,60}))?$/.exec(text);
+  return found ? BigInt(found[1] + (found[2] ?? "").slice(0, decimals).padEnd(decimals, "0")) : null;
 }
 
 // ---- The request and the answer.

@@ -3,7 +3,7 @@
 // Two rules carry it. Nothing is signed for another payee, token, chain or amount than the page has shown. And while a payment may still move, it is sent again as it is:
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
-import { CallSlip, isOfGateway, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
+import { CallSlip, format, isOfGateway, parse, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
 import { WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
@@ -306,6 +306,7 @@ class TryPanel {
   /** @param {Intent} intent */
   async show(intent) {
     let isTold = false;
+    let needed = "";
     for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
       let response = null;
       try {
@@ -316,10 +317,15 @@ class TryPanel {
       if (response?.type === "opaqueredirect") return this.keepRedirected(intent);
       const problem = response && (await readProblem(response));
       const state = response && readOutcome(response, problem);
+      if (state && needed) this.slip.update(this.words.confirmations, this.say("confirmed", needed, needed));
       if (response && state) return this.finish(intent, response, problem, state);
       if (response && !isTold && (problem ?? INTERNAL).code === INTERNAL.code) {
         isTold = true;
         this.slip.note(this.say("notKnown"));
+      }
+      if (problem?.code === "payment_pending" && Number.isInteger(problem.confirmationsNeeded)) {
+        needed = String(problem.confirmationsNeeded);
+        this.slip.update(this.words.confirmations, this.say("confirmed", String(problem.confirmations), needed));
       }
       const wait = response ? Math.ceil(Number(response.headers.get("retry-after") ?? 3)) || 3 : 3;
       if (wait > WAIT_MAX_S) break;
@@ -547,19 +553,6 @@ const lower = (text) => (text === null || text === undefined ? "" : String(text)
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const randomHex = () => "0x" + [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-
-/** @param {string} units @param {number} decimals */
-function format(units, decimals) {
-  const text = units.padStart(decimals + 1, "0");
-  const fraction = decimals ? text.slice(-decimals).replace(/0+$/, "") : "";
-  return text.slice(0, text.length - decimals) + (fraction ? `.${fraction}` : "");
-}
-
-/** @param {string} text @param {number} decimals */
-function parse(text, decimals) {
-  const found = /^([0-9]{1,60})(?:\.([0-9]{1,60}))?$/.exec(text);
-  return found ? BigInt(found[1] + (found[2] ?? "").slice(0, decimals).padEnd(decimals, "0")) : null;
-}
 
 /** @param {string} text @returns {any} */
 function decode(text) {
