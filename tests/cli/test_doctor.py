@@ -187,6 +187,7 @@ async def test_a_running_gateway_must_be_ready(tmp_path: Path, status: int | Non
         ({"allow_private_endpoints": True}, "private_endpoints", "warning"),
         ({"allow_mixed_networks": True}, "mixed_networks", "warning"),
         ({"admin_listen": Listen(host="0.0.0.0", port=9402)}, "admin_listen", "warning"),
+        ({"operators": frozenset({Address(b"o" * 20)})}, "operators", "note"),
         ({"secret_keys": ()}, "secret_key", "note"),
         ({}, "registration", "note"),
         ({}, "payees", "note"),

@@ -185,6 +185,9 @@ REFUSED = [
     ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:8402"}, "", "admin_listen: 0.0.0.0:8402 is where callers are served"),
     ({"TOLLWAY_ADMIN_LISTEN": "0.0.0.0:9402"}, "", "admin_hosts: 0.0.0.0:9402 is reachable from other machines"),
     ({"TOLLWAY_ADMIN_HOSTS": "https://x.example"}, "", "TOLLWAY_ADMIN_HOSTS: https://x.example is no host name"),
+    ({"TOLLWAY_OPERATORS": "0x12"}, "", "TOLLWAY_OPERATORS: "),
+    ({"TOLLWAY_OPERATORS": WALLET, "TOLLWAY_ADMIN_LISTEN": "off"}, "", "operators: the operator's pages are off"),
+    ({"TOLLWAY_OPERATORS": WALLET, "TOLLWAY_WEB_PAGES": "false"}, "", "operators: the operator's pages are off"),
     ({"TOLLWAY_DRAIN_NOTICE_S": "301"}, "", "TOLLWAY_DRAIN_NOTICE_S: must be 300 seconds at most"),
     ({"TOLLWAY_CALL_LOG": "some"}, "", "TOLLWAY_CALL_LOG: must be one of: all, failures, off"),
     ({"TOLLWAY_LISTEN": "::1:8402"}, "", "TOLLWAY_LISTEN: must be host:port"),
@@ -362,6 +365,15 @@ def test_variable_replaces_the_nodes_of_a_preset_in_the_file() -> None:
 def test_limits_are_overridden_by_name() -> None:
     settings = load({"TOLLWAY_LIMIT_HEADERS_MAX": "50"}, "[limits]\nrpc_deadline_s = 3.5\nheaders_max = 10")
     assert (settings.limits.headers_max, settings.limits.rpc_deadline_s) == (50, 3.5)
+
+
+def test_operators_are_wallets() -> None:
+    assert load({}).operators == frozenset()
+    assert load({"TOLLWAY_OPERATORS": f"{WALLET},0x{'22' * 20}"}).operators == {
+        Address.parse(WALLET),
+        Address(b"\x22" * 20),
+    }
+    assert load({}, f'operators = ["{WALLET}"]').operators == {Address.parse(WALLET)}
 
 
 def test_lists_and_maxima_from_the_environment() -> None:

@@ -1,13 +1,29 @@
 """Codes and sessions of the operator's pages, on both dialects."""
 
 import asyncio
+from typing import cast
 
+import coincurve
 import pytest
 
 from tests.kit.ledger_records import NOW_MS
+from tests.kit.payer import KeyWallet
+from tests.kit.signed_in import NoChain, Unmetered
+from tollway.chain.port import ChainReader, ContractResult, LookupQuota
+from tollway.errors import Code, Refusal
 from tollway.identity.admin_sessions import CODE_TTL_S, SESSION_TTL_S, AdminSignIn, create_code
+from tollway.identity.sessions import SignIn
+from tollway.identity.signatures import SignatureVerifier, eip191_digest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import Address, ChainId
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.admin_store import SqlAdminSessions, admin_code_table, admin_session_table
 from tollway.storage.database import Database
+from tollway.storage.identity_store import SqlSessions
+
+OPERATOR = KeyWallet(key=coincurve.PrivateKey(b"\x41" * 32))
+WALLET = OPERATOR.address
+PUBLIC, ADMIN = parse_origin("https://gw.example.com"), parse_origin("http://127.0.0.1:9402")
 
 
 class Clock:
@@ -35,7 +51,27 @@ class Setup:
         self.clock = Clock()
         self.entropy = Entropy()
         self.store = SqlAdminSessions(database)
-        self.sign_in = AdminSignIn(self.store, now_ms=self.clock, entropy=self.entropy)
+        self.sign_in = self.open_gateway(frozenset({WALLET}))
+
+    def open_gateway(self, operators: frozenset[Address], chain: object | None = None) -> AdminSignIn:
+        """The sign-in of a gateway with these wallets in its settings."""
+        sign_in = SignIn(
+            SqlSessions(self.database),
+            SignatureVerifier(cast(ChainReader, chain or NoChain()), limits=DEFAULT_LIMITS),
+            cast(LookupQuota, Unmetered()),
+            origin=PUBLIC,
+            limits=DEFAULT_LIMITS,
+            now_ms=self.clock,
+            entropy=self.entropy,
+        )
+        return AdminSignIn(
+            self.store,
+            sign_in,
+            operators=operators,
+            public_origin=PUBLIC,
+            now_ms=self.clock,
+            entropy=self.entropy,
+        )
 
     async def make_code(self) -> str:
         return await create_code(self.store, actor="alice@gw-1", now_ms=self.clock.ms, entropy=self.entropy)
@@ -89,3 +125,73 @@ async def test_a_sign_in_deletes_what_has_expired(setup: Setup) -> None:
         query = table.select()
         rows = await setup.database.read(lambda connection, query=query: connection.execute(query).all())
         assert len(rows) == left
+
+
+# ---- Wallets of the setting `operators`.
+
+
+async def sign_in_by_wallet(setup: Setup, sign_in: AdminSignIn) -> str:
+    challenge = await sign_in.create_challenge(ADMIN)
+    text = challenge.format_message(address=WALLET, chain_id=ChainId(1))
+    signature = OPERATOR.sign(eip191_digest(text.encode()))
+    return await sign_in.open_wallet_session(
+        origin=ADMIN, text=text, signature=signature, client_address="127.0.0.1"
+    )
+
+
+async def test_a_session_of_a_wallet_has_its_address_and_lasts_eight_hours(setup: Setup) -> None:
+    token = await sign_in_by_wallet(setup, setup.sign_in)
+    session = await setup.sign_in.find_session(token)
+    assert session is not None
+    assert (session.actor, session.wallet) == (str(WALLET), WALLET)
+    setup.clock.ms += SESSION_TTL_S * 1000
+    assert await setup.sign_in.find_session(token) is None
+
+
+class AgreeingWallet(NoChain):
+    """A chain whose contract wallets accept every signature (ERC-1271)."""
+
+    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractResult:
+        return ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e").ljust(32, b"\0"))
+
+
+@pytest.mark.parametrize(("chain", "counts"), [(AgreeingWallet(), True), (NoChain(), False)])
+async def test_a_contract_wallet_signs_in_where_its_contract_agrees(
+    setup: Setup, chain: NoChain, counts: bool
+) -> None:
+    sign_in = setup.open_gateway(frozenset({WALLET}), chain)
+    challenge = await sign_in.create_challenge(ADMIN)
+    text = challenge.format_message(address=WALLET, chain_id=chain.chain_ids[0])
+    opening = sign_in.open_wallet_session(
+        origin=ADMIN, text=text, signature=b"\x07" * 100, client_address="127.0.0.1"
+    )
+    if counts:
+        assert await sign_in.find_session(await opening) is not None
+        return
+    with pytest.raises(Refusal) as refused:
+        await opening
+    assert refused.value.problem.code is Code.INVALID_SIGNATURE
+
+
+async def test_a_session_of_a_link_is_of_no_wallet(setup: Setup) -> None:
+    token = await setup.sign_in.open_session(await setup.make_code())
+    assert token is not None
+    for operators in (frozenset[Address](), frozenset({WALLET})):
+        session = await setup.open_gateway(operators).find_session(token)
+        assert session is not None
+        assert session.wallet is None
+
+
+async def test_a_wallet_that_left_operators_loses_its_session_everywhere(setup: Setup) -> None:
+    token = await sign_in_by_wallet(setup, setup.sign_in)
+    assert await setup.open_gateway(frozenset()).find_session(token) is None
+    assert await setup.sign_in.find_session(token) is None
+
+
+async def test_a_wallet_session_deletes_what_has_expired(setup: Setup) -> None:
+    await sign_in_by_wallet(setup, setup.sign_in)
+    setup.clock.ms += SESSION_TTL_S * 1000
+    await sign_in_by_wallet(setup, setup.sign_in)
+    query = admin_session_table.select()
+    rows = await setup.database.read(lambda connection: connection.execute(query).all())
+    assert len(rows) == 1

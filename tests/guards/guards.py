@@ -11,6 +11,7 @@ from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.limit_guards import LIMIT_GUARDS
 from tests.guards.middleware_guards import MIDDLEWARE_GUARDS
+from tests.guards.operator_guards import OPERATOR_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
 from tests.guards.page_guards import PAGE_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
@@ -30,6 +31,7 @@ GUARDS = (
     *WEBHOOK_GUARDS,
     *PASSAGE_GUARDS,
     *IDENTITY_GUARDS,
+    *OPERATOR_GUARDS,
     *TEXT_GUARDS,
     *LIMIT_GUARDS,
     *EXHAUSTION_GUARDS,

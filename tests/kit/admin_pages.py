@@ -30,10 +30,14 @@ SAME_ORIGIN = {"sec-fetch-site": "same-origin"}
 
 
 @asynccontextmanager
-async def run_admin_app() -> AsyncIterator[App]:
-    """A gateway in the current folder, whose node is away, with one listing."""
+async def run_admin_app(**environment: str) -> AsyncIterator[App]:
+    """A gateway in the current folder, whose node is away, with one listing. `environment`: more settings."""
     settings = load_settings(
-        {"TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1", "TOLLWAY_ADMIN_HOSTS": "gw-admin.internal"}
+        {
+            "TOLLWAY_RPC_SANDBOX": "http://127.0.0.1:1",
+            "TOLLWAY_ADMIN_HOSTS": "gw-admin.internal",
+            **environment,
+        }
     )
     async with App(settings) as app:
         await app.catalog.publish(LISTING)
@@ -55,7 +59,12 @@ async def enter(browser: httpx.AsyncClient, code: str) -> httpx.Response:
 
 async def sign_in(app: App, browser: httpx.AsyncClient) -> None:
     answer = await enter(browser, await make_code(app))
-    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    keep_cookie(browser, answer)
+
+
+def keep_cookie(browser: httpx.AsyncClient, answer: httpx.Response) -> None:
+    """Of the answer that opened a session."""
+    assert (answer.status_code, answer.headers["location"]) == (303, "/"), answer.text
     # The client of the tests keeps no `Secure` cookie of plain http, so it is set by hand.
     token = re.match(rf"{ADMIN_COOKIE.name}=([^;]+);", answer.headers["set-cookie"])
     assert token is not None

@@ -113,6 +113,21 @@ async def test_a_foreign_host_is_refused(browser: httpx.AsyncClient, host: str, 
     assert "tollway_calls" in metrics.text
 
 
+async def test_a_request_with_two_hosts_is_refused(browser: httpx.AsyncClient) -> None:
+    for names in ((HOST, "evil.example"), ("evil.example", HOST), (HOST, HOST)):
+        answer = await browser.get("/", headers=[("host", name) for name in names])
+        assert answer.status_code == 403
+
+
+async def test_no_response_is_sniffed(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    for path in (*PAGES, *API, "/unknown", "/admin/api/calls?state=x"):
+        assert (await browser.get(path)).headers.get_list("x-content-type-options") == ["nosniff"]
+    assert (await browser.get("/", headers={"host": "evil.example"})).headers[
+        "x-content-type-options"
+    ] == "nosniff"
+
+
 async def test_the_public_listener_has_no_such_page_and_ignores_its_cookie(
     app: App, browser: httpx.AsyncClient
 ) -> None:

@@ -1,5 +1,6 @@
 """The operator's pages over a whole gateway: content, what a form needs, and that each change is an act."""
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.kit.admin_pages import (
 )
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
 from tollway.app.lifecycle import App
+from tollway.ledger.ledger import AuditReport
+from tollway.storage.ledger_tables import payment_table
 from tollway.storage.operator_figures import record_audit
 from tollway.web.query import format_time
 
@@ -210,3 +213,85 @@ async def test_unknown_listings_and_malformed_values_are_explained(
     assert (wrong_wallet.status_code, wrong_transaction.status_code) == (400, 400)
     assert (await browser.get("/admin/api/calls?state=x")).status_code == 400
     assert await list_acts(app) == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        SUSPENSION,
+        "/admin/api/wallets/block",
+        BLOCK,
+        "/admin/api/audit",
+        "/admin/api/admissions",
+        "/admin/api/release",
+    ],
+)
+async def test_a_form_counts_with_the_token_of_its_route_only(
+    app: App, browser: httpx.AsyncClient, path: str
+) -> None:
+    await sign_in(app, browser)
+    page = (await browser.get("/")).text
+    (other,) = re.findall(r'name="form_token" value="([0-9a-f]{64})"', page)  # of the sign-out
+    name = app.settings.public_url.partition("://")[2]
+    fields = {"do": "block" if "wallets" in path else "suspend", "address": str(ALICE), "gateway": name}
+    for token in (other, ""):
+        answer = await browser.post(
+            path, data={**fields, "transaction": str(TX), "form_token": token}, headers=SAME_ORIGIN
+        )
+        assert answer.status_code == 400
+        assert "older session" in answer.text
+    assert await list_acts(app) == []
+
+
+async def test_a_form_that_is_too_long_is_refused_unread(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    answer = await send_form(browser, "/books", "/admin/api/admissions", transaction="0x" + "a" * 9_000)
+    assert answer.status_code == 413
+
+
+async def test_balances_of_a_ledger_that_does_not_balance_stay_held(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
+    await app.operator_ledger.mark_restored(origin=operator_origin())
+    await app.database.write(
+        lambda connection: connection.execute(payment_table.update().values(taken_units=1))
+    )
+    before = await list_acts(app)
+    name = app.settings.public_url.partition("://")[2]
+    answer = await send_form(browser, "/books", "/admin/api/release", gateway=name)
+    assert answer.status_code == 400
+    assert "does not balance" in answer.text
+    assert await list_acts(app) == before
+    assert (await browser.get("/admin/api/books")).json()["heldPayments"] == 1
+
+
+class PausedLedger:
+    """A ledger whose audits wait."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.is_going_on = asyncio.Event()
+        self.is_started = asyncio.Event()
+
+    async def audit(self) -> AuditReport:
+        self.started += 1
+        self.is_started.set()
+        await self.is_going_on.wait()
+        return AuditReport(payments=7, calls=0, wrong=(), held_calls=(), held_payments=())
+
+
+async def test_one_audit_runs_at_a_time(app: App) -> None:
+    app.operator_ledger = ledger = PausedLedger()  # type: ignore[assignment]  # the pages ask it for audits alone
+    async with open_browser(app) as browser, asyncio.TaskGroup() as group:
+        await sign_in(app, browser)
+        first = group.create_task(send_form(browser, "/books", "/admin/api/audit"))
+        await ledger.is_started.wait()
+        assert "An audit runs since" in (await browser.get("/books")).text
+        second = group.create_task(send_form(browser, "/books", "/admin/api/audit"))
+        await asyncio.wait({second}, timeout=5)
+        assert ledger.started == 1
+        ledger.is_going_on.set()
+        assert (await first).status_code == (await second).status_code == 303
+        assert "7 payments" in (await browser.get("/books")).text

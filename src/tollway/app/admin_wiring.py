@@ -8,6 +8,7 @@ from starlette.types import ASGIApp
 from tollway.app.wiring import Services
 from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import AdminSignIn
+from tollway.identity.siwe import parse_origin
 from tollway.ids import ChainId
 from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
 from tollway.storage.database import Database
@@ -16,6 +17,8 @@ from tollway.storage.operator_store import OperatorStore
 from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.admin_chains import NodeFigures
 from tollway.web.admin_routes import AdminServices, admin_router
+from tollway.web.admin_sign_in import AdminSignInPages
+from tollway.web.admission import SignInRateLimit
 from tollway.web.network_routes import NetworkServices
 from tollway.web.page_assets import asset_router, read_assets
 from tollway.web.page_renderer import PageRenderer, TestMoney
@@ -41,10 +44,18 @@ def build_admin_app(
     if not settings.web_pages or listen is None:
         return metrics
     assets = read_assets()
-    sign_in = AdminSignIn(SqlAdminSessions(database), now_ms=now_ms, entropy=secrets.token_bytes)
+    sign_in = AdminSignIn(
+        SqlAdminSessions(database),
+        services.sign_in,
+        operators=settings.operators,
+        public_origin=parse_origin(settings.public_url),
+        now_ms=now_ms,
+        entropy=secrets.token_bytes,
+    )
+    rate_limit = SignInRateLimit(limits=settings.limits, rate_limiter=services.rate_limiter)
     pages = admin_router(
         AdminServices(
-            sign_in=sign_in,
+            sign_in=AdminSignInPages(sign_in, rate_limit, limits=settings.limits),
             networks=networks,
             catalog=services.catalog,
             moderation=services.moderation,
@@ -57,6 +68,7 @@ def build_admin_app(
             check_ready=services.check_ready,
             count_in_flight=lambda: services.shedder.running,
             gateway_name=gateway_name,
+            public_url=settings.public_url,
             runbooks=read_runbooks(),
             now_ms=now_ms,
         )

@@ -255,6 +255,7 @@ class Settings(BaseSettings):
         host="127.0.0.1", port=9402
     )
     admin_hosts: Annotated[frozenset[str], _parsed_by(parse_hosts)] = frozenset()
+    operators: Annotated[frozenset[Address], _parsed_by(parse_wallets)] = frozenset()
     database_url: Annotated[Secret[str], _parsed_by(parse_database_url)] = Secret("sqlite:///tollway.sqlite3")
     rate_limit_url: Annotated[Secret[str] | None, _parsed_by(parse_rate_limit_url)] = None
     secret_keys: Annotated[SecretKeys, _parsed_by(parse_secret_keys)] = Field(
@@ -476,6 +477,11 @@ def check_admin_hosts(*, admin_listen: Listen | None, admin_hosts: frozenset[str
         )
 
 
+def check_operators(*, are_pages_on: bool, operators: frozenset[Address]) -> Iterator[str]:
+    if operators and not are_pages_on:
+        yield ("operators: the operator's pages are off; set admin_listen and web_pages, or remove operators")
+
+
 def check_public_url(*, listen: Listen, public_url: str) -> Iterator[str]:
     if not listen.is_loopback and _is_local_only(urlsplit(public_url).hostname or ""):
         yield f"public_url: callers from outside cannot reach {public_url}; set it to the URL they use"
@@ -688,6 +694,9 @@ def _check_together(settings: Settings, wrong: frozenset[str]) -> Iterator[str]:
         yield from check_admin_listen(listen=listen, admin_listen=settings.admin_listen)
     if are_valid("admin_listen", "admin_hosts"):
         yield from check_admin_hosts(admin_listen=settings.admin_listen, admin_hosts=settings.admin_hosts)
+    if are_valid("admin_listen", "web_pages", "operators"):
+        are_pages_on = settings.web_pages and settings.admin_listen is not None
+        yield from check_operators(are_pages_on=are_pages_on, operators=settings.operators)
     if are_valid("listen", "public_url"):
         yield from check_public_url(listen=listen, public_url=settings.public_url)
     if are_valid("registration", "allowlist"):

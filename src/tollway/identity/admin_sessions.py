@@ -1,14 +1,18 @@
-"""Sign-in to the operator's pages by a code that a command prints, and the port of the store of codes and sessions.
+"""Sign-in to the operator's pages by a code that a command prints or by a wallet of the setting `operators`, and the port of the store of codes and sessions.
 
-Access to the machine makes an operator: a user who can run `tollway gateway admin link` gets a code that counts once, within five minutes. A session lasts eight
-hours and has the user and host of the command, so that each act on a page has an actor. The store has SHA-256 hashes, never a code or a token.
+Access to the machine makes an operator: a user who can run `tollway gateway admin link` gets a code that counts once, within five minutes. A wallet of `operators`
+signs a message of the admin origin; without such wallets no message opens a session. A session lasts eight hours and has the user and host of the command, or the
+address of the wallet, so that each act on a page has an actor. The store has SHA-256 hashes, never a code or a token.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tollway.identity.sessions import format_token, hash_token
+from tollway.errors import Code, Problem, Refusal
+from tollway.identity.sessions import SignIn, SignInChallenge, format_token, hash_token
+from tollway.identity.siwe import PublicOrigin
+from tollway.ids import Address
 
 CODE_TTL_S = 300
 SESSION_TTL_S = 8 * 3_600
@@ -18,12 +22,20 @@ ENTRY_PATH = "/enter"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSession:
-    """A session on the operator's pages. `actor`: the user and host that asked for the link."""
+    """A session on the operator's pages. `actor`: the user and host that asked for the link (`alice@host`), or the address of the wallet that signed in."""
 
     token_hash: bytes = field(repr=False)
     actor: str
     created_ms: int
     expires_ms: int
+
+    @property
+    def wallet(self) -> Address | None:
+        """The wallet that signed in; None for a session of a link. A user and host have an `@` between them and are no address."""
+        try:
+            return Address.parse(self.actor)
+        except ValueError:
+            return None
 
 
 class AdminSessionStore(Protocol):
@@ -34,6 +46,10 @@ class AdminSessionStore(Protocol):
     async def spend_code(self, code_hash: bytes, *, token_hash: bytes, now_ms: int, expires_ms: int) -> bool:
         """Deletes the code and opens a session of its actor, in one transaction. False for an unknown, spent or expired code; of concurrent calls one gets
         True. Deletes what has expired."""
+        ...
+
+    async def put_admin_session(self, session: AdminSession) -> None:
+        """Opens the session of a wallet. Deletes what has expired."""
         ...
 
     async def find_admin_session(self, token_hash: bytes, *, now_ms: int) -> AdminSession | None:
@@ -55,12 +71,22 @@ async def create_code(
 
 
 class AdminSignIn:
-    """The sign-in of operators at one gateway. Safe to use from many tasks at once."""
+    """The sign-in of operators at one gateway. Safe to use from many tasks at once. `operators`: the wallets that may sign in."""
 
     def __init__(
-        self, store: AdminSessionStore, *, now_ms: Callable[[], int], entropy: Callable[[int], bytes]
+        self,
+        store: AdminSessionStore,
+        sign_in: SignIn,
+        *,
+        operators: frozenset[Address],
+        public_origin: PublicOrigin,
+        now_ms: Callable[[], int],
+        entropy: Callable[[int], bytes],
     ) -> None:
         self._store = store
+        self._sign_in = sign_in
+        self.operators = operators
+        self._public_origin = public_origin
         self._now_ms = now_ms
         self._entropy = entropy
 
@@ -77,11 +103,62 @@ class AdminSignIn:
         )
         return token if is_spent else None
 
+    async def create_challenge(self, origin: PublicOrigin) -> SignInChallenge:
+        """Issues a nonce whose URI is the admin origin: it counts in `open_wallet_session` at that origin, and nowhere else. Raises Refusal where callers are
+        served at the same origin."""
+        self._check_origin(origin)
+        return await self._sign_in.at_origin(origin).create_challenge(str(origin))
+
+    async def open_wallet_session(
+        self, *, origin: PublicOrigin, text: str, signature: bytes, client_address: str
+    ) -> str:
+        """The token of a new session of the wallet that signed. Raises what `SignIn.prove` raises, and Refusal (`authentication_required`) for a wallet that is
+        none of `operators`."""
+        self._check_origin(origin)
+        message = await self._sign_in.at_origin(origin).prove(
+            text=text, signature=signature, uris=(str(origin),), client_address=client_address
+        )
+        if message.signer not in self.operators:
+            raise Refusal(_NO_OPERATOR)
+        token = format_token(self._entropy(32))
+        token_hash, now_ms = hash_token(token), self._now_ms()
+        assert token_hash is not None
+        await self._store.put_admin_session(
+            AdminSession(
+                token_hash=token_hash,
+                actor=str(message.signer),
+                created_ms=now_ms,
+                expires_ms=now_ms + SESSION_TTL_S * 1000,
+            )
+        )
+        return token
+
+    def _check_origin(self, origin: PublicOrigin) -> None:
+        """A nonce of the public API can name any URI of the public origin: that origin must not be the admin origin too."""
+        if origin.authority == self._public_origin.authority:
+            raise Refusal(_PUBLIC_ORIGIN)
+
     async def find_session(self, token: str) -> AdminSession | None:
+        """The open session of a token. A session of a wallet that is none of `operators` any more is closed here."""
         token_hash = hash_token(token)
         if token_hash is None:
             return None
-        return await self._store.find_admin_session(token_hash, now_ms=self._now_ms())
+        session = await self._store.find_admin_session(token_hash, now_ms=self._now_ms())
+        if session is None or session.wallet is None or session.wallet in self.operators:
+            return session
+        await self._store.delete_admin_session(token_hash)
+        return None
 
     async def close_session(self, session: AdminSession) -> None:
         await self._store.delete_admin_session(session.token_hash)
+
+
+_NO_OPERATOR = Problem(
+    code=Code.AUTHENTICATION_REQUIRED,
+    detail="This wallet is none of the setting operators. Add it there and restart the gateway, or use a link: tollway gateway admin link",
+)
+_PUBLIC_ORIGIN = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="Wallets sign in to these pages under a name that is not the one of public_url. Open the pages under another name of admin_hosts, or use a link: "
+    "tollway gateway admin link",
+)

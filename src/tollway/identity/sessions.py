@@ -155,6 +155,18 @@ class SignIn:
         self._now_ms = now_ms
         self._entropy = entropy
 
+    def at_origin(self, origin: PublicOrigin) -> "SignIn":
+        """The same sign-in for another origin of this gateway, such as the admin address: its messages name that origin, and so do its nonces."""
+        return SignIn(
+            self._store,
+            self._verifier,
+            self._lookup_quota,
+            origin=origin,
+            limits=self._limits,
+            now_ms=self._now_ms,
+            entropy=self._entropy,
+        )
+
     async def create_challenge(self, uri: str | None = None) -> SignInChallenge:
         """Issues a nonce. With `uri` it counts only in messages with exactly that URI, which must be under the public origin.
 

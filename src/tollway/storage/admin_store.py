@@ -84,6 +84,22 @@ class SqlAdminSessions:
 
         return await self._database.write(work)
 
+    async def put_admin_session(self, session: AdminSession) -> None:
+        columns = admin_session_table.c
+        expired = delete(admin_session_table).where(columns.expires_ms <= session.created_ms)
+        row = {
+            "token_hash": session.token_hash,
+            "actor": session.actor,
+            "created_ms": session.created_ms,
+            "expires_ms": session.expires_ms,
+        }
+
+        def work(connection: Connection) -> None:
+            connection.execute(expired)
+            connection.execute(insert(admin_session_table), row)
+
+        await self._database.write(work)
+
     async def find_admin_session(self, token_hash: bytes, *, now_ms: int) -> AdminSession | None:
         columns = admin_session_table.c
         query = select(columns.actor, columns.created_ms, columns.expires_ms).where(

@@ -5,23 +5,28 @@ stranger's page points at this address (DNS rebinding) gets 403. Scrapers come b
 """
 
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.identity.admin_sessions import ENTRY_PATH, AdminSession, AdminSignIn
 from tollway.operator_acts import REASON_LENGTH_MAX
 from tollway.web.page_renderer import PageRenderer, Section
-from tollway.web.page_session import SessionCookie, make_form_token
-from tollway.web.problems import FORBIDDEN, status_of
+from tollway.web.page_session import Fields, SessionCookie, make_form_token, read_form
+from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of, status_of
 
 ADMIN_COOKIE = SessionCookie(name="__Host-tollway-admin", same_site="Strict")
-OPEN_PATHS = (ENTRY_PATH, "/favicon.svg")
+NONCE_PATH = "/admin/api/nonce"
+SESSION_PATH = "/admin/api/session"
+"""The routes of wallets that sign in."""
+OPEN_PATHS = (ENTRY_PATH, NONCE_PATH, SESSION_PATH, "/favicon.svg")
+FORM_BYTES_MAX = 8_192
+NO_STORE = {"Cache-Control": "no-store"}
 SECTIONS = tuple(
     Section(href=href, label=label)
     for href, label in (
@@ -109,9 +114,8 @@ class AdminApp:
         token = ADMIN_COOKIE.read(request)
         session = None if token is None else await self._sign_in.find_session(token)
         if session is None or token is None:
-            return respond_page(
-                request, "admin_enter.j2", status=status_of(Code.AUTHENTICATION_REQUIRED), code=None
-            )
+            status = status_of(Code.AUTHENTICATION_REQUIRED)
+            return respond_entry(request, code="", has_wallets=bool(self._sign_in.operators), status=status)
         state["session"], state["session_token"] = session, token
         return None
 
@@ -145,6 +149,12 @@ def respond_page(request: Request, template: str, *, status: int = 200, **record
     )
 
 
+def respond_entry(request: Request, *, code: str, has_wallets: bool, status: int = 200) -> Response:
+    """The page of the sign-in. `code`: of a link; `has_wallets`: whether wallets may sign in."""
+    wallets = {"nonce_path": NONCE_PATH, "session_path": SESSION_PATH} if has_wallets else None
+    return respond_page(request, "admin_enter.j2", status=status, code=code, wallets=wallets)
+
+
 def explain_problem(request: Request, problem: Problem) -> Response:
     """The page of a refused or failed request, with what to do next."""
     return respond_page(request, "admin_problem.j2", status=status_of(problem.code), problem=problem)
@@ -152,20 +162,78 @@ def explain_problem(request: Request, problem: Problem) -> Response:
 
 def guarded(handler: Handler) -> Handler:
     """The handler, with its refusals and failures as pages."""
-    return partial(_guard, handler)
+    return partial(_guard, handler, explain_problem)
 
 
-async def _guard(handler: Handler, request: Request) -> Response:
+def guarded_json(handler: Handler, *, public_url: str) -> Handler:
+    """The handler, with its refusals and failures as JSON problems (RFC 9457)."""
+    return partial(_guard, handler, partial(_render_json, public_url))
+
+
+async def _guard(
+    handler: Handler, explain: Callable[[Request, Problem], Response], request: Request
+) -> Response:
     try:
         return await handler(request)
     except TollwayError as error:
-        return explain_problem(request, error.problem)
+        return explain(request, error.problem)
+
+
+def _render_json(public_url: str, request: Request, problem: Problem) -> Response:
+    status, headers, body = render_problem(
+        problem,
+        public_url=public_url,
+        request_id=request_id_of(request.scope),
+        instance=instance_of(request.scope),
+    )
+    response = Response(body, status_code=status)
+    response.raw_headers = headers
+    return response
+
+
+# ---- Forms of these pages.
 
 
 def origins_of(request: Request) -> tuple[str, str]:
     """The origins of a form on this host."""
     host = request.headers["host"].lower()
     return f"http://{host}", f"https://{host}"
+
+
+def session_of(request: Request) -> AdminSession:
+    """The session of a request that reached a page behind one."""
+    session: AdminSession = request.scope["state"]["session"]
+    return session
+
+
+async def read_first_form(request: Request) -> Fields:
+    """The fields of a form that opens a session: it has no form token yet."""
+    return await read_form(
+        request, session_token=None, route="", origins=origins_of(request), bytes_max=FORM_BYTES_MAX
+    )
+
+
+async def read_admin_form(request: Request, route: str) -> Fields:
+    """The fields of a form that posts to `route` in this session. Raises Refusal where `read_form` does."""
+    return await read_form(
+        request,
+        session_token=request.scope["state"]["session_token"],
+        route=route,
+        origins=origins_of(request),
+        bytes_max=FORM_BYTES_MAX,
+    )
+
+
+def read_one(fields: Fields, name: str) -> str:
+    """The value of a field that occurs once; empty without it. Raises Refusal for a repeated field."""
+    values = fields.get(name, ())
+    if len(values) > 1:
+        raise refuse_form(f"The form has the field {name} more than once.")
+    return values[0] if values else ""
+
+
+def redirect(path: str, headers: Mapping[str, str] | None = None) -> Response:
+    return RedirectResponse(path, status_code=303, headers={**NO_STORE, **(headers or {})})
 
 
 def refuse_form(detail: str) -> Refusal:

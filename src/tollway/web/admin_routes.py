@@ -6,15 +6,17 @@ token of the form (`page_session.py`).
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.identity.admin_sessions import ENTRY_PATH, SESSION_TTL_S, AdminSession, AdminSignIn
+from tollway.identity.admin_sessions import ENTRY_PATH
 from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.ledger.records import CallRecord
@@ -30,19 +32,31 @@ from tollway.registry.moderation import (
     restore_listing,
     suspend_listing,
 )
-from tollway.web.admin_app import ADMIN_COOKIE, Handler, guarded, origins_of, refuse_form, respond_page
+from tollway.web.admin_app import (
+    NO_STORE,
+    NONCE_PATH,
+    SESSION_PATH,
+    Handler,
+    explain_problem,
+    guarded,
+    guarded_json,
+    read_admin_form,
+    read_one,
+    redirect,
+    refuse_form,
+    respond_page,
+    session_of,
+)
 from tollway.web.admin_chains import NodeFigures, chain_json
 from tollway.web.admin_gas import gas_json
+from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
 from tollway.web.admin_views import OverviewFacts, call_json, find_findings, list_figures, overview_json
 from tollway.web.network_routes import NetworkServices, describe_status
-from tollway.web.page_session import read_form
 from tollway.web.query import format_time
 from tollway.web.runbook import Runbook
 
-FORM_BYTES_MAX = 8_192
 ACTS_SHOWN = 100
 FOUND_SHOWN = 50
-NO_STORE = {"Cache-Control": "no-store"}
 
 SUSPENSION = "/admin/api/listings/{apiId}/suspension"
 BLOCK = "/admin/api/wallets/{address}/block"
@@ -50,7 +64,6 @@ BLOCKS = "/admin/api/wallets/block"
 AUDIT = "/admin/api/audit"
 ADMISSIONS = "/admin/api/admissions"
 RELEASE = "/admin/api/release"
-SIGN_OUT = "/signout"
 
 
 class OpenCalls(Protocol):
@@ -67,9 +80,10 @@ class OpenCalls(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminServices:
-    """The collaborators of the operator's pages. `gateway_name`: typed by an operator who releases balances. `count_in_flight`: calls that run now."""
+    """The collaborators of the operator's pages. `gateway_name`: typed by an operator who releases balances.
+    `public_url`: of the pages about errors. `count_in_flight`: calls that run now."""
 
-    sign_in: AdminSignIn
+    sign_in: AdminSignInPages
     networks: NetworkServices
     catalog: Catalog
     moderation: Moderation
@@ -82,6 +96,7 @@ class AdminServices:
     check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
     count_in_flight: Callable[[], int]
     gateway_name: str
+    public_url: str
     runbooks: Mapping[str, Runbook]
     now_ms: Callable[[], int]
 
@@ -98,11 +113,11 @@ class AuditRun:
 
 
 def admin_router(services: AdminServices) -> Router:
-    routes = AdminRoutes(services)
+    routes, sign_in = AdminRoutes(services), services.sign_in
     pages: Sequence[tuple[str, Handler, str]] = (
-        (ENTRY_PATH, routes.show_entry, "GET"),
-        (ENTRY_PATH, routes.enter, "POST"),
-        (SIGN_OUT, routes.sign_out, "POST"),
+        (ENTRY_PATH, sign_in.show_entry, "GET"),
+        (ENTRY_PATH, sign_in.enter, "POST"),
+        (SIGN_OUT, sign_in.sign_out, "POST"),
         ("/", routes.show_overview, "GET"),
         ("/chains", routes.show_chains, "GET"),
         ("/gas", routes.show_gas, "GET"),
@@ -113,11 +128,6 @@ def admin_router(services: AdminServices) -> Router:
         ("/acts", routes.show_acts, "GET"),
         ("/runbooks", routes.show_runbooks, "GET"),
         ("/runbooks/{alert}", routes.show_runbook, "GET"),
-        ("/admin/api/overview", routes.get_overview, "GET"),
-        ("/admin/api/chains", routes.get_chains, "GET"),
-        ("/admin/api/gas", routes.get_gas, "GET"),
-        ("/admin/api/calls", routes.get_calls, "GET"),
-        ("/admin/api/books", routes.get_books, "GET"),
         (SUSPENSION, routes.change_suspension, "POST"),
         (BLOCKS, routes.change_block, "POST"),
         (BLOCK, routes.change_block, "POST"),
@@ -125,7 +135,29 @@ def admin_router(services: AdminServices) -> Router:
         (ADMISSIONS, routes.admit, "POST"),
         (RELEASE, routes.release, "POST"),
     )
-    return Router([Route(path, guarded(handler), methods=[method]) for path, handler, method in pages])
+    json: Sequence[tuple[str, Handler, str]] = (
+        ("/admin/api/overview", routes.get_overview, "GET"),
+        ("/admin/api/chains", routes.get_chains, "GET"),
+        ("/admin/api/gas", routes.get_gas, "GET"),
+        ("/admin/api/calls", routes.get_calls, "GET"),
+        ("/admin/api/books", routes.get_books, "GET"),
+    )
+    if sign_in.has_wallets:
+        json = (*json, (NONCE_PATH, sign_in.issue_nonce, "POST"))
+        pages = (*pages, (SESSION_PATH, sign_in.open_wallet_session, "POST"))
+    as_json = partial(guarded_json, public_url=services.public_url)
+    return Router(
+        [
+            *(Route(path, guarded(handler), methods=[method]) for path, handler, method in pages),
+            *(Route(path, as_json(handler), methods=[method]) for path, handler, method in json),
+        ],
+        default=_refuse_path,
+    )
+
+
+async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:
+    response = explain_problem(Request(scope, receive), _NO_PATH)
+    await response(scope, receive, send)
 
 
 class AdminRoutes:
@@ -134,32 +166,6 @@ class AdminRoutes:
     def __init__(self, services: AdminServices) -> None:
         self._services = services
         self._audit: AuditRun | None = None
-
-    # ---- The session.
-
-    async def show_entry(self, request: Request) -> Response:
-        """The form of a link. It spends nothing: browsers and chat programs load links in advance."""
-        code = request.query_params.get("code", "")[:64]
-        return respond_page(request, "admin_enter.j2", code=code)
-
-    async def enter(self, request: Request) -> Response:
-        fields = await read_form(
-            request,
-            session_token=None,
-            route=ENTRY_PATH,
-            origins=origins_of(request),
-            bytes_max=FORM_BYTES_MAX,
-        )
-        token = await self._services.sign_in.open_session(_one(fields, "code"))
-        if token is None:
-            raise Refusal(_CODE_SPENT)
-        cookie = ADMIN_COOKIE.set(token, max_age_s=SESSION_TTL_S)
-        return _redirect("/", {"Set-Cookie": cookie})
-
-    async def sign_out(self, request: Request) -> Response:
-        await self._read_form(request, SIGN_OUT)
-        await self._services.sign_in.close_session(_session(request))
-        return _redirect(ENTRY_PATH, {"Set-Cookie": ADMIN_COOKIE.clear()})
 
     # ---- What is shown.
 
@@ -314,9 +320,9 @@ class AdminRoutes:
     # ---- What is changed.
 
     async def change_suspension(self, request: Request) -> Response:
-        fields = await self._read_form(request, SUSPENSION)
+        fields = await read_admin_form(request, SUSPENSION)
         listing_id = ListingId(request.path_params["apiId"])
-        match _one(fields, "do"):
+        match read_one(fields, "do"):
             case "suspend":
                 change = suspend_listing
             case "restore":
@@ -330,39 +336,39 @@ class AdminRoutes:
             case AlwaysEdited():
                 raise refuse_form("The listing changed meanwhile. Send the form again.")
             case Listing():
-                return _redirect("/listings")
+                return redirect("/listings")
 
     async def change_block(self, request: Request) -> Response:
         is_new = "address" not in request.path_params
-        fields = await self._read_form(request, BLOCKS if is_new else BLOCK)
-        text = _one(fields, "address") if is_new else request.path_params["address"]
+        fields = await read_admin_form(request, BLOCKS if is_new else BLOCK)
+        text = read_one(fields, "address") if is_new else request.path_params["address"]
         try:
             wallet = Address.parse(text.strip())
         except ValueError as exc:
             raise refuse_form(f"The wallet is not understood: {exc}.") from exc
         origin = self._make_origin(request, fields)
-        match _one(fields, "do"):
+        match read_one(fields, "do"):
             case "block":
                 await self._services.moderation.block(wallet, origin=origin)
             case "unblock":
                 await self._services.moderation.unblock(wallet, origin=origin)
             case _:
                 raise refuse_form("The form says neither block nor unblock.")
-        return _redirect("/wallets")
+        return redirect("/wallets")
 
     async def admit(self, request: Request) -> Response:
-        fields = await self._read_form(request, ADMISSIONS)
+        fields = await read_admin_form(request, ADMISSIONS)
         try:
-            tx_hash = TxHash.parse(_one(fields, "transaction").strip())
+            tx_hash = TxHash.parse(read_one(fields, "transaction").strip())
         except ValueError as exc:
             raise refuse_form(f"The transaction is not understood: {exc}.") from exc
         await self._services.operator_ledger.admit(tx_hash, origin=self._make_origin(request, fields))
-        return _redirect("/acts")
+        return redirect("/acts")
 
     async def release(self, request: Request) -> Response:
         """Releases held balances, only with the name of the gateway and a ledger that balances."""
-        fields = await self._read_form(request, RELEASE)
-        if _one(fields, "gateway").strip() != self._services.gateway_name:
+        fields = await read_admin_form(request, RELEASE)
+        if read_one(fields, "gateway").strip() != self._services.gateway_name:
             raise refuse_form(
                 f"Type the name of this gateway to release the balances: {self._services.gateway_name}"
             )
@@ -373,18 +379,18 @@ class AdminRoutes:
                 "The ledger does not balance, so nothing was released. Run: tollway gateway audit"
             )
         await self._services.operator_ledger.release_held(origin=origin)
-        return _redirect("/books")
+        return redirect("/books")
 
     async def run_audit(self, request: Request) -> Response:
         """Starts an audit, unless one runs on this gateway."""
-        await self._read_form(request, AUDIT)
+        await read_admin_form(request, AUDIT)
         if self._audit is None or not self._audit.is_running:
-            run = AuditRun(started_ms=self._services.now_ms(), actor=_session(request).actor)
+            run = AuditRun(started_ms=self._services.now_ms(), actor=session_of(request).actor)
             self._audit = run
-            response = _redirect("/books")
+            response = redirect("/books")
             response.background = BackgroundTask(self._audit_ledger, run)  # runs when the response is sent
             return response
-        return _redirect("/books")
+        return redirect("/books")
 
     async def _audit_ledger(self, run: AuditRun) -> None:
         try:
@@ -396,47 +402,20 @@ class AdminRoutes:
 
     # ---- Parts.
 
-    async def _read_form(self, request: Request, route: str) -> Mapping[str, Sequence[str]]:
-        return await read_form(
-            request,
-            session_token=request.scope["state"]["session_token"],
-            route=route,
-            origins=origins_of(request),
-            bytes_max=FORM_BYTES_MAX,
-        )
-
     def _make_origin(self, request: Request, fields: Mapping[str, Sequence[str]]) -> ActOrigin:
         try:
-            reason = parse_reason(_one(fields, "reason"))
+            reason = parse_reason(read_one(fields, "reason"))
         except ValueError as exc:
             raise refuse_form(f"The reason is not accepted: {exc}.") from exc
         return ActOrigin(
-            actor=f"{_session(request).actor} (page)", at_ms=self._services.now_ms(), reason=reason
+            actor=f"{session_of(request).actor} (page)", at_ms=self._services.now_ms(), reason=reason
         )
 
 
-def _session(request: Request) -> AdminSession:
-    session: AdminSession = request.scope["state"]["session"]
-    return session
-
-
-def _one(fields: Mapping[str, Sequence[str]], name: str) -> str:
-    """The value of a field that occurs once; empty without it."""
-    values = fields.get(name, ())
-    if len(values) > 1:
-        raise refuse_form(f"The form has the field {name} more than once.")
-    return values[0] if values else ""
-
-
-def _redirect(path: str, headers: Mapping[str, str] | None = None) -> Response:
-    return RedirectResponse(path, status_code=303, headers={**NO_STORE, **(headers or {})})
-
-
-_CODE_SPENT = Problem(
-    code=Code.AUTHENTICATION_REQUIRED,
-    detail="The link does not count: it is spent, or older than five minutes. Make another one: tollway gateway admin link",
-)
 _NO_LISTING = Problem(code=Code.API_NOT_FOUND, detail="There is no active listing of this id.")
+_NO_PATH = Problem(
+    code=Code.ROUTE_NOT_FOUND, detail="There is no such page. The navigation lists the pages of an operator."
+)
 _NO_RUNBOOK = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="There is no runbook of this alert. /runbooks lists those of this release.",

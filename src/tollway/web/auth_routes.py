@@ -6,6 +6,7 @@ The wallet dependency reads the whole body before the route does, because a sign
 import base64
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
@@ -213,27 +214,8 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
 
     async def issue_nonce(request: Request) -> Response:
         await charge_sign_in(rate_limit, "nonce", request)
-        members = await _read_members(request, limits=limits, known=("address", "chainId", "uri"))
-        reader = _SignInBody(members)
-        address = reader.address("address")
-        chain_id = reader.chain_id("chainId")
-        uri = reader.text("uri")
-        reader.finish()
-        sign_in_challenge = await sign_in.create_challenge(uri)
-        text = (
-            sign_in_challenge.format_message(address=address, chain_id=chain_id)
-            if address is not None and chain_id is not None
-            else None
-        )
-        content = {
-            "nonce": sign_in_challenge.nonce,
-            "domain": sign_in_challenge.domain,
-            "uri": sign_in_challenge.uri,
-            "issuedAt": format_time(sign_in_challenge.issued_ms),
-            "expirationTime": format_time(sign_in_challenge.expires_ms),
-            "message": text,
-        }
-        return JSONResponse(content, headers=_NO_STORE)
+        asked = await read_nonce_request(request, limits=limits, known=("address", "chainId", "uri"))
+        return respond_challenge(await sign_in.create_challenge(asked.uri), asked)
 
     async def open_session(request: Request) -> Response:
         await charge_sign_in(rate_limit, "session", request)
@@ -272,6 +254,43 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
             Route("/api/v2/auth/session", close_session, methods=["DELETE"]),
         ]
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonceRequest:
+    """The body of a request for a nonce. With `address` and `chain_id` the response has the message to sign."""
+
+    address: Address | None
+    chain_id: ChainId | None
+    uri: str | None
+
+
+async def read_nonce_request(request: Request, *, limits: Limits, known: tuple[str, ...]) -> NonceRequest:
+    """`known`: the members that the body may have. Raises Refusal (`validation_failed`, `payload_too_large`, `invalid_request`)."""
+    reader = _SignInBody(await _read_members(request, limits=limits, known=known))
+    asked = NonceRequest(
+        address=reader.address("address"), chain_id=reader.chain_id("chainId"), uri=reader.text("uri")
+    )
+    reader.finish()
+    return asked
+
+
+def respond_challenge(challenge: SignInChallenge, asked: NonceRequest) -> Response:
+    """The new nonce, and the message to sign where the request names the wallet and its chain."""
+    text = (
+        challenge.format_message(address=asked.address, chain_id=asked.chain_id)
+        if asked.address is not None and asked.chain_id is not None
+        else None
+    )
+    content = {
+        "nonce": challenge.nonce,
+        "domain": challenge.domain,
+        "uri": challenge.uri,
+        "issuedAt": format_time(challenge.issued_ms),
+        "expirationTime": format_time(challenge.expires_ms),
+        "message": text,
+    }
+    return JSONResponse(content, headers=_NO_STORE)
 
 
 async def charge_sign_in(rate_limit: SignInRateLimit, kind: str, request: Request) -> None:

@@ -50,7 +50,14 @@ from tollway.web.my_views import (
     view_ticket,
 )
 from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
-from tollway.web.page_session import PAGE_COOKIE, Fields, PageAccess, Reader, read_field
+from tollway.web.page_session import (
+    PAGE_COOKIE,
+    Fields,
+    PageAccess,
+    Reader,
+    read_field,
+    read_signed_message,
+)
 from tollway.web.problems import status_of
 from tollway.web.query import (
     QueryModel,
@@ -68,7 +75,6 @@ SIGNED = "signed"
 """The parameter of `/signin` after its form: without a session there, the browser did not keep the cookie."""
 OFFSET_MAX = 10_000
 SUGGESTED_DAYS = 365
-_SIGNATURE = re.compile(r"0x(?:[0-9a-fA-F]{2}){1,4096}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 F = TypeVar("F", bound=QueryModel)
 _LOCAL_PATH = re.compile(r"/my(?:[/?][A-Za-z0-9_.~!$&'()*+,;=:@%/?-]*)?")
@@ -137,14 +143,9 @@ class SignInPages:
         """Opens a session for the wallet that signed the message. The form needs the origin and the single-use nonce of the message."""
         await charge_sign_in(self._services.rate_limit, "page", request)
         fields = await self._services.access.read_first_form(request)
-        signature = read_field(fields, "signature")
-        if not _SIGNATURE.fullmatch(signature):
-            raise Refusal(_NO_SIGNATURE)
-        message = fields.get("message", [""])[0].replace("\r\n", "\n")  # a form sends line breaks as CR LF
+        message, signature = read_signed_message(fields)
         session = await self._services.sign_in.open_session(
-            text=message,
-            signature=bytes.fromhex(signature[2:]),
-            client_address=client_address_of(request),
+            text=message, signature=signature, client_address=client_address_of(request)
         )
         there = choose_destination(read_field(fields, "to"))
         # The page of the sign-in sees whether the browser kept the cookie, and leads on.
@@ -478,10 +479,6 @@ NOT_YOURS = Problem(
 )
 """The refusal of `wallet` on a page. `/api/v2` says 403 `not_viewer` to a program that has signed in with its key; a page has a link that was shared or
 guessed, and says the same of a wallet without calls as of every address that leads nowhere."""
-_NO_SIGNATURE = Problem(
-    code=Code.INVALID_SIGNATURE,
-    detail="The form has no signature. Open the page of the sign-in again and let your wallet sign the message.",
-)
 _NO_OUTCOME = Problem(
     code=Code.VALIDATION_FAILED,
     detail="The form names no outcome, or it was not confirmed. Open the page of the call and choose one.",

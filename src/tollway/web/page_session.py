@@ -7,6 +7,7 @@ cookie of an open session, and a hidden token of that session and route. A GET c
 
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +30,7 @@ FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
 FIELDS_MAX = 400
 """Fields of one form: a listing has about thirty, and each operation a few."""
 FORM_TYPE = "application/x-www-form-urlencoded"
+_SIGNATURE = re.compile(r"0x(?:[0-9a-fA-F]{2}){1,4096}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,12 +215,25 @@ def read_field(fields: Fields, name: str) -> str:
     return values[0].strip() if len(values) == 1 else ""
 
 
+def read_signed_message(fields: Fields) -> tuple[str, bytes]:
+    """The text and the signature of the form of a sign-in. Raises Refusal (`invalid_signature`) without a signature in hex."""
+    signature = read_field(fields, "signature")
+    if not _SIGNATURE.fullmatch(signature):
+        raise Refusal(_NO_SIGNATURE)
+    text = fields.get("message", [""])[0].replace("\r\n", "\n")  # a form sends line breaks as CR LF
+    return text, bytes.fromhex(signature[2:])
+
+
 def _link_sign_in(request: Request) -> str:
     query = request.scope["query_string"].decode("latin-1")
     there = request.scope["path"] + (f"?{query}" if query else "")
     return f"{SIGN_IN_PAGE_PATH}?{urlencode({'to': there})}"
 
 
+_NO_SIGNATURE = Problem(
+    code=Code.INVALID_SIGNATURE,
+    detail="The form has no signature. Open the page of the sign-in again and let your wallet sign the message.",
+)
 _SESSION_ENDED = Problem(
     code=Code.SESSION_EXPIRED,
     detail="The session of this page has ended, and nothing was changed. Sign in, then do it again.",

@@ -13,7 +13,7 @@ const say = (/** @type {string | undefined} */ sentence) => { status.textContent
 /** The message to sign, from the gateway. A message for another site is shown to no wallet.
  * @param {string} address @param {number} chainId */
 async function fetchMessage(address, chainId) {
-  const response = await fetch("/api/v2/auth/nonce", {
+  const response = await fetch(String(form.dataset.nonce), {
     method: "POST",
     credentials: "omit",
     headers: { "content-type": "application/json" },

@@ -1,0 +1,243 @@
+"""Guards of the operator's pages: who reaches them, what opens a session, what a form needs (threat I12), and wallets that sign in (threat I13)."""
+
+from tests.guards.guard import guard
+
+APP, SIGN_IN, ROUTES = "web/test_admin_app.py", "web/test_admin_sign_in.py", "web/test_admin_routes.py"
+SESSIONS = "contracts/test_admin_sessions.py"
+FOREIGN_ORIGIN = f"{SIGN_IN}::test_a_request_of_another_origin_gets_neither_nonce_nor_session"
+ROUTE_TOKEN = f"{ROUTES}::test_a_form_counts_with_the_token_of_its_route_only"
+
+OPERATOR_GUARDS = (
+    guard(
+        "I12",
+        "the admin address is opened under its own names only",
+        "web.admin_app:AdminApp._open",
+        "if not self._hosts.is_allowed(request.scope):",
+        "if False:",
+        test=f"{APP}::test_a_foreign_host_is_refused",
+    ),
+    guard(
+        "I12",
+        "a request with two names is refused",
+        "web.admin_app:AdminHosts.is_allowed",
+        "if len(hosts) != 1:",
+        "if not hosts:",
+        test=f"{APP}::test_a_request_with_two_hosts_is_refused",
+    ),
+    guard(
+        "I12",
+        "no page of the operator without a session",
+        "web.admin_app:AdminApp._open",
+        "if session is None or token is None:",
+        "if False:",
+        test=f"{APP}::test_no_change_without_a_session",
+    ),
+    guard(
+        "I12",
+        "a link counts once",
+        "storage.admin_store:SqlAdminSessions.spend_code",
+        "spend = delete(admin_code_table).where(codes.code_hash == code_hash).returning(codes.actor)",
+        "spend = select(codes.actor).where(codes.code_hash == code_hash)",
+        test=f"{APP}::test_a_code_counts_once_and_its_link_spends_nothing",
+    ),
+    guard(
+        "I12",
+        "a link spends nothing before its form is sent",
+        "web.admin_sign_in:AdminSignInPages.show_entry",
+        "        return respond_entry(",
+        "        await self._sign_in.open_session(code)\n        return respond_entry(",
+        test=f"{APP}::test_a_code_counts_once_and_its_link_spends_nothing",
+    ),
+    guard(
+        "I12",
+        "a code counts for five minutes",
+        "storage.admin_store:SqlAdminSessions.spend_code",
+        "            for statement in expired:\n",
+        "            for statement in ():\n",
+        test=f"{SESSIONS}::test_a_code_counts_for_five_minutes",
+    ),
+    guard(
+        "I12",
+        "the form of a link is of this origin",
+        "web.page_session:read_form",
+        "    if not is_from_origin(request, origins):\n",
+        "    if False:\n",
+        test=f"{APP}::test_a_code_of_another_site_or_time_or_none_opens_nothing",
+    ),
+    guard(
+        "I12",
+        "no page of another site sends the cookie",
+        "web.admin_app:ADMIN_COOKIE",
+        'same_site="Strict"',
+        'same_site="Lax"',
+        test=f"{APP}::test_a_code_counts_once_and_its_link_spends_nothing",
+    ),
+    guard(
+        "I12",
+        "a session ends after eight hours",
+        "storage.admin_store:SqlAdminSessions.find_admin_session",
+        "columns.token_hash == token_hash, columns.expires_ms > now_ms",
+        "columns.token_hash == token_hash",
+        test=f"{SESSIONS}::test_a_session_lasts_eight_hours",
+    ),
+    guard(
+        "I12",
+        "signing out ends the session in the database",
+        "web.admin_sign_in:AdminSignInPages.sign_out",
+        "await self._sign_in.close_session(session_of(request))",
+        "pass",
+        test=f"{APP}::test_signing_out_ends_the_session_at_every_gateway",
+    ),
+    guard(
+        "I12",
+        "a form has the token of its session",
+        "web.admin_app:read_admin_form",
+        'session_token=request.scope["state"]["session_token"],',
+        "session_token=None,",
+        test=f"{ROUTES}::test_a_form_that_does_not_count_changes_nothing",
+    ),
+    guard(
+        "I12",
+        "a form of the operator is short",
+        "web.admin_app:read_admin_form",
+        "bytes_max=FORM_BYTES_MAX,",
+        "bytes_max=1 << 30,",
+        test=f"{ROUTES}::test_a_form_that_is_too_long_is_refused_unread",
+    ),
+    guard(
+        "I12",
+        "no browser takes the JSON of the operator for a page",
+        "web.admin_app:AdminApp.__call__",
+        "        send = _without_sniffing(send)\n",
+        "",
+        test=f"{APP}::test_no_response_is_sniffed",
+    ),
+    *(
+        guard(
+            "I12",
+            f"{what} needs the token of its own form",
+            f"web.admin_routes:AdminRoutes.{handler}",
+            f"read_admin_form(request, {route})",
+            'read_admin_form(request, "/signout")',
+            test=ROUTE_TOKEN,
+        )
+        for what, handler, route in (
+            ("a suspension", "change_suspension", "SUSPENSION"),
+            ("a block", "change_block", "BLOCKS if is_new else BLOCK"),
+            ("an admission", "admit", "ADMISSIONS"),
+            ("a release", "release", "RELEASE"),
+            ("an audit", "run_audit", "AUDIT"),
+        )
+    ),
+    guard(
+        "I12",
+        "balances are released with the name of the gateway only",
+        "web.admin_routes:AdminRoutes.release",
+        'if read_one(fields, "gateway").strip() != self._services.gateway_name:',
+        "if False:",
+        test=f"{ROUTES}::test_balances_are_released_with_the_name_of_the_gateway_only",
+    ),
+    guard(
+        "I12",
+        "balances of a ledger that does not balance stay held",
+        "web.admin_routes:AdminRoutes.release",
+        "if not report.is_balanced:",
+        "if False:",
+        test=f"{ROUTES}::test_balances_of_a_ledger_that_does_not_balance_stay_held",
+    ),
+    guard(
+        "I12",
+        "one audit runs at a time",
+        "web.admin_routes:AdminRoutes.run_audit",
+        "if self._audit is None or not self._audit.is_running:",
+        "if True:",
+        test=f"{ROUTES}::test_one_audit_runs_at_a_time",
+    ),
+    # ---- Wallets of `operators`.
+    guard(
+        "I13",
+        "operators without pages are refused at start",
+        "config.settings:check_operators",
+        "    if operators and not are_pages_on:\n",
+        "    if False:\n",
+        test="config/test_settings.py::test_refuses_and_says_why",
+    ),
+    guard(
+        "I13",
+        "only wallets of operators sign in",
+        "identity.admin_sessions:AdminSignIn.open_wallet_session",
+        "if message.signer not in self.operators:",
+        "if False:",
+        test=f"{SIGN_IN}::test_another_wallet_opens_no_session",
+    ),
+    guard(
+        "I13",
+        "without operators there are no routes for wallets",
+        "web.admin_routes:admin_router",
+        "    if sign_in.has_wallets:\n",
+        "    if True:\n",
+        test=f"{SIGN_IN}::test_without_operators_wallets_have_no_routes_and_no_button",
+    ),
+    guard(
+        "I13",
+        "no other nonce counts at the operator's pages",
+        "identity.admin_sessions:AdminSignIn.open_wallet_session",
+        "uris=(str(origin),)",
+        "uris=None",
+        test=f"{SIGN_IN}::test_a_nonce_of_the_public_listener_counts_at_no_page_of_the_operator",
+    ),
+    guard(
+        "I13",
+        "a nonce of the operator's pages counts nowhere else",
+        "identity.admin_sessions:AdminSignIn.create_challenge",
+        ".create_challenge(str(origin))",
+        ".create_challenge()",
+        test=f"{SIGN_IN}::test_a_nonce_of_the_operators_pages_counts_nowhere_else",
+    ),
+    guard(
+        "I13",
+        "wallets do not sign in where callers are served",
+        "identity.admin_sessions:AdminSignIn._check_origin",
+        "if origin.authority == self._public_origin.authority:",
+        "if False:",
+        test=f"{SIGN_IN}::test_a_name_at_which_callers_are_served_has_no_sign_in_of_wallets",
+    ),
+    guard(
+        "I13",
+        "a wallet that left the settings has no session",
+        "identity.admin_sessions:AdminSignIn.find_session",
+        "session is None or session.wallet is None or session.wallet in self.operators",
+        "True",
+        test=f"{SESSIONS}::test_a_wallet_that_left_operators_loses_its_session_everywhere",
+    ),
+    guard(
+        "I13",
+        "the origin of a message is this host",
+        "web.admin_sign_in:find_origin",
+        "text in origins_of(request) and ",
+        "",
+        test=FOREIGN_ORIGIN,
+    ),
+    guard(
+        "I13",
+        "a nonce is asked for by a page of this origin",
+        "web.admin_sign_in:find_origin",
+        " and is_from_origin(request, origins_of(request))",
+        "",
+        test=FOREIGN_ORIGIN,
+    ),
+    *(
+        guard(
+            "I13",
+            f"requests for {what} are limited by client address",
+            f"web.admin_sign_in:AdminSignInPages.{handler}",
+            f'        await charge_sign_in(self._rate_limit, "{kind}", request)\n',
+            "",
+            test=f"{SIGN_IN}::test_nonces_and_sessions_of_one_address_are_limited",
+        )
+        for what, handler, kind in (
+            ("nonces of operators", "issue_nonce", "operator-nonce"),
+            ("sessions of operators", "open_wallet_session", "operator-session"),
+        )
+    ),
+)
