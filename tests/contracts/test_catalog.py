@@ -26,7 +26,7 @@ from tollway.registry.catalog import (
 )
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Quality, Reputation
-from tollway.storage.catalog_store import CatalogStore
+from tollway.storage.catalog_store import FRESH_MS, CatalogStore
 from tollway.storage.catalog_tables import terms_table
 from tollway.storage.database import Database, connect_database
 from tollway.storage.encryption import Sealer
@@ -764,3 +764,21 @@ async def test_facets_of_a_gateway_with_verified_listings_only_count_those(setup
         setup.database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=setup.clock, only_verified=True
     )
     assert (await only.count_facets(None)).tags == (("one", 1),)
+
+
+async def test_facets_of_the_whole_catalog_are_a_second_old_at_most_and_never_older_than_an_own_change(
+    setup: Setup,
+) -> None:
+    listing = make_listing(tags=("one",))
+    await setup.catalog.publish(listing)
+    assert (await setup.catalog.count_facets(None)).tags == (("one", 1),)
+    assert (await setup.neighbour.count_facets(None)).tags == (("one", 1),)
+    await setup.catalog.revise(replace(listing, tags=("two",)), expected_revision=1)
+    assert (await setup.catalog.count_facets(None)).tags == (("two", 1),)
+    assert (await setup.neighbour.count_facets(None)).tags == (("one", 1),)
+    assert (await setup.neighbour.count_facets(listing.name)).tags == (("two", 1),)
+    setup.clock.now_ms += FRESH_MS
+    assert (await setup.neighbour.count_facets(None)).tags == (("two", 1),)
+    setup.clock.now_ms -= 2 * FRESH_MS
+    await setup.catalog.revise(replace(listing, tags=("three",)), expected_revision=2)
+    assert (await setup.neighbour.count_facets(None)).tags == (("three", 1),)  # a clock that stepped back

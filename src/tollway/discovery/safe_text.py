@@ -24,14 +24,15 @@ _SCHEME = re.compile(
     r"(?:java|vb|live)script\s*:|\b(?:data|file|blob|vbs|view-source|intent)\s*:(?=\S)", re.I
 )
 _WEB = re.compile(r"https?://[^\s<>\"'`\\]+", re.I)
+_MARKUP = re.compile(r"[<:\[\]]")
+"""What each removal needs. Most texts have none of it, and need no further look."""
 _GAPS = re.compile(r"\n{3,}")
-_SPACES = re.compile(r"\s+")
 _ENTITY_ROUNDS = 2
 
 
 def clean_line(text: object, most: int) -> str:
     """One line of at most `most` characters; empty for a value that is not text."""
-    return truncate(_SPACES.sub(" ", _clean(text, most)).strip(), most) if isinstance(text, str) else ""
+    return truncate(" ".join(_clean(text, most).split()), most) if isinstance(text, str) else ""
 
 
 def clean_prose(text: object, most: int) -> str:
@@ -65,6 +66,8 @@ def _clean(text: str, most: int) -> str:
     text = drop_refused_characters(text)
     # Line ends become equal before the other removals: a line break removed later would join separate text.
     text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if _MARKUP.search(text) is None:
+        return text
     for _ in range(_CLEAN_ROUNDS):
         before = text
         text = _SCHEME.sub("", _DEFINITION.sub("", _LINK.sub(_keep_web, _TAG.sub("", text))))

@@ -58,7 +58,7 @@ from tollway.storage.catalog_tables import (
     tag_table,
     total_table,
 )
-from tollway.storage.statements import IndexHint
+from tollway.storage.statements import hint_index
 
 _INDEX = "ix_listing_"
 _SHOWN, _PRICE, _CURRENCY = (_INDEX + name for name in ("shown", "price", "currency"))
@@ -208,7 +208,7 @@ def _priced(query: ListingQuery) -> Facet:
 def _shown(name: str, **equal: object) -> Facet:
     """The facet of visible listings whose columns equal these values."""
     index = _INDEX + name
-    source = IndexHint(listing_table, index)
+    source = hint_index(listing_table, index)
     columns = source.c
     where = tuple(columns[key] == value for key, value in equal.items())
     return Facet(source=source, seq=columns.seq, where=(*where, columns.is_shown == true()), index=index)
@@ -222,7 +222,7 @@ def _succeeding(rate: float) -> Facet:
         # The `+ 0` keeps SQLite from the index by rate; it must use the index by listing.
         return Facet(source=source, seq=source.c.listing_seq, where=(source.c.success_ppm + 0 >= least,))
 
-    by_rate = IndexHint(quality_table, _SUCCESS)
+    by_rate = hint_index(quality_table, _SUCCESS)
     return Facet(
         source=by_rate,
         seq=by_rate.c.listing_seq,
@@ -235,7 +235,7 @@ def _succeeding(rate: float) -> Facet:
 
 def _verified() -> Facet:
     """The facet of listings with a proved origin. Contains listings that are not visible."""
-    source = IndexHint(ownership_table, _VERIFIED)
+    source = hint_index(ownership_table, _VERIFIED)
     where = (source.c.verified_ms.is_not(None),)
     return Facet(source=source, seq=source.c.listing_seq, where=where, index=_VERIFIED)
 
@@ -338,8 +338,8 @@ def count_facets(connection: Connection, query: ListingQuery) -> CatalogFacets:
         return CatalogFacets()
     newest, total, is_lower_bound = found
     seqs = newest.cte("found")
-    tagged = IndexHint(tag_table, "ix_listing_tag_listing")
-    networked = IndexHint(network_table, "ix_listing_network_listing")
+    tagged = hint_index(tag_table, "ix_listing_tag_listing")
+    networked = hint_index(network_table, "ix_listing_network_listing")
     tags = _count_values(connection, seqs, tagged, tagged.c.tag, tagged.c.listing_seq)
     networks = _count_values(connection, seqs, networked, networked.c.chain_id, networked.c.listing_seq)
     listing = listing_table.c

@@ -39,13 +39,14 @@ from tollway.registry.search_tokens import fold, matched_fields, query_words
 from tollway.storage.catalog_search import count_facets, erase_search, find_page, write_search
 from tollway.storage.catalog_tables import (
     document_table,
-    find_reputations,
+    find_reputation,
     is_shown,
     listing_table,
     listing_values,
     network_table,
     read_document,
     read_listing,
+    read_listings,
     read_terms,
     tag_table,
     terms_table,
@@ -151,6 +152,15 @@ class ListingCache:
             self._weight -= entry.weight
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _KeptFacets:
+    """The counts of the whole catalog, which every view of the search needs. They are kept as long as a listing may be, and not after a change by this process."""
+
+    facets: CatalogFacets
+    read_ms: int
+    writes: int
+
+
 ID_LENGTH_MAX = 64
 
 _log = structlog.get_logger(__name__)
@@ -178,6 +188,7 @@ class CatalogStore:
         self._sealer = sealer
         self._now_ms = now_ms
         self._cache = ListingCache()
+        self._facets: _KeptFacets | None = None
 
     def clear_cache(self) -> None:
         """Drops all cached listings, after a restore of the database."""
@@ -265,8 +276,7 @@ class CatalogStore:
             return UNKNOWN_REPUTATION
 
         def work(connection: Connection) -> Reputation:
-            found = find_reputations(connection, listing_table.c.id == listing_id)
-            return next(iter(found.values()), UNKNOWN_REPUTATION)
+            return find_reputation(connection, listing_id) or UNKNOWN_REPUTATION
 
         return await self._database.read(work)
 
@@ -292,8 +302,15 @@ class CatalogStore:
         )
 
     async def count_facets(self, words: str | None) -> CatalogFacets:
+        read_ms, writes = self._now_ms(), self._cache.writes
+        kept = self._facets if words is None else None
+        if kept is not None and kept.writes == writes and 0 <= read_ms - kept.read_ms < FRESH_MS:
+            return kept.facets
         query = ListingQuery(words=words, verified=True if self._only_verified else None)
-        return await self._database.read(partial(count_facets, query=query))
+        facets = await self._database.read(partial(count_facets, query=query))
+        if words is None:
+            self._facets = _KeptFacets(facets=facets, read_ms=read_ms, writes=writes)
+        return facets
 
     async def is_payee_shared(self, pay_to: Address, provider: Address) -> bool:
         listing = listing_table.c
@@ -508,14 +525,10 @@ def _read_matches(
     connection: Connection, seqs: Sequence[int], words: Sequence[str] = ()
 ) -> tuple[ListingMatch, ...]:
     """The listings with these numbers, in their order."""
-    rows = connection.execute(select(listing_table).where(listing_table.c.seq.in_(seqs))) if seqs else ()
-    listings = {row.seq: read_listing(row, auth=None, openapi=None) for row in rows}
-    reputations = find_reputations(connection, listing_table.c.seq.in_(seqs)) if seqs else {}
+    found = read_listings(connection, seqs)
     return tuple(
         ListingMatch(
-            listing=listings[seq],
-            match=matched_fields(listings[seq], words) if words else (),
-            reputation=reputations.get(seq, UNKNOWN_REPUTATION),
+            listing=listing, match=matched_fields(listing, words) if words else (), reputation=reputation
         )
-        for seq in seqs
+        for listing, reputation in (found[seq] for seq in seqs)
     )

@@ -7,6 +7,7 @@ splits its words, not the database.
 """
 
 import json
+from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    ColumnElement,
     Connection,
     ForeignKey,
     Index,
@@ -27,6 +27,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    bindparam,
     select,
     text,
 )
@@ -37,6 +38,7 @@ from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Te
 from tollway.registry.quality import Quality, Reputation
 from tollway.registry.search_tokens import fold
 from tollway.storage.database import metadata
+from tollway.storage.statements import Prepared, Within
 
 _RowId = BigInteger().with_variant(Integer, "sqlite")
 _Exact = Text().with_variant(Text(collation="C"), "postgresql")
@@ -237,7 +239,8 @@ ownership_table = Table(
 """Listings whose ownership was checked, without retired ones. `failures`: the number of checks without a proof since the last proof."""
 
 
-NO_OPERATIONS = "[]"
+_EMPTY = "[]"
+NO_OPERATIONS = _EMPTY
 """The column `operations` of a listing without operations."""
 
 
@@ -280,8 +283,8 @@ def listing_values(listing: Listing) -> dict[str, Any]:
     }
 
 
-def read_listing(row: Row[Any], *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
-    """Parses a row. `auth`: the opened upstream secret, which the row does not contain."""
+def read_listing(row: Any, *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
+    """Parses a row with the columns of the table by name. `auth`: the opened upstream secret, which the row does not contain."""
     limit = None
     if row.rate_calls is not None:
         limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)
@@ -377,7 +380,7 @@ def _write(values: Sequence[object]) -> str:
 
 
 def _read_texts(text: str) -> tuple[str, ...]:
-    return tuple(json.loads(text))
+    return tuple(json.loads(text)) if text != _EMPTY else ()
 
 
 def read_networks(text: str) -> tuple[ChainId, ...]:
@@ -389,25 +392,53 @@ def _write_operations(operations: Sequence[Operation]) -> str:
 
 
 def _read_operations(text: str) -> tuple[Operation, ...]:
+    if text == NO_OPERATIONS:
+        return ()
     return tuple(
         Operation(method=method, path=path, price=Price(text=price, nano=nano))
         for method, path, price, nano in json.loads(text)
     )
 
 
-def find_reputations(connection: Connection, which: ColumnElement[bool]) -> dict[int, Reputation]:
-    """The reputations of the listings that match `which`, by row number, with one statement. `which` must match an index of listings."""
-    listing, quality, ownership = listing_table.c, quality_table.c, ownership_table.c
-    joined = listing_table.outerjoin(quality_table, quality.listing_seq == listing.seq).outerjoin(
-        ownership_table, ownership.listing_seq == listing.seq
-    )
-    columns = (quality.calls, quality.success_ppm, quality.p50_ms, quality.p95_ms, ownership.verified_ms)
-    rows = connection.execute(select(listing.seq, *columns).select_from(joined).where(which))
-    return {row.seq: _read_reputation(row) for row in rows}
+_REPUTED = listing_table.outerjoin(
+    quality_table, quality_table.c.listing_seq == listing_table.c.seq
+).outerjoin(ownership_table, ownership_table.c.listing_seq == listing_table.c.seq)
+_REPUTATION_COLUMNS = (
+    *(quality_table.c[name] for name in ("calls", "success_ppm", "p50_ms", "p95_ms")),
+    ownership_table.c.verified_ms,
+)
+_PUBLIC_COLUMNS = tuple(one for one in listing_table.c if not one.name.startswith("auth_"))
+_ListingRow = namedtuple("_ListingRow", [one.name for one in _PUBLIC_COLUMNS])  # type: ignore[misc]  # the names are those of the table
+_READ_LISTINGS = Prepared(
+    select(*_PUBLIC_COLUMNS, *_REPUTATION_COLUMNS)
+    .select_from(_REPUTED)
+    .where(Within(listing_table.c.seq, "seqs"))
+)
+_READ_REPUTATION = Prepared(
+    select(*_REPUTATION_COLUMNS).select_from(_REPUTED).where(listing_table.c.id == bindparam("id"))
+)
 
 
-def _read_reputation(row: Any) -> Reputation:
+def read_listings(connection: Connection, seqs: Sequence[int]) -> dict[int, tuple[Listing, Reputation]]:
+    """The listings with these row numbers and their reputations, without secrets and documents, with one statement."""
+    if not seqs:
+        return {}
+    width, found = len(_PUBLIC_COLUMNS), {}
+    for values in _READ_LISTINGS.fetch(connection, seqs=list(seqs)):
+        row = _ListingRow._make(values[:width])
+        found[values[0]] = read_listing(row, auth=None, openapi=None), _read_reputation(values[width:])
+    return found
+
+
+def find_reputation(connection: Connection, listing_id: ListingId) -> Reputation | None:
+    """None: there is no such listing."""
+    rows = _READ_REPUTATION.fetch(connection, id=listing_id)
+    return _read_reputation(rows[0]) if rows else None
+
+
+def _read_reputation(values: Sequence[Any]) -> Reputation:
+    calls, success_ppm, p50_ms, p95_ms, verified_ms = values
     quality = None
-    if row.calls is not None:
-        quality = Quality(calls=row.calls, success_ppm=row.success_ppm, p50_ms=row.p50_ms, p95_ms=row.p95_ms)
-    return Reputation(quality=quality, verified_ms=row.verified_ms)
+    if calls is not None:
+        quality = Quality(calls=calls, success_ppm=success_ppm, p50_ms=p50_ms, p95_ms=p95_ms)
+    return Reputation(quality=quality, verified_ms=verified_ms)

@@ -69,7 +69,7 @@ from tollway.storage.ledger_tables import (
     topup_table,
 )
 from tollway.storage.payment_list import find_last_payment, read_payments
-from tollway.storage.statements import IndexHint
+from tollway.storage.statements import hint_index
 
 CALLS_PER_BATCH = 2_000
 """How many calls one transaction counts: about two milliseconds without other writes."""
@@ -256,7 +256,7 @@ def _calls(query: HistoryQuery) -> _MatchingCalls:
         both = call_table.join(running, running.c.id == call_table.c.id)
         found = select(call_table).select_from(both).where(*_wallet_filters(query, running))
         return _MatchingCalls(select=found.where(*_time_filters(query, call_table)), calls=call_table)
-    calls = IndexHint(call_table, _index(query))
+    calls = hint_index(call_table, _index(query))
     found = select(calls).where(*_wallet_filters(query, calls), *_time_filters(query, calls))
     if query.status is not None:
         found = found.where(_has_ended_as(query.status, calls))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, text, tuple_, update
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, text, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as insert_postgresql
 from sqlalchemy.dialects.sqlite import insert as insert_sqlite
 
@@ -32,6 +32,7 @@ from tollway.storage.catalog_tables import (
     read_networks,
 )
 from tollway.storage.database import Database
+from tollway.storage.statements import Prepared
 from tollway.storage.webhook_events import NO_EVENTS, EventLog, write_events
 from tollway.webhooks.events import EventType
 
@@ -229,6 +230,13 @@ def _read(row: Row[Any]) -> Ownership:
     )
 
 
+_DAY = quality_day_table.c
+_READ_DAYS = Prepared(
+    select(_DAY.day, _DAY.bucket, _DAY.calls).where(
+        _DAY.listing_id == bindparam("listing_id"), _DAY.day.between(bindparam("first"), bindparam("last"))
+    )
+)
+
 _Sums = dict[ListingId, tuple[int, dict[Bucket, int]]]
 """The row number of each listing, and its calls of 30 days by bucket."""
 
@@ -265,14 +273,11 @@ class QualityStore:
         return {listing_id: sum(counts.values()) for listing_id, (_, counts) in sums.items()}
 
     async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
-        columns = quality_day_table.c
-        counted = select(columns.day, columns.bucket, columns.calls).where(
-            columns.listing_id == listing_id, columns.day >= first_day(today), columns.day <= today
-        )
-        rows = await self._database.read(lambda connection: connection.execute(counted).all())
+        values = {"listing_id": listing_id, "first": first_day(today), "last": today}
+        rows = await self._database.read(lambda connection: _READ_DAYS.fetch(connection, **values))
         days: dict[int, dict[Bucket, int]] = {}
-        for row in rows:
-            days.setdefault(row.day, {})[Bucket(row.bucket)] = int(row.calls)
+        for day, bucket, calls in rows:
+            days.setdefault(day, {})[Bucket(bucket)] = int(calls)
         return days
 
     async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:

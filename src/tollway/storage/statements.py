@@ -14,6 +14,7 @@ the same columns. PostgreSQL chooses by its statistics.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -219,6 +220,12 @@ def _raise(connection: Connection, exc: BaseException, sql: str) -> NoReturn:
     than the driver's (a deadline, a cancellation) are raised unchanged."""
     is_driver_error = isinstance(exc, connection.dialect.loaded_dbapi.Error)
     connection._handle_dbapi_exception(exc, sql if is_driver_error else None, None, None, None)
+
+
+@cache
+def hint_index(table: Table, index: str) -> "IndexHint":
+    """The alias of this table and index. One for a process: it has every column of the table, and making it takes as long as executing the statement."""
+    return IndexHint(table, index)
 
 
 class IndexHint(TableClause):

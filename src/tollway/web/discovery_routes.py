@@ -443,6 +443,7 @@ class DocumentRoutes:
             },
             public_url=services.encoder.public_url,
             verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
+            quality=reputation.quality,
             has_mpp=self._has_mpp(listing, operations),
             is_bound_only=services.is_bound_required or listing.signature == "bound",
         )

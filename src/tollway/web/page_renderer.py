@@ -20,6 +20,7 @@ from starlette.types import Scope
 
 from tollway.web.page_assets import PageAssets
 from tollway.web.page_languages import choose_language, read_catalogs
+from tollway.web.page_messages import MessageEnvironment
 from tollway.web.page_response import PageResponse, accepts_gzip
 
 TEMPLATES = Path(__file__).parent / "pages" / "templates"
@@ -179,7 +180,7 @@ def content_security_policy(public_url: str) -> str:
 
 
 def _make_environment(assets: PageAssets, words: NullTranslations) -> Environment:
-    environment = Environment(
+    environment = MessageEnvironment(
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
@@ -188,7 +189,7 @@ def _make_environment(assets: PageAssets, words: NullTranslations) -> Environmen
         lstrip_blocks=True,
         extensions=["jinja2.ext.i18n"],
     )
-    environment.install_gettext_translations(words, newstyle=True)  # type: ignore[attr-defined]  # added by the extension
+    environment.install(words)
     for name in ("safe", "xmlattr", "tojson", "urlize"):  # filters that return markup
         del environment.filters[name]
     environment.filters["translate_words"] = partial(_translate_words, words)

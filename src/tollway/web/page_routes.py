@@ -140,10 +140,9 @@ class PageRoutes:
         listing = await find_public_listing(self._catalog, ListingId(request.path_params["apiId"]))
         view = await self._documents.read_view(listing)
         operation = _choose_operation(view.operations, wanted)
-        reputation = await self._catalog.reputation(listing.id)
         today = day_of(self._services.now_ms())
         days = summarise_days(await self._services.quality.read_days(listing.id, today=today), today=today)
-        api = view_listing(view, reputation.quality, self._services.profiles, chosen=operation)
+        api = view_listing(view, self._services.profiles, chosen=operation)
         return self._renderer.respond(
             request,
             "listing.j2",

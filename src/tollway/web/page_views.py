@@ -272,7 +272,6 @@ class ListingPageView:
 
 def view_listing(
     view: ListingView,
-    quality: Quality | None,
     profiles: Mapping[ChainId, NetworkProfile],
     *,
     chosen: ApiOperation,
@@ -288,7 +287,7 @@ def view_listing(
         provider=str(listing.provider),
         host=clean_line(urlsplit(listing.endpoint).netloc.rpartition("@")[2], 255),
         price=view_price(listing, view.operations),
-        quality=view_quality(quality),
+        quality=view_quality(view.quality),
         verified_at=view.verified_at,
         is_paused=listing.status == "paused",
         operations=tuple(_view_operation(view, one, is_chosen=one is chosen) for one in shown),
