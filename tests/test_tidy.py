@@ -71,6 +71,7 @@ SHORT_FILES: dict[str, str] = {
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
     "storage/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
     "storage/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
+    "web/page_messages.py": "the one module that knows the syntax trees of Jinja2",
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
