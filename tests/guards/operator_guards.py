@@ -153,6 +153,14 @@ OPERATOR_GUARDS = (
         "if True:",
         test=f"{ROUTES}::test_one_audit_runs_at_a_time",
     ),
+    guard(
+        "I12",
+        "looks at transactions are limited",
+        "payments.transaction_inspection:TransactionInspector.inspect",
+        "        await charge.take()\n",
+        "",
+        test="payments/test_transaction_inspection.py::test_a_look_is_charged_once_and_bounded",
+    ),
     # ---- Wallets of `operators`.
     guard(
         "I13",

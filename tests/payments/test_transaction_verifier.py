@@ -422,7 +422,7 @@ class TestNetworks:
     ) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         hanging = _Hanging(harness.chain, MAIN)
-        harness.transaction_verifier._lookup._chains = hanging
+        harness.transaction_verifier.lookup._chains = hanging
         async with asyncio.timeout(5):
             assert values(await harness.find_spendable(harness.proof(tx_hash), two)) == [10_000]
         assert hanging.cancelled == 1

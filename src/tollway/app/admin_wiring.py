@@ -10,6 +10,7 @@ from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.siwe import parse_origin
 from tollway.ids import ChainId
+from tollway.payments.transaction_inspection import TransactionInspector
 from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
 from tollway.storage.database import Database
 from tollway.storage.operator_acts import OperatorActStore
@@ -18,6 +19,7 @@ from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.admin_chains import NodeFigures
 from tollway.web.admin_routes import AdminServices, admin_router
 from tollway.web.admin_sign_in import AdminSignInPages
+from tollway.web.admin_transactions import AdminTransactions
 from tollway.web.admission import SignInRateLimit
 from tollway.web.network_routes import NetworkServices
 from tollway.web.page_assets import asset_router, read_assets
@@ -62,6 +64,16 @@ def build_admin_app(
             operator_ledger=operator_ledger,
             acts=acts,
             open_calls=OpenCallStore(database, limits=settings.limits),
+            transactions=AdminTransactions(
+                TransactionInspector(
+                    services.transaction_verifier.lookup,
+                    services.payments,
+                    rules=services.rules,
+                    quota=services.call_limits,
+                ),
+                rules=services.rules,
+                profiles=networks.profiles,
+            ),
             list_gas_keys=services.settlement_services.gas_budget.list_keys,
             list_gas_spending=services.settlement_services.gas_budget.list_spending,
             list_nodes=list_nodes,

@@ -258,7 +258,7 @@ class TransactionVerifier:
         self._find_older_terms = find_older_terms
         self._on_outcome = on_outcome
         self._signer_check = SignerCheck(signature_verifier)
-        self._lookup = TransactionLookup(chains)
+        self.lookup = TransactionLookup(chains)
         # Only payments that have bought something: the ledger decides whether a call is the first of its payment.
         self._known: OrderedDict[TxHash, tuple[SpendablePayment, ...]] = OrderedDict()
 
@@ -518,7 +518,7 @@ class TransactionVerifier:
         self, quorum: Quorum, chain_id: ChainId, verification: "_Verification"
     ) -> "VerificationResult | NotMined":
         presented = verification.presented
-        facts = await self._lookup.fetch(chain_id, presented.proof.tx_hash, presented.charge, quorum=quorum)
+        facts = await self.lookup.fetch(chain_id, presented.proof.tx_hash, presented.charge, quorum=quorum)
         return facts if isinstance(facts, NotMined) else await self._apply_rules(facts, verification)
 
     async def _apply_rules(self, facts: ChainFacts, verification: "_Verification") -> VerificationResult:

@@ -50,6 +50,7 @@ from tollway.web.admin_app import (
 from tollway.web.admin_chains import NodeFigures, chain_json
 from tollway.web.admin_gas import gas_json
 from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
+from tollway.web.admin_transactions import AdminTransactions
 from tollway.web.admin_views import OverviewFacts, call_json, find_findings, list_figures, overview_json
 from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.query import format_time
@@ -64,6 +65,7 @@ BLOCKS = "/admin/api/wallets/block"
 AUDIT = "/admin/api/audit"
 ADMISSIONS = "/admin/api/admissions"
 RELEASE = "/admin/api/release"
+TRANSACTION = "/admin/api/transactions/{transaction}"
 
 
 class OpenCalls(Protocol):
@@ -90,6 +92,7 @@ class AdminServices:
     operator_ledger: OperatorLedger
     acts: OperatorActs
     open_calls: OpenCalls
+    transactions: AdminTransactions
     list_gas_keys: Callable[[], Sequence[GasKeyStatus]]
     list_gas_spending: Callable[[], Sequence[GasSpending]]
     list_nodes: Callable[[ChainId], Sequence[NodeFigures]]
@@ -141,6 +144,7 @@ def admin_router(services: AdminServices) -> Router:
         ("/admin/api/gas", routes.get_gas, "GET"),
         ("/admin/api/calls", routes.get_calls, "GET"),
         ("/admin/api/books", routes.get_books, "GET"),
+        (TRANSACTION, services.transactions.get, "GET"),
     )
     if sign_in.has_wallets:
         json = (*json, (NONCE_PATH, sign_in.issue_nonce, "POST"))
@@ -226,10 +230,12 @@ class AdminRoutes:
         return gas_json(self._services.list_gas_keys(), self._services.list_gas_spending())
 
     async def show_calls(self, request: Request) -> Response:
-        calls = self._services.open_calls
+        """With `transaction` the page begins with that transaction, read now."""
+        calls, asked = self._services.open_calls, request.query_params.get("transaction", "")
         return respond_page(
             request,
             "admin_calls.j2",
+            looked=await self._services.transactions.describe(request, asked) if asked else None,
             unknown=[call_json(call) for call in await calls.list_open("unknown")],
             settling=[call_json(call) for call in await calls.list_open("settling")],
         )
