@@ -69,6 +69,7 @@ def full_metrics() -> Metrics:
     metrics = Metrics(CollectorRegistry())
     metrics.add_storage(lambda: True, dict)
     metrics.add_background(list)
+    metrics.add_node_heads(dict)
     metrics.add_shared_rates()(True)
     metrics.set_figures(FleetFigures(open_calls={"unknown": (1, 2.0)}))
     return metrics

@@ -1,6 +1,6 @@
 """Writes the Grafana dashboards from one table: `python deploy/grafana/build.py`.
 
-A dashboard is rows of panels; a panel is title, expression, unit, description, an optional threshold, and the runbook of the alert that watches the same thing, or None. Data
+A dashboard is rows of panels; a panel is title, expression, unit, description, an optional threshold, and the runbook of the alert that watches the same thing, or `NO_RUNBOOK`. Data
 source and job are variables. No plugin is needed.
 """
 
@@ -16,6 +16,8 @@ FOLDER = Path(__file__).parent
 RUNBOOKS = "https://github.com/tollway/tollway/blob/main/docs/runbooks"
 WIDTH, HEIGHT = 12, 8
 JOB = 'job="$job"'
+NO_RUNBOOK = None
+"""No alert watches what the panel shows: it explains, or its trouble is not the gateway's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +29,9 @@ class Panel:
     expression: str
     unit: str
     says: str
+    runbook: str | None
     legend: str = "{{instance}}"
     threshold: float | None = None
-    runbook: str | None = None
     has_exemplars: bool = False
 
 
@@ -64,14 +66,14 @@ OVERVIEW = Dashboard(
         Panel(title="Calls by outcome", expression=_rate("tollway_calls_total", "outcome"), unit="reqps", legend="{{outcome}}", says="Gateway calls a second by outcome.", runbook="FailuresHigh"),
         Panel(title="Refusals by code", expression=_rate("tollway_refusals_total", "code") + " > 0", unit="reqps", legend="{{code}}", says="Why callers are turned away; 402s are payment_required.", runbook="OverloadRefusals"),
         Panel(title="Latency by phase, p95", expression=_quantile(0.95, "tollway_call_duration_seconds", "phase"), unit="s", legend="{{phase}}", threshold=0.25, says="Where the time of a call goes; only phases that happened. A dot is a traced call.", runbook="SlowCalls", has_exemplars=True),
-        Panel(title="Upstreams until the head, p95", expression=_quantile(0.95, "tollway_upstream_duration_seconds"), unit="s", legend="p95", says="The time of the providers, from the first byte sent to the head."),
+        Panel(title="Upstreams until the head, p95", expression=_quantile(0.95, "tollway_upstream_duration_seconds"), unit="s", legend="p95", says="The time of the providers, from the first byte sent to the head.", runbook=NO_RUNBOOK),
         Panel(title="Open calls by state", expression=_max("tollway_calls_open", "state"), unit="short", legend="{{state}}", says="Money in calls without an end, counted to 10,000.", runbook="SettlementsUndecided"),
         Panel(title="Oldest open call by state", expression=_max("tollway_calls_open_oldest_seconds", "state"), unit="s", legend="{{state}}", threshold=72_000, says="A held price returns after 24 hours.", runbook="HeldMoneyOld"),
         Panel(title="Requests in flight", expression=f"tollway_calls_in_flight{{{JOB}}}", unit="short", says="Requests that run now, by gateway.", runbook="OverloadRefusals"),
-        Panel(title="Upstreams that are down", expression=f"tollway_upstreams_down{{{JOB}}}", unit="short", says="Providers that are not called until a probe reaches them."),
+        Panel(title="Upstreams that are down", expression=f"tollway_upstreams_down{{{JOB}}}", unit="short", says="Providers that are not called until a probe reaches them.", runbook=NO_RUNBOOK),
         Panel(title="Leaders by duty", expression=f"sum by (duty) (tollway_leading{{{JOB}}})", unit="short", legend="{{duty}}", says="1 for each duty; 2 while one gateway takes over from another.", runbook="NoLeader"),
         Panel(title="Versions", expression=f"count by (version) (tollway_build_info{{{JOB}}})", unit="short", legend="{{version}}", says="Gateways by version.", runbook="VersionsDiffer"),
-        Panel(title="Control plane, p95", expression=_quantile(0.95, "http_server_request_duration_seconds"), unit="s", legend="p95", says="Catalog, history, sign-in and pages."),
+        Panel(title="Control plane, p95", expression=_quantile(0.95, "http_server_request_duration_seconds"), unit="s", legend="p95", says="Catalog, history, sign-in and pages.", runbook=NO_RUNBOOK),
         Panel(title="Gateways", expression=f"up{{{JOB}}}", unit="short", says="1 for each gateway that answers the monitoring system.", runbook="TollwayDown"),
     ),
 )  # fmt: skip
@@ -82,11 +84,11 @@ CHAINS = Dashboard(
     panels=(
         Panel(title="Requests to nodes by outcome", expression=_rate("tollway_node_requests_total", "network", "node", "outcome"), unit="reqps", legend="{{network}} {{node}} {{outcome}}", says="Nodes are numbered as in rpc_urls.", runbook="NodeBad"),
         Panel(title="Node latency, p95", expression=_quantile(0.95, "tollway_node_request_duration_seconds", "network", "node"), unit="s", legend="{{network}} {{node}}", says="Until the response, or until the deadline.", runbook="NodeBad"),
-        Panel(title="Age of the newest block, in blocks", expression=f"{_max('tollway_node_head_age_seconds', 'network', 'node')} / on (network) group_left () {_max('tollway_network_block_seconds', 'network')}", unit="short", legend="{{network}} {{node}}", threshold=10, says="When the node last returned it.", runbook="NodeBehind"),
+        Panel(title="Age of the newest block, in blocks", expression=f"max by (network, node) (min_over_time(tollway_node_head_age_seconds{{{JOB}}}[5m])) / on (network) group_left () {_max('tollway_network_block_seconds', 'network')}", unit="short", legend="{{network}} {{node}}", threshold=10, says="The least age in five minutes: a gateway reads it once a minute.", runbook="NodeBehind"),
         Panel(title="Disagreements", expression=f"sum by (network, node) (increase(tollway_node_disagreements_total{{{JOB}}}[1h]))", unit="short", legend="{{network}} {{node}}", threshold=1, says="Reports that differ from those that agree, in an hour.", runbook="NodeDisagrees"),
-        Panel(title="Payments first presented", expression=_rate("tollway_payments_total", "network", "outcome"), unit="reqps", legend="{{network}} {{outcome}}", says="Accepted by network; refused ones by code."),
+        Panel(title="Payments first presented", expression=_rate("tollway_payments_total", "network", "outcome"), unit="reqps", legend="{{network}} {{outcome}}", says="Accepted by network; refused ones by code.", runbook=NO_RUNBOOK),
         Panel(title="Since all unfinal payments were checked", expression=_max("tollway_payment_look_age_seconds", "network"), unit="s", legend="{{network}}", threshold=60, says="On the gateway that watches.", runbook="ChainAway"),
-        Panel(title="Payments that left their chain", expression=f"sum by (network) (increase(tollway_reorgs_total{{{JOB}}}[1h]))", unit="short", legend="{{network}}", says="In an hour."),
+        Panel(title="Payments that left their chain", expression=f"sum by (network) (increase(tollway_reorgs_total{{{JOB}}}[1h]))", unit="short", legend="{{network}}", says="In an hour.", runbook=NO_RUNBOOK),
         Panel(title="Settlements by outcome", expression=_rate("tollway_settlements_total", "network", "outcome"), unit="reqps", legend="{{network}} {{outcome}}", says="undecided is followed by swept or released.", runbook="SettlementsUndecided"),
         Panel(title="Settlement, p95", expression=_quantile(0.95, "tollway_settlement_duration_seconds", "network"), unit="s", legend="{{network}}", says="From the signature to the transaction receipt.", runbook="NonceQueueGrows"),
         Panel(title="Settlements without a request", expression=_max("tollway_calls_adrift"), unit="short", legend="orphaned", says="As counted by the last recovery.", runbook="SettlementsUndecided"),
@@ -103,8 +105,8 @@ BOOKS = Dashboard(
     title="Tollway: Books",
     panels=(
         Panel(title="Commits, p99", expression=_quantile(0.99, "tollway_commit_duration_seconds", "kind"), unit="s", legend="{{kind}}", threshold=0.2, says="The flush that every call waits for, by the entry that matters most.", runbook="CommitsSlow"),
-        Panel(title="Commits a second", expression=_rate("tollway_commit_duration_seconds_count", "kind"), unit="ops", legend="{{kind}}", says="Batches written."),
-        Panel(title="Entries of a batch, mean", expression=f"{_rate('tollway_claims_batch_size_sum')} / {_rate('tollway_claims_batch_size_count')}", unit="short", legend="mean", says="Under load calls share commits."),
+        Panel(title="Commits a second", expression=_rate("tollway_commit_duration_seconds_count", "kind"), unit="ops", legend="{{kind}}", says="Batches written.", runbook=NO_RUNBOOK),
+        Panel(title="Entries of a batch, mean", expression=f"{_rate('tollway_claims_batch_size_sum')} / {_rate('tollway_claims_batch_size_count')}", unit="short", legend="mean", says="Under load calls share commits.", runbook=NO_RUNBOOK),
         Panel(title="Storage", expression=f"tollway_storage_up{{{JOB}}}", unit="short", threshold=0, says="0 from storage_away to storage_back.", runbook="StorageAway"),
         Panel(title="Storage away by cause", expression=_rate("tollway_storage_away_seconds_total", "cause"), unit="percentunit", legend="{{cause}}", says="Share of the time.", runbook="StorageAway"),
         Panel(title="Older copies of the database", expression=f"increase(tollway_database_setbacks_total{{{JOB}}}[1h])", unit="short", threshold=1, says="A gateway found one and holds every balance.", runbook="DatabaseWentBack"),
@@ -113,7 +115,7 @@ BOOKS = Dashboard(
         Panel(title="Differences of the last audit", expression=_max("tollway_audit_differences"), unit="short", legend="differences", threshold=1, says="Anything but 0 is an incident.", runbook="LedgerDiffers"),
         Panel(title="Since the last backup", expression=f"time() - {_max('tollway_backup_last_seconds')}", unit="s", legend="backup", threshold=93_600, says="Absent on PostgreSQL.", runbook="BackupOld"),
         Panel(title="Stale secrets", expression=_max("tollway_secrets_stale"), unit="short", legend="stale", threshold=1, says="Sealed under an older secret key.", runbook="SecretsStale"),
-        Panel(title="Hours of sales not written", expression=_max("tollway_sales_hours_behind"), unit="short", legend="hours", threshold=3, says="Due and not written yet, or not written again. Sums of those hours are read from the calls meanwhile."),
+        Panel(title="Hours of sales not written", expression=_max("tollway_sales_hours_behind"), unit="short", legend="hours", threshold=3, says="Due and not written yet, or not written again. Sums of those hours are read from the calls meanwhile.", runbook=NO_RUNBOOK),
     ),
 )  # fmt: skip
 
@@ -123,14 +125,14 @@ PROCESS = Dashboard(
     panels=(
         Panel(title="CPU", expression=f"rate(process_cpu_seconds_total{{{JOB}}}[$__rate_interval])", unit="percentunit", threshold=0.9, says="One gateway uses one core.", runbook="LoopBlocked"),
         Panel(title="Memory", expression=f"process_resident_memory_bytes{{{JOB}}}", unit="bytes", says="Resident.", runbook="OverloadRefusals"),
-        Panel(title="Open files", expression=f"process_open_fds{{{JOB}}} / process_max_fds{{{JOB}}}", unit="percentunit", threshold=0.9, says="Of those that the system allows."),
+        Panel(title="Open files", expression=f"process_open_fds{{{JOB}}} / process_max_fds{{{JOB}}}", unit="percentunit", threshold=0.9, says="Of those that the system allows.", runbook=NO_RUNBOOK),
         Panel(title="Delay of the event loop, p99", expression=_quantile(0.99, "tollway_event_loop_delay_seconds", "instance"), unit="s", threshold=0.5, says="How late a task is that wakes each second.", runbook="LoopBlocked"),
-        Panel(title="Warnings and errors of the log", expression=_rate("tollway_log_events_total", "level", "event", level='=~"warning|error"') + " > 0", unit="short", legend="{{event}}", says="Lines a second; docs/log-events.md says what each means."),
-        Panel(title="Late background tasks", expression=f"tollway_background_task_age_seconds{{{JOB}}} / tollway_background_task_interval_seconds{{{JOB}}} > 10", unit="short", legend="{{instance}} {{task}}", threshold=10, says="In intervals."),
-        Panel(title="Failing background tasks", expression=f"tollway_background_task_failures{{{JOB}}} > 0", unit="short", legend="{{instance}} {{task}}", threshold=1, says="Failed runs in a row."),
-        Panel(title="Ended background tasks", expression=f"tollway_background_tasks_ended{{{JOB}}}", unit="short", threshold=1, says="That gateway is not ready: restart it."),
-        Panel(title="Shared rates", expression=f"tollway_shared_rates_up{{{JOB}}}", unit="short", says="0 while a gateway counts its callers alone."),
-        Panel(title="Uptime", expression=f"time() - process_start_time_seconds{{{JOB}}}", unit="s", says="Since the start of the process."),
+        Panel(title="Warnings and errors of the log", expression=_rate("tollway_log_events_total", "level", "event", level='=~"warning|error"') + " > 0", unit="short", legend="{{event}}", says="Lines a second; docs/log-events.md says what each means.", runbook=NO_RUNBOOK),
+        Panel(title="Late background tasks", expression=f"tollway_background_task_age_seconds{{{JOB}}} / tollway_background_task_interval_seconds{{{JOB}}} > 10", unit="short", legend="{{instance}} {{task}}", threshold=10, says="In intervals.", runbook=NO_RUNBOOK),
+        Panel(title="Failing background tasks", expression=f"tollway_background_task_failures{{{JOB}}} > 0", unit="short", legend="{{instance}} {{task}}", threshold=1, says="Failed runs in a row.", runbook=NO_RUNBOOK),
+        Panel(title="Ended background tasks", expression=f"tollway_background_tasks_ended{{{JOB}}}", unit="short", threshold=1, says="That gateway is not ready: restart it.", runbook=NO_RUNBOOK),
+        Panel(title="Shared rates", expression=f"tollway_shared_rates_up{{{JOB}}}", unit="short", says="0 while a gateway counts its callers alone.", runbook=NO_RUNBOOK),
+        Panel(title="Uptime", expression=f"time() - process_start_time_seconds{{{JOB}}}", unit="s", says="Since the start of the process.", runbook=NO_RUNBOOK),
     ),
 )  # fmt: skip
 

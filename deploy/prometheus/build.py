@@ -1,7 +1,7 @@
 """Writes the alert rules and their tests from one table: `python deploy/prometheus/build.py`.
 
-`alerts.yaml` is what Prometheus loads. `alerts.test.yaml` and `alerts-slow.test.yaml` have three stories for each alert, which `promtool test rules` runs: it fires, it does not fire, it resolves. A
-story is made of the values that a series has while all is well and while it is not.
+`alerts.yaml` is what Prometheus loads. `alerts.test.yaml` and `alerts-slow.test.yaml` have three stories for each alert, which `promtool test rules` runs: it fires, it does not fire, it resolves; and
+those of its branches. A story is made of the values that a series has while all is well and while it is not.
 """
 
 import json
@@ -45,6 +45,19 @@ class Clock:
     series: str
 
 
+Story = Sequence[Gauge | Rate | Clock]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """Another way to raise an alert, or a case that must not raise it. `labels`: those of the alert; None: it stays silent. `bad_s`: as in `Alert`, where it differs."""
+
+    says: str
+    story: Story
+    labels: Mapping[str, str] | None = None
+    bad_s: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
     """One alert. `after_s`: how long the expression must be true. `labels`: those of the alert that the stories raise. `step_s`: between two values of a story.
@@ -55,8 +68,9 @@ class Alert:
     after_s: int
     severity: Literal["page", "ticket"]
     summary: str
-    story: Sequence[Gauge | Rate | Clock]
+    story: Story
     labels: Mapping[str, str] = field(default_factory=dict)
+    branches: Sequence[Branch] = ()
     step_s: int = MINUTE
     bad_s: int = 30 * MINUTE
     cool_s: int = 30 * MINUTE
@@ -71,7 +85,22 @@ _NODE = "tollway_node_requests_total"
 _NODE_OK, _NODE_FAILED = _NODE + '{outcome="ok"}', _NODE + '{outcome!="ok"}'
 _UNDECIDED = 'tollway_settlements_total{outcome="undecided"}'
 _FINISHED = 'tollway_settlements_total{outcome=~"swept|released"}'
-_OWN = 'outcome=~"internal_error|storage_unavailable|chain_unavailable|payment_outcome_unknown"'
+OWN_FAILURES = ("internal_error", "storage_unavailable", "chain_unavailable", "payment_outcome_unknown")
+"""The outcomes of calls that fail because of the gateway: the codes with a status of 500 and above without `OTHER_FAILURES`."""
+OTHER_FAILURES = {
+    "upstream_unreachable": "the provider",
+    "upstream_bad_response": "the provider",
+    "upstream_payment_required": "the provider",
+    "upstream_unavailable": "the provider",
+    "upstream_timeout": "the provider",
+    "api_paused": "the provider, or a suspension",
+    "loop_detected": "the provider, or the caller",
+    "overloaded": "OverloadRefusals counts them: one caller can cause them",
+}
+"""The other codes with such a status -> whose they are."""
+_OWN = f'outcome=~"{"|".join(OWN_FAILURES)}"'
+HEAD_READ_S = 60
+"""How long ago a gateway may have read the newest block of a node (`chain_check_interval_s`)."""
 _LEAST = "3 * max by (network) (tollway_gas_floor_wei)"
 
 
@@ -88,6 +117,13 @@ ALERTS: tuple[Alert, ...] = (
         summary="A gateway does not answer the monitoring system.",
         story=[Gauge(series='up{job="tollway", instance="a"}', good=1, bad=0)],
         labels={"job": "tollway", "instance": "a"},
+        branches=[
+            Branch(
+                says="no gateway is known",
+                story=[Gauge(series='up{job="tollway", instance="a"}', good=1, bad=None)],
+                labels={"job": "tollway"},
+            )
+        ],
     ),
     Alert(
         name="StorageAway",
@@ -142,6 +178,17 @@ ALERTS: tuple[Alert, ...] = (
             Rate(series=f'tollway_settlements_total{{{NET}, outcome="swept"}}', good=1, bad=1),
             Rate(series=f'tollway_settlements_total{{{NET}, outcome="released"}}', good=0, bad=0),
             Gauge(series='tollway_calls_open_oldest_seconds{state="settling"}', good=20, bad=20),
+        ],
+        branches=[
+            Branch(
+                says="one is old",
+                story=[
+                    Rate(series=f'tollway_settlements_total{{{NET}, outcome="undecided"}}', good=1, bad=1),
+                    Rate(series=f'tollway_settlements_total{{{NET}, outcome="swept"}}', good=1, bad=1),
+                    Gauge(series='tollway_calls_open_oldest_seconds{state="settling"}', good=20, bad=610),
+                ],
+                labels={},
+            )
         ],
         cool_s=45 * MINUTE,
     ),
@@ -233,17 +280,30 @@ ALERTS: tuple[Alert, ...] = (
         name="NodeBehind",
         expression=(
             "max by (network, node) (tollway_node_head_age_seconds)"
-            " > on (network) group_left () (10 * max by (network) (tollway_network_block_seconds))"
+            " > on (network) group_left ()"
+            f" (10 * max by (network) (tollway_network_block_seconds) + {HEAD_READ_S})"
+            f" unless on (network, node) ({_increase(_NODE_OK, '10m', 'network', 'node')} == 0)"
         ),
         after_s=10 * MINUTE,
         severity="ticket",
-        summary="The newest block of a node is older than ten blocks.",
+        summary="A node answers, and its newest block is older than ten blocks.",
         story=[
-            Gauge(series=f'tollway_node_head_age_seconds{{{NET}, node="2"}}', good=3, bad=60),
+            Gauge(series=f'tollway_node_head_age_seconds{{{NET}, node="2"}}', good=62, bad=90),
             Gauge(series=f'tollway_node_head_age_seconds{{{NET}, node="1"}}', good=3, bad=3),
             Gauge(series=f"tollway_network_block_seconds{{{NET}}}", good=2, bad=2),
+            Rate(series=f'{_NODE}{{{NET}, node="2", outcome="ok"}}', good=6, bad=6),
         ],
         labels={**NET_LABELS, "node": "2"},
+        branches=[
+            Branch(
+                says="a node that does not answer is in NodeBad",
+                story=[
+                    Gauge(series=f'tollway_node_head_age_seconds{{{NET}, node="2"}}', good=3, bad=900),
+                    Gauge(series=f"tollway_network_block_seconds{{{NET}}}", good=2, bad=2),
+                    Rate(series=f'{_NODE}{{{NET}, node="2", outcome="ok"}}', good=6, bad=0),
+                ],
+            )
+        ],
     ),
     Alert(
         name="NodeDisagrees",
@@ -281,6 +341,16 @@ ALERTS: tuple[Alert, ...] = (
             Rate(series='tollway_calls_total{outcome="charged"}', good=100, bad=100),
             Rate(series='tollway_calls_total{outcome="storage_unavailable"}', good=0, bad=10),
         ],
+        branches=[
+            Branch(
+                says="some minutes are not an hour",
+                story=[
+                    Rate(series='tollway_calls_total{outcome="charged"}', good=100, bad=100),
+                    Rate(series='tollway_calls_total{outcome="storage_unavailable"}', good=0, bad=5),
+                ],
+                bad_s=2 * MINUTE,
+            )
+        ],
         bad_s=40 * MINUTE,
     ),
     Alert(
@@ -292,6 +362,16 @@ ALERTS: tuple[Alert, ...] = (
         story=[
             Rate(series='tollway_calls_total{outcome="charged"}', good=500, bad=500),
             Rate(series='tollway_calls_total{outcome="internal_error"}', good=0, bad=20),
+        ],
+        branches=[
+            Branch(
+                says="half an hour is not six hours",
+                story=[
+                    Rate(series='tollway_calls_total{outcome="charged"}', good=500, bad=500),
+                    Rate(series='tollway_calls_total{outcome="internal_error"}', good=0, bad=20),
+                ],
+                bad_s=10 * MINUTE,
+            )
         ],
         step_s=5 * MINUTE,
         bad_s=4 * HOUR,
@@ -452,22 +532,34 @@ WARM_STEPS = 10
 
 def write_stories(alert: Alert) -> list[str]:
     bad, cool = alert.bad_s // alert.step_s, alert.cool_s // alert.step_s
-    lines: list[str] = []
-    for story, phases, fires in (
-        ("fires", (WARM_STEPS, bad), True),
-        ("does not fire", (WARM_STEPS + bad,), False),
-        ("resolves", (WARM_STEPS, bad, cool), False),
-    ):
-        end = sum(phases) * alert.step_s
-        lines += [f"  - name: {alert.name} {story}", f"    interval: {alert.step_s}s", "    input_series:"]
-        for one in alert.story:
-            lines += [
-                f"      - series: {json.dumps(one.series)}",
-                f"        values: {json.dumps(' '.join(write_values(one, phases, alert.step_s)))}",
-            ]
-        lines += ["    alert_rule_test:", f"      - eval_time: {end}s", f"        alertname: {alert.name}"]
-        lines += write_expected(alert) if fires else []
+    lines = write_story(alert, "fires", alert.story, (WARM_STEPS, bad), alert.labels)
+    lines += write_story(alert, "does not fire", alert.story, (WARM_STEPS + bad,), None)
+    lines += write_story(alert, "resolves", alert.story, (WARM_STEPS, bad, cool), None)
+    for branch in alert.branches:
+        steps = (alert.bad_s if branch.bad_s is None else branch.bad_s) // alert.step_s
+        name = "does not fire" if branch.labels is None else "fires"
+        lines += write_story(
+            alert, f"{name}, {branch.says}", branch.story, (WARM_STEPS, steps), branch.labels
+        )
+        if branch.labels is not None:
+            phases = (WARM_STEPS, steps, cool)
+            lines += write_story(alert, f"resolves, {branch.says}", branch.story, phases, None)
     return lines
+
+
+def write_story(
+    alert: Alert, name: str, story: Story, phases: Sequence[int], labels: Mapping[str, str] | None
+) -> list[str]:
+    """One test. `phases`: the steps of the good, the bad and the next good time. `labels`: of the alert at the end; None: there is none."""
+    end = sum(phases) * alert.step_s
+    lines = [f"  - name: {alert.name} {name}", f"    interval: {alert.step_s}s", "    input_series:"]
+    for one in story:
+        lines += [
+            f"      - series: {json.dumps(one.series)}",
+            f"        values: {json.dumps(' '.join(write_values(one, phases, alert.step_s)))}",
+        ]
+    lines += ["    alert_rule_test:", f"      - eval_time: {end}s", f"        alertname: {alert.name}"]
+    return lines if labels is None else lines + write_expected(alert, labels)
 
 
 def write_values(one: Gauge | Rate | Clock, phases: Sequence[int], step_s: int) -> list[str]:
@@ -495,8 +587,8 @@ def _find_first(one: Gauge | Clock) -> float | None:
     return one.good if isinstance(one, Gauge) else 0.0
 
 
-def write_expected(alert: Alert) -> list[str]:
-    labels = {"class": alert.severity, **alert.labels}
+def write_expected(alert: Alert, labels: Mapping[str, str]) -> list[str]:
+    labels = {"class": alert.severity, **labels}
     return [
         "        exp_alerts:",
         f"          - exp_labels: {json.dumps(labels)}",

@@ -32,6 +32,13 @@ PHASES: tuple[Phase, ...] = ("door", "chain", "claim", "dial", "upstream", "sett
 CommitKind = Literal["claim", "close", "settle", "other"]
 COMMIT_KINDS: tuple[CommitKind, ...] = ("claim", "close", "settle", "other")
 NodeOutcome = Literal["ok", "error", "timeout", "other_chain"]
+OWN_FAILURES = (
+    Code.INTERNAL_ERROR,
+    Code.STORAGE_UNAVAILABLE,
+    Code.CHAIN_UNAVAILABLE,
+    Code.PAYMENT_OUTCOME_UNKNOWN,
+)
+"""The outcomes of calls that fail because of the gateway. Their counters begin at 0: an alert must see the first failure."""
 NODE_OUTCOMES: tuple[NodeOutcome, ...] = ("ok", "error", "timeout", "other_chain")
 
 
@@ -298,7 +305,7 @@ _CHAINS = (
     SeriesRow(
         name="tollway_node_head_age_seconds",
         kind="gauge",
-        says="Age of the newest block of a node, when the node last returned it",
+        says="Age of the newest block that a node has returned; a gateway reads it once a minute",
         labels=(_NETWORK, _NODE),
     ),
     SeriesRow(

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from structlog.typing import Processor
 
 from tollway.log_events import LOG_EVENTS
-from tollway.metric_table import COMMIT_KINDS, NODE_OUTCOMES, SERIES
+from tollway.metric_table import COMMIT_KINDS, NODE_OUTCOMES, OWN_FAILURES, SERIES
 from tollway.plain_metrics import LabelValues, PlainCollector
 
 M = TypeVar("M")
@@ -86,7 +86,8 @@ class Metrics:
     def _add_calls(self) -> None:
         plain = self._plain
         self.request_seconds = self._make(Histogram, REQUEST_SECONDS)
-        self.calls = plain.counter("tollway_calls_total")
+        failures = [(code.value,) for code in OWN_FAILURES]
+        self.calls = plain.counter("tollway_calls_total", failures)
         self.call_seconds = plain.histograms("tollway_call_duration_seconds")
         codes = [(value,) for value in SERIES["tollway_refusals_total"].labels[0].values]
         self.refusals = plain.counter("tollway_refusals_total", codes)
@@ -118,7 +119,6 @@ class Metrics:
         self.rpc_requests = self._make(Counter, "tollway_rpc_requests_total")
         self.node_requests = plain.counter("tollway_node_requests_total")
         self.node_request_seconds = plain.histograms("tollway_node_request_duration_seconds")
-        self.node_head_age = plain.gauges("tollway_node_head_age_seconds")
         self.node_disagreements = plain.counter("tollway_node_disagreements_total")
         self.block_seconds = plain.gauges("tollway_network_block_seconds")
         self.reorgs = plain.counter("tollway_reorgs_total")
@@ -153,6 +153,10 @@ class Metrics:
         self._plain.gauges(
             "tollway_storage_away_seconds_total", lambda: {(cause,): s for cause, s in away_s().items()}
         )
+
+    def add_node_heads(self, read: Callable[[], Mapping[LabelValues, float]]) -> None:
+        """Adds the ages of the newest blocks by network and node, read at scrape."""
+        self._plain.gauges("tollway_node_head_age_seconds", read)
 
     def add_background(self, read: Callable[[], Iterable[BackgroundTaskStatus]]) -> None:
         """Adds the series of the background tasks, read at scrape. A task that another gateway runs for all has no sample here."""

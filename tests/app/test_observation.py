@@ -12,7 +12,8 @@ CHAIN, KEY = ChainId(84532), Address(b"\xab" * 20)
 
 def test_requests_to_nodes_are_series_by_number() -> None:
     metrics = Metrics(CollectorRegistry())
-    nodes = NodeMetrics(metrics, now_s=lambda: 1_000.0)
+    now_s = [1_000.0]
+    nodes = NodeMetrics(metrics, now_s=lambda: now_s[0])
     nodes.count_request(CHAIN, 2, "timeout", 10.0)
     nodes.set_head_time(CHAIN, 2, 988)
     nodes.set_head_time(CHAIN, 1, 1_003)  # the clock of the node is ahead
@@ -27,6 +28,8 @@ def test_requests_to_nodes_are_series_by_number() -> None:
         'tollway_node_disagreements_total{network="eip155:84532",node="1"} 1.0',
     ):
         assert line in text
+    now_s[0] += 600  # the node does not answer any more
+    assert f"tollway_node_head_age_seconds{{{labels}}} 612.0" in generate_latest(metrics.registry).decode()
 
 
 def test_gas_is_series_by_network_and_key() -> None:

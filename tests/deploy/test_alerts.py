@@ -13,10 +13,14 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
 from tests.test_docs import find_command, find_options
+from tollway.limits import DEFAULT_LIMITS
 from tollway.log_events import LOG_EVENTS
 from tollway.metric_table import PROCESS_SERIES, SERIES
+from tollway.telemetry import Metrics
+from tollway.web.problems import PROBLEM_KINDS
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"
@@ -146,7 +150,7 @@ def test_every_panel_has_a_unit_a_description_and_a_runbook_that_exists() -> Non
         for panel in board.panels:
             assert panel.unit
             assert panel.says.endswith(".")
-            assert panel.runbook is None or panel.runbook in NAMES
+            assert panel.runbook is BOARDS.NO_RUNBOOK or panel.runbook in NAMES
         written = json.loads((BOARDS.FOLDER / f"{board.uid}.json").read_text())
         assert {panel["datasource"]["uid"] for panel in written["panels"]} == {"$source"}
 
@@ -159,10 +163,30 @@ def test_every_alert_has_three_stories_and_a_runbook() -> None:
     for name in RULES.FILES:
         if name.endswith(".test.yaml"):
             stories += [one["name"] for one in yaml.safe_load((RULES.FOLDER / name).read_text())["tests"]]
-    assert sorted(stories) == sorted(
-        f"{name} {story}" for name in NAMES for story in ("fires", "does not fire", "resolves")
-    )
+    expected = [f"{name} {story}" for name in NAMES for story in ("fires", "does not fire", "resolves")]
+    for alert in RULES.ALERTS:
+        for branch in alert.branches:
+            ends = ("does not fire",) if branch.labels is None else ("fires", "resolves")
+            expected += [f"{alert.name} {end}, {branch.says}" for end in ends]
+    assert sorted(stories) == sorted(expected)
     assert {path.stem for path in RUNBOOKS.glob("*.md")} == {*NAMES, "README"}
+
+
+def test_every_failure_of_the_gateway_counts_in_the_alerts_about_failures() -> None:
+    """Each code with a status of 500 and above is ours or is not, by the table of the rules; a new one must be put into it."""
+    failures = {code.value for code, kind in PROBLEM_KINDS.items() if kind.status >= 500}
+    assert failures == {*RULES.OWN_FAILURES, *RULES.OTHER_FAILURES}
+    assert set(RULES.OWN_FAILURES).isdisjoint(RULES.OTHER_FAILURES)
+
+
+def test_the_rate_of_the_first_failure_is_seen() -> None:
+    """A counter that begins with its first failure has no increase from it."""
+    counts = Metrics(CollectorRegistry()).calls.counts
+    assert {code: counts.get((code,)) for code in RULES.OWN_FAILURES} == dict.fromkeys(RULES.OWN_FAILURES, 0)
+
+
+def test_a_head_is_read_as_often_as_the_alert_assumes() -> None:
+    assert DEFAULT_LIMITS.chain_check_interval_s == RULES.HEAD_READ_S
 
 
 def test_the_index_of_runbooks_has_every_alert() -> None:

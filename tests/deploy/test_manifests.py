@@ -189,6 +189,10 @@ def test_what_must_be_filled_in_is_refused_as_it_stands() -> None:
     assert marked == ["TOLLWAY_SECRET_KEY", "TOLLWAY_GAS_KEYS_BASE"]
 
 
+def test_prometheus_of_compose_keeps_the_traces_of_buckets(services: dict[str, Any]) -> None:
+    assert "--enable-feature=exemplar-storage" in services["prometheus"]["command"]
+
+
 def test_prometheus_gives_the_pods_the_job_of_the_rules() -> None:
     monitor = read(KUBERNETES / "monitoring" / "podmonitor.yaml")["spec"]
     labels = of_kind("Deployment")["spec"]["template"]["metadata"]["labels"]

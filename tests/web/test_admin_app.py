@@ -5,6 +5,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from tests.kit.admin_pages import (
     ALICE,
@@ -145,3 +146,23 @@ async def test_signing_out_ends_the_session_at_every_gateway(app: App, browser: 
     await sign_in(app, browser)
     assert (await send_form(browser, "/", "/signout")).status_code == 303
     assert (await browser.get("/")).status_code == 401
+
+
+async def test_scrapers_that_read_exemplars_get_the_trace_of_a_bucket(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    observed = app.metrics.call_seconds.find("tx", "claim")
+    observed.observe(0.02)
+    observed.set_exemplar(0.02, trace_id="ab" * 16, at_s=1_800_000_000.0)
+    answer = await browser.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    found = [
+        (sample.labels["le"], sample.exemplar.labels, sample.exemplar.value)
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+        if sample.exemplar is not None
+    ]
+    assert found == [("0.025", {"trace_id": "ab" * 16}, 0.02)]
+    plain = await browser.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain")
+    assert "ab" * 16 not in plain.text

@@ -130,6 +130,7 @@ async def test_a_full_gateway_refuses_calls_unread(gateway: InProcessGateway) ->
     assert refused.headers["retry-after"] == "2"
     assert refused.problem["paymentState"] == refused.headers["tollway-payment-state"] == "none"
     assert not gateway.upstream.arrived
+    assert gateway.outcomes == ["overloaded"]
     gateway.shedder.leave("address 0")
     assert (await gateway.ask()).status == 200
     gateway.shedder.leave("address 1")

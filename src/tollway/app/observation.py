@@ -1,7 +1,7 @@
 """Connects the ports of settlement and of chain nodes to the metrics of a gateway. It decides nothing."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tollway.call_trace import find_current_trace
 from tollway.chain.nodes import NodeStatus
@@ -9,6 +9,7 @@ from tollway.chain.rpc import RpcReader
 from tollway.ids import ChainId, format_network
 from tollway.metric_table import NODE_OUTCOMES, NodeOutcome
 from tollway.payments.gas import SettlementMetrics
+from tollway.plain_metrics import LabelValues
 from tollway.telemetry import Metrics
 from tollway.web.admin_chains import NodeFigures
 
@@ -55,11 +56,13 @@ def read_node_figures(chains: RpcReader, metrics: Metrics, chain_id: ChainId) ->
 
 
 class NodeMetrics:
-    """The metrics of the requests to chain nodes (`NodeObserver`). `now_s`: the process clock, with which the age of a block is computed."""
+    """The metrics of the requests to chain nodes (`NodeObserver`). `now_s`: the process clock, with which the age of a block is computed at scrape."""
 
     def __init__(self, metrics: Metrics, *, now_s: Callable[[], float] = time.time) -> None:
         self._metrics = metrics
         self._now_s = now_s
+        self._block_times: dict[tuple[str, str], int] = {}
+        metrics.add_node_heads(self._read_head_ages)
 
     def count_request(self, chain_id: ChainId, position: int, outcome: NodeOutcome, seconds: float) -> None:
         network, node = format_network(chain_id), str(position)
@@ -75,8 +78,11 @@ class NodeMetrics:
             )
 
     def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
-        age_s = max(0.0, self._now_s() - block_time_s)
-        self._metrics.node_head_age.set(age_s, format_network(chain_id), str(position))
+        self._block_times[format_network(chain_id), str(position)] = block_time_s
+
+    def _read_head_ages(self) -> Mapping[LabelValues, float]:
+        now_s = self._now_s()
+        return {node: max(0.0, now_s - block_s) for node, block_s in self._block_times.items()}
 
     def count_disagreement(self, chain_id: ChainId, position: int) -> None:
         self._metrics.node_disagreements.add(format_network(chain_id), str(position))

@@ -390,6 +390,7 @@ class GatewayApp:
         problem = self._shedder.enter(client_address)
         if problem is not None:
             self._count_refusal(problem.code.value)
+            self._count_outcome(problem.code.value)
             await self._send_problem(scope, body, send, request_id, ProblemResponse(problem=problem))
             return
         trace = None if self._start_trace is None else self._start_trace(scope)
