@@ -255,6 +255,9 @@ async def test_a_reader_changes_the_language(browser: Browser, site: Site) -> No
 async def test_printing_shows_the_ticket_alone(browser: Browser, site: Site) -> None:
     async with open_page(browser, site) as watched:
         await watched.goto(site.tickets["CHARGED"])
+        await watched.evaluate("globalThis.print = () => { document.title = 'printed'; }; true")
+        await watched.page.get_by_role("button", name="Print").click()
+        await expect(watched.page).to_have_title("printed")
         await watched.page.emulate_media(media="print")
         await expect(watched.page.locator(".ticket")).to_be_visible()
         for hidden in (".top", ".mine", ".bottom", ".slip-links", ".test-money"):

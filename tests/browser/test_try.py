@@ -112,6 +112,29 @@ async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
     assert wallet.counts["eth_sendTransaction"] == 1
 
 
+async def test_printing_the_page_of_an_api_shows_the_ticket_alone(browser: Browser, site: Site) -> None:
+    """Once there is a ticket. Before it, the page prints what the API sells."""
+    async with open_panel(browser, site, None, "free") as watched:
+        page = watched.page
+        await page.emulate_media(media="print")
+        await expect(page.get_by_role("heading", level=1)).to_be_visible()
+        await expect(page.locator("#operations")).to_be_visible()
+        await page.emulate_media(media="screen")
+        await expect(page.get_by_role("button", name="Print")).to_be_hidden()
+        await page.get_by_role("button", name="Call").click()
+        await expect(stamp(page)).to_have_text("FREE")
+        await page.emulate_media(media="print")
+        await expect(page.locator(".ticket")).to_be_visible()
+        await expect(stamp(page)).to_be_visible()
+        text = await watched.evaluate("document.body.innerText")
+        for gone in ("Try it", "Operations", "Quality", "Skip", '"currency"', "endpoint"):
+            assert gone not in text, gone
+        await page.emulate_media(media="screen")
+        await watched.evaluate("globalThis.print = () => { document.title = 'printed'; }; true")
+        await page.get_by_role("button", name="Print").click()
+        await expect(page).to_have_title("printed")
+
+
 async def test_a_body_is_covered_by_the_signature_of_a_transaction(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=84532)
     async with open_panel(browser, site, wallet, operation="echo") as watched:

@@ -1,4 +1,4 @@
-// The switches of the theme and of the language. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
+// The switches of the theme and of the language, and the button that prints the page. A choice is kept in a cookie without a secret, so that the server writes it into the next page.
 
 const YEAR_S = 31536000;
 
@@ -30,5 +30,11 @@ for (const found of document.querySelectorAll("[data-language]")) {
     document.cookie = `lang=${button.dataset.language}; path=/; max-age=${YEAR_S}; samesite=lax`;
     location.reload();
   });
+  button.hidden = false;
+}
+
+for (const found of document.querySelectorAll("[data-print]")) {
+  const button = /** @type {HTMLButtonElement} */ (found);
+  button.addEventListener("click", () => print());
   button.hidden = false;
 }
