@@ -20,7 +20,7 @@ from tests.kit.ledger_records import (
     wait_finished,
 )
 from tests.kit.sql_ledger import SqlLedger
-from tollway.ids import Address
+from tollway.ids import Address, CallId
 from tollway.ledger.history import HistoryQuery, PaymentPlace, PaymentQuery
 from tollway.ledger.records import CallState, Delivery, Payment, PaymentState, Rail
 from tollway.limits import DEFAULT_LIMITS
@@ -110,6 +110,20 @@ async def test_pages_by_offset_and_by_the_last_call_seen(ledger: Any, calls: dic
 
 
 @pytest.mark.parametrize(("wanted", "expected"), FILTERS)
+async def test_a_page_knows_the_place_of_the_newer_page(
+    ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
+) -> None:
+    everything = [calls[name] for name in expected]
+    for size in (1, 2, 3):
+        for number, call_id in enumerate(everything):
+            query = HistoryQuery(wallet=PAYER, limit=size, before=CallId(call_id), **wanted)
+            place = await ledger.find_newer_place(query)
+            assert place == (everything[number - size] if number >= size else None)
+    assert await ledger.find_newer_place(HistoryQuery(wallet=PAYER, before=CallId("call_nowhere"))) is None
+    assert await ledger.find_newer_place(HistoryQuery(wallet=PAYER)) is None
+
+
+@pytest.mark.parametrize(("wanted", "expected"), FILTERS)
 async def test_a_page_after_the_last_call_is_empty_for_every_query(
     ledger: Any, calls: dict[str, str], wanted: dict[str, Any], expected: list[str]
 ) -> None:
@@ -191,6 +205,12 @@ async def test_pages_payments_by_the_place_of_the_last_one(ledger: Any) -> None:
         assert await payments(ledger, replace(query, before=place)) == everything[number:]
         assert await payments(ledger, replace(query, after=last.payment)) == everything[number:]
     assert await ledger.find_last_payment(replace(query, limit=4)) is None
+    places = [(await ledger.find_last_payment(replace(query, limit=number))).place for number in range(1, 4)]
+    for size in (1, 2, 3):
+        for number, place in enumerate(places):
+            newer = await ledger.find_newer_payment_place(replace(query, before=place, limit=size))
+            assert newer == (places[number - size] if number >= size else None)
+    assert await ledger.find_newer_payment_place(query) is None
     whole = PaymentPlace(tx_hash=tx_hash("b"))
     assert await payments(ledger, replace(query, before=whole)) == everything[3:]
     for nowhere in (PaymentPlace(tx_hash=tx_hash("b"), number=2), PaymentPlace(tx_hash=tx_hash("x"))):

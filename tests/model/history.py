@@ -75,6 +75,25 @@ class MemoryStatement:
         page = await self.read_calls(replace(query, limit=query.limit + 1))
         return page[-2] if len(page) > query.limit else None
 
+    async def find_newer_place(self, query: HistoryQuery) -> CallId | None:
+        calls = await self.read_calls(replace(query, before=None, offset=0, limit=TOTAL_MAX))
+        ids = [one.id for one in calls]
+        if query.before not in ids:
+            return None
+        place = ids.index(query.before) - query.limit
+        return ids[place] if place >= 0 else None
+
+    async def find_newer_payment_place(self, query: PaymentQuery) -> PaymentPlace | None:
+        if query.before is None:
+            return None
+        everything = await self.read_payments(replace(query, before=None, offset=0, limit=TOTAL_MAX))
+        older = await self.read_payments(replace(query, offset=0, limit=TOTAL_MAX))
+        place = len(everything) - len(older) - 1 - query.limit
+        if place < 0:
+            return None
+        last = await self.find_last_payment(replace(query, before=None, offset=0, limit=place + 1))
+        return None if last is None else last.place
+
     async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]:
         self._answer()
         own = [one for one in self._payments_of(query.wallet, query.role) if self._is_recorded_in(one, query)]

@@ -2,14 +2,15 @@
 
 import csv
 from collections.abc import AsyncIterator
+from html import unescape
 from io import StringIO
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from tests.kit.call_rows import call_record_row, insert_calls
-from tests.kit.ledger_records import claim_on, close_of
-from tests.kit.pages import PROFILE, PageReader
+from tests.kit.ledger_records import claim_on, close_of, new_payment
+from tests.kit.pages import PROFILE, RULES, PageReader
 from tests.kit.signed_in import (
     MIXED,
     NOW_MS,
@@ -269,6 +270,82 @@ async def test_pages_go_back_and_forth_and_a_new_call_moves_no_row(harness: Sign
     ids = [part.split('"')[0] for part in (first.text + second.text).split('title="call_')[1:]]
     assert ids == [str(number) for number in range(119, 59, -1)]
     assert 'rel="prev"' in second.text
+
+
+@pytest.mark.parametrize("start", ["/my/calls", "/my/calls?status=failed", "/my/sales?state=held"])
+async def test_every_row_is_reached_by_older_and_again_by_newer(harness: SignedInHarness, start: str) -> None:
+    """By cursor: 10,000 rows are no border."""
+    mine = {"provider": READER.address} if "held" in start else {}
+    state = {"state": "unknown", "taken_units": 10_000} if "held" in start else {"state": "released"}
+    await harness.services.write_calls(*({**state, **mine} for _ in range(95)))
+    await harness.sign_in()
+    await walk(harness, start, [30, 30, 30, 5])
+
+
+async def test_every_payment_is_reached_by_older_and_again_by_newer(harness: SignedInHarness) -> None:
+    """Also where two payments are in one transaction."""
+    for number in range(35):
+        for payee in (SELLER.address, OTHER.address):
+            await harness.services.ledger.record_payments(
+                [
+                    new_payment(
+                        10_000,
+                        f"tx {number}",
+                        payer=READER.address,
+                        payee=payee,
+                        chain_id=RULES.chain_id,
+                        asset=USDC.key,
+                        block_time=1_000 + number,
+                    )
+                ],
+                now_ms=NOW_MS,
+            )
+    await harness.sign_in()
+    await walk(harness, "/my/credit", [30, 30, 10])
+
+
+async def walk(harness: SignedInHarness, start: str, sizes: list[int]) -> None:
+    """Follows `older` to the last page and `newer` back to the first one."""
+    pages, path = [], start
+    while path:
+        pages.append((await harness.browser.get(path)).text)
+        path = find_page(pages[-1], "next")
+    assert [text.count("<tr>") - 1 for text in pages] == sizes
+    assert all("offset=" not in text for text in pages)
+    back = pages[-1]
+    for text in reversed(pages[:-1]):
+        back = (await harness.browser.get(find_page(back, "prev"))).text
+        assert read_rows(back) == read_rows(text)
+    assert find_page(back, "prev") == ""
+
+
+def find_page(text: str, relation: str) -> str:
+    """The address of the newer or the older page; empty without one."""
+    _, _, rest = text.partition(f'rel="{relation}" href="')
+    return unescape(rest.partition('"')[0])
+
+
+def read_rows(text: str) -> str:
+    return text.partition("<tbody>")[2].partition("</tbody>")[0]
+
+
+@pytest.mark.parametrize("query", ["before=call_nowhere", "offset=30", "before=" + "x" * 65])
+async def test_a_place_that_does_not_exist_is_said(harness: SignedInHarness, query: str) -> None:
+    await harness.services.write_calls(*MIXED)
+    await harness.sign_in()
+    answer = await harness.browser.get(f"/my/calls?{query}")
+    words = PageReader(answer.text).words
+    assert "This wallet has made no call yet" not in words
+    assert "Nothing is older than this place" in words or "The filter was not understood" in words
+
+
+async def test_the_file_of_an_older_page_is_the_whole_list(harness: SignedInHarness) -> None:
+    await harness.services.write_calls(*({"state": "released"} for _ in range(40)))
+    await harness.sign_in()
+    older = find_page((await harness.browser.get("/my/calls")).text, "next")
+    page = await harness.read(older)
+    file = await harness.browser.get(find_link(page, "/my/calls.csv"))
+    assert len(list(csv.DictReader(StringIO(file.text)))) == 40
 
 
 async def test_an_empty_list_says_what_would_be_there(harness: SignedInHarness) -> None:

@@ -1,8 +1,10 @@
 """The pages of a provider: the editor with its dry run, ownership, pause, retirement, held calls and sales."""
 
 import csv
+import re
 from collections.abc import AsyncIterator
 from decimal import Decimal
+from html import unescape
 from io import StringIO
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.listings import sample_listing
 from tests.kit.pages import PUBLIC_URL, PageReader
 from tests.kit.signed_in import (
     DAY_MS,
@@ -209,6 +212,44 @@ async def test_each_member_has_its_error_at_its_field(
     assert answer.status_code in (400, 403, 422)
     assert words in error_of(answer, field)
     assert await count_listings(harness) == 0
+
+
+async def test_more_than_a_hundred_listings_are_reached_and_the_pages_go_back_as_they_came(
+    harness: SignedInHarness,
+) -> None:
+    for number in range(205):
+        await harness.catalog.publish(
+            sample_listing(provider=READER.address, id=ListingId(f"api_{number}"), created_ms=number + 1)
+        )
+    await harness.sign_in()
+    seen, path, steps = [], "/my/apis", []
+    while path:
+        steps.append(path)
+        page = await harness.read(path)
+        seen.append([link for link in page.addresses if re.fullmatch(r"/my/apis/api_[0-9]+", link)])
+        path = next((link for link in page.addresses if link == f"/my/apis?offset={len(steps) * 100}"), "")
+    assert [len(links) for links in seen] == [100, 100, 5]
+    assert len({link for links in seen for link in links}) == 205
+    assert "/my/apis?offset=100" in (await harness.read(steps[2])).addresses
+    back = await harness.browser.get(steps[1])
+    assert 'rel="prev" href="/my/apis"' in back.text
+
+
+async def test_a_held_call_of_a_later_moment_moves_no_row_and_the_days_stay_in_the_links(
+    harness: SignedInHarness,
+) -> None:
+    held = {"state": "unknown", "taken_units": 10_000, "provider": READER.address}
+    await harness.services.write_calls(*(held for _ in range(40)))
+    await harness.sign_in()
+    first = await harness.browser.get("/my/sales?state=held&from=2027-01-01")
+    older = unescape(first.text.split('rel="next" href="')[1].split('"')[0])
+    rows = [call_record_row(500, **{**TEXTS, **held, "payer": OTHER.address, "created_ms": NOW_MS + 60_000})]
+    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    harness.services.now_ms += 120_000
+    page = await harness.read(older)
+    assert "40 held calls" in page.words
+    sales = await harness.read("/my/sales?from=2027-01-10&to=2027-01-20&apiId=api_1")
+    assert "/my/sales?state=held&apiId=api_1&from=2027-01-10&to=2027-01-20" in sales.addresses
 
 
 async def test_a_form_that_is_sent_twice_publishes_once(harness: SignedInHarness) -> None:

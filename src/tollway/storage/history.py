@@ -26,6 +26,7 @@ from sqlalchemy import (
     Row,
     Select,
     Subquery,
+    Tuple,
     and_,
     case,
     cast,
@@ -48,6 +49,7 @@ from tollway.ledger.history import (
     JoinedCredit,
     LastPayment,
     ListedPayment,
+    PaymentPlace,
     PaymentQuery,
 )
 from tollway.ledger.ledger import AuditReport
@@ -68,7 +70,7 @@ from tollway.storage.ledger_tables import (
     select_records,
     topup_table,
 )
-from tollway.storage.payment_list import find_last_payment, read_payments
+from tollway.storage.payment_list import find_last_payment, find_newer_place, read_payments
 from tollway.storage.statements import hint_index
 
 CALLS_PER_BATCH = 2_000
@@ -145,6 +147,12 @@ class HistoryStore:
         work = partial(_find_last_call, query=query, unknown_hold_ms=self._unknown_hold_ms)
         return await self._database.read(work, is_long=True)
 
+    async def find_newer_place(self, query: HistoryQuery) -> CallId | None:
+        return await self._database.read(partial(_find_newer_place, query=query))
+
+    async def find_newer_payment_place(self, query: PaymentQuery) -> PaymentPlace | None:
+        return await self._database.read(partial(find_newer_place, query=query))
+
     async def read_payments(self, query: PaymentQuery) -> tuple[ListedPayment, ...]:
         return await self._database.read(partial(read_payments, query=query))
 
@@ -213,6 +221,17 @@ def _find_last_call(
     end = query.offset + query.limit - 1
     rows = _read_page(connection, _calls_before(connection, query), limit=2, offset=end)
     return parse_call(rows[0], unknown_hold_ms=unknown_hold_ms) if len(rows) > 1 else None
+
+
+def _find_newer_place(connection: Connection, query: HistoryQuery) -> CallId | None:
+    """Reads the calls upward from `before`, which is the last one of the newer page: the page has `limit` of them, and the next one is its place."""
+    place = _find_place(connection, query)
+    if place is None:
+        return None
+    found = _calls(query)
+    created_ms, id_ = found.calls.c.created_ms, found.calls.c.id
+    newer = found.select.with_only_columns(id_).where(tuple_(created_ms, id_) >= place)
+    return connection.scalar(newer.order_by(created_ms, id_).limit(1).offset(query.limit))
 
 
 def _calls_before(connection: Connection, query: HistoryQuery) -> "_MatchingCalls":
@@ -322,12 +341,18 @@ def _cursor_filters(
     """A filter for calls older than the call `before`. An unknown call matches nothing."""
     if query.before is None:
         return []
-    columns = call_table.c
-    place = select(columns.created_ms, columns.id).where(columns.id == query.before)
-    row = connection.execute(place).first()
-    if row is None:
+    place = _find_place(connection, query)
+    if place is None:
         return [calls.c.id.is_(None)]
-    return [tuple_(calls.c.created_ms, calls.c.id) < tuple_(row.created_ms, row.id)]
+    return [tuple_(calls.c.created_ms, calls.c.id) < place]
+
+
+def _find_place(connection: Connection, query: HistoryQuery) -> Tuple | None:
+    """The place of the call `before` in the order of pages; None for an unknown one."""
+    columns = call_table.c
+    found = select(columns.created_ms, columns.id).where(columns.id == query.before)
+    row = connection.execute(found).first()
+    return None if row is None else tuple_(row.created_ms, row.id)
 
 
 def _total(connection: Connection, query: HistoryQuery) -> tuple[int, bool]:

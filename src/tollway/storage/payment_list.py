@@ -6,8 +6,9 @@ Pages are ordered by (block_time, id), and each role has an index in that order.
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, exists, select, text, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, exists, select, text, tuple_
 
+from tollway.ids import TxHash
 from tollway.ledger.history import LastPayment, ListedPayment, PaymentPlace, PaymentQuery
 from tollway.ledger.records import CallState
 from tollway.storage.ledger_tables import (
@@ -44,22 +45,46 @@ def find_last_payment(connection: Connection, query: PaymentQuery) -> LastPaymen
     rows = connection.execute(_page(connection, query).limit(2).offset(end)).all()
     if len(rows) < 2:
         return None
+    return LastPayment(payment=parse_payment(rows[0]), place=_name_place(connection, query, rows[0]))
+
+
+def find_newer_place(connection: Connection, query: PaymentQuery) -> PaymentPlace | None:
+    """Reads the payments upward from `before`, which is the last one of the newer page: the page has `limit` of them, and the next one is its place."""
+    place = _find_place(connection, query)
+    if place is None:
+        return None
     columns = payment_table.c
-    own = select(columns.id).where(columns.tx_hash == rows[0].tx_hash, _is_of_wallet(query))
+    newer = select(payment_table).where(
+        *_set_filters(query), tuple_(columns.block_time, columns.id) >= tuple_(*place)
+    )
+    upward = newer.order_by(columns.block_time, columns.id).limit(1).offset(query.limit)
+    row = connection.execute(upward).first()
+    return None if row is None else _name_place(connection, query, row)
+
+
+def _name_place(connection: Connection, query: PaymentQuery, row: Row[Any]) -> PaymentPlace:
+    columns = payment_table.c
+    own = select(columns.id).where(columns.tx_hash == row.tx_hash, _is_of_wallet(query))
     ids = [payment_id for (payment_id,) in connection.execute(own.order_by(columns.id))]
-    number = ids.index(rows[0].id) if len(ids) > 1 else None
-    last = parse_payment(rows[0])
-    return LastPayment(payment=last, place=PaymentPlace(tx_hash=last.tx_hash, number=number))
+    number = ids.index(row.id) if len(ids) > 1 else None
+    return PaymentPlace(tx_hash=TxHash(row.tx_hash), number=number)
 
 
 def _page(connection: Connection, query: PaymentQuery) -> Select[Any]:
     columns = payment_table.c
-    wanted = [_is_of_wallet(query), *_place_filters(connection, query)]
+    wanted = [*_set_filters(query), *_place_filters(connection, query)]
+    return select(payment_table).where(*wanted).order_by(columns.block_time.desc(), columns.id.desc())
+
+
+def _set_filters(query: PaymentQuery) -> list[ColumnElement[bool]]:
+    """The filters of all pages."""
+    columns = payment_table.c
+    wanted = [_is_of_wallet(query)]
     if query.from_ms is not None:
         wanted.append(columns.recorded_ms >= query.from_ms)
     if query.to_ms is not None:
         wanted.append(columns.recorded_ms <= query.to_ms)
-    return select(payment_table).where(*wanted).order_by(columns.block_time.desc(), columns.id.desc())
+    return wanted
 
 
 def _is_of_wallet(query: PaymentQuery) -> ColumnElement[bool]:
@@ -74,16 +99,24 @@ def _place_filters(connection: Connection, query: PaymentQuery) -> list[ColumnEl
         return [tuple_(columns.block_time, columns.id) < tuple_(query.after.block_time, query.after.id)]
     if query.before is None:
         return []
+    place = _find_place(connection, query)
+    if place is None:
+        return [columns.id.is_(None)]
+    return [tuple_(columns.block_time, columns.id) < tuple_(*place)]
+
+
+def _find_place(connection: Connection, query: PaymentQuery) -> tuple[int, int] | None:
+    """The place of the payment `before` in the order of pages; None for an unknown one."""
+    if query.before is None:
+        return None
+    columns = payment_table.c
     own = select(columns.block_time, columns.id).where(
         columns.tx_hash == bytes(query.before.tx_hash), _is_of_wallet(query)
     )
     rows = connection.execute(own.order_by(columns.id)).all()
     if query.before.number is not None:
         rows = rows[query.before.number : query.before.number + 1]
-    if not rows:
-        return [columns.id.is_(None)]
-    last = min(rows, key=lambda row: (row.block_time, row.id))
-    return [tuple_(columns.block_time, columns.id) < tuple_(last.block_time, last.id)]
+    return min(((row.block_time, row.id) for row in rows), default=None)
 
 
 def _find_held_by_calls(connection: Connection, payment_ids: Collection[int]) -> set[int]:

@@ -6,7 +6,7 @@ nothing.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 from urllib.parse import unquote, urlencode
 
@@ -38,9 +38,11 @@ from tollway.web.history_routes import (
     parse_transaction,
 )
 from tollway.web.my_views import (
+    PLACE_FIELDS,
     ROWS_MAX,
     BookFilterView,
     ListLinks,
+    ListPages,
     PaymentRowView,
     link_book,
     link_call,
@@ -66,14 +68,12 @@ from tollway.web.query import (
     parsed,
     read_form_query,
     read_query,
-    whole_number,
 )
 from tollway.web.viewer_routes import parse_viewer, read_until
 
 HOME = "/my"
 SIGNED = "signed"
 """The parameter of `/signin` after its form: without a session there, the browser did not keep the cookie."""
-OFFSET_MAX = 10_000
 SUGGESTED_DAYS = 365
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 F = TypeVar("F", bound=QueryModel)
@@ -186,13 +186,13 @@ class BookPages:
         form = ListForm.read(request, now_ms=self._services.now_ms())
         filters, errors = form.parse(HistoryFilters)
         page, owner = HistoryPage(calls=(), total=0), reader.address
+        pages = ListPages(newer=None, older=None)
         if filters is not None:
             owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
-            bound_ms = form.as_of_ms if filters.to_ms is None else min(filters.to_ms, form.as_of_ms)
-            query = {**dict(filters), "wallet": owner, "to_ms": bound_ms}
-            page = await self._history.history(HistoryQuery(**query, limit=ROWS_MAX, offset=form.offset))
-        links = form.links("/my/calls")
-        shown_until = form.offset + len(page.calls)
+            query = {**dict(filters), "wallet": owner, "to_ms": form.bound(filters.to_ms)}
+            page, pages = await read_call_page(
+                self._history, HistoryQuery(**query, limit=ROWS_MAX), form.links("/my/calls")
+            )
         return self._respond(
             request,
             reader,
@@ -202,8 +202,7 @@ class BookPages:
             rows=view_call_rows(page.calls, self._services.find_asset, wallet=other_wallet(owner, reader)),
             total=page.total,
             is_lower_bound=page.is_lower_bound,
-            older=links.older(has_more=shown_until < page.total or page.is_lower_bound, rows=len(page.calls)),
-            newer=links.newer(),
+            pages=pages,
             export=form.export("/my/calls.csv"),
         )
 
@@ -233,17 +232,19 @@ class BookPages:
     async def list_payments(self, request: Request, reader: Reader) -> Response:
         form = ListForm.read(request, now_ms=self._services.now_ms())
         filters, errors = form.parse(PaymentFilters)
-        payments: tuple[ListedPayment, ...] = ()
-        owner = reader.address
+        rows: tuple[ListedPayment, ...] = ()
+        owner, pages = reader.address, ListPages(newer=None, older=None)
         if filters is not None:
             owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
-            bound_ms = form.as_of_ms if filters.to_ms is None else min(filters.to_ms, form.as_of_ms)
-            query = {**dict(filters), "wallet": owner, "to_ms": bound_ms}
-            payments = await self._history.read_payments(
-                PaymentQuery(**query, limit=ROWS_MAX + 1, offset=form.offset)
+            fields = {**dict(filters), "wallet": owner, "to_ms": form.bound(filters.to_ms)}
+            query = PaymentQuery(**fields, limit=ROWS_MAX)
+            rows = await self._history.read_payments(query)
+            last = await self._history.find_last_payment(query)
+            pages = form.links("/my/credit").by_place(
+                here=query.before,
+                newer=await self._history.find_newer_payment_place(query),
+                older=None if last is None else last.place,
             )
-        links = form.links("/my/credit")
-        rows = payments[:ROWS_MAX]
         return self._respond(
             request,
             reader,
@@ -259,8 +260,7 @@ class BookPages:
                 )
                 for one in rows
             ],
-            older=links.older(has_more=len(payments) > ROWS_MAX, rows=len(rows)),
-            newer=links.newer(),
+            pages=pages,
             export=form.export("/my/credit.csv"),
         )
 
@@ -386,22 +386,34 @@ class BookPages:
         )
 
 
+async def read_call_page(
+    history: CallHistory, query: HistoryQuery, links: ListLinks
+) -> tuple[HistoryPage, ListPages]:
+    """A page of calls, and the addresses of the pages beside it."""
+    page = await history.history(replace(query, limit=query.limit + 1))
+    calls = page.calls[: query.limit]
+    pages = links.by_place(
+        here=query.before,
+        newer=None if query.before is None else await history.find_newer_place(query),
+        older=calls[-1].id if len(page.calls) > query.limit else None,
+    )
+    return replace(page, calls=calls), pages
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListForm:
     """The form of a list and its place in the list. `given`: the fields that are not empty, with days as `YYYY-MM-DD` in UTC. `as_of_ms`: the moment of the first page."""
 
     given: Mapping[str, str]
-    offset: int
     as_of_ms: int
 
     @classmethod
     def read(cls, request: Request, *, now_ms: int) -> "ListForm":
         pairs = read_form_query(request.scope["query_string"])
-        place_query = {name: pairs.pop(name, "") for name in ("offset", "asOf")}
-        raw = urlencode({name: value for name, value in place_query.items() if value}).encode()
-        place = read_query(ListPlace, raw)
+        as_of = pairs.pop("asOf", "")
+        place = read_query(ListPlace, urlencode({"asOf": as_of}).encode() if as_of else b"")
         as_of_ms = now_ms if place.as_of_ms is None else min(place.as_of_ms, now_ms)
-        return cls(given=pairs, offset=place.offset, as_of_ms=as_of_ms)
+        return cls(given=pairs, as_of_ms=as_of_ms)
 
     def parse(self, model: type[F]) -> tuple[F | None, Mapping[str, str]]:
         """The filter of the list under `/api/v2`; None, with a sentence for each field, where it would refuse these."""
@@ -411,11 +423,15 @@ class ListForm:
             return None, errors_by_parameter(refusal.problem)
 
     def links(self, path: str) -> ListLinks:
-        return ListLinks(self.given, path=path, offset=self.offset, as_of_ms=self.as_of_ms)
+        return ListLinks(self.given, path=path, as_of_ms=self.as_of_ms)
+
+    def bound(self, to_ms: int | None) -> int:
+        """The end of the list: that of the filter, and not after the first page."""
+        return self.as_of_ms if to_ms is None else min(to_ms, self.as_of_ms)
 
     def export(self, path: str) -> str:
-        """The path of the file with the same filter."""
-        query = urlencode(self.as_query())
+        """The path of the file with the same filter, from its first row on."""
+        query = urlencode({name: text for name, text in self.as_query().items() if name not in PLACE_FIELDS})
         return f"{path}?{query}" if query else path
 
     def keep(self, *names: str) -> Mapping[str, str]:
@@ -443,9 +459,8 @@ def end_of_day(text: str) -> str:
 
 
 class ListPlace(QueryModel):
-    """The place of a page in a list."""
+    """The moment of the first page of a list."""
 
-    offset: Annotated[int, whole_number(0, OFFSET_MAX)] = 0
     as_of_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="asOf")
 
 

@@ -25,6 +25,8 @@ from tollway.web.query import format_time
 
 NAME_LENGTH_MAX = 120
 PATH_LENGTH_MAX = 200
+PLACE_FIELDS = ("before", "asOf")
+"""The parameters of a place in a list, beside those of its filter."""
 ROWS_MAX = 30
 """Rows of a page of calls or payments. A page is rendered in one turn of the event loop, and has 20 kB at most."""
 
@@ -105,23 +107,32 @@ def stamp_of(call: CallRecord, find_asset: FindAsset) -> str:
     return "failed" if call_status(call) in ("failed", "unknown") else "free"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListPages:
+    """The addresses of the newer and the older page of a list; None where there is none."""
+
+    newer: str | None
+    older: str | None
+
+
 class ListLinks:
-    """The links of a list: the filter of the form, and a place in the list."""
+    """The links of a list: the filter of the form as it was at the first page, and a place in the list. A new row moves none of its pages."""
 
-    def __init__(self, given: Mapping[str, str], *, path: str, offset: int, as_of_ms: int) -> None:
+    def __init__(self, given: Mapping[str, str], *, path: str, as_of_ms: int) -> None:
         self._path = path
-        self._kept = {name: value for name, value in given.items() if name not in ("offset", "asOf")}
+        self._kept = {name: value for name, value in given.items() if name not in PLACE_FIELDS}
         self._as_of = format_time(as_of_ms)
-        self._offset = offset
 
-    def older(self, *, has_more: bool, rows: int) -> str | None:
-        return self._at(self._offset + rows) if has_more and rows > 0 else None
+    def by_place(self, *, here: object | None, newer: object | None, older: object | None) -> ListPages:
+        """`here`: `before` of this page, None on the first one. `newer`, `older`: those of the pages beside it, None for the first page and without an older one."""
+        return ListPages(
+            newer=None if here is None else self._at("" if newer is None else str(newer)),
+            older=None if older is None else self._at(str(older)),
+        )
 
-    def newer(self) -> str | None:
-        return None if self._offset == 0 else self._at(max(0, self._offset - ROWS_MAX))
-
-    def _at(self, offset: int) -> str:
-        return f"{self._path}?{urlencode({**self._kept, 'asOf': self._as_of, 'offset': str(offset)})}"
+    def _at(self, before: str) -> str:
+        place = {"before": before} if before else {}
+        return f"{self._path}?{urlencode({**self._kept, 'asOf': self._as_of, **place})}"
 
 
 # ---- The ticket of one call.

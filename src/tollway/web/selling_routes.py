@@ -7,24 +7,25 @@ wallet. A form that is refused comes back with every field as it was sent.
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
-from urllib.parse import quote, urlencode
+from typing import Annotated, Literal
+from urllib.parse import urlencode
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route, Router
 
 from tollway.chain.networks import NetworkProfile
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
-from tollway.ids import ChainId, ListingId
-from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery
+from tollway.ids import CallId, ChainId, ListingId
+from tollway.ledger.history import CallHistory, HistoryQuery
 from tollway.ledger.sales import PeriodBooks, PeriodSums, SalesQuery, SumState
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.registry.catalog import CreationResponse
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import parse_form
 from tollway.web.auth_routes import client_address_of
-from tollway.web.history_routes import FindAsset
+from tollway.web.history_routes import ID_LENGTH_MAX, FindAsset
 from tollway.web.listing_edits import (
     ListingEdits,
     ListingServices,
@@ -42,13 +43,13 @@ from tollway.web.listing_form import (
     write_members,
 )
 from tollway.web.listing_json import etag_of, render_json
-from tollway.web.my_routes import ListForm
-from tollway.web.my_views import ROWS_MAX
+from tollway.web.my_routes import ListForm, read_call_page
+from tollway.web.my_views import ROWS_MAX, ListPages
 from tollway.web.ownership_routes import OwnershipChecks
 from tollway.web.page_renderer import CACHE_NEVER
 from tollway.web.page_session import Fields, PageAccess, Reader, read_field
 from tollway.web.problems import status_of
-from tollway.web.query import format_time, read_query
+from tollway.web.query import QueryModel, format_time, read_query, whole_number
 from tollway.web.selling_views import (
     LISTINGS_MAX,
     CheckedView,
@@ -67,6 +68,7 @@ LISTINGS = "/my/apis"
 SALES = "/my/sales"
 SALES_FILE = "/my/sales.csv"
 KEY_BYTES = 16
+LISTINGS_OFFSET_MAX = 10_000
 _NEW = "/my/apis/new"
 _ONE = "/my/apis/{api_id}"
 
@@ -140,24 +142,20 @@ class ListingPages:
         self._respond = services.access.respond
 
     async def list_listings(self, request: Request, reader: Reader) -> Response:
-        form = ListForm.read(request, now_ms=self._services.now_ms())
-        found = await self._listings.catalog.list_own(
-            reader.address, limit=LISTINGS_MAX + 1, offset=form.offset
-        )
+        offset = read_query(OwnListingParameters, request.scope["query_string"]).offset
+        found = await self._listings.catalog.list_own(reader.address, limit=LISTINGS_MAX + 1, offset=offset)
         query = make_sales_query(
             read_query(SalesParameters, b""), reader.address, now_ms=self._services.now_ms()
         )
         sums = await self._services.books.sales(query)
         shown = found[:LISTINGS_MAX]
-        links = form.links(LISTINGS)
         return self._respond(
             request,
             reader,
             "my_apis.j2",
             rows=view_own_listings(shown, sums),
             is_retired=request.query_params.get("done") == "retired",
-            older=links.older(has_more=len(found) > LISTINGS_MAX, rows=len(shown)),
-            newer=links.newer(),
+            pages=_link_listings(offset, has_more=len(found) > LISTINGS_MAX),
         )
 
     # ---- A new listing.
@@ -350,6 +348,25 @@ def _refused_form(values: FormValues, problem: Problem, *, key: str = "", etag: 
     return ShownForm(values=values, key=key, etag=etag, errors=errors, status=status_of(problem.code))
 
 
+class OwnListingParameters(QueryModel):
+    """The query of `/my/apis`. The catalog has no cursor, so its pages are by offset. `done`: what the form before has done."""
+
+    offset: Annotated[int, whole_number(0, LISTINGS_OFFSET_MAX)] = 0
+    done: str = ""
+
+
+def _link_listings(offset: int, *, has_more: bool) -> ListPages:
+    """The pages beside that of `/my/apis` at this offset."""
+
+    def link(start: int) -> str:
+        return f"{LISTINGS}?offset={start}" if start else LISTINGS
+
+    return ListPages(
+        newer=link(max(0, offset - LISTINGS_MAX)) if offset else None,
+        older=link(offset + LISTINGS_MAX) if has_more else None,
+    )
+
+
 _NOT_YOURS = Problem(code=Code.API_NOT_FOUND, detail="None of your APIs has this id. /my/apis lists them.")
 _NO_STATUS = Problem(
     code=Code.VALIDATION_FAILED, detail="The form names no status. Open the page of the API and choose one."
@@ -364,9 +381,10 @@ _NOT_CONFIRMED = Problem(
 
 
 class SalesPageParameters(SalesParameters):
-    """The query of `/my/sales`: the parameters of `GET /sales`, and one state in place of all."""
+    """The query of `/my/sales`: the parameters of `GET /sales`, and one state in place of all. `before`: the place in the list of held calls."""
 
     state: Literal["held"] | None = None
+    before: Annotated[CallId, Field(max_length=ID_LENGTH_MAX)] | None = None
 
 
 class SalesPages:
@@ -408,21 +426,22 @@ class SalesPages:
         self, request: Request, reader: Reader, form: ListForm, parameters: SalesPageParameters
     ) -> Response:
         """Calls without an outcome, which the provider decides on the page of each."""
-        page: HistoryPage = await self._services.call_history.history(
+        page, pages = await read_call_page(
+            self._services.call_history,
             HistoryQuery(
                 wallet=reader.address,
                 role="provider",
                 listing_id=parameters.listing_id,
                 status="unknown",
                 from_ms=parameters.from_ms,
-                to_ms=parameters.to_ms,
+                to_ms=form.bound(parameters.to_ms),
+                before=parameters.before,
                 limit=ROWS_MAX,
-                offset=form.offset,
-            )
+            ),
+            form.links(SALES),
         )
-        links, until = form.links(SALES), form.offset + len(page.calls)
         kept = form.keep("apiId", "from", "to")
-        export = ListForm(given={"role": "provider", "status": "unknown", **kept}, offset=0, as_of_ms=0)
+        export = ListForm(given={"role": "provider", "status": "unknown", **kept}, as_of_ms=0)
         return self._respond(
             request,
             reader,
@@ -431,8 +450,7 @@ class SalesPages:
             rows=view_held_calls(page.calls, self._services.find_asset),
             total=page.total,
             is_lower_bound=page.is_lower_bound,
-            older=links.older(has_more=until < page.total or page.is_lower_bound, rows=len(page.calls)),
-            newer=links.newer(),
+            pages=pages,
             export=export.export("/my/calls.csv"),
             sums_href=f"{SALES}?{urlencode(kept)}" if kept else SALES,
         )
@@ -472,7 +490,7 @@ class SalesPages:
             apis=tuple((value, label, value == chosen) for value, label in choices),
             errors=errors,
             has_filters=any(form.given.get(name) for name in ("apiId", "from", "to")),
-            held_href=f"{SALES}?state=held" + (f"&apiId={quote(chosen, safe='')}" if chosen else ""),
+            held_href=f"{SALES}?{urlencode({'state': 'held', **form.keep('apiId', 'from', 'to')})}",
         )
 
 
