@@ -339,6 +339,18 @@ async def test_a_dry_run_shows_what_an_agent_will_read(harness: Harness) -> None
     assert "agent" not in created
 
 
+async def find_addresses(endpoint: Endpoint) -> list[str]:
+    return ["203.0.113.7", "2001:db8::7"]
+
+
+@pytest.mark.parametrize("harness", [{"find_addresses": find_addresses}], indirect=True)
+async def test_a_dry_run_shows_the_addresses_that_the_gateway_would_call(harness: Harness) -> None:
+    """What the page of the editor shows of a check is in the response of the API too."""
+    shown = (await harness.send("POST", APIS + "?dryRun=true", BODY)).json()
+    assert shown["endpointAddresses"] == ["203.0.113.7", "2001:db8::7"]
+    assert "endpointAddresses" not in await harness.publish()
+
+
 @pytest.mark.parametrize("query", ["dryRun=1", "dryRun=", "dry=true", "dryRun=true&dryRun=true"])
 async def test_refuses_unknown_parameters_of_a_create(harness: Harness, query: str) -> None:
     answer = await harness.send("POST", f"{APIS}?{query}", BODY)

@@ -319,6 +319,49 @@ async def test_the_stored_secret_is_on_no_page_and_stays(harness: SignedInHarnes
     assert (await stored(harness, listing.id)).upstream_auth is None
 
 
+async def test_a_typed_secret_comes_back_on_no_page_and_is_asked_for_again(harness: SignedInHarness) -> None:
+    """Without the question the stored secret would stay after the new one was typed, checked and saved."""
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    typed = {**GOOD, "openapi": "", "upstreamAuth.value": "another-secret", "pricePerRequest": "0.02"}
+    for changes, status in (({"act": "check"}, 200), ({"act": "write", "pricePerRequest": "x"}, 422)):
+        answer = await harness.post(path, {**typed, **await open_form(harness, path), **changes}, route=ONE)
+        assert answer.status_code == status
+        assert "another-secret" not in answer.text
+        assert "Type it again before you check or save." in PageReader(answer.text).words
+        assert field_of(answer, "upstreamAuth.again") == "yes"
+    again = {**typed, "upstreamAuth.value": "", "upstreamAuth.again": "yes", "act": "write"}
+    answer = await harness.post(path, {**again, **await open_form(harness, path)}, route=ONE)
+    assert "type the secret again" in error_of(answer, "upstreamAuth.value")
+    assert (await stored(harness, listing.id)).revision == 1
+    again["upstreamAuth.value"] = "another-secret"
+    answer = await harness.post(path, {**again, **await open_form(harness, path)}, route=ONE)
+    assert answer.status_code == 303
+    auth = (await stored(harness, listing.id)).upstream_auth
+    assert auth is not None
+    assert auth.value == "another-secret"
+    assert "upstreamAuth.again" not in (await harness.browser.get(path)).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "focused"),
+    [
+        ({"pricePerRequest": "cheap", "endpoint": "ftp://x"}, "endpoint"),
+        ({"operations": "FETCH reports", "name": ""}, "name"),
+        ({"networks": "eip155:1"}, "networks"),
+    ],
+)
+async def test_the_focus_goes_to_the_first_error(
+    harness: SignedInHarness, changes: dict[str, str], focused: str
+) -> None:
+    answer = await harness.post(
+        "/my/apis/new", {**GOOD, **await open_form(harness), **changes, "act": "check"}
+    )
+    assert answer.status_code == 422
+    (tag,) = re.findall(r"<[^>]* autofocus[^>]*>", answer.text)
+    assert f'id="{focused}"' in tag
+
+
 async def test_a_document_is_fetched_replaced_and_removed(harness: SignedInHarness) -> None:
     url = "https://api.example.com/openapi.json"
     harness.services.documents[url] = DOCUMENT.encode()

@@ -109,7 +109,7 @@ class ListingServices:
     raises `EndpointNotAllowed`. `is_unprotected` requests an endpoint without the listing's secret and returns whether it
     answers. `fetch_document` fetches an `openapiUrl` through the outbound client. The last two may be None.
     `allowlist` None: every wallet may publish. `find_owner`: the wallet that has proved an origin, where the operator
-    requires the proof; else None. `find_addresses`: the addresses of an endpoint, for the page of an edit; it raises as `check_endpoint` does. `describe_draft`: the agent document of a listing, for dry runs; None leaves it out.
+    requires the proof; else None. `find_addresses`: the addresses of an endpoint, for dry runs; it raises as `check_endpoint` does. `describe_draft`: the agent document of a listing, for dry runs; None leaves it out.
     """
 
     catalog: Catalog
@@ -197,11 +197,12 @@ class ListingWriter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenListing:
-    """A listing as it was written, or as a dry run would write it."""
+    """A listing as it was written, or as a dry run would write it. `addresses`: of its endpoint now; only a dry run looks them up."""
 
     listing: Listing
     reputation: Reputation
     warnings: tuple[ListingWarning, ...]
+    addresses: tuple[str, ...] = ()
 
 
 ParsePatch = Callable[..., Draft | tuple[FieldError, ...]]
@@ -241,7 +242,7 @@ class ListingEdits:
         listing = create_listing(
             draft, listing_id=DRY_RUN_ID, provider=writer.provider, now_ms=self._services.now_ms()
         )
-        return await self._describe(listing, UNKNOWN_REPUTATION)
+        return await self._describe_preview(listing, UNKNOWN_REPUTATION)
 
     async def publish(
         self, body: Mapping[str, Any], writer: ListingWriter, *, begun: CreationBegun | None
@@ -315,7 +316,7 @@ class ListingEdits:
         await self._limits.charge_probe(writer.client_address)
         listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
         reputation = await self._services.catalog.reputation(listing.id)
-        return await self._describe(listing, reputation, previous=previous)
+        return await self._describe_preview(listing, reputation, previous=previous)
 
     async def patch(
         self,
@@ -347,18 +348,6 @@ class ListingEdits:
             if isinstance(outcome, Revised):
                 return
         raise _edited_meanwhile()
-
-    async def find_addresses(self, listing: Listing) -> Sequence[str]:
-        """The addresses that the gateway would call for this listing; empty where the host has none now."""
-        find = self._services.find_addresses
-        allow_private = self._services.rules.allow_private_endpoints
-        endpoint = parse_endpoint(listing.endpoint, allow_private=allow_private)
-        if find is None or isinstance(endpoint, EndpointRefused):
-            return ()
-        try:
-            return await find(endpoint)
-        except EndpointNotAllowed:
-            return ()
 
     async def _merge(
         self, patch: Mapping[str, Any], writer: ListingWriter, *, previous: Listing, parse: ParsePatch
@@ -442,6 +431,24 @@ class ListingEdits:
         if previous is not None:
             warnings += warn_about_dropped(list_dropped_operations(listing, previous))
         return WrittenListing(listing=listing, reputation=reputation, warnings=warnings)
+
+    async def _describe_preview(
+        self, listing: Listing, reputation: Reputation, *, previous: Listing | None = None
+    ) -> WrittenListing:
+        written = await self._describe(listing, reputation, previous=previous)
+        return replace(written, addresses=await self._find_addresses(listing))
+
+    async def _find_addresses(self, listing: Listing) -> tuple[str, ...]:
+        """The addresses that the gateway would call for this listing; empty where the host has none now."""
+        find = self._services.find_addresses
+        allow_private = self._services.rules.allow_private_endpoints
+        endpoint = parse_endpoint(listing.endpoint, allow_private=allow_private)
+        if find is None or isinstance(endpoint, EndpointRefused):
+            return ()
+        try:
+            return tuple(await find(endpoint))
+        except EndpointNotAllowed:
+            return ()
 
     async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
         services = self._services

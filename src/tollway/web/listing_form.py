@@ -21,13 +21,21 @@ FormValues = Mapping[str, str]
 LINES = ("description", "operations", "openapi")
 FIELDS = (
     *("name", "description", "tags"),
-    *("endpoint", "methods", "forwardHeaders", "timeoutSeconds"),
-    *("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "forwardSignature"),
+    *("endpoint", "methods", "timeoutSeconds", "forwardHeaders"),
+    *("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again", "forwardSignature"),
     *("pricePerRequest", "currency", "networks", "payTo", "chargeOn", "operations", "otherPaths"),
     *("signature", "rateLimit.calls", "rateLimit.perSeconds", "status"),
     *("openapiUrl", "openapi", "fetchDocument", "removeDocument"),
 )
-NOT_COMPARED = ("upstreamAuth.value", "openapi", "fetchDocument", "removeDocument", "status")
+"""In the order of the page. `upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
+NOT_COMPARED = (
+    "upstreamAuth.value",
+    "upstreamAuth.again",
+    "openapi",
+    "fetchDocument",
+    "removeDocument",
+    "status",
+)
 """Fields that a comparison of two versions leaves out: what is not in the form of a stored listing, and what other forms change."""
 
 _INDEXED = ("tags", "methods", "networks", "forwardHeaders")
@@ -92,7 +100,7 @@ def describe_listing(listing: Listing) -> dict[str, str]:
 def write_members(
     values: FormValues, *, previous: Listing | None
 ) -> tuple[dict[str, Any], tuple[FieldError, ...]]:
-    """The members of the body, and the errors of texts that are no JSON. `previous` None: of a new listing; else the members for `listing_patch.parse_form`, where
+    """The members of the body, and the errors of the form itself: a document that is no JSON, a secret that must be typed again. `previous` None: of a new listing; else the members for `listing_patch.parse_form`, where
     `null` is the default."""
     members: dict[str, Any] = {
         "name": values["name"],
@@ -116,8 +124,9 @@ def write_members(
     if previous is None:
         members["status"] = values["status"] or None
     members |= _read_auth(values, previous)
-    document, errors = _read_document(values, previous)
+    document, document_errors = _read_document(values, previous)
     members |= document
+    errors = (*_find_lost_secret(values), *document_errors)
     if previous is None:
         members = {name: value for name, value in members.items() if value is not None}
     return members, errors
@@ -176,6 +185,15 @@ def _read_auth(values: FormValues, previous: Listing | None) -> dict[str, Any]:
         return {}
     given = {"in": place, "name": name, "value": secret}
     return {"upstreamAuth": {part: text for part, text in given.items() if text}}
+
+
+def _find_lost_secret(values: FormValues) -> tuple[FieldError, ...]:
+    """The error of a form whose secret was typed into an earlier page: without it the stored secret would stay, and nothing would say so."""
+    is_wanted = bool(values["upstreamAuth.in"] or values["upstreamAuth.name"])
+    if not values["upstreamAuth.again"] or values["upstreamAuth.value"] or not is_wanted:
+        return ()
+    detail = "type the secret again, because no page holds it; to keep a stored one, open this page anew"
+    return (FieldError(code="required", detail=detail, pointer="/upstreamAuth/value"),)
 
 
 def _read_document(

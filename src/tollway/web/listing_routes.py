@@ -210,6 +210,7 @@ class ListingRoutes:
             **self._services.encoder.details(preview.listing, preview.reputation),
             **members,
             "dryRun": True,
+            "endpointAddresses": list(preview.addresses),
             "warnings": warnings_json(preview.warnings),
         }
         describe_draft = self._services.describe_draft

@@ -338,6 +338,8 @@ class BookPages:
     ) -> Response:
         viewers = await self._services.books.list_viewers(reader.address)
         wallets, are_more = await self._services.books.list_wallets(reader.address)
+        days_max = self._services.limits.viewer_days_max
+        suggested = suggest_until(self._services.now_ms(), days_max=days_max)
         return self._respond(
             request,
             reader,
@@ -346,11 +348,9 @@ class BookPages:
             viewers=view_permissions(viewers, of="viewer"),
             wallets=view_permissions(wallets, of="wallet"),
             are_more=are_more,
-            days_max=self._services.limits.viewer_days_max,
-            suggested_until=suggest_until(
-                self._services.now_ms(), days_max=self._services.limits.viewer_days_max
-            ),
-            given=given or {"address": "", "until": ""},
+            days_max=days_max,
+            suggested_until=suggested,
+            given=given or {"address": "", "until": suggested},
             errors=errors or {},
         )
 

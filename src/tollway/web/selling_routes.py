@@ -34,6 +34,7 @@ from tollway.web.listing_edits import (
     find_listing,
 )
 from tollway.web.listing_form import (
+    FIELDS,
     FormValues,
     describe_listing,
     group_errors,
@@ -130,6 +131,16 @@ class ShownForm:
     differences: list[tuple[str, str, str]] | None = None
     status: int = 200
 
+    @property
+    def first_error(self) -> str:
+        """The first field of the page that has an error: it gets the focus. Empty where no field has one."""
+        return next((name for name in FIELDS if name in self.errors), "")
+
+    @property
+    def is_secret_lost(self) -> bool:
+        """Whether a secret was typed, which no page holds."""
+        return bool(self.values["upstreamAuth.value"] or self.values["upstreamAuth.again"])
+
 
 class ListingPages:
     """The handlers of the pages about listings. Many tasks may call them at once."""
@@ -175,7 +186,7 @@ class ListingPages:
             if errors or read_field(fields, "act") == "check":
                 preview = await self._edits.preview(members, writer)
                 _refuse(errors)
-                checked = await self._view_checked(preview)
+                checked = self._view_checked(preview)
                 form = ShownForm(values=values, key=key, errors={}, checked=checked)
                 return self._respond_new(request, reader, form)
             creations = self._listings.creations
@@ -222,7 +233,7 @@ class ListingPages:
             if errors or read_field(fields, "act") == "check":
                 preview = await self._edits.preview_patch(listing.id, members, writer, parse=parse_form)
                 _refuse(errors)
-                checked = await self._view_checked(preview)
+                checked = self._view_checked(preview)
                 form = ShownForm(values=values, etag=etag, errors={}, checked=checked)
                 return await self._respond_listing(request, reader, listing, form)
             await self._edits.patch(listing.id, members, writer, parse=parse_form)
@@ -299,11 +310,11 @@ class ListingPages:
             raise Refusal(_NOT_YOURS)
         return listing
 
-    async def _view_checked(self, preview: WrittenListing) -> CheckedView:
+    def _view_checked(self, preview: WrittenListing) -> CheckedView:
         return view_checked(
             preview.listing,
             preview.warnings,
-            addresses=await self._edits.find_addresses(preview.listing),
+            addresses=preview.addresses,
             profiles=self._services.profiles,
         )
 
