@@ -161,6 +161,22 @@ OPERATOR_GUARDS = (
         "",
         test="payments/test_transaction_inspection.py::test_a_look_is_charged_once_and_bounded",
     ),
+    guard(
+        "T6",
+        "templates of the operator escape",
+        "web.page_renderer:_make_environment",
+        "autoescape=True",
+        "autoescape=False",
+        test="browser/test_admin_hostile.py::test_texts_on_every_page_stay_text",
+    ),
+    guard(
+        "T6",
+        "no hidden character is on a page of the operator",
+        "web.admin_views:show_line",
+        "drop_refused_characters(text)",
+        "text",
+        test="browser/test_admin_hostile.py::test_texts_on_every_page_stay_text",
+    ),
     # ---- Wallets of `operators`.
     guard(
         "I13",

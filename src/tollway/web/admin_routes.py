@@ -51,7 +51,14 @@ from tollway.web.admin_chains import NodeFigures, chain_json
 from tollway.web.admin_gas import gas_json
 from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
 from tollway.web.admin_transactions import AdminTransactions
-from tollway.web.admin_views import OverviewFacts, call_json, find_findings, list_figures, overview_json
+from tollway.web.admin_views import (
+    OverviewFacts,
+    call_json,
+    find_findings,
+    list_figures,
+    overview_json,
+    show_line,
+)
 from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.query import format_time
 from tollway.web.runbook import Runbook
@@ -248,17 +255,17 @@ class AdminRoutes:
         return JSONResponse({"calls": [call_json(call) for call in found]}, headers=NO_STORE)
 
     async def show_listings(self, request: Request) -> Response:
-        words = request.query_params.get("q", "").strip()[:256]
+        words = show_line(request.query_params.get("q", ""))[:256]
         found = await self._services.catalog.search(
             ListingQuery(words=words or None, limit=FOUND_SHOWN, sort="relevance" if words else "newest")
         )
         suspended = [
             {
                 "id": one.id,
-                "name": one.name,
+                "name": show_line(one.name),
                 "provider": str(one.provider),
                 "since": format_time(one.suspended_ms),
-                "reason": one.reason,
+                "reason": show_line(one.reason),
             }
             for one in await self._services.catalog.list_suspended()
         ]
@@ -269,14 +276,18 @@ class AdminRoutes:
             total=found.total,
             suspended=suspended,
             found=[
-                {"id": one.listing.id, "name": one.listing.name, "provider": str(one.listing.provider)}
+                {
+                    "id": one.listing.id,
+                    "name": show_line(one.listing.name),
+                    "provider": str(one.listing.provider),
+                }
                 for one in found.found
             ],
         )
 
     async def show_wallets(self, request: Request) -> Response:
         blocked = [
-            {"wallet": str(one.wallet), "since": format_time(one.since_ms), "reason": one.reason}
+            {"wallet": str(one.wallet), "since": format_time(one.since_ms), "reason": show_line(one.reason)}
             for one in await self._services.moderation.list_blocked()
         ]
         return respond_page(request, "admin_wallets.j2", blocked=blocked)
@@ -314,10 +325,10 @@ class AdminRoutes:
         acts = [
             {
                 "at": format_time(act.origin.at_ms),
-                "actor": act.origin.actor,
+                "actor": show_line(act.origin.actor),
                 "kind": act.kind,
-                "target": act.target,
-                "reason": act.origin.reason,
+                "target": show_line(act.target),
+                "reason": show_line(act.origin.reason),
             }
             for act in await self._services.acts.list_acts(limit=ACTS_SHOWN)
         ]

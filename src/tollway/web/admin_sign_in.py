@@ -22,6 +22,7 @@ from tollway.web.admin_app import (
     respond_entry,
     session_of,
 )
+from tollway.web.admin_views import show_line
 from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import (
     charge_sign_in,
@@ -44,7 +45,7 @@ class AdminSignInPages:
 
     async def show_entry(self, request: Request) -> Response:
         """The form of a link. It spends nothing: browsers and chat programs load links in advance."""
-        code = request.query_params.get("code", "")[:64]
+        code = show_line(request.query_params.get("code", ""))[:64]
         return respond_entry(request, code=code, has_wallets=self.has_wallets)
 
     @property

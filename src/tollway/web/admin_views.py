@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import Any
 
 from tollway.ledger.records import CallRecord
+from tollway.registry.text import drop_refused_characters
 from tollway.web.query import format_time
 
 CHECK_TEXTS = {
@@ -148,12 +149,17 @@ def overview_json(facts: OverviewFacts) -> dict[str, Any]:
     }
 
 
+def show_line(text: str) -> str:
+    """A provider's or an operator's words in one line, without hidden characters, for a page that escapes them. What an operator moderates keeps its markup, as text."""
+    return " ".join(drop_refused_characters(text).split())
+
+
 def call_json(call: CallRecord) -> dict[str, Any]:
     """An open call for an operator: where its price goes, and what it waits for."""
     return {
         "id": call.id,
         "listing": call.listing_id,
-        "listingName": call.listing_name,
+        "listingName": show_line(call.listing_name),
         "provider": str(call.provider),
         "payer": None if call.payer is None else str(call.payer),
         "price": call.price,
@@ -162,5 +168,5 @@ def call_json(call: CallRecord) -> dict[str, Any]:
         "transaction": None if call.tx_hash is None else str(call.tx_hash),
         "since": format_time(call.created_ms),
         "heldUntil": None if call.held_until_ms is None else format_time(call.held_until_ms),
-        "error": call.error,
+        "error": None if call.error is None else show_line(call.error),
     }
