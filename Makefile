@@ -94,7 +94,8 @@ check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.browser.check_modules
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_docsite.py tests/test_threat_model.py tests/deploy
+	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_docsite.py tests/test_threat_model.py \
+	  tests/test_log_events.py tests/test_metric_table.py tests/deploy
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)
 

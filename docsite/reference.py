@@ -18,6 +18,7 @@ from tollway.cli.commands import COMMANDS, ROLES
 from tollway.config.settings import LIMIT_PREFIX, OPERATOR_LIMITS, PREFIX, SETTING_NAMES
 from tollway.errors import Code
 from tollway.limits import DEFAULT_LIMITS
+from tollway.log_events import GROUPS
 from tollway.metric_table import SERIES
 from tollway.registry.openapi import METHODS
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
@@ -127,13 +128,54 @@ def write_metrics() -> str:
 
 def write_alerts() -> str:
     table = write_table(
-        ("alert", "class", "says"),
+        ("alert", "class", "for", "says", "expression"),
         (
-            (f"[{alert.name}](../runbooks/{alert.name}.md)", alert.severity, escape(alert.summary))
+            (
+                f"[{alert.name}](../runbooks/{alert.name}.md)",
+                alert.severity,
+                format_duration(alert.after_s),
+                escape(alert.summary),
+                f"`{alert.expression.replace('|', chr(92) + '|')}`",
+            )
             for alert in ALERTS
         ),
     )
     return f"# Alerts\n{WRITTEN}\nThe rules are in `deploy/prometheus/alerts.yaml`; each name leads to its runbook.\n\n{table}"
+
+
+def format_duration(seconds: int) -> str:
+    """`2 min`, `24 h`; `at once` for 0."""
+    if seconds == 0:
+        return "at once"
+    return f"{seconds // 3600} h" if seconds % 3600 == 0 else f"{seconds // 60} min"
+
+
+def write_log_events() -> str:
+    parts = []
+    for title, rows in GROUPS:
+        table = write_table(
+            ("event", "level", "fields", "what it means", "what to do"),
+            (
+                (
+                    f"`{row.event}`",
+                    ", ".join(row.levels),
+                    ", ".join(f"`{name}`" for name in row.fields),
+                    escape_outside_code(row.meaning),
+                    escape_outside_code(row.action),
+                )
+                for row in sorted(rows, key=lambda row: row.event)
+            ),
+        )
+        parts.append(f"## {title}\n\n{table}")
+    return (
+        f"# Log events\n{WRITTEN}\n[Log events](../log-events.md) says how a line looks and how lines are counted.\n\n"
+        + "\n".join(parts)
+    )
+
+
+def escape_outside_code(text: str) -> str:
+    """As `escape`, and what stands between backticks stays code."""
+    return "`".join(part if number % 2 else escape(part) for number, part in enumerate(text.split("`")))
 
 
 def write_commands() -> str:
@@ -210,6 +252,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": write_errors,
     "metrics.md": write_metrics,
     "alerts.md": write_alerts,
+    "log-events.md": write_log_events,
     "commands.md": write_commands,
     "contract.md": write_contract,
 }

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,27 @@ from tests.kit.deploy_programs import run_check
 from tollway.cli.commands import COMMANDS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.errors import Code
+from tollway.log_events import LOG_EVENTS
 from tollway.metric_table import SERIES
 from tollway.registry.openapi import METHODS, parse_yaml_object
 from tollway.web.contract import CONTRACT_PATH
 
 DOCS_VENV = ROOT / ".venv-docs"
-OWN_HOSTS = re.compile(r'(?:src|href)="(https?://[^"]+)"')
+OTHER_HOSTS = re.compile(r'(?:src|href|data)="((?:https?:)?//[^"]+)"')
+NAMES_A_PAGE = re.compile(r'\brel="(?:canonical|prev|next|alternate|me|author|license)"')
+LOADED_BY_STYLE = re.compile(r"(?:url\(|@import\s*)[\"']?((?:https?:)?//[^\"')\s]+)")
+LOADED_BY_SCRIPT = re.compile(r"[\"'`](https?://[^\"'`/\s]+)")
+SCRIPT_HOSTS = {
+    "http://www.w3.org": "names of XML",
+    "https://${e}": "a link in a text",
+    "https://api.github.com": "asked on pages with `repo_url`",
+    "https://unpkg.com": "asked on pages with a diagram or a program",
+    "https://cdn.jsdelivr.net": "asked on pages with a program",
+}
+"""Hosts that a script of the theme names -> when it asks them. No page has these parts (`ASKING_PARTS`)."""
+ASKING_PARTS = re.compile(
+    r'class="[^"]*\b(?:mermaid|pyodide)\b|data-md-component="source"|<div class="md-header__source">\s*<a'
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +62,8 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ],
         ),
         ("alerts.md", [f"(../runbooks/{alert.name}.md)" for alert in ALERTS]),
+        ("alerts.md", [f"`{alert.expression.replace('|', chr(92) + '|')}`" for alert in ALERTS]),
+        ("log-events.md", [f"| `{row.event}` |" for row in LOG_EVENTS]),
         ("metrics.md", [f"| `{name}` |" for name in SERIES]),
     ],
 )
@@ -113,10 +131,37 @@ def test_zensical_builds_the_site_and_no_page_asks_another_host() -> None:
     site = build(str(program))
     pages = list(site.rglob("*.html"))
     assert {"index.html", "running.html", "operators.html"} <= {page.name for page in pages}
-    loaded = {
-        url
-        for page in pages
-        for tag in re.findall(r"<(?:script|link|img|iframe)\b[^>]*>", page.read_text())
-        for url in OWN_HOSTS.findall(tag)
-    }
-    assert {url for url in loaded if "rel" not in url} == set()
+    assert {url for page in pages for url in find_loaded(page.read_text())} == set()
+    assert [page.name for page in pages if ASKING_PARTS.search(page.read_text())] == []
+    styles = list(site.rglob("*.css"))
+    assert styles
+    assert {url for path in styles for url in LOADED_BY_STYLE.findall(path.read_text())} == set()
+    scripts = list(site.rglob("*.js"))
+    assert scripts
+    hosts = {url for path in scripts for url in LOADED_BY_SCRIPT.findall(path.read_text())}
+    assert hosts <= set(SCRIPT_HOSTS), hosts
+
+
+@pytest.mark.parametrize(
+    ("tag", "loaded"),
+    [
+        ('<script src="https://cdn.example/a.js">', ["https://cdn.example/a.js"]),
+        ('<img alt="x" src="//rel.example/a.png">', ["//rel.example/a.png"]),
+        (
+            '<link rel="stylesheet" href="https://fonts.example/relay.css">',
+            ["https://fonts.example/relay.css"],
+        ),
+        ('<link rel="canonical" href="https://docs.example/a.html">', []),
+        ('<link rel="stylesheet" href="../assets/a.css">', []),
+        ('<a href="https://example.com/">', []),
+    ],
+)
+def test_what_a_page_loads_is_found(tag: str, loaded: list[str]) -> None:
+    assert list(find_loaded(tag)) == loaded
+
+
+def find_loaded(page: str) -> Iterator[str]:
+    """The URLs of other hosts that a browser loads with a page. A link that only names a page (`rel` canonical, prev, next) loads nothing."""
+    for tag in re.findall(r"<(?:script|link|img|iframe|source|video|audio|object|embed)\b[^>]*>", page):
+        if not NAMES_A_PAGE.search(tag):
+            yield from OTHER_HOSTS.findall(tag)

@@ -126,7 +126,7 @@ _SETTLEMENT = (
     _row("lane_went_back", "warning", "chain_id address nonce", "The chain counts fewer transactions of a gas key than the ledger; the ledger follows."),
     _row("lane_gap_too_wide", "error", "chain_id address nonce waiting", "Too many nonces of a gas key were never signed to be filled.", "runbook NonceQueueGrows"),
     _row("lane_nonce_filled", "warning", "chain_id address nonce", "A nonce that was never signed was filled, so that later transactions are mined."),
-    _row("lane_waits_at_ceiling", "warning", "chain_id address nonce transaction", "A transaction waits because higher fees are above `gas_price_max`.", "runbook NonceQueueGrows"),
+    _row("lane_waits_at_ceiling", "warning", "chain_id address nonce transaction", "A transaction waits because higher fees are above `gas_price_max_gwei`.", "runbook NonceQueueGrows"),
     _row("facilitator_unclear", "warning", "detail", "The facilitator did not answer clearly; the chain decides.", "ask the facilitator when it repeats"),
     _row("facilitator_says_failed", "warning", "reason", "The facilitator reports a failure; the chain decides.", "ask the facilitator when it repeats"),
 )  # fmt: skip

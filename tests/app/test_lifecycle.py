@@ -23,7 +23,7 @@ from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
 from tests.kit.upstream import plain, run_upstream, say_nothing, until
-from tollway.app.lifecycle import App
+from tollway.app.lifecycle import DEBUG_S, App
 from tollway.app.runtime import now_ms
 from tollway.background import TaskName
 from tollway.config.settings import Settings
@@ -431,6 +431,28 @@ async def test_makes_its_own_secret_key_for_its_owner_alone(tmp_path: Path) -> N
     (key,) = tmp_path.glob("*.key")
     assert key.stat().st_mode & 0o077 == 0
     assert "Secret('**********')" in repr(settings(tmp_path))
+
+
+async def test_debug_ends_by_itself_after_ten_minutes(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    read_time = loop.time
+    try:
+        with capture_logs() as logs:
+            app.toggle_debug()
+            monkeypatch.setattr(loop, "time", lambda: read_time() + DEBUG_S - 1)
+            await asyncio.sleep(0)
+            assert app.is_debug
+            monkeypatch.setattr(loop, "time", lambda: read_time() + DEBUG_S + 1)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not app.is_debug
+    finally:
+        monkeypatch.undo()
+        structlog.reset_defaults()
+    assert [(line["now"], line["for_s"]) for line in logs if line["event"] == "log_level_changed"] == [
+        ("debug", 600.0),
+        ("info", None),
+    ]
 
 
 async def test_sigusr1_logs_at_debug_until_it_comes_again(app: App) -> None:

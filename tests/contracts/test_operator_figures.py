@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event, insert
 
 from tests.kit.call_rows import call_record_row, insert_calls
@@ -13,7 +14,13 @@ from tollway.storage.closed_periods import ClosedPeriods
 from tollway.storage.database import Database, SqliteDatabase
 from tollway.storage.encryption import Sealer
 from tollway.storage.migrate import upgrade
-from tollway.storage.operator_figures import FleetFiguresStore, record_audit, record_backup
+from tollway.storage.operator_figures import (
+    FleetFiguresStore,
+    count_open,
+    find_oldest,
+    record_audit,
+    record_backup,
+)
 from tollway.storage.sales_tables import sales_mark_table
 
 KEY = b"\x01" * 32
@@ -47,6 +54,23 @@ async def test_open_calls_are_counted_by_state_with_the_age_of_the_oldest(ledger
     assert figures.open_calls["settling"][1] == 0
     assert 5 <= figures.open_calls["unknown"][1] < 60
     assert (figures.audit_s, figures.audit_differences, figures.backup_s) == (None, None, None)
+
+
+@pytest.mark.parametrize("state", ["forwarding", "settling", "unknown"])
+async def test_the_oldest_call_is_found_beyond_those_that_are_counted(database: Database, state: str) -> None:
+    calls = [
+        call_record_row(number, created_ms=NOW_MS - age_ms) | {"state": state, "moved_ms": NOW_MS - age_ms}
+        for number, age_ms in enumerate((10, 20, 900, 30), 1)
+    ]
+    await database.write(lambda connection: insert_calls(connection, calls))
+    counted, oldest_ms = await database.read(
+        lambda connection: (
+            connection.execute(count_open(state, count_max=2)).scalar_one(),
+            connection.execute(find_oldest(state)).scalar_one(),
+        )
+    )
+    assert (counted, oldest_ms) == (2, NOW_MS - 900)
+    assert (await store_of(database).read()).open_calls[state] == (4, 0.9)
 
 
 async def test_the_last_audit_and_the_last_backup_are_one_row_each(database: Database) -> None:

@@ -16,6 +16,9 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.test_docs import find_command, find_options
+from tollway.chain.port import SendFault
+from tollway.config.networks import NETWORK_MEMBERS
+from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.limits import DEFAULT_LIMITS
 from tollway.log_events import LOG_EVENTS
 from tollway.metric_table import PROCESS_SERIES, SERIES
@@ -217,3 +220,24 @@ def test_a_runbook_has_the_six_headings_and_commands_that_exist(name: str) -> No
         assert (ROOT / "deploy" / "systemd" / unit).exists()
     for event in re.findall(r"--grep (\S+)", text):
         assert any(event in row for row in EVENTS), event
+
+
+def list_known_names() -> set[str]:
+    """What a runbook may name: settings, limits, series, values of their labels, events and error codes."""
+    values = {value for row in SERIES.values() for label in row.labels for value in label.values}
+    limits = {limit.name for limit in OPERATOR_LIMITS}
+    codes = {code.value for code in PROBLEM_KINDS}
+    return {*SETTING_NAMES, *NETWORK_MEMBERS, *limits, *SERIES, *PROCESS_SERIES, *values, *EVENTS, *codes}
+
+
+@pytest.mark.parametrize("path", [*sorted(RUNBOOKS.glob("*.md"))], ids=lambda path: path.stem)
+def test_a_runbook_names_what_exists(path: Path) -> None:
+    named = re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`", path.read_text())
+    assert [name for name in named if name not in list_known_names()] == []
+
+
+@pytest.mark.parametrize("row", LOG_EVENTS, ids=lambda row: row.event)
+def test_an_event_names_settings_and_events_that_exist(row: Any) -> None:
+    named = re.findall(r"`([a-z][a-z0-9]*(?:_[a-z0-9]+)+)`", f"{row.meaning} {row.action}")
+    known = list_known_names() | set(row.fields) | {fault.value for fault in SendFault}
+    assert [name for name in named if name not in known] == []

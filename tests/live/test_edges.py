@@ -1,4 +1,4 @@
-"""Paid calls through the proxies of `deploy/edges`, each in front of a gateway process: the path and the signature over it, the address of the caller, large
+"""Paid calls through the proxies of `deploy/`, each in front of a gateway process: the path and the signature over it, the address of the caller, large
 headers, streams, and that no request is sent twice.
 
 `tests/deploy/test_edges.py` compares their times with those of a settlement.

@@ -17,7 +17,7 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 import tollway
-from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, ROLES, CommandRow
+from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, NAMED_ELSEWHERE, ROLES, CommandRow
 
 EXTRA_MISSING = 1
 """The exit code of a command whose extra is not installed."""
@@ -102,6 +102,9 @@ class _TableCommand(TyperCommand):
         self._row = row
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        for word in args:
+            if elsewhere := NAMED_ELSEWHERE.get(f"{self._row.name} {word}"):
+                raise typer.BadParameter(f"There is no {word} here. Did you mean: tollway {elsewhere}?")
         return load_command(self._row).make_context(info_name, args, parent=parent, **extra)
 
 
@@ -141,7 +144,9 @@ def _require_extra(extra: str, *, words: str) -> None:
 
 
 def find_near_commands(path: str, word: str) -> list[str]:
-    """The names of the commands whose last word is nearest to an unknown `word` below `path`; also a group below `path`."""
+    """The names of the commands whose last word is nearest to an unknown `word` below `path`; also a group below `path`. First what is named elsewhere."""
+    if elsewhere := NAMED_ELSEWHERE.get(f"{path} {word}"):
+        return [elsewhere]
     names: dict[str, list[str]] = {}
     for row in COMMANDS:
         names.setdefault(row.name.split()[-1], []).append(row.name)

@@ -70,6 +70,12 @@ GROUPS = {
 }
 """Groups, by their words."""
 
+NAMED_ELSEWHERE = {
+    "listing list": "gateway listings --suspended",
+    "wallet list --blocked": "gateway wallets --blocked",
+}
+"""What an operator may look for -> the command that has it."""
+
 EXTRA_PACKAGES = {
     "mcp": ("mcp",),
     "gateway": ("granian", "sqlalchemy"),

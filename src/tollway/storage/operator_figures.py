@@ -62,7 +62,8 @@ class FleetFiguresStore:
 def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> FleetFigures:
     open_calls = {}
     for state in OPEN_STATES:
-        count, oldest_ms = connection.execute(count_open(state)).one()
+        count = connection.execute(count_open(state)).scalar_one()
+        oldest_ms = connection.execute(find_oldest(state)).scalar_one()
         open_calls[state] = (count, 0.0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000)
     audit = backup = None
     if has_runs(connection):
@@ -78,13 +79,16 @@ def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> 
     )
 
 
-def count_open(state: str) -> Select[int, Any]:
-    """Counts the calls of a state to `COUNT_MAX`, and finds the oldest of those. The predicate is literal, as in the index."""
-    rows = select(call_table.c.moved_ms).where(text(f"state = '{state}'")).limit(COUNT_MAX)
-    if state == "unknown":  # its index is in this order
-        rows = rows.order_by(call_table.c.moved_ms)
-    counted = rows.subquery()
-    return select(func.count(), func.min(counted.c.moved_ms)).select_from(counted)
+def count_open(state: str, *, count_max: int = COUNT_MAX) -> Select[int]:
+    """Counts the calls of a state to `count_max`. The predicate is literal, as in the index."""
+    rows = select(call_table.c.moved_ms).where(text(f"state = '{state}'")).limit(count_max)
+    return select(func.count()).select_from(rows.subquery())
+
+
+def find_oldest(state: str) -> Select[int | None]:
+    """When the oldest call of a state moved into it. It reads the partial index of the state, whole where that is not in this order: an alert depends on the
+    oldest call, however many there are."""
+    return select(func.min(call_table.c.moved_ms)).where(text(f"state = '{state}'"))
 
 
 def has_runs(connection: Connection) -> bool:
