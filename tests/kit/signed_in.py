@@ -77,7 +77,8 @@ class Services:
     def __init__(self, harness: PageHarness, limits: Limits) -> None:
         database = harness.stores.database
         self.now_ms = NOW_MS + 10_000
-        self.settings = Settings(public_url=PUBLIC_URL)  # type: ignore[call-arg]  # its alias names the key, and no key is needed here
+        settings = Settings(public_url=PUBLIC_URL)  # type: ignore[call-arg]  # its alias names the key, and no key is needed here
+        self.settings = settings.model_copy(update={"limits": limits})
         self.database = database
         self.ledger = SqlLedger(database, owner_id="one", now_ms=lambda: self.now_ms)
         self.call_history = HistoryStore(database, limits=DEFAULT_LIMITS)

@@ -541,6 +541,21 @@ async def test_a_permission_that_is_not_good_is_marked_at_its_field(
 HOSTILE = '"><script>alert(1)</script>\u202e'
 
 
+async def test_a_viewer_reads_calls_that_the_wallet_sold_and_no_sums_of_its_sales(
+    harness: SignedInHarness,
+) -> None:
+    """As `/my/wallets` says it."""
+    await harness.services.write_calls({**MIXED[0], "listing_name": "Sold by another"})
+    await harness.name_viewer(SELLER, OTHER)
+    await harness.sign_in(OTHER)
+    sold = await harness.read(f"/my/calls?role=provider&wallet={SELLER.address}")
+    assert "1 call" in sold.words
+    assert "Sold by another" in sold.words or "api_1" in sold.words
+    assert "No sales in the last 30 days" in (await harness.read("/my/sales")).words
+    assert (await harness.browser.get(f"/my/sales?wallet={SELLER.address}")).status_code == 422
+    assert "those that you sell" in (await harness.read("/my/wallets")).words
+
+
 async def test_words_of_providers_are_escaped(harness: SignedInHarness) -> None:
     await harness.services.write_calls(
         {**MIXED[0], "listing_name": HOSTILE, "method": "GET", "path": f"/{HOSTILE}", "request_id": HOSTILE}

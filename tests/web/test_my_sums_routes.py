@@ -209,6 +209,25 @@ async def test_sums_of_too_many_calls_are_lower_bounds() -> None:
         assert "At least 2 calls" in (await harness.read("/my")).words
 
 
+async def test_a_page_reads_as_many_calls_as_one_question_and_says_what_is_left_out() -> None:
+    """Otherwise one view of an owner with ten agents would cost ten questions."""
+    async with open_signed_in(replace(DEFAULT_LIMITS, spending_calls_max=3)) as harness:
+        agents = (SELLER, THIRD)
+        for payer in (READER, *agents):
+            await harness.services.write_calls(*({**MIXED[0], "payer": payer.address} for _ in range(2)))
+        for agent in agents:
+            await harness.name_viewer(agent, READER)
+        await harness.sign_in()
+        answer = await harness.browser.get("/my/spending?groupBy=wallet")
+        words = PageReader(answer.text).words
+        assert len(rows_of(answer.text)) == 2
+        assert "These are the first wallets" in words
+        table = answer.text.partition("<table")[2]
+        (left_out,) = (agent.address for agent in agents if str(agent.address) not in table)
+        named = await harness.browser.get(f"/my/spending?groupBy=wallet&wallet={left_out}")
+        assert len(rows_of(named.text)) == 1
+
+
 async def test_words_of_providers_are_escaped(harness: SignedInHarness) -> None:
     hostile = '"><script>alert(1)</script>\u202e'
     await harness.services.write_calls({**MIXED[0], "listing_name": hostile})

@@ -31,6 +31,7 @@ from tollway.ledger.records import CallState
 from tollway.ledger.sales import SUM_STATES
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import make_content
+from tollway.registry.quality import Quality, Reputation
 from tollway.storage.catalog_tables import listing_table
 from tollway.web.page_session import make_form_token
 from tollway.web.query import format_time
@@ -568,6 +569,30 @@ async def test_sales_add_up_to_the_books_to_the_unit(harness: SignedInHarness, s
         assert f"{state} {USDC.format_units(total)}" in words
     assert "Free calls" in words
     assert "Foreign" not in words
+
+
+async def test_each_column_of_the_sales_is_that_of_its_listing(harness: SignedInHarness) -> None:
+    listing = await publish(harness, name="Weather")
+    quality = Quality(calls=400, success_ppm=990_000, p50_ms=31, p95_ms=87)
+    await harness.services.stores.set_reputation(listing.id, Reputation(quality=quality))
+    own = {"listing_id": listing.id}
+    other = {"listing_id": "api_2"}
+    rows = [
+        *(sold(number, "consumed", 10_000, **own) for number in range(5)),
+        *(sold(10 + number, "released", 20_000, **own) for number in range(2)),
+        sold(20, "unknown", 30_000, **own),
+        sold(21, "reorged", 40_000, **own),
+        sold(22, "consumed", 1_000, **other),
+    ]
+    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    table = (await harness.browser.get("/my/sales")).text.partition('class="cards-below book labelled"')[2]
+    heads = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table.partition("</thead>")[0])
+    assert [PageReader(one).words for one in heads] == [
+        *("API", "Calls", "Failed", "p95, 30 days", "Charged", "Released", "Held", "Reorged")
+    ]
+    shown = [PageReader(row).words for row in re.findall(r"<tr><th.*?</tr>", table, re.DOTALL)]
+    assert shown[-2:] == ["Weather 9 2 (22.2 %) 87 ms 0.05 0.04 0.03 0.04", "api_2 1 0 (0.0 %) – 0.001 0 0 0"]
+    assert "the range above does not change it" in table
 
 
 async def test_a_decision_and_a_release_move_money_between_columns(harness: SignedInHarness) -> None:

@@ -91,6 +91,7 @@ def signed_in_routers(
     sums = SumServices(
         access=access,
         books=books,
+        calls_max=limits.spending_calls_max,
         call_history=services.call_history,
         period_books=services.period_books,
         catalog=public.documents.catalog,

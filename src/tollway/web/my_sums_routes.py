@@ -41,7 +41,7 @@ from tollway.web.sums_routes import RangeParameters, read_range
 PAYMENTS_SUMMED_MAX = 200
 """Payments that the credit of `/my` is summed over, the newest first."""
 WALLETS_SUMMED_MAX = 10
-"""Wallets that one page of spending sums over. Each is a question to the ledger of its own."""
+"""Wallets that one page of spending sums over. Each is a question to the ledger of its own, and no further one begins once they have read as many calls as one question may."""
 _GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
     "day": "wallet",
     "api": "api",
@@ -52,10 +52,11 @@ _GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumServices:
-    """The collaborators of the pages. `profiles`: of every configured network."""
+    """The collaborators of the pages. `profiles`: of every configured network. `calls_max`: calls that one question about spending reads."""
 
     access: PageAccess
     books: BookAccess
+    calls_max: int
     call_history: CallHistory
     period_books: PeriodBooks
     catalog: Catalog
@@ -177,8 +178,10 @@ class SumPages:
     ) -> SpendingView:
         wallets, are_more = await self._choose_wallets(reader, filters.wallet)
         rows: list[GroupSum] = []
-        complete_from_ms = 0
+        complete_from_ms = wallets_summed = calls = 0
         for wallet in wallets:
+            if calls >= self._services.calls_max:
+                break
             query = SpendingQuery(
                 wallet=wallet,
                 step=filters.step,
@@ -188,6 +191,8 @@ class SumPages:
             )
             sums = await self._services.period_books.spending(query)
             rows.extend(sums.rows)
+            wallets_summed += 1
+            calls += sum(one.calls for row in sums.rows for one in row.by_state.values())
             complete_from_ms = max(complete_from_ms, sums.complete_from_ms or 0)
         profiles = self._services.profiles
         groups = view_groups(rows, filters.group, profiles, step=filters.step)
@@ -199,8 +204,8 @@ class SumPages:
             rows_left_out=max(0, len(groups) - SUM_ROWS_MAX),
             totals=view_groups(rows, "", profiles),
             charts=view_money_charts(rows, profiles, step=filters.step, from_ms=from_ms, to_ms=to_ms),
-            wallets_summed=len(wallets),
-            are_more_wallets=are_more,
+            wallets_summed=wallets_summed,
+            are_more_wallets=are_more or wallets_summed < len(wallets),
             complete_from=format_time(complete_from_ms) if complete_from_ms else None,
         )
 

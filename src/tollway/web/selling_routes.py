@@ -5,7 +5,7 @@ wallet. A form that is refused comes back with every field as it was sent.
 """
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlencode
@@ -21,7 +21,7 @@ from tollway.ids import CallId, ChainId, ListingId
 from tollway.ledger.history import CallHistory, HistoryQuery
 from tollway.ledger.sales import PeriodBooks, PeriodSums, SalesQuery, SumState
 from tollway.outbound.probes import OwnershipEvidence
-from tollway.registry.catalog import CreationResponse
+from tollway.registry.catalog import CreationResponse, ListingMatch
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import parse_form
 from tollway.web.auth_routes import client_address_of
@@ -418,15 +418,15 @@ class SalesPages:
         if parameters is not None and query is not None and parameters.state == "held":
             return await self._show_held(request, reader, form, parameters)
         sums = PeriodSums(rows=()) if query is None else await self._services.books.sales(query)
+        listings = await self._list_listings(reader)
+        profiles, kept = self._services.profiles, form.keep("step", "from", "to")
         return self._respond(
             request,
             reader,
             "my_sales.j2",
             status=status_of(Code.VALIDATION_FAILED) if errors else 200,
-            filters=await self._view_filters(reader, form, errors),
-            assets=()
-            if query is None
-            else view_sales(sums, query, self._services.profiles, kept=form.keep("step", "from", "to")),
+            filters=_view_filters(form, listings, errors),
+            assets=() if query is None else view_sales(sums, query, profiles, kept=kept, listings=listings),
             period=None if query is None else _describe_period(query),
             as_of=format_time(now_ms if sums.as_of_ms is None else min(now_ms, sums.as_of_ms)),
             complete_from=None if sums.complete_from_ms is None else format_time(sums.complete_from_ms),
@@ -457,7 +457,7 @@ class SalesPages:
             request,
             reader,
             "my_held.j2",
-            filters=await self._view_filters(reader, form, {}),
+            filters=_view_filters(form, await self._list_listings(reader), {}),
             rows=view_held_calls(page.calls, self._services.find_asset),
             total=page.total,
             is_lower_bound=page.is_lower_bound,
@@ -484,24 +484,9 @@ class SalesPages:
             },
         )
 
-    async def _view_filters(
-        self, reader: Reader, form: ListForm, errors: Mapping[str, str]
-    ) -> "SalesFilterView":
-        found = await self._services.provider.listings.catalog.list_own(
+    async def _list_listings(self, reader: Reader) -> tuple[ListingMatch, ...]:
+        return await self._services.provider.listings.catalog.list_own(
             reader.address, limit=LISTINGS_MAX, offset=0
-        )
-        chosen = form.given.get("apiId", "")
-        choices = [(one.listing.id, one.listing.name) for one in found]
-        if chosen and chosen not in dict(choices):
-            choices.append((ListingId(chosen), chosen))
-        return SalesFilterView(
-            step=form.given.get("step", "day"),
-            from_day=form.given.get("from", ""),
-            to_day=form.given.get("to", ""),
-            apis=tuple((value, label, value == chosen) for value, label in choices),
-            errors=errors,
-            has_filters=any(form.given.get(name) for name in ("apiId", "from", "to")),
-            held_href=f"{SALES}?{urlencode({'state': 'held', **form.keep('apiId', 'from', 'to')})}",
         )
 
 
@@ -516,6 +501,24 @@ class SalesFilterView:
     errors: Mapping[str, str]
     has_filters: bool
     held_href: str
+
+
+def _view_filters(
+    form: ListForm, listings: Sequence[ListingMatch], errors: Mapping[str, str]
+) -> SalesFilterView:
+    chosen = form.given.get("apiId", "")
+    choices = [(one.listing.id, one.listing.name) for one in listings]
+    if chosen and chosen not in dict(choices):
+        choices.append((ListingId(chosen), chosen))
+    return SalesFilterView(
+        step=form.given.get("step", "day"),
+        from_day=form.given.get("from", ""),
+        to_day=form.given.get("to", ""),
+        apis=tuple((value, label, value == chosen) for value, label in choices),
+        errors=errors,
+        has_filters=any(form.given.get(name) for name in ("apiId", "from", "to")),
+        held_href=f"{SALES}?{urlencode({'state': 'held', **form.keep('apiId', 'from', 'to')})}",
+    )
 
 
 def _describe_period(query: SalesQuery) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from tollway.chain.networks import NetworkProfile
 from tollway.csv_text import csv_line
 from tollway.discovery.operations import list_operations
 from tollway.discovery.safe_text import clean_line
-from tollway.ids import ChainId, format_network
+from tollway.ids import ChainId, ListingId, format_network
 from tollway.ledger.records import CallRecord
 from tollway.ledger.sales import (
     CallSum,
@@ -244,13 +244,15 @@ def _optional_time(ms: int | None) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalesRowView:
-    """The sums of one listing in one asset, or of all. `amounts`: decimals, by state. `failed`: calls that were released."""
+    """The sums of one listing in one asset, or of all. `amounts`: decimals, by state. `failed`: calls that were released. `p95_ms`: of the quality of the listing, which has its paid
+    calls of 30 days whatever the range is; None without a measurement, and for the sum of all."""
 
     href: str
     name: str
     calls: str
     failed: str
     failed_share: str
+    p95_ms: int | None
     amounts: Mapping[SumState, str]
     held_calls: int
     held_href: str
@@ -275,10 +277,18 @@ def view_sales(
     profiles: Mapping[ChainId, NetworkProfile],
     *,
     kept: Mapping[str, str],
+    listings: Sequence[ListingMatch],
 ) -> tuple[AssetSalesView, ...]:
-    """`kept`: the range of the form, for the links to one listing."""
+    """`kept`: the range of the form, for the links to one listing. `listings`: of the provider, with their quality."""
+    p95_ms = {
+        one.listing.id: one.reputation.quality.p95_ms
+        for one in listings
+        if one.reputation.quality is not None and one.reputation.quality.p95_ms is not None
+    }
     return tuple(
-        _view_asset(number, key, states, [row for row in sums.rows if row.key == key], query, profiles, kept)
+        _view_asset(
+            number, key, states, [row for row in sums.rows if row.key == key], query, profiles, kept, p95_ms
+        )
         for number, (key, states) in enumerate(add_totals(sums.rows).items())
     )
 
@@ -291,6 +301,7 @@ def _view_asset(
     query: SalesQuery,
     profiles: Mapping[ChainId, NetworkProfile],
     kept: Mapping[str, str],
+    p95_ms: Mapping[ListingId, int],
 ) -> AssetSalesView:
     by_listing: dict[str, dict[SumState, CallSum]] = {}
     names: dict[str, str] = {}
@@ -306,7 +317,8 @@ def _view_asset(
         network="" if key.chain_id is None else name_network(ChainId(key.chain_id), profiles),
         total=_view_sums("", "", states, key, kept),
         rows=tuple(
-            _view_sums(group, names[group], by_listing[group], key, kept) for group in order[:LISTINGS_MAX]
+            _view_sums(group, names[group], by_listing[group], key, kept, p95_ms.get(ListingId(group)))
+            for group in order[:LISTINGS_MAX]
         ),
         rows_left_out=max(0, len(order) - LISTINGS_MAX),
         chart=None if asset_of_sum(key) is None else _draw(rows, query, profiles),
@@ -314,7 +326,12 @@ def _view_asset(
 
 
 def _view_sums(
-    group: str, name: str, by_state: Mapping[SumState, CallSum], key: SumKey, kept: Mapping[str, str]
+    group: str,
+    name: str,
+    by_state: Mapping[SumState, CallSum],
+    key: SumKey,
+    kept: Mapping[str, str],
+    p95_ms: int | None = None,
 ) -> SalesRowView:
     calls = sum(one.calls for one in by_state.values())
     failed = by_state.get("released", CallSum()).calls
@@ -325,6 +342,7 @@ def _view_sums(
         calls=f"{calls:,}",
         failed=f"{failed:,}",
         failed_share=f"{100 * failed / calls:.1f}" if calls else "0",
+        p95_ms=p95_ms,
         amounts={state: _format(by_state.get(state, CallSum()), key) for state in STATES},
         held_calls=by_state.get("held", CallSum()).calls,
         held_href=f"/my/sales?{urlencode({'state': 'held', **named})}",
