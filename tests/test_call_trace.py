@@ -1,6 +1,7 @@
 """The sampler at the door, the context of W3C Trace Context, and the spans of a call as a table."""
 
 from collections.abc import Iterator
+from hashlib import sha256
 from itertools import count
 from typing import Any
 
@@ -11,6 +12,7 @@ from tollway.call_trace import (
     SPANS_MAX,
     CallTrace,
     FinishedTrace,
+    SpanSink,
     TraceContext,
     TraceSampler,
     find_current_trace,
@@ -18,6 +20,7 @@ from tollway.call_trace import (
     replace_traceparent,
     running_trace,
 )
+from tollway.ids import CallId, format_id
 
 THEIRS = "0af7651916cd43dd8448eb211c80319c"
 SPAN = "b7ad6b7169203331"
@@ -42,7 +45,7 @@ class Clock:
         return next(self._readings)
 
 
-def make_sampler(sink: Sink, *, ratio: float = 1.0, drawn: float = 0.0) -> TraceSampler:
+def make_sampler(sink: SpanSink, *, ratio: float = 1.0, drawn: float = 0.0) -> TraceSampler:
     numbers: Iterator[int] = count(1)
     return TraceSampler(
         sink,
@@ -199,3 +202,44 @@ def test_without_a_ratio_no_object_is_made_for_a_call() -> None:
     )
     assert sampler.start("GET /x", None, is_trusted=False) is None
     assert made == []
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.01, 0.5, 1.0])
+def test_the_id_of_a_sampled_call_is_in_the_sampled_part_and_others_are_sampled_at_the_ratio(
+    ratio: float,
+) -> None:
+    entropies = [sha256(b"%d" % number).digest()[:10] for number in range(2_000)]
+    sink = Sink()
+    sampler = make_sampler(sink, ratio=ratio)
+    trace = sampler.start("GET /x", SAMPLED, is_trusted=True)
+    assert trace is not None
+    plain = [make_call_id(entropy) for entropy in entropies]
+    marked = [make_call_id(trace.mark_entropy(entropy)) for entropy in entropies]
+    assert all(sampler.covers(call_id) for call_id in marked)
+    assert len(set(marked)) == len(marked)
+    share = sum(sampler.covers(call_id) for call_id in plain) / len(plain)
+    assert abs(share - ratio) < 0.05
+
+
+def make_call_id(entropy: bytes) -> CallId:
+    return CallId(format_id("call", now_ms=1_800_000_000_000, entropy=entropy))
+
+
+def test_background_work_is_sent_only_where_it_moved_a_sampled_call() -> None:
+    sink = Sink()
+    sampler = make_sampler(sink, ratio=0.5)
+    sampled, other = make_call_id(b"\x00" * 10), make_call_id(b"\xff" * 10)
+    for call_ids in ((), (other,), (other, sampled)):
+        trace = sampler.start_linked("tollway.recovery")
+        for call_id in call_ids:
+            trace.add_call(call_id, "released", error="gateway_died")
+        trace.finish()
+    (finished,) = sink.traces
+    root, call = finished.spans
+    assert (root.kind, root.parent_id, finished.link) == ("internal", None, None)
+    assert (call.name, call.parent_id) == ("tollway.call", root.span_id)
+    assert call.attributes == {
+        "tollway.call.id": sampled,
+        "tollway.outcome": "released",
+        "error.type": "gateway_died",
+    }

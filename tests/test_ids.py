@@ -14,6 +14,7 @@ from tollway.ids import (
     is_idempotency_key,
     keccak256,
     parse_network,
+    read_id_entropy,
     read_idempotency_key,
     start_keccak256,
 )
@@ -121,3 +122,11 @@ def test_a_keccak_of_parts_is_that_of_the_whole(parts: list[bytes]) -> None:
 def test_an_idempotency_key_is_any_text_of_1_to_255_characters(value: str, key: str, is_key: bool) -> None:
     assert read_idempotency_key(value.encode()) == key
     assert is_idempotency_key(key) == is_key
+
+
+@given(st.binary(min_size=10, max_size=10), st.integers(0, 2**48 - 1))
+def test_reads_the_first_bits_of_the_entropy_of_an_id(entropy: bytes, now_ms: int) -> None:
+    assert (
+        read_id_entropy(format_id("call", now_ms=now_ms, entropy=entropy))
+        == int.from_bytes(entropy[:4], "big") >> 2
+    )

@@ -151,3 +151,16 @@ def format_id(prefix: str, *, now_ms: int, entropy: bytes) -> str:
     """`prefix_` + 26 characters that sort by time: 48 bits of milliseconds, then 80 bits of `entropy` (10 bytes)."""
     number = (now_ms & ((1 << 48) - 1)) << 80 | int.from_bytes(entropy[:10], "big")
     return prefix + "_" + "".join([_PAIRS[(number >> shift) & 1023] for shift in _SHIFTS])
+
+
+ID_ENTROPY_BITS = 30
+"""How many bits of an id's entropy `read_id_entropy` returns: its first six characters."""
+_ENTROPY_CHARACTERS, _ENTROPY_READ = 16, 6
+
+
+def read_id_entropy(text: str) -> int:
+    """The first 30 bits of the entropy of an id that `format_id` wrote. Another character than those of ids counts as 0."""
+    tail, number = text[-_ENTROPY_CHARACTERS:], 0
+    for character in tail[:_ENTROPY_READ]:
+        number = number << 5 | max(0, _CROCKFORD.find(character))
+    return number

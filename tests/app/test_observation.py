@@ -14,7 +14,7 @@ def test_requests_to_nodes_are_series_by_number() -> None:
     metrics = Metrics(CollectorRegistry())
     now_s = [1_000.0]
     nodes = NodeMetrics(metrics, now_s=lambda: now_s[0])
-    nodes.count_request(CHAIN, 2, "timeout", 10.0)
+    nodes.count_request(CHAIN, 2, "timeout", 10.0, [("eth_call", [])])
     nodes.set_head_time(CHAIN, 2, 988)
     nodes.set_head_time(CHAIN, 1, 1_003)  # the clock of the node is ahead
     nodes.count_disagreement(CHAIN, 1)

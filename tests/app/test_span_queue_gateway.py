@@ -16,12 +16,14 @@ from tests.test_call_trace import Sink, start
 from tollway.app.lifecycle import App
 from tollway.app.observation import NodeMetrics
 from tollway.call_trace import running_trace
+from tollway.chain.nodes import RpcCall
 from tollway.config.settings import load_settings
 from tollway.errors import SettingsInvalid
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 
 CALLS = 20
+CALLS_SENT: list[RpcCall] = [("eth_call", []), ("eth_getBalance", []), ("eth_call", [])]
 START = """
 import sys
 if {is_missing}:
@@ -83,15 +85,21 @@ def test_a_request_to_a_node_is_a_span_of_the_call_in_whose_context_it_runs(tmp_
     )
     nodes, sink = NodeMetrics(app.metrics), Sink()
     trace = start(sink)
-    nodes.count_request(ChainId(1), 2, "ok", 0.5)  # of no call
+    nodes.count_request(ChainId(1), 2, "ok", 0.5, CALLS_SENT)  # of no call
     with running_trace(trace):
-        nodes.count_request(ChainId(1), 2, "ok", 0.5)
+        nodes.count_request(ChainId(1), 2, "ok", 0.5, CALLS_SENT)
         trace.begin("tollway.settle")
-        nodes.count_request(ChainId(1), 1, "timeout", 0.5)
+        nodes.count_request(ChainId(1), 1, "timeout", 0.5, CALLS_SENT)
     trace.finish()
     _, first, settle, second = sink.traces[0].spans
     assert (first.name, first.kind, first.is_error) == ("chain eip155:1", "client", False)
-    assert first.attributes == {"tollway.network": "eip155:1", "tollway.node": 2}
+    assert first.attributes == {
+        "tollway.network": "eip155:1",
+        "tollway.node": 2,
+        "tollway.methods": "eth_call,eth_getBalance",
+        "tollway.outcome": "ok",
+    }
+    assert second.attributes["tollway.outcome"] == "timeout"
     assert (second.parent_id, second.is_error) == (settle.span_id, True)
 
 

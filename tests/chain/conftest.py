@@ -1,13 +1,14 @@
 """A chain node on loopback with a small, consistent chain that a test can change."""
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tollway.chain.nodes import RpcCall
 from tollway.ids import ChainId
 
 Bend = Callable[[list[dict[str, Any]]], Any]
@@ -128,10 +129,14 @@ class SeenNode:
         self.seconds: list[float] = []
         self.head_times: list[int] = []
         self.disagreements: list[int] = []
+        self.methods: list[tuple[str, ...]] = []
 
-    def count_request(self, chain_id: ChainId, position: int, outcome: str, seconds: float) -> None:
+    def count_request(
+        self, chain_id: ChainId, position: int, outcome: str, seconds: float, calls: Sequence[RpcCall]
+    ) -> None:
         self.outcomes.append((chain_id, position, outcome))
         self.seconds.append(seconds)
+        self.methods.append(tuple(method for method, _ in calls))
 
     def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
         self.head_times.append(block_time_s)

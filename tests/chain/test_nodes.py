@@ -305,6 +305,7 @@ async def test_each_request_has_one_outcome(make_node, session, seen, outcome: s
     release.set()
     assert seen.outcomes == [(CHAIN, 2, outcome)]
     assert seen.seconds == [0.05 if outcome == "timeout" else 0.0]
+    assert seen.methods == [("eth_getBlockByNumber",)]  # known at the deadline, too
 
 
 async def test_a_node_keeps_its_newest_block_and_its_last_outage(make_node, session) -> None:

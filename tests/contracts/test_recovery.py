@@ -169,7 +169,7 @@ async def test_what_moved_on_since_it_was_found_is_left_alone(
         claim = claim_on(await paid(one))
         await one.claim(claim)
         stale = AbandonedCall(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
-        assert await database.write(lambda c: recover_calls(c, [stale], now_ms=NOW_MS)) == 0
+        assert await database.write(lambda c: recover_calls(c, [stale], now_ms=NOW_MS)) == []
         assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING
 
 

@@ -25,6 +25,7 @@ from tests.kit.chain_blocks import (
     settlement_logs,
     transfer_log,
 )
+from tollway.chain.nodes import NodeObserver
 from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
@@ -41,6 +42,7 @@ from tollway.chain.port import (
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.ids import Address, ChainId, TxHash, keccak256
+from tollway.metric_table import NodeOutcome
 
 __all__ = [
     "NO_ANSWER",
@@ -68,7 +70,7 @@ class MemoryChain:
     `barrier`: when it is set to an unset event, every look-up waits for it, so that a test can pile callers up.
     `is_automining`: what is sent is in the next block at once; otherwise `mine_sent` or `drop_sent` decides.
     `broadcasts`: every raw transaction that reached a node, in order. `loses_send_responses`: nodes take what is sent, and their
-    answer is lost.
+    answer is lost. `observer`: gets each request, as one of a node.
     """
 
     def __init__(self, *chain_ids: ChainId, finality_depth: int = 10, block_time_s: int = 2) -> None:
@@ -81,6 +83,7 @@ class MemoryChain:
         self.requests: Counter[tuple[str, ChainId]] = Counter()
         self.trusts: list[Quorum] = []
         self.barrier: asyncio.Event | None = None
+        self.observer: NodeObserver | None = None
         self.lies: dict[TxHash, Callable[[ChainFacts], ChainFacts]] = {}
         self.disputed: set[TxHash] = set()
         self.disputed_heights: set[int] = set()
@@ -387,6 +390,9 @@ class MemoryChain:
         if self.barrier is not None:
             await self.barrier.wait()
         chain = self._chains.get(chain_id)
+        if self.observer is not None:
+            outcome: NodeOutcome = "error" if chain is None or chain.is_away else "ok"
+            self.observer.count_request(chain_id, 1, outcome, 0.0, [(method, [])])
         if chain is None or chain.is_away:
             raise ChainUnavailable(
                 f"No node of eip155:{chain_id} gave a usable response. Send the same request again after Retry-After."

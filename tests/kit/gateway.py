@@ -154,8 +154,9 @@ class InProcessGateway:
         receipt_signer: ReceiptSigner | None = None,
         stores: Stores | None = None,
         open_further_rails: OpenRails = _open_none,
+        traces: TraceSampler | None = None,
     ) -> None:
-        """`open_further_rails`: rails beside those of the product, read after them. `receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
+        """`traces`: samples calls, and their settlement recovery. `open_further_rails`: rails beside those of the product, read after them. `receipt_signer`: it signs offers and receipts. `before`: a gateway whose catalog, chain and, without `stores`, whose ledger this one shares. `only_verified`:
         it sells the listings in `verified` alone. `stores`: of a ledger in a database."""
         self.now_ms = NOW_MS
         self.upstream = upstream
@@ -171,7 +172,7 @@ class InProcessGateway:
         )
         self.chain: MemoryChain = before.chain if before else self._make_chain()
         self.blocked: set[Address] = set()
-        self.trace_sampler: TraceSampler | None = None
+        self.trace_sampler = traces
         self.is_proxied = False
         self.verified: set[ListingId] = set()
         self.outcomes: list[str] = []
@@ -232,6 +233,7 @@ class InProcessGateway:
             rules=self.rules,
             limits=self.limits,
             now_ms=self._clock,
+            traces=self.trace_sampler,
             pause_min_s=0.001,
             pause_max_s=0.01,
         )

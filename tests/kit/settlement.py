@@ -27,6 +27,7 @@ from tests.kit.payer import CHAIN, NOW_S, USDC, AuthorizationSigner
 from tests.kit.sql_ledger import SqlLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
+from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules, ConfirmationSteps
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.signer import GasKey
@@ -90,6 +91,7 @@ class SettlementServices:
         clock: Callable[[], float] | None = None,
         facilitators: Mapping[ChainId, FacilitatorClient] | None = None,
         metrics: SettlementMetrics | None = None,
+        traces: TraceSampler | None = None,
         **pauses: Any,
     ) -> None:
         """`clock`: seconds for the age of gas prices; that of `now_ms` unless given. `pauses`: of the receipt poller."""
@@ -115,7 +117,7 @@ class SettlementServices:
         self.settlement = Settlement(
             receipt_poller=self.receipt_poller, orphans=self.orphans, rate_limiter=RateLimiter(), **shared
         )
-        self.settlement_recovery = SettlementRecovery(**shared)
+        self.settlement_recovery = SettlementRecovery(traces=traces, **shared)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -149,6 +151,7 @@ class SettlementHarness:
         facilitators: Mapping[ChainId, FacilitatorClient] | None = None,
         chain: MemoryChain | None = None,
         ledger: MemoryLedger | None = None,
+        traces: TraceSampler | None = None,
     ) -> None:
         self.now_ms = NOW_S * 1000
         self.limits = limits
@@ -173,6 +176,7 @@ class SettlementHarness:
             now_ms=self.read_clock,
             facilitators=self._facilitators,
             metrics=record_metrics_into(self.metrics),
+            traces=traces,
             pause_min_s=0.001,
             pause_max_s=0.005,
         )

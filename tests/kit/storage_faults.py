@@ -17,6 +17,7 @@ from tests.kit.payer import has_terms
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import make_sealer
 from tests.kit.upstream import Arrived, plain, run_upstream
+from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -164,6 +165,7 @@ class FaultyGateway:
         upstream: Any,
         *,
         before: "FaultyGateway | None",
+        traces: TraceSampler | None = None,
         **limits: Any,
     ) -> None:
         self.database = FaultyDatabase(database)
@@ -176,6 +178,7 @@ class FaultyGateway:
             now_ms=self.clock,
             limits=kept,
             shared_clock=lambda connection, now_ms: self.clock.ms,
+            traces=traces,
             close_retry_s=short.get("retry_s", NEVER_S),
         )
         stores = Stores(
@@ -184,7 +187,11 @@ class FaultyGateway:
             gas=GasStore(database),
         )
         self.gateway: InProcessGateway = InProcessGateway(
-            upstream, limits=kept, before=before.gateway if before else None, stores=stores
+            upstream,
+            limits=kept,
+            before=before.gateway if before else None,
+            stores=stores,
+            traces=traces,
         )
         self.at_head: Callable[[], object] = lambda: None
 
@@ -241,14 +248,14 @@ class FaultyGateway:
 
 @asynccontextmanager
 async def open_faulty_gateways(
-    database: Database, names: Sequence[str], **limits: Any
+    database: Database, names: Sequence[str], *, traces: TraceSampler | None = None, **limits: Any
 ) -> AsyncIterator[list[FaultyGateway]]:
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(run_upstream())
         gateways: list[FaultyGateway] = []
         for name in names:
             gateway = FaultyGateway(
-                database, name, upstream, before=gateways[0] if gateways else None, **limits
+                database, name, upstream, before=gateways[0] if gateways else None, traces=traces, **limits
             )
             await gateway.run(stack)
             gateways.append(gateway)

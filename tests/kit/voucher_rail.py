@@ -199,6 +199,9 @@ class VoucherRail:
             return None
         return MALFORMED if len(values) > 1 else parse_voucher(values[0]) or MALFORMED
 
+    def name_signature(self, proof: object) -> str:
+        return "voucher"
+
     def open(
         self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
     ) -> "VoucherPayment":

@@ -1,4 +1,4 @@
-"""Traces of calls: stories and their span trees, what a provider and a log line get, and that nothing personal is an attribute."""
+"""Traces of calls: the context that a provider gets, that of a stranger, log lines and exemplars. `tests/contracts/test_span_trees.py` has the spans."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -8,10 +8,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from tests.kit.gateway import InProcessGateway, open_gateway
-from tests.kit.payer import Payer
-from tests.kit.upstream import hang_up, plain, raw
+from tests.kit.upstream import hang_up, plain
 from tests.test_call_trace import SAMPLED, SPAN, THEIRS, Sink, make_sampler
-from tollway.call_trace import ATTRIBUTES, FinishedTrace, parse_traceparent
+from tollway.call_trace import parse_traceparent
 from tollway.money import Price
 
 PRICE = 10_000
@@ -33,23 +32,9 @@ def trace_all(gateway: InProcessGateway) -> Sink:
     return sink
 
 
-def list_steps(trace: FinishedTrace) -> list[str]:
-    root = trace.spans[0]
-    assert root.name == NAME
-    assert all(span.parent_id == root.span_id for span in trace.spans[1:])
-    assert all(span.end_ns is not None for span in trace.spans)
-    return [span.name for span in trace.spans[1:]]
-
-
 async def buy_with_transaction(gateway: InProcessGateway) -> Any:
     payment = await gateway.pay(3 * PRICE)
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
-
-
-async def buy_with_authorization(gateway: InProcessGateway) -> Any:
-    payer = Payer(wallet=gateway.wallet, gateway=gateway)
-    payer.fund(10 * PRICE)
-    return await payer.buy("GET", "/quote")
 
 
 async def fail_upstream(gateway: InProcessGateway) -> Any:
@@ -61,94 +46,11 @@ def last_context(gateway: InProcessGateway) -> str | None:
     return gateway.upstream.arrived[-1].find("traceparent")
 
 
-async def buy_a_stream(gateway: InProcessGateway) -> Any:
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    gateway.upstream.answer = raw(head + b"5\r\nhello\r\n0\r\n\r\n")
-    return await buy_with_transaction(gateway)
-
-
-PAID = ["tollway.proof", "tollway.price", "tollway.dial", "tollway.claim", "upstream"]
-STORIES: dict[str, tuple[Any, int, list[str], dict[str, Any]]] = {
-    "without payment": (
-        lambda gateway: gateway.ask(),
-        402,
-        ["tollway.proof"],
-        {"error.type": "payment_required"},
-    ),
-    "unknown API": (
-        lambda gateway: gateway.ask(listing="api_none"),
-        404,
-        ["tollway.proof"],
-        {"error.type": "api_not_found", "tollway.listing.id": "api_none"},
-    ),
-    "free": (
-        lambda gateway: gateway.ask(listing="api_free"),
-        200,
-        [*PAID, "tollway.close"],
-        {"tollway.rail": "none", "tollway.listing.id": "api_free"},
-    ),
-    "transaction": (
-        buy_with_transaction,
-        200,
-        [*PAID, "tollway.close"],
-        {"tollway.rail": "tx", "tollway.outcome": "charged", "tollway.payment.state": "charged"},
-    ),
-    "authorization": (
-        buy_with_authorization,
-        200,
-        [*PAID, "tollway.settle"],
-        {"tollway.rail": "x402", "tollway.outcome": "charged"},
-    ),
-    "stream": (buy_a_stream, 200, [*PAID, "tollway.close", "tollway.stream"], {"tollway.outcome": "charged"}),
-    "upstream fails": (
-        fail_upstream,
-        504,
-        [*PAID, "tollway.close"],
-        {"tollway.outcome": "held", "error.type": "upstream_timeout"},
-    ),
-}
-
-
-@pytest.mark.parametrize("story", STORIES)
-async def test_a_call_has_the_spans_of_its_steps(gateway: InProcessGateway, story: str) -> None:
-    act, status, steps, attributes = STORIES[story]
-    sink = trace_all(gateway)
-    answer = await act(gateway)
-    assert answer.status == status
-    trace = sink.traces[-1]
-    found = list_steps(trace)
-    assert list(dict.fromkeys(found)) == steps
-    root = trace.spans[0]
-    assert root.attributes["http.response.status_code"] == status
-    assert root.attributes["http.request.method"] == "GET"
-    assert attributes.items() <= root.attributes.items()
-    assert root.is_error is (status >= 500)
-
-
-@pytest.mark.parametrize("story", STORIES)
-async def test_no_attribute_names_a_wallet_a_path_or_a_secret(gateway: InProcessGateway, story: str) -> None:
-    sink = trace_all(gateway)
-    await STORIES[story][0](gateway)
-    for trace in sink.traces:
-        for span in trace.spans:
-            assert set(span.attributes) <= ATTRIBUTES
-            text = str([span.name, *span.attributes.values()]).lower()
-            assert "0x" not in text
-            assert "/quote" not in text
-
-
-async def test_a_stream_has_its_bytes_and_its_end(gateway: InProcessGateway) -> None:
-    sink = trace_all(gateway)
-    await buy_a_stream(gateway)
-    span = sink.traces[0].spans[-1]
-    assert span.attributes == {"tollway.stream.bytes": 5, "tollway.stream.delivery": "complete"}
-
-
 async def test_the_provider_gets_the_span_of_its_request(gateway: InProcessGateway) -> None:
     sink = trace_all(gateway)
     await buy_with_transaction(gateway)
     (trace,) = sink.traces
-    (upstream,) = [span for span in trace.spans if span.name == "upstream"]
+    (upstream,) = [span for span in trace.spans if span.name == "GET upstream"]
     context = parse_traceparent((last_context(gateway) or "").encode())
     assert context is not None
     assert (context.trace_id, context.span_id, context.is_sampled) == (trace.trace_id, upstream.span_id, True)
@@ -171,6 +73,19 @@ async def test_the_context_of_a_stranger_is_a_link_and_that_of_a_proxy_is_contin
     assert (trace.trace_id == THEIRS) is is_continued
     assert (trace.spans[0].parent_id == SPAN) is is_continued
     assert (trace.link is None) is is_continued
+
+
+@pytest.mark.parametrize(("is_proxied", "is_traced"), [(False, False), (True, True)])
+async def test_a_stranger_switches_no_trace_on(
+    gateway: InProcessGateway, is_proxied: bool, is_traced: bool
+) -> None:
+    """Its sampled flag does not count, and its context goes to the provider as it came."""
+    sink = Sink()
+    gateway.trace_sampler = make_sampler(sink, ratio=0.01, drawn=0.5)
+    gateway.is_proxied = is_proxied
+    await gateway.ask(listing="api_free", headers=[("traceparent", SAMPLED.decode())])
+    assert bool(sink.traces) is is_traced
+    assert (last_context(gateway) == SAMPLED.decode()) is not is_traced
 
 
 async def test_log_lines_of_a_sampled_call_have_its_ids_and_later_ones_do_not(

@@ -37,6 +37,7 @@ from tollway.app.wiring import (
     SettlementServices,
 )
 from tollway.background import BackgroundTasks, TaskName, run_all
+from tollway.call_trace import SPANS_MAX
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import AWAY_INTERVAL_S, NodeHealth
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -50,7 +51,7 @@ from tollway.ids import ChainId, TxHash, format_network
 from tollway.ledger.records import Payment
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import Fetcher
-from tollway.payments.reorg_watcher import ReorgWatcher
+from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.rate_limits.limiter import RateLimiter
@@ -144,6 +145,7 @@ class App:
         key, *others = [key.get_secret_value() for key in settings.secret_keys]
         self.sealer = Sealer(key, others=others, entropy=secrets.token_bytes)
         self.events = EventLog()
+        self.span_queue, self.trace_sampler = make_tracing(settings, self.metrics)
         self.catalog = CatalogStore(
             self.database,
             sealer=self.sealer,
@@ -185,6 +187,7 @@ class App:
             rate_limiter=self.rate_limiter,
             background=self.background,
             metrics=make_settlement_metrics(self.metrics),
+            traces=self.trace_sampler,
         )
         self.watcher = self._make_watcher()
         for chain_id, rules in self.rules.items():
@@ -202,7 +205,6 @@ class App:
         self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
-        self.span_queue, self.trace_sampler = make_tracing(self.settings, self.metrics)
         self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
         self.server = self._make_server()
 
@@ -339,7 +341,13 @@ class App:
             now_ms=now_ms,
             on_gone=self._on_gone,
             task=self.background[TaskName.PAYMENT_CHECK],
+            traces=self._make_reorg_traces(),
         )
+
+    def _make_reorg_traces(self) -> ReorgTraces | None:
+        if self.trace_sampler is None:
+            return None
+        return ReorgTraces(self.trace_sampler, partial(self.ledger.spending_calls, limit=SPANS_MAX))
 
     def _make_ledger(self) -> LedgerStore:
         """Test gateways override this and `_make_http_client`."""
@@ -356,6 +364,7 @@ class App:
             on_restore=self._on_restore,
             writer=self.background[TaskName.BOOK_WRITER],
             events=self.events,
+            traces=self.trace_sampler,
         )
 
     def _make_http_client(self, origin: PublicOrigin) -> HttpClient:

@@ -1,10 +1,10 @@
 """Connects the ports of settlement and of chain nodes to the metrics of a gateway. It decides nothing."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tollway.call_trace import find_current_trace
-from tollway.chain.nodes import NodeStatus
+from tollway.chain.nodes import NodeStatus, RpcCall
 from tollway.chain.rpc import RpcReader
 from tollway.ids import ChainId, format_network
 from tollway.metric_table import NODE_OUTCOMES, NodeOutcome
@@ -64,7 +64,14 @@ class NodeMetrics:
         self._block_times: dict[tuple[str, str], int] = {}
         metrics.add_node_heads(self._read_head_ages)
 
-    def count_request(self, chain_id: ChainId, position: int, outcome: NodeOutcome, seconds: float) -> None:
+    def count_request(
+        self,
+        chain_id: ChainId,
+        position: int,
+        outcome: NodeOutcome,
+        seconds: float,
+        calls: Sequence[RpcCall],
+    ) -> None:
         network, node = format_network(chain_id), str(position)
         self._metrics.node_requests.add(network, node, outcome)
         self._metrics.node_request_seconds.find(network, node).observe(seconds)
@@ -73,7 +80,12 @@ class NodeMetrics:
             trace.add_request(
                 f"chain {network}",
                 start_ns=time.time_ns() - int(seconds * 1e9),
-                attributes={"tollway.network": network, "tollway.node": position},
+                attributes={
+                    "tollway.network": network,
+                    "tollway.node": position,
+                    "tollway.methods": ",".join(dict.fromkeys(method for method, _ in calls)),
+                    "tollway.outcome": outcome,
+                },
                 is_error=outcome != "ok",
             )
 

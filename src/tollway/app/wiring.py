@@ -137,6 +137,7 @@ class SettlementServices:
         rate_limiter: RateLimiter,
         background: BackgroundTasks,
         metrics: SettlementMetrics = NO_METRICS,
+        traces: TraceSampler | None = None,
     ) -> None:
         self._background = background
         self._ledger = ledger
@@ -186,6 +187,7 @@ class SettlementServices:
             limits=limits,
             now_ms=now_ms,
             metrics=metrics,
+            traces=traces,
         )
 
     def _make_facilitators(

@@ -45,8 +45,15 @@ class NodeObserver(Protocol):
     """What the requests to nodes are reported to. `position`: the number of the node in the settings, from 1."""
 
     def count_request(
-        self, chain_id: ChainId, position: int, outcome: NodeOutcome, seconds: float
-    ) -> None: ...
+        self,
+        chain_id: ChainId,
+        position: int,
+        outcome: NodeOutcome,
+        seconds: float,
+        calls: "Sequence[RpcCall]",
+    ) -> None:
+        """`calls`: of the batch that ended; of a read that met its deadline, the batch that was under way."""
+        ...
 
     def set_head_time(self, chain_id: ChainId, position: int, block_time_s: int) -> None:
         """The node returned its newest block, which has this time."""
@@ -111,6 +118,7 @@ class RpcNode:
         self._head: BlockHeader | None = None
         self._failure = ""
         self._failed_since_s: float | None = None
+        self._cut: Sequence[RpcCall] = ()
         self._host = urlsplit(url).hostname or ""
         self.label = f"node {position} of {format_network(chain_id)} at {self._host}"
 
@@ -145,7 +153,7 @@ class RpcNode:
             async with asyncio.timeout(deadline_s):
                 yield
         except TimeoutError:
-            self._observe("timeout", deadline_s)
+            self._observe("timeout", deadline_s, self._cut)
             self._record_failure("no response within the deadline")
             raise UnusableResponse("no response within the deadline") from None
         except UnusableResponse as exc:
@@ -155,9 +163,9 @@ class RpcNode:
             self._deferred_until = None
             _log.info("rpc_node_recovered", node=self.label)
 
-    def _observe(self, outcome: NodeOutcome, seconds: float) -> None:
+    def _observe(self, outcome: NodeOutcome, seconds: float, calls: Sequence[RpcCall]) -> None:
         if self._observer is not None:
-            self._observer.count_request(self._chain_id, self._position, outcome, seconds)
+            self._observer.count_request(self._chain_id, self._position, outcome, seconds, calls)
 
     def note_head(self, head: BlockHeader) -> None:
         """Keeps the newest block that the node returned, and reports its time."""
@@ -193,16 +201,21 @@ class RpcNode:
                 for number, (method, params) in zip(ids, batch, strict=True)
             ]
         ).encode()
-        async with self._slots:
-            started_s = self._clock()
-            try:
-                response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
-                *results, chain_id = parse_batch(response, ids)
-                served_id = parse_quantity(chain_id)
-            except UnusableResponse:
-                self._observe("error", self._clock() - started_s)
-                raise
-        self._observe("ok" if served_id == self._chain_id else "other_chain", self._clock() - started_s)
+        try:
+            async with self._slots:
+                started_s = self._clock()
+                try:
+                    response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
+                    *results, chain_id = parse_batch(response, ids)
+                    served_id = parse_quantity(chain_id)
+                except UnusableResponse:
+                    self._observe("error", self._clock() - started_s, calls)
+                    raise
+        except asyncio.CancelledError:
+            self._cut = calls  # `attempt` reads it before any other task runs
+            raise
+        outcome: NodeOutcome = "ok" if served_id == self._chain_id else "other_chain"
+        self._observe(outcome, self._clock() - started_s, calls)
         if served_id != self._chain_id:
             raise WrongChain(
                 f"it serves {describe_network(ChainId(served_id))}. Correct its URL in rpc_urls (in the environment: "

@@ -40,6 +40,7 @@ from tollway.gateway.rail import (
     CollectResponse,
     build_claim,
     explain_claim,
+    name_signer,
     require,
 )
 from tollway.gateway.receipts import ReceiptWriter
@@ -159,6 +160,10 @@ class AuthorizationRail:
                 "x402 is off at this gateway. Pay with another option of the terms.",
             )
         return presented
+
+    def name_signature(self, proof: object) -> str:
+        assert isinstance(proof, PresentedAuthorization)  # as `read` has parsed it
+        return f"eip3009_{name_signer(proof.signature)}"
 
     def open(
         self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
@@ -432,7 +437,7 @@ class AuthorizationPayment(CallPayment):
             closed = await self._rail.ledger.close(close)
             self._moved_ms = closed.moved_ms if isinstance(closed, Closed) else None
             return closed
-        outcome = await self._rail.settlement.settle(self._order(close))
+        outcome = await self._rail.settlement.settle(self._order(close), trace=self.request.trace)
         match outcome:
             case Settled(transfer=transfer, moved_ms=moved_ms):
                 self.transaction, self._moved_ms = transfer.tx_hash, moved_ms

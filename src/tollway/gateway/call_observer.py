@@ -74,7 +74,8 @@ def begin_step(trace: CallTrace, phase: Phase) -> None:
     if name is None:
         trace.end()
     elif phase == "upstream":
-        trace.begin(name, kind="client", span_id=trace.upstream_span_id)
+        method, _, _ = trace.root.name.partition(" ")
+        trace.begin(f"{method} {name}", kind="client", span_id=trace.upstream_span_id)
     else:
         trace.begin(name)
 
@@ -115,7 +116,7 @@ class CallObserver:
         if trace is not None:
             _describe(trace, payment, name_outcome(payment, response, error))
             for phase, seconds in timer.seconds.items():
-                histograms[phase].set_exemplar(seconds, trace_id=trace.trace_id, at_s=trace.now_s())
+                histograms[phase].set_exemplar(seconds, trace_id=trace.trace_id, at_s=trace.now_ns() / 1e9)
         if not payment.is_verified or payment.asset is None:
             return  # free, or nothing is proved: such requests must not fill the log
         outcome = name_outcome(payment, response, error)
@@ -171,7 +172,6 @@ def _describe(trace: CallTrace, payment: "CallPayment", outcome: str) -> None:
     root.set("tollway.call.id", payment.call_id)
     root.set("tollway.rail", str(payment.rail_name))
     root.set("tollway.outcome", outcome)
-    root.set("server.address", payment.route.endpoint.host)
     if payment.asset is not None:
         root.set("tollway.network", payment.asset.network)
 

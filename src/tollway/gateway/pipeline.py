@@ -10,6 +10,7 @@ them. Each rail (`gateway.rail`) implements its own payment steps, so this modul
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 
+from tollway.call_trace import CallTrace
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, check_size
@@ -109,6 +110,8 @@ class CallPipeline:
         # `rail_proof` and `route` may be problems that are raised later, or never: a free call ignores a bad proof, and a
         # stored response of a paused or retired listing is still delivered.
         rail_proof = read_proof(request, self._rails)
+        if request.trace is not None:
+            describe_proof(request.trace, rail_proof)
         route = self._router.match(entry, request)
         repeat = await self._find_repeat(request, entry, rail_proof, route)
         if repeat is not None and repeat.response is not None and repeat.is_deliverable:
@@ -124,6 +127,8 @@ class CallPipeline:
     ) -> ProxyResponse:
         """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
+        if request.trace is not None:
+            describe_proof(request.trace, decision.rail_proof)  # of a remembered decision, too
         # Raises the problem of a bad proof (400, 402) or of a repeat (409). A free call ignores a bad proof.
         rail, proof = self._choose_rail(decision)
         # Size of the body, form of the idempotency key, required parameters.
@@ -264,6 +269,15 @@ class CallPipeline:
             expires_ms=request.received_ms + self._limits.price_memory_s * 1000,
             find_requirements=partial(self._find_requirements, operation_price, route.listing),
         )
+
+
+def describe_proof(trace: CallTrace, rail_proof: RailProof | Problem | None) -> None:
+    """Writes the kind of the signature on the current step."""
+    if isinstance(rail_proof, tuple):
+        rail, proof = rail_proof
+        trace.set("tollway.proof.kind", rail.name_signature(proof))
+    else:
+        trace.set("tollway.proof.kind", "none" if rail_proof is None else "unreadable")
 
 
 async def _load_body(

@@ -105,6 +105,8 @@ class Proxy:
         started_s = elapsed_s()
         try:
             async with self._http_client.connect(self._build_request(payment)) as upstream:
+                if payment.request.trace is not None:
+                    payment.request.trace.set("tollway.dial.reused", upstream.is_reused)
                 is_slow = elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S
                 if is_slow and await payment.request.body.has_disconnected():
                     raise ClientGone
@@ -182,11 +184,16 @@ class Proxy:
         response of the upstream, ClientGone where the caller has left."""
         sent_ms = self._now_ms()
         payment.active.begin("upstream")
+        trace = payment.request.trace
+        if trace is not None:
+            trace.set("server.address", payment.route.endpoint.host)
         try:
             await upstream.send(
                 fields=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
             )
         except BaseException as exc:
+            if trace is not None and trace.step is not None:
+                trace.step.is_error = True
             failure = await self._fail(upstream, payment, exc)
             if failure is exc:
                 raise
@@ -277,6 +284,8 @@ class Proxy:
 
     async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
         payment.upstream_status = status = upstream.status
+        if payment.request.trace is not None:
+            payment.request.trace.set("http.response.status_code", status)
         is_charged_now = is_charged(payment.charge_on, status)
         after = payment.charged_state if is_charged_now else CallState.RELEASED
         payment.active.begin("settle" if after is CallState.SETTLING else "close")

@@ -11,7 +11,7 @@ payment and writes a call row too. `build_claim` and `explain_claim` serve every
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, assert_never
+from typing import Literal, Protocol, assert_never
 
 from tollway.errors import Problem, Refusal
 from tollway.gateway.access import AccessControl, ActiveCall
@@ -36,6 +36,7 @@ from tollway.gateway.problems import (
 )
 from tollway.gateway.routing import Route
 from tollway.gateway.target import PATH_LENGTH_MAX
+from tollway.identity.signatures import KEY_SIGNATURE_BYTES
 from tollway.ids import Address, CallId, TxHash, format_id
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -101,6 +102,10 @@ class PaymentRail(KeyReader, Protocol):
         Pure."""
         ...
 
+    def name_signature(self, proof: object) -> str:
+        """The kind of the proof's signature, for the trace of a sampled call."""
+        ...
+
     def open(
         self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall
     ) -> "CallPayment":
@@ -123,6 +128,11 @@ def read_proof(request: ProxyRequest, rails: tuple[PaymentRail, ...]) -> RailPro
         # A rail cannot read two proofs of its own, so that case is checked here.
         return proof if has_transaction else check_rails(request) or proof
     return MORE_THAN_ONE_RAIL if len(found) > 1 else (rail, proof)
+
+
+def name_signer(signature: bytes) -> Literal["key", "contract"]:
+    """Whether the signature has the form of a key's. The wallet of such a signature may be a contract all the same."""
+    return "key" if len(signature) == KEY_SIGNATURE_BYTES else "contract"
 
 
 _TRANSACTION_HEADERS = (TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER)
@@ -281,7 +291,7 @@ def build_claim(
     request, listing, asset = call.request, call.route.entry.listing, call.asset
     pay_to = None if payment is None else payment.payee
     return Claim(
-        call_id=CallId(format_id("call", now_ms=clock.now_ms(), entropy=clock.entropy(10))),
+        call_id=make_call_id(request, clock),
         listing_id=listing.id,
         listing_name=listing.name,
         provider=listing.provider,
@@ -309,6 +319,14 @@ def build_claim(
         cover=cover,
         client_network=client_network,
     )
+
+
+def make_call_id(request: ProxyRequest, clock: ClockAndEntropy) -> CallId:
+    """A new id. That of a sampled call is drawn from the sampled part of all ids, so that later work on the call is traced too."""
+    entropy = clock.entropy(10)
+    if request.trace is not None:
+        entropy = request.trace.mark_entropy(entropy)
+    return CallId(format_id("call", now_ms=clock.now_ms(), entropy=entropy))
 
 
 async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None, ledger: Ledger) -> Problem:
@@ -364,6 +382,9 @@ class FreeRail:
 
     def read(self, request: ProxyRequest) -> None:
         return None
+
+    def name_signature(self, proof: object) -> str:
+        return "none"
 
     def find_key(self, request: ProxyRequest, proof: object) -> str | None:
         return find_idempotency_key(request)

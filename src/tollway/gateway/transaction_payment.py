@@ -29,6 +29,7 @@ from tollway.gateway.rail import (
     ClockAndEntropy,
     build_claim,
     explain_claim,
+    name_signer,
     require,
 )
 from tollway.gateway.receipts import write_plain_receipt
@@ -97,6 +98,10 @@ class TransactionRail:
 
     def read(self, request: ProxyRequest) -> Proof | Problem | None:
         return parse_proof(request.headers)
+
+    def name_signature(self, proof: object) -> str:
+        assert isinstance(proof, Proof)  # as `read` has parsed it
+        return f"{'plain' if proof.binding is None else 'bound'}_{name_signer(proof.signature)}"
 
     def open(
         self, request: ProxyRequest, route: Route, proof: object, repeat: Repeat | None, active: ActiveCall

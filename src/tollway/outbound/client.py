@@ -245,6 +245,11 @@ class UpstreamExchange:
         if exc is not None or not self._is_head_read:
             self._end(is_untouched=not self.is_sent and (exc is None or isinstance(exc, Exception)))
 
+    @property
+    def is_reused(self) -> bool:
+        """Whether the connection has carried an exchange before. False where none is held."""
+        return self._connection is not None and self._connection.exchanges > 0
+
     async def send(self, *, head_deadline_s: float, fields: bytes = b"") -> None:
         """Sends the request once, and returns when the head of the response has arrived. `fields`: sent after the request's own;
         they are known only after the claim.

@@ -9,11 +9,12 @@ import socket
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from time import monotonic
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
+from tollway.call_trace import CallTrace, find_current_trace
 from tollway.limits import Limits
 from tollway.outbound.connection import Connection, ReadBuffer
 from tollway.outbound.dns import HostResolver
@@ -159,6 +160,8 @@ class ConnectionPool:
 
     async def open(self, endpoint: Endpoint) -> Connection:
         """Opens a new connection, to an address that is checked in this call. Raises OSError and ValueError for a failed dial."""
+        trace = find_current_trace()
+        open_socket = self._guard.open_socket if trace is None else partial(self._open_counted, trace)
         async with asyncio.timeout(self._limits.dns_deadline_s + self._limits.connect_deadline_s):
             addresses = await self._find_addresses(endpoint)
             while True:
@@ -169,7 +172,7 @@ class ConnectionPool:
                             addresses,
                             happy_eyeballs_delay=NEXT_ADDRESS_S,
                             interleave=1,
-                            socket_factory=self._guard.open_socket,
+                            socket_factory=open_socket,
                         )
                         peer = _find_peer(handle)
                         return await self._attach(endpoint, handle)
@@ -178,6 +181,12 @@ class ConnectionPool:
                     if not others or len(others) == len(addresses):
                         raise
                     addresses = others
+
+    def _open_counted(self, trace: CallTrace, addr_info: AddrInfoType) -> socket.socket:
+        """Opens a socket for a sampled call, and counts the addresses that are tried for it."""
+        if trace.step is not None:
+            trace.step.count("tollway.dial.addresses")
+        return self._guard.open_socket(addr_info)
 
     async def close(self) -> None:
         """Cuts every connection, also those in use."""

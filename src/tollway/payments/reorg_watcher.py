@@ -27,10 +27,11 @@ from typing import Generic, TypeVar, assert_never
 import structlog
 
 from tollway.background import BackgroundTask, TaskName, describe_failure, run_all
+from tollway.call_trace import CallTrace, TraceSampler, find_current_trace, running_trace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, ChainTip, Disputed, NotMined, Quorum, WatchedChain
 from tollway.errors import ChainUnavailable, StorageUnavailable
-from tollway.ids import ChainId
+from tollway.ids import CallId, ChainId, format_network
 from tollway.ledger.ledger import Finality, PaymentLedger, UnfinalBlock
 from tollway.ledger.records import (
     AuthorizedCall,
@@ -77,6 +78,32 @@ class BlockComparison(Enum):
     DISPUTED = auto()
 
 
+class ReorgTraces:
+    """The traces of the watcher: one for each payment that leaves its chain, with a span for each sampled call that it pays (`tollway.call.id`).
+
+    `list_calls`: the calls that hold units of a payment, newest first, at most `SPANS_MAX`."""
+
+    def __init__(
+        self, sampler: TraceSampler, list_calls: Callable[[int], Awaitable[Sequence[CallId]]]
+    ) -> None:
+        self._sampler = sampler
+        self.list_calls = list_calls
+
+    def start(self, chain_id: ChainId) -> CallTrace:
+        """The trace of a payment that was not found. It is handed over only if a sampled call is added."""
+        trace = self._sampler.start_linked("tollway.reorg_watcher")
+        trace.root.set("tollway.network", format_network(chain_id))
+        return trace
+
+    def describe_gone(self, call_ids: Sequence[CallId], reason: str) -> None:
+        """Adds the calls of a payment that is gone to its trace, the current one."""
+        trace = find_current_trace()
+        assert trace is not None, "it runs in the trace of the payment"
+        trace.root.set("error.type", reason)
+        for call_id in call_ids:
+            trace.add_call(call_id, "gone")
+
+
 class ReorgWatcher:
     """Watches the payments of all networks. One of several gateways runs it for all; two at once do no harm, because each move names
     the state that it expects. The networks are checked together, so an unavailable one delays the others by its deadlines at most.
@@ -97,7 +124,9 @@ class ReorgWatcher:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         clock: Callable[[], float] = time.monotonic,
         task: BackgroundTask | None = None,
+        traces: "ReorgTraces | None" = None,
     ) -> None:
+        """`traces`: None where no call is traced."""
         self._task = task or BackgroundTask(TaskName.PAYMENT_CHECK)
         self._interval_s = limits.watch_interval_s
         self._sleep = sleep
@@ -105,7 +134,15 @@ class ReorgWatcher:
         self._running_since_s: float | None = None
         self._networks = {
             chain_id: NetworkWatcher(
-                payments, finality, chains, one, limits=limits, now_ms=now_ms, on_gone=on_gone, clock=clock
+                payments,
+                finality,
+                chains,
+                one,
+                limits=limits,
+                now_ms=now_ms,
+                on_gone=on_gone,
+                clock=clock,
+                traces=traces,
             )
             for chain_id, one in rules.items()
         }
@@ -152,7 +189,9 @@ class NetworkWatcher:
         now_ms: Callable[[], int],
         on_gone: Callable[[Payment], None],
         clock: Callable[[], float],
+        traces: "ReorgTraces | None" = None,
     ) -> None:
+        self._traces = traces
         self._payments = payments
         self._finality = finality
         self._chains = chains
@@ -467,6 +506,13 @@ class NetworkWatcher:
     # ---- Payments that are not found.
 
     async def _count_missing(self, payment: Payment, reason: str) -> None:
+        if self._traces is None:
+            await self._handle_missing(payment, reason)
+            return
+        with running_trace(self._traces.start(self._chain_id)):
+            await self._handle_missing(payment, reason)
+
+    async def _handle_missing(self, payment: Payment, reason: str) -> None:
         if payment.state is PaymentState.GONE:
             await self._find_moved_transfers(payment)
             return
@@ -474,7 +520,11 @@ class NetworkWatcher:
         missed = self._missed.count(key)
         if missed < CHECKS_UNTIL_GONE or await self._may_stay(payment, missed):
             return
+        # Before the ledger takes the payment from its calls.
+        call_ids = () if self._traces is None else await self._traces.list_calls(payment.id)
         debt_units = await self._finality.mark_gone(payment.id, now_ms=self._now_ms())
+        if self._traces is not None:
+            self._traces.describe_gone(call_ids, reason)
         self._missed.drop_if(lambda other: other == key)
         _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
         self._on_gone(payment)
@@ -498,6 +548,8 @@ class NetworkWatcher:
                 call.call_id, before=payment.tx_hash, transfer=transfer, now_ms=self._now_ms()
             ):
                 is_moved = True
+                if (trace := find_current_trace()) is not None:
+                    trace.add_call(call.call_id, "moved")
                 _log.info("payment_moved", before=str(payment.tx_hash), transaction=str(transfer.tx_hash))
         if is_moved:
             self._on_gone(payment)

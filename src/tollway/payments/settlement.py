@@ -15,6 +15,7 @@ from typing import assert_never
 
 import structlog
 
+from tollway.call_trace import CallTrace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import AuthorizationFacts, ChainFacts, Quorum, SendFault, SendRefused, SettlementChain
 from tollway.errors import ChainUnavailable, Code, Problem
@@ -227,14 +228,14 @@ class Settlement:
 
     # ---- At the upstream's head.
 
-    async def settle(self, order: SettlementOrder) -> SettlementOutcome:
-        """Settles the authorisation and waits until the transfer is as deep as its value requires.
+    async def settle(self, order: SettlementOrder, *, trace: CallTrace | None = None) -> SettlementOutcome:
+        """Settles the authorisation and waits until the transfer is as deep as its value requires. `trace`: of a sampled call.
 
         Raises `StorageUnavailable`: then, as after a cancellation, the ledger decides the call's state, and settlement recovery
         finishes it.
         """
         try:
-            outcome = await self._settle(order)
+            outcome = await self._settle(order, trace)
         except BaseException:
             self._orphans.add(order.close, is_waited_for=False)
             raise
@@ -246,8 +247,12 @@ class Settlement:
             _log.info("settlement_ended", call_id=order.close.call_id, network=order.asset.network, **fields)
         return outcome
 
-    async def _settle(self, order: SettlementOrder) -> SettlementOutcome:
+    async def _settle(self, order: SettlementOrder, trace: CallTrace | None) -> SettlementOutcome:
         chain_id = order.asset.chain_id
+        if trace is not None:
+            trace.set("tollway.network", order.asset.network)
+            trace.set("tollway.settle.attempts", 0)
+            trace.set("tollway.settle.fee_bumps", 0)
         # Decide.
         sequence = self._gas_budget.choose_sequence(chain_id, is_claimed=True)
         try:
@@ -278,7 +283,7 @@ class Settlement:
             if not isinstance(attempt, SettlementAttempt):
                 return attempt
             await self._broadcast(attempt, self._chains.send_transaction)
-            receipt = await self._wait_for_receipt(order, attempt)
+            receipt = await self._wait_traced(order, attempt, trace)
             if receipt is None:
                 return Undecided(tx_hash=attempt.tx_hash)
             return await self._record_end(order, attempt, receipt, from_block=facts.head_number)
@@ -328,6 +333,28 @@ class Settlement:
         )
         if refused.fault in (SendFault.INSUFFICIENT_FUNDS, SendFault.NONCE_TOO_LOW):
             self._gas_budget.mark_failing(attempt.chain_id, attempt.sender)
+
+    async def _wait_traced(
+        self, order: SettlementOrder, attempt: SettlementAttempt, trace: CallTrace | None
+    ) -> ChainFacts | None:
+        """Waits for the receipt. A sampled call counts the replacements of its transaction meanwhile, by this gateway."""
+        if trace is None:
+            return await self._wait_for_receipt(order, attempt)
+        trace.set("tollway.settle.attempts", 1)
+        self._replacer.traced[attempt.call_id] = trace
+        start_ns, receipt = trace.now_ns(), None
+        try:
+            receipt = await self._wait_for_receipt(order, attempt)
+        finally:
+            self._replacer.traced.pop(attempt.call_id, None)
+            trace.add_request(
+                "tollway.receipt",
+                start_ns=start_ns,
+                attributes={"tollway.outcome": "not_mined" if receipt is None else "mined"},
+                is_error=False,
+                kind="internal",
+            )
+        return receipt
 
     async def _wait_for_receipt(
         self, order: SettlementOrder, attempt: SettlementAttempt

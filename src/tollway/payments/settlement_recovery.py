@@ -7,13 +7,14 @@ is stored before it is sent.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
 from tollway.background import describe_failure, run_all, run_contained
+from tollway.call_trace import TraceSampler, find_current_trace, running_trace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import (
     AuthorizationFacts,
@@ -24,7 +25,7 @@ from tollway.chain.port import (
     SettlementChain,
 )
 from tollway.errors import ChainUnavailable, StorageUnavailable
-from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ids import Address, CallId, ChainId, TxHash, format_network
 from tollway.ledger.ledger import GasLedger, SettlementLedger
 from tollway.ledger.records import AuthorizedCall, CallState, SettledTransfer, SettlementAttempt
 from tollway.limits import Limits
@@ -101,7 +102,10 @@ class SettlementRecovery:
         limits: Limits,
         now_ms: Callable[[], int],
         metrics: SettlementMetrics = NO_METRICS,
+        traces: TraceSampler | None = None,
     ) -> None:
+        """`traces`: None where no call is traced."""
+        self._traces = traces
         self._ledger = ledger
         self._gas_ledger = gas_ledger
         self._chains = chains
@@ -130,13 +134,32 @@ class SettlementRecovery:
     async def _recover_in_turn(self, call: AuthorizedCall, slots: asyncio.Semaphore) -> None:
         async with slots:
             try:
-                await self._recover_call(call)
+                if self._traces is None or not self._traces.covers(call.call_id):
+                    await self._recover_call(call)
+                else:
+                    await self._recover_traced(call, self._traces)
             except ChainUnavailable as exc:
                 _log.warning("sweep_postponed", call_id=call.call_id, detail=str(exc))
             except StorageUnavailable:
                 raise  # logged once for all calls
             except Exception as exc:  # noqa: BLE001 - a task root: one bad call must not stop the others
                 _log.error("sweep_failed", call_id=call.call_id, **describe_failure(exc))
+
+    async def _recover_traced(self, call: AuthorizedCall, traces: TraceSampler) -> None:
+        """A trace of its own, which `tollway.call.id` ties to the call. A check that changes nothing has none."""
+        trace = traces.start_linked("tollway.settlement_recovery")
+        trace.root.set("tollway.call.id", call.call_id)
+        trace.root.set("tollway.listing.id", call.listing_id)
+        trace.root.set("tollway.network", format_network(call.authorization.chain_id))
+        with running_trace(trace):
+            try:
+                await self._recover_call(call)
+            except (ChainUnavailable, StorageUnavailable):
+                raise  # it is tried again
+            except Exception:
+                trace.root.is_error = True
+                trace.keep("failed")
+                raise
 
     async def _recover_call(self, call: AuthorizedCall) -> None:
         orphan = await self._read_call(call)
@@ -213,6 +236,7 @@ class SettlementRecovery:
         self._expired.pop(call.call_id, None)
         self._requested_ms.pop(call.call_id, None)
         if state is not None:
+            _describe_attempts(orphan.attempts, outcome=state.value)
             self._count_end(orphan, transfer)
             _log.info(
                 "settlement_swept",
@@ -356,4 +380,15 @@ class SettlementRecovery:
             now_ms=self._now_ms,
         )
         if isinstance(attempt, SettlementAttempt):
+            _describe_attempts((*orphan.attempts, attempt), outcome="sent")
             await resend(self._chains, attempt)
+
+
+def _describe_attempts(attempts: Sequence[SettlementAttempt], *, outcome: str) -> None:
+    """Writes what recovery did on the trace of a sampled call. Attempts of one nonce are one transaction and its replacements."""
+    trace = find_current_trace()
+    if trace is not None:
+        transactions = len({(one.sender, one.nonce) for one in attempts})
+        trace.root.set("tollway.settle.attempts", transactions)
+        trace.root.set("tollway.settle.fee_bumps", len(attempts) - transactions)
+        trace.keep(outcome)

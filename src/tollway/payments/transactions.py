@@ -18,6 +18,7 @@ from itertools import islice
 import structlog
 
 from tollway.background import describe_failure, run_all
+from tollway.call_trace import CallTrace
 from tollway.chain.port import ChainFacts, Fees, NotMined, SendFault, SendRefused, SettlementChain
 from tollway.chain.signer import GasKey, read_transaction
 from tollway.chain.tokens import encode_transfer_with_authorization
@@ -286,6 +287,8 @@ class TransactionReplacer:
         self._now_ms = now_ms
         self._capped: dict[NonceSequence, TxHash] = {}  # already logged: the next fees are above the maximum
         self._resending: set[NonceSequence] = set()
+        self.traced: dict[CallId, CallTrace] = {}
+        """The sampled calls that wait for their transaction here."""
 
     async def run_once(self) -> None:
         """Checks every sequence, also those of keys without gas. Raises `StorageUnavailable`."""
@@ -438,6 +441,8 @@ class TransactionReplacer:
                 replacement = sign_filler(last, sequence.key, tx_fees=tx_fees, now_ms=self._now_ms())
             is_stored = await self._gas_ledger.add_attempt(replacement, is_filling=True)
         if is_stored is True:
+            if (trace := self.traced.get(last.call_id)) is not None and trace.step is not None:
+                trace.step.count("tollway.settle.fee_bumps")
             _log.info("settlement_fee_bumped", call_id=last.call_id, transaction=str(replacement.tx_hash))
             await resend(self._chains, replacement)
 

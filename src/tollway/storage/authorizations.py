@@ -197,15 +197,17 @@ def write_claimed(
 def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
     calls = call_table.c
     is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
-    return _mark_orphaned(connection, [call_id], is_own) == 1
+    return bool(_mark_orphaned(connection, [call_id], is_own))
 
 
-def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> int:
-    """Gives those of the calls that are still settling to settlement recovery. Returns how many."""
-    return _mark_orphaned(connection, call_ids, call_table.c.id.in_(call_ids)) if call_ids else 0
+def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> frozenset[CallId]:
+    """Gives those of the calls that are still settling to settlement recovery. Returns these."""
+    if not call_ids:
+        return frozenset()
+    return _mark_orphaned(connection, call_ids, call_table.c.id.in_(call_ids))
 
 
-def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: Any) -> int:
+def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: Any) -> frozenset[CallId]:
     """Locks the authorisations first and reads the calls after that: a transaction that concludes holds the same locks."""
     columns, calls = authorization_table.c, call_table.c
     locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)
@@ -216,7 +218,7 @@ def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: 
         at = update(authorization_table).where(columns.call_id.in_(settling))
         # Due at once, because the call may have been postponed while it was unknown.
         connection.execute(at.values(is_adrift=True, looked_ms=0))
-    return len(settling)
+    return frozenset(settling)
 
 
 def _authorized_query(answered_since_ms: int) -> Select[Any]:

@@ -29,6 +29,7 @@ from tollway.ledger.records import CallState
 from tollway.metric_table import CommitKind
 from tollway.storage.batch_wait import BATCH_WAIT_S, BatchWait
 from tollway.storage.call_terms import KnownTerms
+from tollway.storage.commit_traces import CommitTraces
 from tollway.storage.database import ROLLBACKS_MAX, Database, is_retryable
 from tollway.storage.ledger_batch import (
     AccountsShort,
@@ -110,8 +111,9 @@ class GroupCommit:
         on_commit: Callable[[CommitKind, float], None] = lambda kind, seconds: None,
         task: BackgroundTask | None = None,
         events: EventLog = NO_EVENTS,
+        traces: CommitTraces | None = None,
     ) -> None:
-        """`patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long
+        """`traces`: of sampled calls; None where no call is traced. `patience_s`: how long after its first failure the end of a call with an upstream response is tried again. `finish_delay_s`: how long
         a finish waits for other entries. `grant_ms_max`: a grant that reaches its caller later than this, by `ticks_ms` (monotonic), is
         given back: the process may have been paused, and other gateways may recover its calls."""
         self._database, self._restore_detector = database, restore_detector
@@ -122,7 +124,7 @@ class GroupCommit:
         self._patience_s = patience_s
         self._retry_s = retry_s
         self._finish_delay_s = finish_delay_s
-        self.note_batch, self.note_commit = on_batch, on_commit
+        self._on_batch, self.note_commit, self._traces = on_batch, on_commit, traces
         self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
         make_batch_wait = partial(BatchWait, wait_s=batch_wait_s, ticks_ms=ticks_ms)
         self._known_terms, self._events = KnownTerms(), events
@@ -247,6 +249,8 @@ class GroupCommit:
         waiting = WaitingEntry(entry=entry, future=asyncio.get_running_loop().create_future())
         assert waiting.future is not None
         submitted_ms = self._ticks_ms()
+        if self._traces is not None:
+            self._traces.add(waiting)
         self._enqueue(waiting)
         try:
             outcome = await waiting.future
@@ -254,6 +258,9 @@ class GroupCommit:
             if not waiting.future.cancelled() and waiting.future.exception() is None:
                 self._undo(entry, waiting.future.result())
             raise
+        finally:
+            if self._traces is not None:
+                self._traces.remove(waiting)
         if isinstance(outcome, _GRANTS) and self._ticks_ms() - submitted_ms > self._grant_ms_max:
             self._undo(entry, outcome)
             raise StorageUnavailable("the claim took too long")
@@ -397,7 +404,7 @@ class GroupCommit:
     async def _commit(self, batch: list[WaitingEntry]) -> None:
         if not batch:
             return
-        self.note_batch(len(batch))
+        self.note_batch(batch)
         exc = await self._write_part(batch, is_retry=False)
         if exc is None:
             self._task.record_success()
@@ -448,7 +455,8 @@ class GroupCommit:
             else:
                 (waiting,) = part.waiting
                 event = "books_entry_refused" if is_own_fault else "books_entry_failed"
-                _log.error(event, call_id=waiting.entry.call_id, error=repr(exc))
+                ids = {} if self._traces is None else self._traces.find_ids(waiting)
+                _log.error(event, call_id=waiting.entry.call_id, error=repr(exc), **ids)
                 if is_own_fault:
                     self._refuse(waiting)
                 else:
@@ -534,7 +542,14 @@ class GroupCommit:
         late = (self._late.get(entry.call_id) for entry in entries)
         return frozenset(one.entry.call_id for one in late if one is not None and one.is_in_doubt)
 
+    def note_batch(self, batch: Sequence[WaitingEntry]) -> None:
+        self._on_batch(len(batch))
+        if self._traces is not None:
+            self._traces.note_taken(batch, size=len(batch))
+
     def deliver(self, waiting: WaitingEntry, outcome: Outcome) -> None:
+        if self._traces is not None:
+            self._traces.note_written(waiting)
         if self._late.get(waiting.entry.call_id) is waiting:
             del self._late[waiting.entry.call_id]
         if isinstance(outcome, _GRANTS):

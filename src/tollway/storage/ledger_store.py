@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeVar
 import structlog
 
 from tollway.background import BackgroundTask
+from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
 from tollway.ledger.claims import check_claim
@@ -47,6 +48,7 @@ from tollway.metric_table import CommitKind
 from tollway.storage import authorizations, history, idempotency, payments, recovery
 from tollway.storage.batch_loader import BatchLoader
 from tollway.storage.batch_wait import BATCH_WAIT_S
+from tollway.storage.commit_traces import CommitTraces
 from tollway.storage.database import Database, Work, write_retried
 from tollway.storage.group_commit import FINISH_DELAY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
@@ -106,18 +108,20 @@ class LedgerStore:
         on_restore: Callable[[], None] = lambda: None,
         writer: BackgroundTask | None = None,
         events: EventLog = NO_EVENTS,
+        traces: TraceSampler | None = None,
         close_retry_s: float = RETRY_S,
         batch_wait_s: float = BATCH_WAIT_S,
         finish_delay_s: float = FINISH_DELAY_S,
     ) -> None:
         """`on_commit`: called after each written batch, with the entry that matters most in it and the seconds. `on_lapse`: called when this gateway renewed later than its lease, so that other gateways may have recovered its calls.
         `on_restore`: called when a restore of the database was detected and its balances are held. `ticks_ms`: a monotonic clock that
-        detects jumps of the other clocks. `writer`: the background task that reports `run`. `events`: the log of the events of webhooks. `close_retry_s`: the pause between two tries
+        detects jumps of the other clocks. `writer`: the background task that reports `run`. `events`: the log of the events of webhooks. `traces`: None where no call is traced. `close_retry_s`: the pause between two tries
         of a close while the database is unavailable. `batch_wait_s`: the longest wait of the writer for the callers of its last batch.
         `finish_delay_s`: how long a finish waits for other entries."""
         self._database = database
         self._limits = limits
         self._events = events
+        self._traces = traces
         self._own_ms = now_ms
         self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
         # Many callers with the proof of one payment read these at the same time.
@@ -158,6 +162,7 @@ class LedgerStore:
             on_commit=on_commit,
             task=writer,
             events=events,
+            traces=None if traces is None else CommitTraces(),
         )
 
     async def open(self) -> None:
@@ -382,10 +387,17 @@ class LedgerStore:
         moved = 0
         for start in range(0, len(abandoned), RECOVERY_BATCH_MAX):
             some = abandoned[start : start + RECOVERY_BATCH_MAX]
-            moved += await write_retried(
+            trace = None if self._traces is None else self._traces.start_linked("tollway.recovery")
+            recovered = await write_retried(
                 self._database,
                 partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms, events=self._events),
             )
+            moved += len(recovered)
+            if trace is not None:
+                for one in recovered:
+                    error = None if one.error is None else one.error.value
+                    trace.add_call(one.call_id, one.after.value, error=error)
+                trace.finish()
         await write_retried(
             self._database,
             partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark),

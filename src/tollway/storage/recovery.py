@@ -239,10 +239,11 @@ def recover_calls(
     *,
     now_ms: int,
     events: EventLog = NO_EVENTS,
-) -> int:
-    """Moves the calls that are still in their state and epoch. Returns how many moved."""
+) -> list[AbandonedCall]:
+    """Moves the calls that are still in their state and epoch. Returns those that moved."""
     settling = [one for one in abandoned if one.before is CallState.SETTLING]
-    moved = mark_calls_orphaned(connection, [one.call_id for one in settling])
+    orphaned = mark_calls_orphaned(connection, [one.call_id for one in settling])
+    moved = [one for one in settling if one.call_id in orphaned]
     locked_rows = LockedRows(connection, events=events)
     others = [one for one in abandoned if one.before is not CallState.SETTLING]
     calls = locked_rows.lock_with_payments([one.call_id for one in others])
@@ -262,7 +263,7 @@ def recover_calls(
             locked_rows.move(
                 call, one.after, moved_ms=now_ms, clock_releases=may_release, completed_ms=now_ms, **values
             )
-        moved += 1
+        moved.append(one)
     locked_rows.write()
     return moved
 

@@ -84,8 +84,8 @@ class QueueOwner(Protocol):
         """Delivers the outcome of a written entry."""
         ...
 
-    def note_batch(self, size: int) -> None:
-        """Counts a statement for `size` entries."""
+    def note_batch(self, batch: Sequence[WaitingEntry]) -> None:
+        """Counts a statement for these entries, which begins now."""
         ...
 
     def note_commit(self, kind: CommitKind, seconds: float) -> None:
@@ -167,7 +167,7 @@ class StatementQueue:
                 await self._batch_wait.wait()
             taken = self._take()
             if taken:
-                self._owner.note_batch(len(taken))
+                self._owner.note_batch(taken)
                 self.in_flight = taken
                 try:
                     await self._write(taken)

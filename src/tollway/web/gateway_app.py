@@ -43,9 +43,8 @@ from tollway.limits import Limits
 from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
 from tollway.web.gateway_traces import (
     StartTrace,
-    begin_stream,
     describe_outcome,
-    describe_stream,
+    trace_stream,
     traced_call,
 )
 from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
@@ -280,11 +279,15 @@ class ResponseStream:
                 flow = group.create_task(self._flow(first))
                 if wait_disconnect is not None:
                     watcher = group.create_task(wait_disconnect())
-                    watcher.add_done_callback(lambda _: self._on_client_gone(flow))
+                    watcher.add_done_callback(lambda watched: self._on_watched(watched, flow))
                     flow.add_done_callback(lambda _: watcher.cancel())
         finally:
             if self._client_socket is not None:
                 self._client_socket.close()
+
+    def _on_watched(self, watcher: asyncio.Task[None], flow: asyncio.Task[None]) -> None:
+        if not watcher.cancelled():  # cancelled: the stream has ended
+            self._on_client_gone(flow)
 
     def _on_client_gone(self, flow: asyncio.Task[None]) -> None:
         """Stops the stream. A response that is recorded for a repeat is read further, for `answer_collect_s` at most."""
@@ -490,16 +493,19 @@ class GatewayApp:
             await send(head)
             await send({"type": "http.response.body", "body": response.first})
             return
+        traced = None if self._start_trace is None else trace_stream(response.rest, send)
         stream = ResponseStream(
-            response.rest, send, client_socket=self.client_sockets.find_socket(scope), limits=self._limits
+            response.rest if traced is None else traced,
+            send if traced is None else traced.send,
+            client_socket=self.client_sockets.find_socket(scope),
+            limits=self._limits,
         )
-        span = begin_stream()
         try:
             await send(head)
             await stream.pump(response.first, body.wait_disconnect if body.is_finished else None)
         finally:
-            if span is not None:
-                describe_stream(span, stream.sent, stream.delivery)
+            if traced is not None:
+                traced.describe(stream.sent, stream.delivery, is_client_gone=stream.is_client_gone)
             await response.rest.end(stream.delivery, stream.sent)
         if stream.delivery is Delivery.COMPLETE:
             await send({"type": "http.response.body", "body": b""})
