@@ -39,6 +39,8 @@ class Collector:
         self.taken += [trace.trace_id for trace in traces]
         return self.outcome
 
+    failure = "HTTP status 503"
+
     def close(self) -> None:
         self.is_closed.set()
 
@@ -109,3 +111,20 @@ def test_spans_are_sent_again_when_the_collector_is_back() -> None:
             failing._export([make_trace(1)])
     assert [line["event"] for line in logs] == ["span_export_failed", "span_export_back"]
     assert dropped.spans == 2
+
+
+def test_a_stop_leaves_a_collector_that_hangs_behind_and_counts_its_spans() -> None:
+    collector, dropped = Collector(), Dropped()
+    spans = SpanQueue(collector, count_dropped=dropped)
+    spans.open()
+    spans.add(make_trace(0, spans=3))
+    assert collector.is_asked.wait(WAIT_S)
+    spans.add(make_trace(1, spans=4))
+    with capture_logs() as logs:
+        spans.close()  # returns although the collector holds its request
+    assert (collector.taken, dropped.spans) == ([], 7)
+    assert [line["event"] for line in logs] == ["span_export_failed"]
+    spans.add(make_trace(2, spans=5))  # of a call that outlives the queue
+    collector.gate.set()
+    assert collector.is_closed.wait(WAIT_S)
+    assert dropped.spans == 12

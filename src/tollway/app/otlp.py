@@ -4,8 +4,13 @@ The address of the collector comes from the standard variables `OTEL_EXPORTER_OT
 `http://localhost:4318/v1/traces`.
 """
 
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
+import requests
+import urllib3
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -20,11 +25,49 @@ _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": Span
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
-class OtlpExporter:
-    """Implements `TraceExporter` over a span exporter of OpenTelemetry. `instance_id`: the name of this gateway process."""
+RESPONSE_BYTES_MAX = 4_096
+_REDIRECT_MIN, _ERROR_MIN = 300, 400
+_LOGGERS = ("opentelemetry.exporter", "urllib3")
 
-    def __init__(self, exporter: SpanExporter, *, instance_id: str) -> None:
+
+class CollectorSession(requests.Session):
+    """The HTTP session to a collector, which may lie. A redirect is a failure and is not followed: it would carry the headers of the collector elsewhere. Of a
+    response at most `RESPONSE_BYTES_MAX` are read, since the status decides. `failure`: why the last request failed; None after a success."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failure: str | None = None
+
+    def request(self, method: str, url: str | bytes, *args: Any, **kwargs: Any) -> requests.Response:
+        self.failure = None
+        try:
+            response = super().request(
+                method, url, *args, **{**kwargs, "allow_redirects": False, "stream": True}
+            )
+        except requests.RequestException as exc:
+            self.failure = type(
+                exc
+            ).__name__  # its text may hold the address of the collector, and that a password
+            raise
+        with suppress(urllib3.exceptions.HTTPError):
+            response.raw.read(RESPONSE_BYTES_MAX, decode_content=False)
+        response.close()
+        if response.status_code >= _REDIRECT_MIN:
+            self.failure = f"HTTP status {response.status_code}"
+        if _REDIRECT_MIN <= response.status_code < _ERROR_MIN:  # the exporter takes it for a success
+            raise requests.TooManyRedirects(self.failure)
+        return response
+
+
+class OtlpExporter:
+    """Implements `TraceExporter` over a span exporter of OpenTelemetry. `instance_id`: the name of this gateway process. `session`: of an exporter that has
+    one."""
+
+    def __init__(
+        self, exporter: SpanExporter, *, instance_id: str, session: CollectorSession | None = None
+    ) -> None:
         self._exporter = exporter
+        self._session = session
         self._resource = Resource(
             {
                 "service.name": "tollway",
@@ -37,6 +80,10 @@ class OtlpExporter:
     def export(self, traces: Sequence[FinishedTrace]) -> bool:
         spans = [span for trace in traces for span in self._convert(trace)]
         return self._exporter.export(spans) is SpanExportResult.SUCCESS
+
+    @property
+    def failure(self) -> str | None:
+        return None if self._session is None else self._session.failure
 
     def close(self) -> None:
         self._exporter.shutdown()
@@ -60,7 +107,11 @@ class OtlpExporter:
 
 def connect_collector(*, instance_id: str, timeout_s: float) -> OtlpExporter:
     """An exporter to the collector of the environment. It connects with the first export."""
-    return OtlpExporter(OTLPSpanExporter(timeout=timeout_s), instance_id=instance_id)
+    for name in _LOGGERS:  # `SpanQueue` logs one line for an outage; these would log one for each batch
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    session = CollectorSession()
+    exporter = OTLPSpanExporter(timeout=timeout_s, session=session)
+    return OtlpExporter(exporter, instance_id=instance_id, session=session)
 
 
 def _end_of(span: Span, trace: FinishedTrace) -> int | None:

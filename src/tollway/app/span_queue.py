@@ -55,6 +55,11 @@ def make_tracing(settings: Settings, metrics: Metrics) -> "tuple[SpanQueue | Non
 class TraceExporter(Protocol):
     """Sends traces to a collector. Runs in the thread of the queue."""
 
+    @property
+    def failure(self) -> str | None:
+        """Why the last export failed, where that is known."""
+        ...
+
     def export(self, traces: Sequence[FinishedTrace]) -> bool:
         """False when the collector did not take them. May raise."""
         ...
@@ -70,6 +75,7 @@ class SpanQueue:
         self._count_dropped = count_dropped
         self._waiting: queue.SimpleQueue[FinishedTrace | None] = queue.SimpleQueue()
         self._spans = 0
+        self._is_closed = False
         self._lock = threading.Lock()
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="span-export", daemon=True)
@@ -78,18 +84,24 @@ class SpanQueue:
         self._thread.start()
 
     def close(self) -> None:
-        """Sends what waits, for at most `CLOSE_WAIT_S`."""
+        """Sends what waits, for at most `CLOSE_WAIT_S`. What the collector has not taken by then is dropped and counted."""
         self._waiting.put(None)
         if self._thread.is_alive():
             self._thread.join(CLOSE_WAIT_S)
+        with self._lock:
+            left, self._spans, self._is_closed = self._spans, 0, True
+        if left:
+            self._count_dropped(left)
+            if not self._is_failing:
+                _log.warning("span_export_failed", error=f"{left} spans were left at the stop")
 
     def add(self, trace: FinishedTrace) -> None:
         count = len(trace.spans)
         with self._lock:
-            is_full = self._spans + count > QUEUE_SPANS_MAX
-            if not is_full:
+            is_refused = self._is_closed or self._spans + count > QUEUE_SPANS_MAX
+            if not is_refused:
                 self._spans += count
-        if is_full:
+        if is_refused:
             self._count_dropped(count)
         else:
             self._waiting.put(trace)
@@ -122,12 +134,14 @@ class SpanQueue:
     def _export(self, batch: list[FinishedTrace]) -> None:
         """Sends a batch once; what the collector does not take is dropped. The spans count as queued until then."""
         count = sum(len(trace.spans) for trace in batch)
-        error = None
         try:
             is_taken = self._exporter.export(batch)
+            error = self._exporter.failure
         except Exception as exc:  # noqa: BLE001 - the root of this thread: a failure is one event, and the next batch goes on
             is_taken, error = False, repr(exc)[:300]
         with self._lock:
+            if self._is_closed:
+                return  # counted as dropped
             self._spans -= count
         if not is_taken:
             self._count_dropped(count)
