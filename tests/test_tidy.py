@@ -70,6 +70,7 @@ SHORT_FILES: dict[str, str] = {
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
+    "storage/commit_traces.py": "what a trace says about commits, for the writer and its two queues",
     "storage/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
     "storage/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
     "web/page_messages.py": "the one module that knows the syntax trees of Jinja2",
@@ -151,6 +152,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "payments/facilitator.py": ("aiohttp", "the facilitator that the operator names"),
     "storage/postgres.py": ("asyncpg", "the operator's own database"),
     "rate_limits/redis_windows.py": ("redis", "the operator's own server for rates"),
+    "app/otlp.py": ("requests urllib3", "the collector of traces that the operator names"),
     "app/service_notifier.py": ("socket", "the socket of systemd, a path or a name of this machine"),
     "web/server.py": (
         "asyncio.open_connection socket",

@@ -118,10 +118,8 @@ class LedgerStore:
         detects jumps of the other clocks. `writer`: the background task that reports `run`. `events`: the log of the events of webhooks. `traces`: None where no call is traced. `close_retry_s`: the pause between two tries
         of a close while the database is unavailable. `batch_wait_s`: the longest wait of the writer for the callers of its last batch.
         `finish_delay_s`: how long a finish waits for other entries."""
-        self._database = database
-        self._limits = limits
-        self._events = events
-        self._traces = traces
+        self._database, self._limits = database, limits
+        self._events, self._traces = events, traces
         self._own_ms = now_ms
         self._clock = ClusterClock(own_ms=now_ms, ticks_ms=ticks_ms)
         # Many callers with the proof of one payment read these at the same time.
@@ -129,8 +127,7 @@ class LedgerStore:
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
         self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
         self._owner_id = owner_id
-        self._boot_mark = boot_mark
-        self._shared_clock = shared_clock
+        self._boot_mark, self._shared_clock = boot_mark, shared_clock
         self._on_lapse = on_lapse
         self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
         self._restore_detector = RestoreDetector(
@@ -387,17 +384,7 @@ class LedgerStore:
         moved = 0
         for start in range(0, len(abandoned), RECOVERY_BATCH_MAX):
             some = abandoned[start : start + RECOVERY_BATCH_MAX]
-            trace = None if self._traces is None else self._traces.start_linked("tollway.recovery")
-            recovered = await write_retried(
-                self._database,
-                partial(recovery.recover_calls, abandoned=some, now_ms=shared_ms, events=self._events),
-            )
-            moved += len(recovered)
-            if trace is not None:
-                for one in recovered:
-                    error = None if one.error is None else one.error.value
-                    trace.add_call(one.call_id, one.after.value, error=error)
-                trace.finish()
+            moved += await self._move_abandoned(some, shared_ms=shared_ms)
         await write_retried(
             self._database,
             partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark),
@@ -413,6 +400,20 @@ class LedgerStore:
         )
         await self._restore_detector.check_file(now_ms=now_ms)
         return moved
+
+    async def _move_abandoned(self, abandoned: Sequence[AbandonedCall], *, shared_ms: int) -> int:
+        """Moves calls in one transaction, and returns how many moved. A trace of its own has those that are sampled."""
+        trace = None if self._traces is None else self._traces.start_linked("tollway.recovery")
+        moved = await write_retried(
+            self._database,
+            partial(recovery.recover_calls, abandoned=abandoned, now_ms=shared_ms, events=self._events),
+        )
+        if trace is not None:
+            for one in moved:
+                error = None if one.error is None else one.error.value
+                trace.add_call(one.call_id, one.after.value, error=error)
+            trace.finish()
+        return len(moved)
 
     def shared_ms(self) -> int:
         """The time that all gateways of this database share, as of the last renewal."""
