@@ -144,8 +144,8 @@ package: $(STAMPS)/python $(STAMPS)/audit   ## wheel and source distribution in 
 	@$(BIN)/python release/build.py
 	$(AUDIT_VENV)/bin/python -m twine check --strict dist/tollway-*
 
-release: $(STAMPS)/python   ## what a tag publishes: checks tag and changelog, builds, lists parts and digests (docs/releasing.md)
-	$(BIN)/python release/check.py
+release: $(STAMPS)/python   ## what a tag publishes: checks tag, changelog and tables, builds, lists parts and digests (docs/releasing.md; BASE=registry/python@sha256:…)
+	$(BIN)/python release/check.py --base $(BASE)
 	@$(MAKE) --no-print-directory package sbom
 	$(BIN)/python release/check.py --digests
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from release.build import ROOT, SOURCES, ZIP_EPOCH_MIN, build, copy_sources, write_sdist, write_wheel
-from release.check import find_problems, read_sections, write_digests
+from release.check import (
+    Tables,
+    find_problems,
+    find_table_problems,
+    find_version_before,
+    read_sections,
+    read_tables,
+    write_digests,
+)
 
 EPOCH_S = 1_795_000_000
 SECTION = """\
@@ -103,7 +111,14 @@ def test_a_build_reads_only_the_named_sources(tmp_path: Path) -> None:
     assert not list((tmp_path / "copy").rglob("__pycache__"))
 
 
-GOOD = {"version": "0.2.0", "tags": frozenset({"v0.2.0"}), "changelog": SECTION, "is_clean": True}
+BASE = "docker.io/library/python:3.13-slim-bookworm"
+GOOD = {
+    "version": "0.2.0",
+    "tags": frozenset({"v0.2.0"}),
+    "changelog": SECTION,
+    "is_clean": True,
+    "base": f"{BASE}@sha256:{'ab' * 32}",
+}
 
 
 def test_a_commit_with_tag_and_section_can_be_released() -> None:
@@ -116,6 +131,9 @@ def test_a_commit_with_tag_and_section_can_be_released() -> None:
         ({"version": "0.2.0rc1", "tags": frozenset({"v0.2.0rc1"})}, "is not MAJOR.MINOR.PATCH"),
         ({"tags": frozenset({"v0.1.0"})}, "no tag v0.2.0 points to this commit"),
         ({"is_clean": False}, "the working tree differs"),
+        ({"base": BASE}, "is not named by its digest"),
+        ({"base": f"{BASE}@sha256:abcd"}, "is not named by its digest"),
+        ({"base": ""}, "is not named by its digest"),
         ({"changelog": SECTION.replace("Unreleased\n", "Unreleased\n\n- **New.**\n")}, "under Unreleased"),
         ({"changelog": SECTION.replace("0.2.0 (2026-12-01)", "0.2.0")}, "there must be one section"),
         ({"changelog": SECTION.replace("## 0.1.0", "## 0.2.0")}, "there must be one section"),
@@ -125,6 +143,50 @@ def test_a_commit_with_tag_and_section_can_be_released() -> None:
 def test_what_is_missing_is_named(change: dict[str, object], words: str) -> None:
     problems = list(find_problems(**(GOOD | change)))  # type: ignore[arg-type]
     assert any(words in problem for problem in problems), problems
+
+
+def tables(version: str, *revisions: str, floor: str) -> Tables:
+    return Tables(version=version, revisions=revisions, floor=floor)
+
+
+BEFORE = tables("0.1.0", "0016_a", "0017_b", floor="0016_a")
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (tables("0.2.0", "0016_a", "0017_b", "0018_c", floor="0016_a"), []),
+        (tables("0.2.0", "0016_a", "0017_b", "0018_c", floor="0017_b"), []),
+        (
+            tables("0.2.0", "0016_a", "0017_b", "0018_c", floor="0018_c"),
+            ["newer than 0017_b, the last migration of 0.1.0"],
+        ),
+        (tables("0.1.1", "0016_a", "0017_b", floor="0016_a"), []),
+        (tables("0.1.1", "0016_a", "0017_b", "0018_c", floor="0016_a"), ["a patch changes no table: 0018_c"]),
+    ],
+    ids=["adds", "raises by one", "raises too far", "patch", "patch with a table"],
+)
+def test_gateways_of_the_release_before_can_serve_from_the_tables(now: Tables, words: list[str]) -> None:
+    problems = list(find_table_problems(now, BEFORE))
+    assert len(problems) == len(words)
+    assert all(word in problem for word, problem in zip(words, problems, strict=True)), problems
+    assert list(find_table_problems(now, None)) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "before"),
+    [("0.10.0", "0.9.1"), ("0.9.1", "0.9.0"), ("0.9.0", None), ("1.0.0", "0.10.0")],
+)
+def test_the_release_before_is_the_latest_older_tag(version: str, before: str | None) -> None:
+    assert find_version_before(version, ["v0.9.0", "v0.10.0", "v0.9.1", "vnext", "v1.0.0"]) == before
+
+
+def test_the_tables_of_a_commit_are_read() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no checkout")
+    found = read_tables("0.1.0", commit="HEAD")
+    assert found.revisions[0] == "0016_call_terms"
+    assert found.floor in found.revisions
 
 
 def test_the_changelog_has_sections_of_releases_alone() -> None:

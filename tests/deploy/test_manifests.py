@@ -46,8 +46,14 @@ def of_kind(kind: str) -> dict[str, Any]:
     return found
 
 
+def template_of(kind: str) -> dict[str, Any]:
+    spec = of_kind(kind)["spec"]
+    found: dict[str, Any] = spec["jobTemplate"]["spec"]["template"] if kind == "CronJob" else spec["template"]
+    return found
+
+
 def pod_of(kind: str) -> dict[str, Any]:
-    pod: dict[str, Any] = of_kind(kind)["spec"]["template"]["spec"]
+    pod: dict[str, Any] = template_of(kind)["spec"]
     return pod
 
 
@@ -97,7 +103,7 @@ def test_the_compose_file_follows_the_specification() -> None:
     run_check(need_wheel("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
 
-@pytest.mark.parametrize("name", ["migrate", "gateway-1", "gateway-2"])
+@pytest.mark.parametrize("name", ["migrate", "audit", "gateway-1", "gateway-2"])
 def test_a_gateway_of_the_compose_file_starts_on_its_settings(services: dict[str, Any], name: str) -> None:
     environment = {key: str(value) for key, value in services[name]["environment"].items()}
     settings = load_settings(environment, config=None)
@@ -139,7 +145,7 @@ def test_prometheus_reads_the_admin_address_of_each_gateway(services: dict[str, 
 
 
 def test_a_gateway_of_the_compose_file_writes_nowhere(services: dict[str, Any]) -> None:
-    for name in ("gateway-1", "gateway-2", "migrate"):
+    for name in ("gateway-1", "gateway-2", "migrate", "audit"):
         assert services[name]["read_only"]
         assert services[name]["cap_drop"] == ["ALL"]
         assert "volumes" not in services[name]
@@ -147,7 +153,7 @@ def test_a_gateway_of_the_compose_file_writes_nowhere(services: dict[str, Any]) 
 
 def test_no_image_has_a_tag_that_moves(services: dict[str, Any]) -> None:
     images = [service["image"] for service in services.values()]
-    images += [pod["containers"][0]["image"] for pod in map(pod_of, ("Deployment", "Job"))]
+    images += [pod["containers"][0]["image"] for pod in map(pod_of, ("Deployment", "Job", "CronJob"))]
     assert all(":" in image and not image.endswith(":latest") for image in images)
 
 
@@ -205,7 +211,7 @@ def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
     assert rule["spec"] == read(DEPLOY / "prometheus" / "alerts.yaml")
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "Job"])
+@pytest.mark.parametrize("kind", ["Deployment", "Job", "CronJob"])
 def test_a_pod_runs_as_no_root_on_a_root_that_it_cannot_write(kind: str) -> None:
     pod = pod_of(kind)
     (container,) = pod["containers"]
@@ -238,6 +244,18 @@ def test_the_probes_outlast_a_short_outage() -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
     for probe in (container["readinessProbe"], container["livenessProbe"]):
         assert probe["periodSeconds"] * probe["failureThreshold"] >= DEFAULT_LIMITS.close_patience_s
+
+
+def test_the_ledger_is_audited_where_no_timer_of_systemd_is(services: dict[str, Any]) -> None:
+    """More often than the alert AuditOld allows, by a pod that gets no request of a caller."""
+    (container,) = pod_of("CronJob")["containers"]
+    assert container["args"] == ["gateway", "audit", "--json"]
+    assert re.fullmatch(r"\d+ \d+ \* \* [0-6]", of_kind("CronJob")["spec"]["schedule"])
+    selected = of_kind("Service")["spec"]["selector"]
+    assert not selected.items() <= template_of("CronJob")["metadata"]["labels"].items()
+    _, _, loop = services["audit"]["entrypoint"]
+    assert "tollway gateway audit --json" in loop
+    assert int(re.findall(r"sleep (\d+)", loop)[0]) <= 7 * 86_400
 
 
 def test_the_ports_agree() -> None:
