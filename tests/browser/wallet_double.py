@@ -4,6 +4,7 @@ It fails a test on any method that pages may not use. It can be on another chain
 """
 
 import asyncio
+import hashlib
 import json
 from collections import Counter
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class WalletError(Exception):
 @dataclass(kw_only=True)
 class WalletDouble:
     """`chain_id`: where the wallet is. `known`: chains that it can switch to. `declines`, `silences`: methods. `loses`: methods that are done and never answered. `lies`: switching succeeds and changes nothing.
-    `overspends`: it sends more of the token than it has, so that its transactions revert. `sent`: the hashes of its transactions.
+    `drops`: a transaction gets a hash and is not sent. `replaces`: it is sent under another hash than the page gets. `overspends`: it sends more of the token than it has, so that its transactions revert. `sent`: the hashes of its transactions.
     `accounts`: the first is in use; `next_account` replaces it after the first connection. `last_chain`: where it is after the second connection. `asked`: every request."""
 
     driver: ChainDriver
@@ -72,6 +73,8 @@ class WalletDouble:
     loses: set[str] = field(default_factory=set)
     lies: bool = False
     overspends: bool = False
+    drops: bool = False
+    replaces: bool = False
     next_account: FundedAccount | None = None
     last_chain: int | None = None
     names: tuple[str, ...] = ("Test wallet",)
@@ -165,6 +168,9 @@ class WalletDouble:
             },
             account.key,
         )
+        unsent = "0x" + hashlib.sha256(bytes(signed.raw_transaction)).hexdigest()
+        if self.drops:
+            return unsent
         sent = await self.driver.rpc("eth_sendRawTransaction", "0x" + bytes(signed.raw_transaction).hex())
         self.sent.append(str(sent))
-        return str(sent)
+        return unsent if self.replaces else str(sent)

@@ -13,6 +13,14 @@ TRIED, ANSWERED = "browser/test_try.py", "browser/test_try_answers.py"
 
 PAGE_GUARDS = (
     guard(
+        "T7",
+        "a transfer is given up by the reader alone",
+        TRY,
+        '!this.recovery.hidden && this.recovery.querySelector("[data-none-sent]:checked")',
+        "!this.recovery.hidden",
+        test="browser/test_try_lost.py::test_a_replaced_transaction_is_paid_once_under_its_other_hash",
+    ),
+    guard(
         "T6",
         "templates escape",
         "web.page_renderer:_make_environment",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.listings import sample_listing
 from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness, PageReader
-from tollway.ids import Address, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import Operation
 from tollway.registry.quality import FAILED, Quality, Reputation, bucket_of, day_of
@@ -335,6 +335,18 @@ async def test_the_status_says_what_is_open(harness: PageHarness, client: httpx.
     page = await read(client, "/status")
     assert "not reachable since 2026-11-21T05:29:00.000Z" in page.words
     assert "none: new payments do not count now" in page.words
+
+
+async def test_a_listing_without_an_open_way_to_pay_offers_nothing_to_sign(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    """Its networks are no longer those of the gateway."""
+    other = replace(QUOTES, id=ListingId("api_other"), networks=(ChainId(1),))
+    await harness.catalog.publish(other)
+    answer = await client.get(f"/apis/{other.id}")
+    assert "No way to pay for this call is open now" in PageReader(answer.text).words
+    assert "data-pay" not in answer.text
+    assert "data-pay" in (await client.get(f"/apis/{QUOTES.id}")).text
 
 
 async def test_the_problems_have_pages(client: httpx.AsyncClient) -> None:

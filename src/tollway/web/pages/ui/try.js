@@ -4,7 +4,7 @@
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
 import { CallSlip, format, isOfGateway, parse, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
-import { WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
+import { CALL_TYPES, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
 const ATTEMPTS_MAX = 60;
@@ -267,9 +267,14 @@ class TryPanel {
         this.forgetIntent();
         throw new Stop(this.say("reverted"));
       }
-      if (isSuccess) break;
+      if (isSuccess) return this.showTransaction(intent, provider);
       await pause(RECEIPT_POLL_MS);
     }
+    this.offerToAskAgain(intent); // it may be replaced or dropped: `resumeTransaction` asks
+  }
+
+  /** @param {Intent} intent @param {import("./wallet.js").Wallet} provider */
+  async showTransaction(intent, provider) {
     intent.header = await this.signCall(intent, provider);
     intent.state = "shown";
     this.writeIntent(intent);
@@ -419,27 +424,43 @@ class TryPanel {
       this.forgetIntent();
       return this.start();
     }
-    if (intent.rail === "tx" && intent.state === "sending") {
-      const field = /** @type {HTMLInputElement} */ (this.recovery.querySelector("input"));
-      const hash = intent.transaction ?? field.value.trim().toLowerCase();
-      if (!/^0x[0-9a-f]{64}$/.test(hash)) {
-        if (field.value.trim() === "" && this.recovery.querySelector("[data-none-sent]:checked")) {
-          this.forgetIntent();
-          return this.start();
-        }
-        throw new Stop(this.say("sendingUnknown"));
-      }
-      intent.transaction = hash;
-      this.writeIntent(intent);
-      const { provider } = await this.openWallet(intent.way);
-      return this.proveTransaction(intent, provider);
-    }
+    if (intent.rail === "tx" && intent.state === "sending") return this.resumeTransaction(intent);
     if (intent.rail !== "x402" && isOutdated(intent)) {
       const { provider } = await this.openWallet(intent.way);
       intent.header = await this.signCall(intent, provider);
       this.writeIntent(intent);
     }
     return this.show(intent);
+  }
+
+  /**
+   * Goes on with a transfer that is not mined yet. Its hash may be one that the wallet has replaced, so the reader can name another; only the reader gives a transfer up.
+   * @param {Intent} intent @returns {Promise<void>}
+   */
+  async resumeTransaction(intent) {
+    const field = /** @type {HTMLInputElement} */ (this.recovery.querySelector("input"));
+    const given = this.recovery.hidden ? "" : field.value.trim().toLowerCase();
+    if (/^0x[0-9a-f]{64}$/.test(given)) intent.transaction = given;
+    else if (given === "" && !this.recovery.hidden && this.recovery.querySelector("[data-none-sent]:checked")) {
+      this.forgetIntent();
+      return this.start();
+    }
+    if (!intent.transaction) throw new Stop(this.say("sendingUnknown"));
+    this.writeIntent(intent);
+    const { provider, from } = await this.openWallet(intent.way);
+    if ((await readReceipt(provider, intent.transaction)) !== null) return this.proveTransaction(intent, provider);
+    this.slip.note(this.say("signInToAsk"));
+    const books = await import("./wallet_books.js");
+    const reader = { wallet: provider, address: from, chainId: intent.way.chainId, onSilence: () => void this.slip.note(this.say("silent")) };
+    const state = await books.readTransactionState(reader, intent.transaction);
+    if (state === "mined") return this.showTransaction(intent, provider);
+    if (state === "pending") throw new Stop(this.say("inPool"));
+    if (state === "failed") {
+      this.forgetIntent();
+      throw new Stop(this.say("reverted"));
+    }
+    this.recovery.hidden = false;
+    throw new Stop(this.say("unseen"));
   }
 
   /** @returns {Intent | null} */
@@ -513,36 +534,6 @@ function isOutdated(intent) {
   const until = /validUntil=([0-9]+)/.exec(intent.header ?? "");
   return !until || Number(until[1]) < Date.now() / 1000 + 5;
 }
-
-const DOMAIN = [
-  { name: "name", type: "string" },
-  { name: "version", type: "string" },
-  { name: "chainId", type: "uint256" },
-];
-const TRANSFER_TYPES = {
-  EIP712Domain: [...DOMAIN, { name: "verifyingContract", type: "address" }],
-  TransferWithAuthorization: [
-    { name: "from", type: "address" },
-    { name: "to", type: "address" },
-    { name: "value", type: "uint256" },
-    { name: "validAfter", type: "uint256" },
-    { name: "validBefore", type: "uint256" },
-    { name: "nonce", type: "bytes32" },
-  ],
-};
-const CALL_TYPES = {
-  EIP712Domain: DOMAIN,
-  PaidCall: [
-    { name: "gateway", type: "string" },
-    { name: "apiId", type: "string" },
-    { name: "method", type: "string" },
-    { name: "target", type: "string" },
-    { name: "bodyHash", type: "bytes32" },
-    { name: "transaction", type: "bytes32" },
-    { name: "validUntil", type: "uint256" },
-    { name: "nonce", type: "bytes32" },
-  ],
-};
 
 // ---- Small things.
 

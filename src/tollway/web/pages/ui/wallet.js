@@ -153,9 +153,48 @@ export async function readBalance(wallet, token, owner) {
   }
 }
 
+// ---- Signing.
+
+const DOMAIN = [
+  { name: "name", type: "string" },
+  { name: "version", type: "string" },
+  { name: "chainId", type: "uint256" },
+];
+/** Of an authorisation (EIP-3009). */
+export const TRANSFER_TYPES = {
+  EIP712Domain: [...DOMAIN, { name: "verifyingContract", type: "address" }],
+  TransferWithAuthorization: [
+    { name: "from", type: "address" },
+    { name: "to", type: "address" },
+    { name: "value", type: "uint256" },
+    { name: "validAfter", type: "uint256" },
+    { name: "validBefore", type: "uint256" },
+    { name: "nonce", type: "bytes32" },
+  ],
+};
+/** Of the signature that binds a transaction to one call. */
+export const CALL_TYPES = {
+  EIP712Domain: DOMAIN,
+  PaidCall: [
+    { name: "gateway", type: "string" },
+    { name: "apiId", type: "string" },
+    { name: "method", type: "string" },
+    { name: "target", type: "string" },
+    { name: "bodyHash", type: "bytes32" },
+    { name: "transaction", type: "bytes32" },
+    { name: "validUntil", type: "uint256" },
+    { name: "nonce", type: "bytes32" },
+  ],
+};
+
 /** Signs EIP-712 data. @param {Wallet} wallet @param {string} account @param {object} typed @param {() => void} onSilence @returns {Promise<string>} */
 export async function signTyped(wallet, account, typed, onSilence) {
   return toSignature(await grant(wallet, "eth_signTypedData_v4", [account, JSON.stringify(typed)], onSilence));
+}
+
+/** Signs a text. @param {Wallet} wallet @param {string} account @param {string} text @param {() => void} onSilence @returns {Promise<string>} */
+export async function signMessage(wallet, account, text, onSilence) {
+  return toSignature(await grant(wallet, "personal_sign", [toHex(text), account], onSilence));
 }
 
 /** @param {unknown} value */

@@ -1,0 +1,53 @@
+// What the gateway's ledger knows of a wallet, for the panel that pays: the state of a transaction, and credit. Only the wallet itself may ask, so it signs in first: a message that
+// moves no money. Loaded when it is needed.
+
+import { signMessage } from "./wallet.js";
+
+/** @typedef {import("./wallet.js").Wallet} Wallet */
+/** @typedef {{ wallet: Wallet, address: string, chainId: number, onSilence: () => void }} Reader */
+/** @typedef {"mined" | "pending" | "unknown" | "failed"} TransactionState */
+
+/** The gateway did not answer, or its answer has another shape. */
+export class NoAnswer extends Error {}
+
+/**
+ * What became of a transaction. `unknown`: the nodes of the gateway do not have it, so it was replaced, dropped, or not sent yet.
+ * @param {Reader} reader @param {string} hash @returns {Promise<TransactionState>}
+ */
+export async function readTransactionState(reader, hash) {
+  const payment = await read(reader, `/api/v2/payments/${hash}`);
+  if (payment.state === "pending") return "pending";
+  if (payment.state === "refused") return "failed";
+  return payment.state === "unseen" && payment.reason === "unknown_transaction" ? "unknown" : "mined";
+}
+
+/** Reads one path in a session of its own. @param {Reader} reader @param {string} path @returns {Promise<any>} */
+async function read(reader, path) {
+  const { wallet, address, chainId, onSilence } = reader;
+  const challenge = await send("POST", "/api/v2/auth/nonce", { body: { address, chainId } });
+  if (challenge.domain !== location.host) throw new NoAnswer(); // a wallet signs for no other site
+  const signature = await signMessage(wallet, address, String(challenge.message), onSilence);
+  const { accessToken } = await send("POST", "/api/v2/auth/session", { body: { message: challenge.message, signature } });
+  try {
+    return await send("GET", path, { token: accessToken });
+  } finally {
+    void send("DELETE", "/api/v2/auth/session", { token: accessToken }).catch(() => {});
+  }
+}
+
+/** @param {string} method @param {string} path @param {{ body?: object, token?: string }} given @returns {Promise<any>} */
+async function send(method, path, { body, token }) {
+  try {
+    const response = await fetch(path, {
+      method,
+      credentials: "omit",
+      cache: "no-store",
+      headers: { ...(body && { "content-type": "application/json" }), ...(token && { authorization: `Bearer ${token}` }) },
+      body: body && JSON.stringify(body),
+    });
+    if (!response.ok) throw new NoAnswer();
+    return response.status === 204 ? null : await response.json();
+  } catch {
+    throw new NoAnswer();
+  }
+}
