@@ -12,6 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tollway.alert_limits import SALES_HOURS_BEHIND_MAX
+
 FOLDER = Path(__file__).parent
 RUNBOOKS = "https://github.com/tollway/tollway/blob/main/docs/runbooks"
 WIDTH, HEIGHT = 12, 8
@@ -115,7 +117,7 @@ BOOKS = Dashboard(
         Panel(title="Differences of the last audit", expression=_max("tollway_audit_differences"), unit="short", legend="differences", threshold=1, says="Anything but 0 is an incident.", runbook="LedgerDiffers"),
         Panel(title="Since the last backup", expression=f"time() - {_max('tollway_backup_last_seconds')}", unit="s", legend="backup", threshold=93_600, says="Absent on PostgreSQL.", runbook="BackupOld"),
         Panel(title="Stale secrets", expression=_max("tollway_secrets_stale"), unit="short", legend="stale", threshold=1, says="Sealed under an older secret key.", runbook="SecretsStale"),
-        Panel(title="Hours of sales not written", expression=_max("tollway_sales_hours_behind"), unit="short", legend="hours", threshold=3, says="Due and not written yet, or not written again. Sums of those hours are read from the calls meanwhile.", runbook=NO_RUNBOOK),
+        Panel(title="Hours of sales not written", expression=_max("tollway_sales_hours_behind"), unit="short", legend="hours", threshold=SALES_HOURS_BEHIND_MAX, says="Due and not written yet, or not written again. Sums of those hours are read from the calls meanwhile.", runbook=NO_RUNBOOK),
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Writes the alert rules and their tests from one table: `python deploy/prometheus/build.py`.
+"""Writes the alert rules and their tests from one table: `python deploy/prometheus/build.py`. Thresholds that the operator's pages share are those of the package.
 
 `alerts.yaml` is what Prometheus loads. `alerts.test.yaml` and `alerts-slow.test.yaml` have three stories for each alert, which `promtool test rules` runs: it fires, it does not fire, it resolves; and
 those of its branches. A story is made of the values that a series has while all is well and while it is not.
@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
+
+from tollway import alert_limits as limits
+from tollway import metric_table
 
 FOLDER = Path(__file__).parent
 RUNBOOKS = "https://github.com/tollway/tollway/blob/main/docs/runbooks"
@@ -85,7 +88,7 @@ _NODE = "tollway_node_requests_total"
 _NODE_OK, _NODE_FAILED = _NODE + '{outcome="ok"}', _NODE + '{outcome!="ok"}'
 _UNDECIDED = 'tollway_settlements_total{outcome="undecided"}'
 _FINISHED = 'tollway_settlements_total{outcome=~"swept|released"}'
-OWN_FAILURES = ("internal_error", "storage_unavailable", "chain_unavailable", "payment_outcome_unknown")
+OWN_FAILURES = tuple(code.value for code in metric_table.OWN_FAILURES)
 """The outcomes of calls that fail because of the gateway: the codes with a status of 500 and above without `OTHER_FAILURES`."""
 OTHER_FAILURES = {
     "upstream_unreachable": "the provider",
@@ -99,13 +102,19 @@ OTHER_FAILURES = {
 }
 """The other codes with such a status -> whose they are."""
 _OWN = f'outcome=~"{"|".join(OWN_FAILURES)}"'
-HEAD_READ_S = 60
-"""How long ago a gateway may have read the newest block of a node (`chain_check_interval_s`)."""
-_LEAST = "3 * max by (network) (tollway_gas_floor_wei)"
+_LEAST = f"{limits.GAS_FLOORS_MIN} * max by (network) (tollway_gas_floor_wei)"
+_OTHERS = "|".join(limits.OTHERS_PHASES)
+
+
+def _minutes(seconds: int) -> str:
+    return f"{seconds // MINUTE}m"
+
+
+_NODE_WINDOW, _EVENT_WINDOW = _minutes(limits.NODE_WINDOW_S), _minutes(limits.EVENT_WINDOW_S)
 
 
 def _failures(window: str) -> str:
-    return f"sum(rate(tollway_calls_total{{{_OWN}}}[{window}])) / sum(rate(tollway_calls_total[{window}])) > 0.01"
+    return f"sum(rate(tollway_calls_total{{{_OWN}}}[{window}])) / sum(rate(tollway_calls_total[{window}])) > {limits.OWN_FAILURES_MAX}"
 
 
 ALERTS: tuple[Alert, ...] = (
@@ -168,7 +177,7 @@ ALERTS: tuple[Alert, ...] = (
         name="SettlementsUndecided",
         expression=(
             f"{_increase(_UNDECIDED, '15m')} - {_increase(_FINISHED, '15m')} > 0"
-            ' or max(tollway_calls_open_oldest_seconds{state="settling"}) > 600'
+            f' or max(tollway_calls_open_oldest_seconds{{state="settling"}}) > {limits.SETTLING_AGE_MAX_S}'
         ),
         after_s=5 * MINUTE,
         severity="page",
@@ -224,8 +233,8 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NonceQueueGrows",
         expression=(
-            "max by (network, key) (delta(tollway_gas_lane_length[15m])) > 0"
-            " and min by (network, key) (min_over_time(tollway_gas_lane_length[15m])) > 0"
+            f"max by (network, key) (delta(tollway_gas_lane_length[{_EVENT_WINDOW}])) > 0"
+            f" and min by (network, key) (min_over_time(tollway_gas_lane_length[{_EVENT_WINDOW}])) > 0"
         ),
         after_s=15 * MINUTE,
         severity="ticket",
@@ -236,7 +245,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="GasBudgetNear",
-        expression="max by (network) (tollway_gas_budget_used_ratio) > 0.8",
+        expression=f"max by (network) (tollway_gas_budget_used_ratio) > {limits.GAS_BUDGET_USED_MAX}",
         after_s=15 * MINUTE,
         severity="ticket",
         summary="More than 80 % of the daily gas budget of a network is spent.",
@@ -261,9 +270,9 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="NodeBad",
         expression=(
-            f"{_increase(_NODE_FAILED, '10m', 'network', 'node')}"
-            f" / {_increase(_NODE, '10m', 'network', 'node')} > 0.2"
-            f" unless on (network) ({_increase(_NODE_OK, '10m', 'network')} == 0)"
+            f"{_increase(_NODE_FAILED, _NODE_WINDOW, 'network', 'node')}"
+            f" / {_increase(_NODE, _NODE_WINDOW, 'network', 'node')} > {limits.NODE_FAILURES_MAX}"
+            f" unless on (network) ({_increase(_NODE_OK, _NODE_WINDOW, 'network')} == 0)"
         ),
         after_s=10 * MINUTE,
         severity="ticket",
@@ -281,8 +290,9 @@ ALERTS: tuple[Alert, ...] = (
         expression=(
             "max by (network, node) (tollway_node_head_age_seconds)"
             " > on (network) group_left ()"
-            f" (10 * max by (network) (tollway_network_block_seconds) + {HEAD_READ_S})"
-            f" unless on (network, node) ({_increase(_NODE_OK, '10m', 'network', 'node')} == 0)"
+            f" ({limits.NODE_BLOCKS_BEHIND_MAX} * max by (network) (tollway_network_block_seconds)"
+            f" + {limits.NODE_HEAD_READ_S})"
+            f" unless on (network, node) ({_increase(_NODE_OK, _NODE_WINDOW, 'network', 'node')} == 0)"
         ),
         after_s=10 * MINUTE,
         severity="ticket",
@@ -307,7 +317,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="NodeDisagrees",
-        expression=f"{_increase('tollway_node_disagreements_total', '15m', 'network', 'node')} > 0",
+        expression=f"{_increase('tollway_node_disagreements_total', _EVENT_WINDOW, 'network', 'node')} > 0",
         after_s=10 * MINUTE,
         severity="ticket",
         summary="A node reports something else than the nodes that agree.",
@@ -325,7 +335,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="HeldMoneyOld",
-        expression='max(tollway_calls_open_oldest_seconds{state="unknown"}) > 72000',
+        expression=f'max(tollway_calls_open_oldest_seconds{{state="unknown"}}) > {limits.HELD_AGE_MAX_S}',
         after_s=0,
         severity="ticket",
         summary="A call without a known result holds its price for more than 20 hours.",
@@ -333,7 +343,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="FailuresHigh",
-        expression=f"{_failures('1h')} and {_failures('5m')}",
+        expression=f"{_failures('1h')} and {_failures(_minutes(limits.OWN_FAILURES_WINDOW_S))}",
         after_s=0,
         severity="page",
         summary="More than 1 % of the calls fail because of the gateway, now and over an hour.",
@@ -381,7 +391,8 @@ ALERTS: tuple[Alert, ...] = (
         name="SlowCalls",
         expression=(
             "histogram_quantile(0.95, sum by (le, phase)"
-            ' (rate(tollway_call_duration_seconds_bucket{phase!~"upstream|settle"}[10m]))) > 0.25'
+            f' (rate(tollway_call_duration_seconds_bucket{{phase!~"{_OTHERS}"}}[{_minutes(limits.CALL_PHASE_WINDOW_S)}])))'
+            f" > {limits.CALL_PHASE_P95_MAX_S}"
         ),
         after_s=10 * MINUTE,
         severity="ticket",
@@ -396,7 +407,8 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         name="CommitsSlow",
         expression=(
-            "histogram_quantile(0.99, sum by (le) (rate(tollway_commit_duration_seconds_bucket[10m]))) > 0.2"
+            "histogram_quantile(0.99, sum by (le)"
+            f" (rate(tollway_commit_duration_seconds_bucket[{_minutes(limits.COMMIT_WINDOW_S)}]))) > {limits.COMMIT_P99_MAX_S}"
         ),
         after_s=10 * MINUTE,
         severity="ticket",
@@ -409,7 +421,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="LeaseLapsed",
-        expression="increase(tollway_lease_lapses_total[15m]) > 0",
+        expression=f"increase(tollway_lease_lapses_total[{_EVENT_WINDOW}]) > 0",
         after_s=0,
         severity="ticket",
         summary="A gateway stood still for longer than its lease.",
@@ -420,7 +432,8 @@ ALERTS: tuple[Alert, ...] = (
         name="LoopBlocked",
         expression=(
             "histogram_quantile(0.99, sum by (le, instance)"
-            " (rate(tollway_event_loop_delay_seconds_bucket[5m]))) > 0.5"
+            f" (rate(tollway_event_loop_delay_seconds_bucket[{_minutes(limits.LOOP_DELAY_WINDOW_S)}])))"
+            f" > {limits.LOOP_DELAY_P99_MAX_S}"
         ),
         after_s=5 * MINUTE,
         severity="ticket",
@@ -434,7 +447,10 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="OverloadRefusals",
-        expression='sum(rate(tollway_refusals_total{code="overloaded"}[5m])) > 1',
+        expression=(
+            f'sum(rate(tollway_refusals_total{{code="overloaded"}}[{_minutes(limits.OVERLOAD_WINDOW_S)}]))'
+            f" > {limits.OVERLOADED_PER_S_MAX}"
+        ),
         after_s=5 * MINUTE,
         severity="ticket",
         summary="The gateways refuse more than one request a second because they are full.",
@@ -442,7 +458,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="AuditOld",
-        expression="time() - max(tollway_audit_last_seconds) > 691200",
+        expression=f"time() - max(tollway_audit_last_seconds) > {limits.AUDIT_AGE_MAX_S}",
         after_s=HOUR,
         severity="ticket",
         summary="The last audit of the ledger is older than eight days.",
@@ -453,7 +469,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="BackupOld",
-        expression="time() - max(tollway_backup_last_seconds) > 93600",
+        expression=f"time() - max(tollway_backup_last_seconds) > {limits.BACKUP_AGE_MAX_S}",
         after_s=HOUR,
         severity="ticket",
         summary="The last backup is older than 26 hours.",

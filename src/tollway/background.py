@@ -16,6 +16,7 @@ import structlog
 RESTART_S = 1.0
 """The pause of an on-demand task after a failure."""
 ERROR_LENGTH_MAX = 300
+LATE_INTERVALS, LATE_S_MIN = 10, 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ class TaskName(StrEnum):
     GAS_CHECK = "gas_check"
     LEASE_RENEWAL = "lease_renewal"
     LOOP_DELAY = "loop_delay"
+    METRIC_SAMPLES = "metric_samples"
     OPERATOR_ACT_LOG = "operator_act_log"
     OWNERSHIP_CHECK = "ownership_check"
     PAYMENT_CHECK = "payment_check"
@@ -57,6 +59,11 @@ class TaskName(StrEnum):
     WEBHOOK_ENDPOINTS = "webhook_endpoints"
     WEBHOOK_LISTINGS = "webhook_listings"
     WEBHOOKS_ELECTION = "webhooks_election"
+
+
+def is_late(age_s: float, *, interval_s: float) -> bool:
+    """Whether the last successful run of a background task is older than `LATE_INTERVALS` of its intervals and than `LATE_S_MIN`."""
+    return age_s > max(LATE_INTERVALS * interval_s, LATE_S_MIN)
 
 
 class BackgroundTask:

@@ -94,6 +94,10 @@ class PlainHistograms:
             found = self._by_labels[labels] = PlainHistogram(self.row.buckets)
         return found
 
+    def items(self) -> Iterator[tuple[LabelValues, PlainHistogram]]:
+        """Each histogram with its label set."""
+        yield from list(self._by_labels.items())
+
     def collect(self) -> Metric:
         family = HistogramMetricFamily(self.row.name, self.row.help_text, labels=self.row.label_names)
         for labels, one in list(self._by_labels.items()):
@@ -111,6 +115,10 @@ class PlainGauges:
 
     def set(self, value: float, *labels: str) -> None:
         self._values[labels] = value
+
+    def find(self, *labels: str) -> float | None:
+        """The value that was set last."""
+        return self._values.get(labels)
 
     def clear(self) -> None:
         self._values.clear()

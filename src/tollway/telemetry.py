@@ -105,7 +105,7 @@ class Metrics:
         commits = plain.histograms("tollway_commit_duration_seconds")
         self.commit_seconds = {kind: commits.find(kind) for kind in COMMIT_KINDS}
         self.spans_dropped = self._make(Counter, "tollway_spans_dropped_total")
-        self.lease_lapses = self._make(Counter, "tollway_lease_lapses_total")
+        self.lease_lapses = plain.counter("tollway_lease_lapses_total", [()])
         self.database_setbacks = self._make(Counter, "tollway_database_setbacks_total")
         self.leading = self._make(Gauge, "tollway_leading")
         self._figures: FleetFigures | None = None

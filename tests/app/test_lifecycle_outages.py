@@ -227,6 +227,7 @@ TABLE = {
     TaskName.GAS_CHECK: Row(),
     TaskName.LEASE_RENEWAL: Row(),
     TaskName.LOOP_DELAY: Row(fails=False),
+    TaskName.METRIC_SAMPLES: Row(fails=False),
     TaskName.OPERATOR_ACT_LOG: Row(),
     TaskName.OWNERSHIP_CHECK: Row(),
     TaskName.PAYMENT_CHECK: Row(),

@@ -19,9 +19,11 @@ from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at
+from tollway.alert_limits import GAS_FLOORS_MIN
+from tollway.app.doctor_findings import Finding
 from tollway.chain.port import ContractResult
 from tollway.chain.signer import GasKey
-from tollway.cli.doctor import GAS_KEY_LOW_FLOORS, Finding, examine
+from tollway.cli.doctor import examine
 from tollway.config.settings import Settings, load_settings
 from tollway.config.values import Listen
 from tollway.errors import ChainUnavailable
@@ -325,7 +327,7 @@ async def test_every_gas_key_is_named_with_its_balance(
 
 def test_doctor_and_the_alerts_call_the_same_balance_low() -> None:
     rules = (Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml").read_text()
-    assert f"< {GAS_KEY_LOW_FLOORS} * max by (network) (tollway_gas_floor_wei)" in rules
+    assert f"< {GAS_FLOORS_MIN} * max by (network) (tollway_gas_floor_wei)" in rules
 
 
 async def test_a_network_without_a_rail_has_a_reason(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from tollway.storage.postgres import (
     COMMAND_TIMEOUT_S,
     PostgresConnector,
     PostgresDatabase,
-    read_server_settings,
 )
 from tollway.storage.postgres_address import PostgresAddress
+from tollway.storage.server_settings import read_server_settings
 
 pytestmark = pytest.mark.postgres
 

@@ -15,8 +15,9 @@ from sqlalchemy import Executable
 
 from tests.kit.chain import MemoryChain
 from tests.kit.fixed_limits import load_with_fixed_limits
+from tollway.app.doctor_findings import Finding
 from tollway.app.lifecycle import App
-from tollway.cli.doctor import Finding, examine
+from tollway.cli.doctor import examine
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.database import Database, FetchScalar, Work, connect_database

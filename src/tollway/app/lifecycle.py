@@ -55,6 +55,7 @@ from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.rate_limits.limiter import RateLimiter
+from tollway.recent_metrics import SAMPLE_INTERVAL_S, RecentMetrics
 from tollway.registry.listing import CatalogEntry
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.creation_store import CreationStore
@@ -115,6 +116,7 @@ class App:
             network.rules.chain_id: network.rules for network in settings.networks
         }
         self.metrics = Metrics(CollectorRegistry())
+        self.recent_metrics = RecentMetrics(self.metrics, clock=time.monotonic)
         self._add_metrics()
         self.background = BackgroundTasks()
         self.metrics.add_background(self._read_background)
@@ -360,7 +362,7 @@ class App:
             unfinal_max_nano=self.settings.unfinal_spend_max_nano,
             on_batch=self.metrics.claims_batch_size.observe,
             on_commit=lambda kind, seconds: self.metrics.commit_seconds[kind].observe(seconds),
-            on_lapse=self.metrics.lease_lapses.inc,
+            on_lapse=self.metrics.lease_lapses.add,
             on_restore=self._on_restore,
             writer=self.background[TaskName.BOOK_WRITER],
             events=self.events,
@@ -444,6 +446,7 @@ class App:
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
         delays = self.background[TaskName.LOOP_DELAY]
         tasks.start(delays.name, partial(delays.repeat_on_demand, self._measure_delay))
+        tasks.start_periodic(TaskName.METRIC_SAMPLES, SAMPLE_INTERVAL_S, self.recent_metrics.sample)
         tasks.start(TaskName.WATCHER_ELECTION, partial(self._leadership(Duty.WATCHER).lead, self._watch))
         self.settlement_services.start(tasks, recovery_leadership=self._leadership(Duty.SWEEPER))
         self.reputation_services.start(tasks, lead=self._leadership)

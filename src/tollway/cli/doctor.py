@@ -4,12 +4,19 @@ It makes no table, no file and no key.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from tollway.alert_limits import GAS_FLOORS_MIN
+from tollway.app.doctor_findings import (
+    Finding,
+    examine_database,
+    examine_durability,
+    examine_settings,
+    examine_sqlite,
+)
+from tollway.background import is_late
 from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
 from tollway.config.networks import NetworkSettings
@@ -18,15 +25,12 @@ from tollway.errors import ChainMismatch, ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
 from tollway.outbound.dns import TxtRecords
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.storage.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
+from tollway.storage.database import Database, is_postgres
 from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyRotation
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
-from tollway.storage.migrate import TOO_OLD, schema_state
-from tollway.storage.postgres import PostgresDatabase, find_risks, read_server_settings
+from tollway.storage.postgres import PostgresDatabase
 from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
-
-FindingLevel = Literal["ok", "note", "warning", "failed"]
 
 CLOCK_SLACK_S = 60
 """How far in the future the verification of a payment accepts the time of a block."""
@@ -40,11 +44,6 @@ _RESPONSES_CHECKED_MAX = 200
 _ROOT = "."
 """The DNS root: every name server answers a query for it."""
 _READY, _SERVER_ERROR = 200, 500
-LATE_INTERVALS, LATE_S_MIN = 10, 60.0
-"""A background task is late when its last successful run is older than this number of its intervals and than this number of seconds."""
-
-GAS_KEY_LOW_FLOORS = 3
-"""The alerts about gas keys compare with the same number of floors."""
 
 _DOMAIN_FAULTS = {
     DomainFault.NO_AUTHORIZATIONS: "takes no authorisations (EIP-3009) at that address",
@@ -57,15 +56,6 @@ FetchText = Callable[[str], Awaitable[str | None]]
 """GET a URL; the body of a 200, or None."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The result of one check. `check` is a stable name for scripts."""
-
-    check: str
-    level: FindingLevel
-    detail: str
-
-
 async def examine(
     settings: Settings,
     *,
@@ -76,21 +66,13 @@ async def examine(
     now_s: float,
 ) -> tuple[Finding, ...]:
     """Runs every check; a failed one does not stop the others."""
-    findings = list(_examine_settings(settings))
-    findings.append(found := await _examine_database(settings, database))
+    findings = list(examine_settings(settings))
+    findings.append(found := await examine_database(settings, database))
     if found.level in ("ok", "warning") and settings.secret_keys:
         findings.append(await _examine_seals(settings, database))
-    if database.dialect == "sqlite" and not is_shared_write_safe():
-        findings.append(
-            Finding(
-                check="sqlite_version",
-                level="warning",
-                detail="this SQLite can lose pages when two processes write; stop the gateway before you moderate, "
-                "or use SQLite 3.51.3 or newer",
-            )
-        )
+    findings.extend(examine_sqlite(database))
     if is_postgres(database):
-        findings.append(await _examine_durability(database))
+        findings.append(await examine_durability(database))
         findings.append(await _examine_leaders(database))
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
@@ -103,78 +85,6 @@ async def examine(
     findings.append(await _examine_gateway(settings, fetch_status))
     findings.append(await _examine_background(settings, fetch_text))
     return tuple(findings)
-
-
-def _examine_settings(settings: Settings) -> Iterator[Finding]:
-    names = ", ".join(network.name for network in settings.networks)
-    yield Finding(check="settings", level="ok", detail=f"{settings.public_url}; networks: {names}")
-    has_main = any(network.rules.kind == "main" for network in settings.networks)
-    if settings.secret_key is None:
-        detail = f"a key will be made at {settings.secret_key_file} when the gateway first starts"
-        yield Finding(check="secret_key", level="note", detail=detail)
-    if settings.allow_private_endpoints:
-        yield Finding(
-            check="private_endpoints",
-            level="warning",
-            detail="listings can make the gateway call private addresses; turn allow_private_endpoints off "
-            "outside of development",
-        )
-    if settings.allow_mixed_networks:
-        detail = "main and test networks are configured together; listings use the main ones by default"
-        yield Finding(check="mixed_networks", level="warning", detail=detail)
-    if settings.admin_listen is not None and not settings.admin_listen.is_loopback:
-        detail = f"every host that reaches {settings.admin_listen} can read the metrics"
-        yield Finding(check="admin_listen", level="warning", detail=detail)
-    if settings.operators:
-        wallets = ", ".join(sorted(map(str, settings.operators)))
-        detail = (
-            f"these wallets may sign in to the operator's pages and change listings and balances: {wallets}"
-        )
-        yield Finding(check="operators", level="note", detail=detail)
-    if has_main and settings.public_url.startswith("http://"):
-        detail = "public_url is not https: signatures and sessions can be read in transit"
-        yield Finding(check="public_url", level="warning", detail=detail)
-    if settings.registration == "open":
-        detail = "every wallet may publish; a listing makes this gateway call its endpoint for every caller that pays"
-        yield Finding(check="registration", level="note", detail=detail)
-    yield Finding(
-        check="payees",
-        level="note",
-        detail="a caller can use one transfer at two gateways that share a payTo; a provider should use another wallet "
-        "at each gateway",
-    )
-
-
-async def _examine_database(settings: Settings, database: Database) -> Finding:
-    where = database.describe_location()
-    if isinstance(database, SqliteDatabase) and not database.path.exists():
-        return Finding(check="database", level="note", detail=f"{where} will be made when the gateway starts")
-    try:
-        state = await schema_state(database)
-    except StorageUnavailable:
-        return Finding(check="database", level="failed", detail=f"{where} does not answer")
-    if state == "current":
-        return Finding(check="database", level="ok", detail=f"{where}, up to date")
-    if state == "foreign":
-        detail = f"{where} needs a newer version than this one"
-        return Finding(check="database", level="failed", detail=detail)
-    if state == "ahead":
-        detail = f"{where} is from a newer version; this one can serve from it"
-        return Finding(check="database", level="warning", detail=detail)
-    if state == "too_old":
-        return Finding(check="database", level="failed", detail=f"{where}: {TOO_OLD}")
-    if settings.is_sqlite:
-        return Finding(
-            check="database", level="note", detail=f"{where} will be migrated when the gateway starts"
-        )
-    if state == "serviceable":
-        detail = (
-            f"{where} is from the release before; this one can serve from it, but run tollway gateway migrate"
-        )
-        return Finding(check="database", level="warning", detail=detail)
-    return Finding(
-        check="database", level="failed", detail=f"{where} is {state}; run tollway gateway migrate"
-    )
 
 
 async def _examine_seals(settings: Settings, database: Database) -> Finding:
@@ -207,26 +117,6 @@ async def _examine_seals(settings: Settings, database: Database) -> Finding:
     if others:
         detail += f"; {len(others)} more key(s) are configured"
     return Finding(check=check, level="note" if others or counts.responses.lost else "ok", detail=detail)
-
-
-async def _examine_durability(database: PostgresDatabase) -> Finding:
-    check = "durability"
-    try:
-        server = await read_server_settings(database)
-    except StorageUnavailable:
-        return Finding(
-            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
-        )
-    risks = list(find_risks(server))
-    if risks:
-        level: FindingLevel = "failed" if server.is_read_only else "warning"
-        return Finding(check=check, level=level, detail="; ".join(risks))
-    waits = (
-        f"waits for {server.standbys}"
-        if server.standbys
-        else "is on one server alone, and is lost with its disk"
-    )
-    return Finding(check=check, level="ok", detail=f"a claim is on disk before it is served; it {waits}")
 
 
 async def _examine_leaders(database: PostgresDatabase) -> Finding:
@@ -350,7 +240,7 @@ async def _examine_settlement_min(network: NetworkSettings, chains: SettlementCh
 
 
 async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -> Finding:
-    """Each gas key with its balance, in the order of the settings. Below `GAS_KEY_LOW_FLOORS` floors the alerts GasKeyLow and GasKeysLow fire."""
+    """Each gas key with its balance, in the order of the settings. Below `GAS_FLOORS_MIN` floors the alerts GasKeyLow and GasKeysLow fire."""
     check, rules = f"gas_keys_{network.rules.chain_id}", network.settlement
     try:
         balances = [
@@ -358,14 +248,14 @@ async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -
         ]
     except ChainUnavailable as exc:
         return Finding(check=check, level="failed", detail=f"{network.name}: {exc}")
-    least_wei = GAS_KEY_LOW_FLOORS * rules.gas_floor_wei
+    least_wei = GAS_FLOORS_MIN * rules.gas_floor_wei
     parts = [
         f"{key.address} has {format_decimal(balance_wei, decimals=18)}"
         + (" (low)" if balance_wei < least_wei else "")
         for key, balance_wei in zip(rules.gas_keys, balances, strict=True)
     ]
     floor = format_decimal(rules.gas_floor_wei, decimals=18)
-    detail = f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_KEY_LOW_FLOORS} floors"
+    detail = f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_FLOORS_MIN} floors"
     return Finding(check=check, level="warning" if min(balances) < least_wei else "ok", detail=detail)
 
 
@@ -483,7 +373,7 @@ def check_background(metrics: str) -> Finding:
     late = [
         f"{task} ran well {ages[task]:.0f} s ago, {failures.get(task, 0):.0f} failure(s) since"
         for task, interval_s in sorted(intervals.items())
-        if ages.get(task, 0) > max(LATE_INTERVALS * interval_s, LATE_S_MIN)
+        if is_late(ages.get(task, 0), interval_s=interval_s)
     ]
     if late:
         return Finding(check=check, level="warning", detail="; ".join(late))

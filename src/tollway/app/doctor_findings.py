@@ -1,0 +1,136 @@
+"""The findings of `tollway gateway doctor` that cost nothing: the settings, the tables and the server of the database. The operator's pages have them too.
+
+They ask no node and no other host, and make no table, no file and no key.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tollway.config.settings import Settings
+from tollway.errors import StorageUnavailable
+from tollway.storage.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
+from tollway.storage.migrate import TOO_OLD, schema_state
+from tollway.storage.server_settings import find_risks, read_server_settings
+
+if TYPE_CHECKING:
+    from tollway.storage.postgres import PostgresDatabase
+
+FindingLevel = Literal["ok", "note", "warning", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check. `check` is a stable name for scripts."""
+
+    check: str
+    level: FindingLevel
+    detail: str
+
+
+async def find_risks_here(settings: Settings, database: Database) -> tuple[Finding, ...]:
+    """The warnings and failures among these findings."""
+    found = [
+        *examine_settings(settings),
+        await examine_database(settings, database),
+        *examine_sqlite(database),
+    ]
+    if is_postgres(database):
+        found.append(await examine_durability(database))
+    return tuple(one for one in found if one.level in ("warning", "failed"))
+
+
+def examine_settings(settings: Settings) -> Iterator[Finding]:
+    names = ", ".join(network.name for network in settings.networks)
+    yield Finding(check="settings", level="ok", detail=f"{settings.public_url}; networks: {names}")
+    has_main = any(network.rules.kind == "main" for network in settings.networks)
+    if settings.secret_key is None:
+        detail = f"a key will be made at {settings.secret_key_file} when the gateway first starts"
+        yield Finding(check="secret_key", level="note", detail=detail)
+    if settings.allow_private_endpoints:
+        yield Finding(
+            check="private_endpoints",
+            level="warning",
+            detail="listings can make the gateway call private addresses; turn allow_private_endpoints off "
+            "outside of development",
+        )
+    if settings.allow_mixed_networks:
+        detail = "main and test networks are configured together; listings use the main ones by default"
+        yield Finding(check="mixed_networks", level="warning", detail=detail)
+    if settings.admin_listen is not None and not settings.admin_listen.is_loopback:
+        detail = f"every host that reaches {settings.admin_listen} can read the metrics"
+        yield Finding(check="admin_listen", level="warning", detail=detail)
+    if has_main and settings.public_url.startswith("http://"):
+        detail = "public_url is not https: signatures and sessions can be read in transit"
+        yield Finding(check="public_url", level="warning", detail=detail)
+    if settings.registration == "open":
+        detail = "every wallet may publish; a listing makes this gateway call its endpoint for every caller that pays"
+        yield Finding(check="registration", level="note", detail=detail)
+    yield Finding(
+        check="payees",
+        level="note",
+        detail="a caller can use one transfer at two gateways that share a payTo; a provider should use another wallet "
+        "at each gateway",
+    )
+
+
+async def examine_database(settings: Settings, database: Database) -> Finding:
+    where = database.describe_location()
+    if isinstance(database, SqliteDatabase) and not database.path.exists():
+        return Finding(check="database", level="note", detail=f"{where} will be made when the gateway starts")
+    try:
+        state = await schema_state(database)
+    except StorageUnavailable:
+        return Finding(check="database", level="failed", detail=f"{where} does not answer")
+    if state == "current":
+        return Finding(check="database", level="ok", detail=f"{where}, up to date")
+    if state == "foreign":
+        detail = f"{where} needs a newer version than this one"
+        return Finding(check="database", level="failed", detail=detail)
+    if state == "ahead":
+        detail = f"{where} is from a newer version; this one can serve from it"
+        return Finding(check="database", level="warning", detail=detail)
+    if state == "too_old":
+        return Finding(check="database", level="failed", detail=f"{where}: {TOO_OLD}")
+    if settings.is_sqlite:
+        return Finding(
+            check="database", level="note", detail=f"{where} will be migrated when the gateway starts"
+        )
+    if state == "serviceable":
+        detail = (
+            f"{where} is from the release before; this one can serve from it, but run tollway gateway migrate"
+        )
+        return Finding(check="database", level="warning", detail=detail)
+    return Finding(
+        check="database", level="failed", detail=f"{where} is {state}; run tollway gateway migrate"
+    )
+
+
+def examine_sqlite(database: Database) -> Iterator[Finding]:
+    if database.dialect == "sqlite" and not is_shared_write_safe():
+        yield Finding(
+            check="sqlite_version",
+            level="warning",
+            detail="this SQLite can lose pages when two processes write; stop the gateway before you moderate, "
+            "or use SQLite 3.51.3 or newer",
+        )
+
+
+async def examine_durability(database: "PostgresDatabase") -> Finding:
+    check = "durability"
+    try:
+        server = await read_server_settings(database)
+    except StorageUnavailable:
+        return Finding(
+            check=check, level="failed", detail="the database does not answer; repair it and run doctor again"
+        )
+    risks = list(find_risks(server))
+    if risks:
+        level: FindingLevel = "failed" if server.is_read_only else "warning"
+        return Finding(check=check, level=level, detail="; ".join(risks))
+    waits = (
+        f"waits for {server.standbys}"
+        if server.standbys
+        else "is on one server alone, and is lost with its disk"
+    )
+    return Finding(check=check, level="ok", detail=f"a claim is on disk before it is served; it {waits}")
