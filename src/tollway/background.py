@@ -16,7 +16,6 @@ import structlog
 RESTART_S = 1.0
 """The pause of an on-demand task after a failure."""
 ERROR_LENGTH_MAX = 300
-LATE_INTERVALS, LATE_S_MIN = 10, 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -59,11 +58,6 @@ class TaskName(StrEnum):
     WEBHOOK_ENDPOINTS = "webhook_endpoints"
     WEBHOOK_LISTINGS = "webhook_listings"
     WEBHOOKS_ELECTION = "webhooks_election"
-
-
-def is_late(age_s: float, *, interval_s: float) -> bool:
-    """Whether the last successful run of a background task is older than `LATE_INTERVALS` of its intervals and than `LATE_S_MIN`."""
-    return age_s > max(LATE_INTERVALS * interval_s, LATE_S_MIN)
 
 
 class BackgroundTask:

@@ -1,4 +1,4 @@
-"""The open calls of the operator's pages: the oldest first, held payments, gateways that are alive; on both dialects."""
+"""The open calls of the operator's pages: the oldest first, held payments; on both dialects."""
 
 from typing import Any
 
@@ -36,13 +36,9 @@ async def test_lists_unknown_calls_the_oldest_first(ledgers: Any, open_calls: Op
     assert await open_calls.list_open("settling") == ()
 
 
-async def test_counts_held_payments_and_living_gateways(ledgers: Any, open_calls: OpenCallStore) -> None:
+async def test_counts_held_payments(ledgers: Any, open_calls: OpenCallStore) -> None:
     ledger = await ledgers.gateway("one")
     await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
     assert await open_calls.count_held_payments() == 0
     await ledger.mark_restored(origin=operator_origin())
     assert await open_calls.count_held_payments() == 1
-    alive, recorded = await open_calls.count_gateways(now_ms=ledgers.clock.ms)
-    assert (alive, recorded) == (1, 1)
-    lease_ms = int(DEFAULT_LIMITS.owner_lease_s * 1000)
-    assert await open_calls.count_gateways(now_ms=ledgers.clock.ms + lease_ms) == (0, 1)

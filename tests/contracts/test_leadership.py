@@ -35,7 +35,14 @@ T = TypeVar("T")
 class Candidate:
     """A gateway that takes part in the election of the recovery duty."""
 
-    def __init__(self, database: Database, *, duty: Duty = Duty.SWEEPER, lease_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        database: Database,
+        *,
+        duty: Duty = Duty.SWEEPER,
+        lease_s: float = 5.0,
+        owner_id: str = "",
+    ) -> None:
         self.terms = 0
         self.is_working = False
         self.heard: list[bool] = []
@@ -48,6 +55,7 @@ class Candidate:
             limits=limits,
             on_change=lambda duty, is_leading: self.heard.append(is_leading),
             count_lost=self.count_lost,
+            owner_id=owner_id,
         )
 
     def count_lost(self) -> int:
@@ -126,6 +134,15 @@ async def test_one_of_many_leads(databases: list[PostgresDatabase]) -> None:
         while not polled.is_set():
             assert sum(one.is_working for one in everybody) == 1
             await asyncio.sleep(0)
+
+
+@pytest.mark.postgres
+async def test_a_leader_has_the_id_of_its_lease(databases: list[PostgresDatabase]) -> None:
+    named, unnamed = Candidate(databases[0], owner_id="a" * 32), Candidate(databases[1], duty=Duty.WATCHER)
+    async with named.standing(), unnamed.standing():
+        await until(lambda: named.is_working and unnamed.is_working)
+        leaders = await find_leaders(databases[2])
+        assert (leaders[Duty.SWEEPER].owner_id, leaders[Duty.WATCHER].owner_id) == ("a" * 32, None)
 
 
 @pytest.mark.postgres

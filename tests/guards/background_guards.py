@@ -68,9 +68,9 @@ BACKGROUND_GUARDS = (
     guard(
         "K9",
         "doctor tells that a background task runs well no more",
-        "cli.doctor:check_background",
-        "        if is_late(ages.get(task, 0), ",
-        "        if False and is_late(ages.get(task, 0), ",
+        "app.doctor_findings:describe_late_tasks",
+        "        if task.age_s > max(",
+        "        if False and task.age_s > max(",
         test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_told",
     ),
     guard(

@@ -71,7 +71,7 @@ async def test_the_overview_names_what_needs_an_operator_the_worst_first(
     await app.operator_ledger.mark_restored(origin=operator_origin())
     answer = (await browser.get("/admin/api/overview")).json()
     levels = [finding["level"] for finding in answer["findings"]]
-    assert levels == sorted(levels, key=["stopped", "money", "degraded"].index)
+    assert levels == sorted(levels, key=["stopped", "money", "degraded", "upkeep"].index)
     alerts = [finding["alert"] for finding in answer["findings"]]
     assert alerts[0] == "ChainAway"  # the node of this test is away
     assert "DatabaseWentBack" in alerts
@@ -79,8 +79,11 @@ async def test_the_overview_names_what_needs_an_operator_the_worst_first(
     page = (await browser.get("/")).text
     assert page.index("No node of") < page.index("payments are held")
     for name, value in answer["figures"].items():
-        if name not in ("asOf", "inFlight"):
-            assert f'data-live="{name}">{value}<' in page
+        if name not in ("asOf", "inFlight", "window"):
+            assert f'data-live="figures.{name}">{value}<' in page
+    (gateway,) = answer["gateways"]
+    assert (gateway["isThis"], gateway["isAlive"]) == (True, True)
+    assert gateway["leads"] == "sweeper, watcher, reputation, webhooks"
 
 
 async def test_each_finding_leads_to_its_runbook(app: App, browser: httpx.AsyncClient) -> None:

@@ -1,22 +1,24 @@
 """Builds the application of the admin address from the parts of the gateway."""
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from starlette.types import ASGIApp
 
+from tollway.app.fleet_view import FleetView
 from tollway.app.wiring import Services
 from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.siwe import parse_origin
-from tollway.ids import ChainId
 from tollway.payments.transaction_inspection import TransactionInspector
 from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
+from tollway.storage.book_sizes import BookFigures
 from tollway.storage.database import Database
 from tollway.storage.operator_acts import OperatorActStore
+from tollway.storage.operator_figures import record_audit
 from tollway.storage.operator_store import OperatorStore
 from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts
-from tollway.web.admin_chains import NodeFigures
+from tollway.web.admin_overview import OverviewServices
 from tollway.web.admin_routes import AdminServices, admin_router
 from tollway.web.admin_sign_in import AdminSignInPages
 from tollway.web.admin_transactions import AdminTransactions
@@ -33,7 +35,7 @@ def build_admin_app(
     settings: Settings,
     services: Services,
     networks: NetworkServices,
-    list_nodes: Callable[[ChainId], Sequence[NodeFigures]],
+    fleet: FleetView,
     operator_ledger: OperatorStore,
     acts: OperatorActStore,
     database: Database,
@@ -55,6 +57,7 @@ def build_admin_app(
         entropy=secrets.token_bytes,
     )
     rate_limit = SignInRateLimit(limits=settings.limits, rate_limiter=services.rate_limiter)
+    open_calls = OpenCallStore(database, limits=settings.limits)
     pages = admin_router(
         AdminServices(
             sign_in=AdminSignInPages(sign_in, rate_limit, limits=settings.limits),
@@ -63,7 +66,7 @@ def build_admin_app(
             moderation=services.moderation,
             operator_ledger=operator_ledger,
             acts=acts,
-            open_calls=OpenCallStore(database, limits=settings.limits),
+            open_calls=open_calls,
             transactions=AdminTransactions(
                 TransactionInspector(
                     services.transaction_verifier.lookup,
@@ -74,11 +77,11 @@ def build_admin_app(
                 rules=services.rules,
                 profiles=networks.profiles,
             ),
-            list_gas_keys=services.settlement_services.gas_budget.list_keys,
-            list_gas_spending=services.settlement_services.gas_budget.list_spending,
-            list_nodes=list_nodes,
-            check_ready=services.check_ready,
-            count_in_flight=lambda: services.shedder.running,
+            books=BookFigures(database),
+            record_audit=lambda report: record_audit(
+                database, differences=len(report.wrong), now_ms=now_ms()
+            ),
+            overview=_make_overview(services, networks, fleet, open_calls, now_ms=now_ms),
             gateway_name=gateway_name,
             public_url=settings.public_url,
             runbooks=read_runbooks(),
@@ -93,4 +96,39 @@ def build_admin_app(
         hosts=AdminHosts(listen_host=listen.host, port=listen.port, names=settings.admin_hosts),
         sign_in=sign_in,
         renderer=renderer,
+    )
+
+
+def _make_overview(
+    services: Services,
+    networks: NetworkServices,
+    fleet: FleetView,
+    open_calls: OpenCallStore,
+    *,
+    now_ms: Callable[[], int],
+) -> OverviewServices:
+    async def count_suspended() -> int:
+        return len(await services.catalog.list_suspended())
+
+    async def count_blocked() -> int:
+        return len(await services.moderation.list_blocked())
+
+    gas_budget = services.settlement_services.gas_budget
+    return OverviewServices(
+        check_ready=services.check_ready,
+        networks=networks,
+        list_nodes=fleet.list_nodes,
+        list_gas_keys=gas_budget.list_keys,
+        list_gas_spending=gas_budget.list_spending,
+        fleet=fleet.figures,
+        list_gateways=fleet.list_gateways,
+        find_leaders=fleet.find_leaders,
+        count_held_payments=open_calls.count_held_payments,
+        count_suspended=count_suspended,
+        count_blocked=count_blocked,
+        count_in_flight=lambda: services.shedder.running,
+        find_increase=fleet.find_increase,
+        find_risks=fleet.find_risks,
+        own_id=fleet.owner_id,
+        now_ms=now_ms,
     )

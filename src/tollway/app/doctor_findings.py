@@ -3,7 +3,7 @@
 They ask no node and no other host, and make no table, no file and no key.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,7 @@ from tollway.errors import StorageUnavailable
 from tollway.storage.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
 from tollway.storage.migrate import TOO_OLD, schema_state
 from tollway.storage.server_settings import find_risks, read_server_settings
+from tollway.telemetry import BackgroundTaskStatus
 
 if TYPE_CHECKING:
     from tollway.storage.postgres import PostgresDatabase
@@ -26,6 +27,20 @@ class Finding:
     check: str
     level: FindingLevel
     detail: str
+
+
+LATE_INTERVALS, LATE_S_MIN = 10, 60.0
+"""A background task is late when its last successful run is older than this number of its intervals and than this number of seconds."""
+
+
+def describe_late_tasks(tasks: Iterable[BackgroundTaskStatus]) -> list[str]:
+    """A line for each background task of a gateway that is late."""
+    return [
+        f"{task.name} ran well {task.age_s:.0f} s ago, {task.failures} failure(s) since"
+        for task in sorted(tasks, key=lambda task: task.name)
+        if task.is_running and task.interval_s is not None
+        if task.age_s > max(LATE_INTERVALS * task.interval_s, LATE_S_MIN)
+    ]
 
 
 async def find_risks_here(settings: Settings, database: Database) -> tuple[Finding, ...]:

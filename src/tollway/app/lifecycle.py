@@ -24,7 +24,8 @@ from starlette.types import ASGIApp
 
 from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
-from tollway.app.observation import NodeMetrics, make_settlement_metrics, read_node_figures
+from tollway.app.fleet_view import FleetView
+from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.app.page_wiring import describe_money
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
@@ -159,6 +160,7 @@ class App:
         self._open_stores()
         self.chains = self._make_chains()
         self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
+        self.fleet_view = self._make_fleet_view()
         self.http_client = self._make_http_client(origin)
         self.fetcher = Fetcher(self.http_client)
         self._make_reputation()
@@ -209,6 +211,21 @@ class App:
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
         self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
         self.server = self._make_server()
+
+    def _make_fleet_view(self) -> FleetView:
+        windows = self.redis_windows
+        return FleetView(
+            self.settings,
+            database=self.database,
+            owner_id=self.ledger.owner_id,
+            chains=self.chains,
+            metrics=self.metrics,
+            recent_metrics=self.recent_metrics,
+            figures=self.fleet_figures,
+            read_background=self._read_background,
+            is_shared_rates_up=None if windows is None else lambda: windows.is_up,
+            now_ms=self.ledger.shared_ms,
+        )
 
     def _make_reputation(self) -> None:
         """Webhooks, and ownership and quality of listings, which write events of webhooks."""
@@ -456,12 +473,18 @@ class App:
 
     def _leadership(self, duty: Duty) -> Leadership:
         leading = self.metrics.leading.labels(duty.label)  # from now on the series is 0
+
+        def on_change(duty: Duty, leads: bool) -> None:
+            leading.set(leads)
+            self.fleet_view.note_leading(duty, leads)
+
         return Leadership(
             self.database,
             duty=duty,
             limits=self.settings.limits,
-            on_change=lambda _, leads: leading.set(leads),
+            on_change=on_change,
             count_lost=self.node_health.count_lost,
+            owner_id=self.ledger.owner_id,
             task=self.background[TaskName(f"{duty.label}_election")],
         )
 
@@ -561,7 +584,7 @@ class App:
             settings=self.settings,
             services=self._services(),
             networks=self._asgi.network_services(),
-            list_nodes=partial(read_node_figures, self.chains, self.metrics),
+            fleet=self.fleet_view,
             operator_ledger=self.operator_ledger,
             acts=self.operator_acts,
             database=self.database,
@@ -648,6 +671,7 @@ class App:
         await self.sessions.prune(now_ms=self.ledger.shared_ms() - SIGN_IN_NONCE_KEPT_MS)
         await self.viewers.prune(now_ms=self.ledger.shared_ms())
         await self.creations.prune()
+        await self.fleet_view.record_build()
 
     async def _record_readiness(self) -> None:
         if all((await self.check_ready()).values()):

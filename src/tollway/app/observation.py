@@ -11,7 +11,7 @@ from tollway.metric_table import NODE_OUTCOMES, NodeOutcome
 from tollway.payments.gas import SettlementMetrics
 from tollway.plain_metrics import LabelValues
 from tollway.telemetry import Metrics
-from tollway.web.admin_chains import NodeFigures
+from tollway.web.admin_chains import NetworkNodes, NodeFigures
 
 
 def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
@@ -39,7 +39,7 @@ def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:
     )
 
 
-def read_node_figures(chains: RpcReader, metrics: Metrics, chain_id: ChainId) -> tuple[NodeFigures, ...]:
+def read_network_nodes(chains: RpcReader, metrics: Metrics, chain_id: ChainId) -> NetworkNodes:
     """The nodes of a network with their counters, from memory."""
     network = format_network(chain_id)
 
@@ -50,9 +50,14 @@ def read_node_figures(chains: RpcReader, metrics: Metrics, chain_id: ChainId) ->
             status=node,
             requests={outcome: int(requests.get((network, number, outcome), 0)) for outcome in NODE_OUTCOMES},
             disagreements=int(metrics.node_disagreements.counts.get((network, number), 0)),
+            head_age_s=metrics.node_head_age.find(network, number),
         )
 
-    return tuple(count(node) for node in chains.list_nodes(chain_id))
+    return NetworkNodes(
+        network=network,
+        block_s=metrics.block_seconds.find(network) or 0.0,
+        nodes=tuple(count(node) for node in chains.list_nodes(chain_id)),
+    )
 
 
 class NodeMetrics:

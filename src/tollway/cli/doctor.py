@@ -11,12 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tollway.alert_limits import GAS_FLOORS_MIN
 from tollway.app.doctor_findings import (
     Finding,
+    describe_late_tasks,
     examine_database,
     examine_durability,
     examine_settings,
     examine_sqlite,
 )
-from tollway.background import is_late
 from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
 from tollway.config.networks import NetworkSettings
@@ -30,7 +30,13 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyRotation
 from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
 from tollway.storage.postgres import PostgresDatabase
-from tollway.telemetry import BACKGROUND_AGE, BACKGROUND_ENDED, BACKGROUND_FAILURES, BACKGROUND_INTERVAL
+from tollway.telemetry import (
+    BACKGROUND_AGE,
+    BACKGROUND_ENDED,
+    BACKGROUND_FAILURES,
+    BACKGROUND_INTERVAL,
+    BackgroundTaskStatus,
+)
 
 CLOCK_SLACK_S = 60
 """How far in the future the verification of a payment accepts the time of a block."""
@@ -370,12 +376,18 @@ def check_background(metrics: str) -> Finding:
         return Finding(check=check, level="failed", detail=detail)
     if not ages:
         return Finding(check=check, level="note", detail="the metrics contain no background tasks")
-    late = [
-        f"{task} ran well {ages[task]:.0f} s ago, {failures.get(task, 0):.0f} failure(s) since"
-        for task, interval_s in sorted(intervals.items())
-        if is_late(ages.get(task, 0), interval_s=interval_s)
+    tasks = [
+        BackgroundTaskStatus(
+            name=task,
+            is_running=True,
+            has_ended=False,
+            age_s=age_s,
+            interval_s=intervals.get(task),
+            failures=int(failures.get(task, 0)),
+        )
+        for task, age_s in ages.items()
     ]
-    if late:
+    if late := describe_late_tasks(tasks):
         return Finding(check=check, level="warning", detail="; ".join(late))
     parts = ", ".join(f"{task} {ages[task]:.0f} s" for task in sorted(ages) if task in intervals)
     return Finding(check=check, level="ok", detail=f"since the last good run of each task: {parts}")

@@ -96,13 +96,15 @@ class WithdrawnRail(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GasKeyStatus:
-    """A gas key at the last refresh. `balance_wei` None: not read yet. `floor_wei`: below it the key signs nothing. `is_stuck`: its nonces do not move."""
+    """A gas key at the last refresh. `balance_wei` None: not read yet. `floor_wei`: below it the key signs nothing. `is_stuck`: its nonces do not move. `unmined`: its
+    transactions that are signed and not mined; None: not read yet."""
 
     chain_id: ChainId
     address: Address
     balance_wei: int | None
     floor_wei: int
     is_stuck: bool
+    unmined: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +178,7 @@ class _NetworkGas:
     verified: set[Address] = field(default_factory=set)
     unsupported: set[Address] = field(default_factory=set)
     closed: dict[Address, int] = field(default_factory=dict)
+    unmined: dict[Address, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -312,6 +315,7 @@ class GasBudget:
                 balance_wei=None if account is None else account.balance_wei,
                 floor_wei=self._rules[chain_id].gas_floor_wei,
                 is_stuck=sequence.progress.is_stuck,
+                unmined=self._network_gas[chain_id].unmined.get(sequence.key.address),
             )
             for chain_id, sequences in self._sequences.items()
             for sequence in sequences
@@ -471,7 +475,8 @@ class GasBudget:
             now_s=self._clock(),
             interval_s=self._limits.gas_refresh_s,
         )
-        self._metrics.unmined(sequence.chain_id, sender, max(0, signed - account.mined_nonce))
+        network_gas.unmined[sender] = max(0, signed - account.mined_nonce)
+        self._metrics.unmined(sequence.chain_id, sender, network_gas.unmined[sender])
 
     async def _close_mined(self, network_gas: _NetworkGas, sequence: NonceSequence, mined_nonce: int) -> None:
         """Closes transactions that were mined some checks ago, and reopens closed ones that a reorganisation undid. The first check

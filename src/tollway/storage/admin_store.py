@@ -7,7 +7,6 @@ from sqlalchemy import (
     LargeBinary,
     Table,
     Text,
-    case,
     delete,
     func,
     insert,
@@ -18,11 +17,11 @@ from sqlalchemy import (
 from tollway.identity.admin_sessions import AdminSession
 from tollway.ledger.records import CallRecord
 from tollway.limits import Limits
+from tollway.storage.book_sizes import select_held
 from tollway.storage.database import Database, metadata
 from tollway.storage.ledger_tables import (
     audit_run_table,
     call_table,
-    owner_table,
     parse_call,
     payment_table,
     select_records,
@@ -118,12 +117,11 @@ class SqlAdminSessions:
 
 
 class OpenCallStore:
-    """Reads what waits for an end: open calls, held payments, and the gateways that are alive."""
+    """Reads what waits for an end: open calls and held payments; and the last audit."""
 
     def __init__(self, database: Database, *, limits: Limits) -> None:
         self._database = database
         self._unknown_hold_ms = limits.unknown_hold_s * 1000
-        self._lease_ms = int(limits.owner_lease_s * 1000)
 
     async def list_open(self, state: str) -> tuple[CallRecord, ...]:
         """Calls in `settling` or `unknown`, the oldest first, at most `OPEN_CALLS_MAX`."""
@@ -142,9 +140,12 @@ class OpenCallStore:
 
     async def count_held_payments(self) -> int:
         """Payments whose balance is held; counted to 10,000."""
-        held = select(payment_table.c.id).where(payment_table.c.is_held).limit(10_000).subquery()
-        query = select(func.count()).select_from(held)
-        return await self._database.read(lambda connection: int(connection.scalar(query) or 0))
+
+        def work(connection: Connection) -> int:
+            held = select_held(connection, payment_table.c.id).limit(10_000).subquery()
+            return int(connection.scalar(select(func.count()).select_from(held)) or 0)
+
+        return await self._database.read(work)
 
     async def find_last_audit(self) -> tuple[int, int] | None:
         """When the last audit of any gateway or command ended, and how many differences it found; None before the first one."""
@@ -152,10 +153,3 @@ class OpenCallStore:
         query = select(columns.ended_ms, columns.differences)
         row = await self._database.read(lambda connection: connection.execute(query).one_or_none())
         return None if row is None else (row.ended_ms, row.differences)
-
-    async def count_gateways(self, *, now_ms: int) -> tuple[int, int]:
-        """Gateways that renewed their lease in time, and all that are recorded. `now_ms`: of the process; clocks differ by little beside a lease."""
-        alive = func.sum(case((owner_table.c.seen_ms > now_ms - self._lease_ms, 1), else_=0))
-        query = select(alive, func.count())
-        found = await self._database.read(lambda connection: connection.execute(query).one())
-        return int(found[0] or 0), int(found[1])

@@ -56,11 +56,12 @@ class Duty(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
     """A gateway that leads. `address`: its address as PostgreSQL sees it; None for a socket of the same machine. `server_process`: the process id of
-    its session. `handicap`: how many networks it cannot read."""
+    its session. `handicap`: how many networks it cannot read. `owner_id`: of its lease; None for a gateway of the release before."""
 
     address: str | None
     server_process: int
     handicap: int = 0
+    owner_id: str | None = None
 
 
 def choose_lock(held: int, *, wanted: int, others: Collection[int]) -> int | None:
@@ -73,7 +74,7 @@ def choose_lock(held: int, *, wanted: int, others: Collection[int]) -> int | Non
 
 class Leadership:
     """The candidature of one gateway for one duty. `on_change`: called at each change, with the duty and whether this gateway leads.
-    `count_lost`: returns how many networks this gateway cannot read now."""
+    `count_lost`: returns how many networks this gateway cannot read now. `owner_id`: of its lease; the server shows it beside the session."""
 
     def __init__(
         self,
@@ -83,8 +84,10 @@ class Leadership:
         limits: Limits,
         on_change: Callable[[Duty, bool], None],
         count_lost: Callable[[], int] = lambda: 0,
+        owner_id: str = "",
         task: BackgroundTask | None = None,
     ) -> None:
+        self._owner_id = owner_id
         self._task = task or BackgroundTask(TaskName(f"{duty.label}_election"))
         self._database = database
         self._duty = duty
@@ -141,7 +144,13 @@ class Leadership:
     async def _take_lock(self, fetch_scalar: FetchScalar, handicap: int) -> int | None:
         """Takes the lock of a handicap. Returns the process id of the session; None when another gateway has the lock."""
         lease_ms = round(self._limits.leader_lease_s * 1000)
-        await fetch_scalar(_EXPIRE.bindparams(lease_ms=str(lease_ms), lease_s=str(max(1, lease_ms // 3000))))
+        await fetch_scalar(
+            _PREPARE.bindparams(
+                lease_ms=str(lease_ms),
+                lease_s=str(max(1, lease_ms // 3000)),
+                name=_SESSION_PREFIX + self._owner_id,
+            )
+        )
         taken: int | None = await fetch_scalar(_TAKE_LOCK.bindparams(lock=self._duty.lock_of(handicap)))
         return taken
 
@@ -190,11 +199,13 @@ class Leadership:
         self._on_change(self._duty, is_leading)
 
 
+_SESSION_PREFIX = "tollway leader "
+"""Before the owner id, in the `application_name` of the session of a leader. The server cuts the name at 63 bytes."""
 # Sets only the settings that the server has: `idle_session_timeout` came with version 14.
-_EXPIRE = text(
+_PREPARE = text(
     "SELECT count(set_config(wish.name, wish.value, false)) FROM (VALUES ('idle_session_timeout', :lease_ms), "
     "('tcp_user_timeout', :lease_ms), ('tcp_keepalives_idle', :lease_s), ('tcp_keepalives_interval', :lease_s), "
-    "('tcp_keepalives_count', '2')) AS wish (name, value) JOIN pg_settings USING (name)"
+    "('tcp_keepalives_count', '2'), ('application_name', :name)) AS wish (name, value) JOIN pg_settings USING (name)"
 )
 _TAKE_LOCK = text(
     "SELECT CASE WHEN NOT pg_is_in_recovery() AND pg_try_advisory_lock(:lock) THEN pg_backend_pid() END"
@@ -207,7 +218,7 @@ _OTHER_HANDICAPS = text(
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
 _LEADERS = text(
-    "SELECT objid, host(client_addr) AS address, pid FROM pg_locks JOIN pg_stat_activity USING (pid) "
+    "SELECT objid, host(client_addr) AS address, pid, application_name FROM pg_locks JOIN pg_stat_activity USING (pid) "
     "WHERE locktype = 'advisory' AND mode = 'ExclusiveLock' AND granted AND classid = :space AND objsubid = 1 "
     "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
 )
@@ -223,8 +234,19 @@ async def find_leaders(database: Database) -> Mapping[Duty, Leader]:
     for row in sorted(rows, key=lambda row: int(row.objid), reverse=True):
         handicap, number = divmod(row.objid, 1 << _HANDICAP_SHIFT)
         if number in known:
-            leaders[known[number]] = Leader(address=row.address, server_process=row.pid, handicap=handicap)
+            leaders[known[number]] = Leader(
+                address=row.address,
+                server_process=row.pid,
+                handicap=handicap,
+                owner_id=_parse_owner(row.application_name),
+            )
     return leaders
+
+
+def _parse_owner(session_name: str | None) -> str | None:
+    """The owner id in the name of a session; None for the session of a release that sets no name."""
+    name = session_name or ""
+    return name.removeprefix(_SESSION_PREFIX) or None if name.startswith(_SESSION_PREFIX) else None
 
 
 async def are_sessions_shared(database: "PostgresDatabase") -> bool:

@@ -126,7 +126,7 @@ class LedgerStore:
         self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
         self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
-        self._owner_id = owner_id
+        self.owner_id = owner_id
         self._boot_mark, self._shared_clock = boot_mark, shared_clock
         self._on_lapse = on_lapse
         self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
@@ -236,7 +236,7 @@ class LedgerStore:
         return outcome
 
     async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:
-        work = partial(authorizations.mark_orphaned, call_id=call_id, epoch=epoch, owner_id=self._owner_id)
+        work = partial(authorizations.mark_orphaned, call_id=call_id, epoch=epoch, owner_id=self.owner_id)
         try:
             return await write_retried(self._database, work)
         finally:
@@ -334,7 +334,7 @@ class LedgerStore:
     async def renew_ownership(self, *, now_ms: int) -> None:
         work = partial(
             recovery.renew_owner,
-            owner_id=self._owner_id,
+            owner_id=self.owner_id,
             now_ms=now_ms,
             shared_clock=self._shared_clock,
             boot_mark=self._boot_mark,
@@ -373,7 +373,7 @@ class LedgerStore:
         abandoned += await self._database.read(
             partial(
                 recovery.find_abandoned,
-                owner_id=self._owner_id,
+                owner_id=self.owner_id,
                 now_ms=shared_ms,
                 lease=self._lease,
                 hold_ms=self._hold_ms(),
@@ -387,13 +387,13 @@ class LedgerStore:
             moved += await self._move_abandoned(some, shared_ms=shared_ms)
         await write_retried(
             self._database,
-            partial(recovery.renew_boot_mark, owner_id=self._owner_id, boot_mark=self._boot_mark),
+            partial(recovery.renew_boot_mark, owner_id=self.owner_id, boot_mark=self._boot_mark),
         )
         await write_retried(
             self._database,
             partial(
                 recovery.prune_owners,
-                owner_id=self._owner_id,
+                owner_id=self.owner_id,
                 now_ms=now_ms,
                 shared_clock=self._shared_clock,
             ),
@@ -427,7 +427,7 @@ class LedgerStore:
         """Finds calls of this gateway that no task here will close: claims whose answer was lost, closes that a crash of the database
         server undid. Reads the rows first and compares them with the open runs after that, because a new claim is counted as open
         before it is written."""
-        found = await self._database.read(partial(recovery.find_own_open, owner_id=self._owner_id))
+        found = await self._database.read(partial(recovery.find_own_open, owner_id=self.owner_id))
         return [
             self._plan_lost_call(one)
             for one in found

@@ -10,17 +10,18 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, inspect, select, text
 
+from tollway.fleet import SealCounts
 from tollway.storage.closed_periods import count_hours_behind
 from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
-from tollway.storage.key_rotation import KeyRotation
+from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
 from tollway.storage.ledger_tables import audit_run_table, backup_run_table, call_table
 from tollway.storage.statements import insert_for
 from tollway.telemetry import FleetFigures
 
 COUNT_MAX = 10_000
 STALE_INTERVAL_S = 300.0
-"""Between two counts of stale secrets: each opens every secret once."""
+"""Between two counts of encrypted values: each opens every secret once."""
 RESPONSES_MAX = 200
 OPEN_STATES = ("forwarding", "settling", "unknown")
 
@@ -45,18 +46,34 @@ class FleetFiguresStore:
         self._has_other_keys = has_other_keys
         self._now_ms = now_ms
         self._clock = clock
-        self._stale = 0
-        self._stale_due_s = float("-inf")
+        self._counts = KeyCounts()
+        self._counts_due_s = float("-inf")
 
     async def read(self) -> FleetFigures:
         """Raises StorageUnavailable."""
-        if self._has_other_keys and self._clock() >= self._stale_due_s:
-            self._stale = (await self._rotation.count(responses_max=RESPONSES_MAX)).older
-            self._stale_due_s = self._clock() + STALE_INTERVAL_S
+        stale = (await self._count_keys()).older if self._has_other_keys else 0
         now_ms = self._now_ms()
         return await self._database.read(
-            lambda connection: read_figures(connection, now_ms=now_ms, secrets_stale=self._stale)
+            lambda connection: read_figures(connection, now_ms=now_ms, secrets_stale=stale)
         )
+
+    async def count_seals(self) -> tuple[SealCounts, ...]:
+        """The encrypted values by the key that opens them, at most `STALE_INTERVAL_S` old. Raises StorageUnavailable."""
+        counts = await self._count_keys()
+        return (
+            _describe_seals("secrets", counts.secrets, is_whole=True),
+            _describe_seals("responses", counts.responses, is_whole=counts.responses.total < RESPONSES_MAX),
+        )
+
+    async def _count_keys(self) -> KeyCounts:
+        if self._clock() >= self._counts_due_s:
+            self._counts = await self._rotation.count(responses_max=RESPONSES_MAX)
+            self._counts_due_s = self._clock() + STALE_INTERVAL_S
+        return self._counts
+
+
+def _describe_seals(kind: str, count: SealCount, *, is_whole: bool) -> SealCounts:
+    return SealCounts(kind=kind, current=count.current, older=count.older, lost=count.lost, is_whole=is_whole)
 
 
 def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> FleetFigures:

@@ -15,11 +15,30 @@ from tollway.web.query import format_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFigures:
-    """A node and its counters since the start of the process. `requests`: by outcome."""
+    """A node and its counters since the start of the process. `requests`: by outcome. `head_age_s`: of its newest block when the node returned it; None before."""
 
     status: NodeStatus
     requests: Mapping[str, int]
     disagreements: int
+    head_age_s: float | None = None
+
+    @property
+    def number(self) -> int:
+        """Its number in the settings, from 1."""
+        return self.status.position
+
+    @property
+    def host(self) -> str:
+        return self.status.host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkNodes:
+    """The nodes of a network. `block_s`: the time between two blocks, by the settings."""
+
+    network: str
+    block_s: float
+    nodes: Sequence[NodeFigures]
 
 
 def node_json(node: NodeFigures, nodes: Sequence[NodeFigures], *, now_ms: int) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal
+from tollway.fleet import BookSizes, HeldPayment
 from tollway.identity.admin_sessions import ENTRY_PATH
-from tollway.ids import Address, ChainId, ListingId, TxHash
+from tollway.ids import Address, ListingId, TxHash
 from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.ledger.records import CallRecord
 from tollway.operator_acts import ActOrigin, OperatorActs
-from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import (
@@ -47,18 +47,12 @@ from tollway.web.admin_app import (
     respond_page,
     session_of,
 )
-from tollway.web.admin_chains import NodeFigures, chain_json
+from tollway.web.admin_chains import chain_json
 from tollway.web.admin_gas import gas_json
+from tollway.web.admin_overview import OverviewServices, read_overview
 from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
 from tollway.web.admin_transactions import AdminTransactions
-from tollway.web.admin_views import (
-    OverviewFacts,
-    call_json,
-    find_findings,
-    list_figures,
-    overview_json,
-    show_line,
-)
+from tollway.web.admin_views import call_json, show_line
 from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.query import format_time
 from tollway.web.runbook import Runbook
@@ -84,13 +78,19 @@ class OpenCalls(Protocol):
 
     async def find_last_audit(self) -> tuple[int, int] | None: ...
 
-    async def count_gateways(self, *, now_ms: int) -> tuple[int, int]: ...
+
+class BookReader(Protocol):
+    """Sizes of the large tables and held payments, from the ledger. Raises `StorageUnavailable`."""
+
+    async def read_sizes(self) -> BookSizes: ...
+
+    async def list_held(self) -> tuple[HeldPayment, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminServices:
     """The collaborators of the operator's pages. `gateway_name`: typed by an operator who releases balances.
-    `public_url`: of the pages about errors. `count_in_flight`: calls that run now."""
+    `public_url`: of the pages about errors. `record_audit`: for the metrics of all gateways, as the command does."""
 
     sign_in: AdminSignInPages
     networks: NetworkServices
@@ -100,11 +100,9 @@ class AdminServices:
     acts: OperatorActs
     open_calls: OpenCalls
     transactions: AdminTransactions
-    list_gas_keys: Callable[[], Sequence[GasKeyStatus]]
-    list_gas_spending: Callable[[], Sequence[GasSpending]]
-    list_nodes: Callable[[ChainId], Sequence[NodeFigures]]
-    check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
-    count_in_flight: Callable[[], int]
+    books: BookReader
+    record_audit: Callable[[AuditReport], Awaitable[object]]
+    overview: OverviewServices
     gateway_name: str
     public_url: str
     runbooks: Mapping[str, Runbook]
@@ -181,28 +179,10 @@ class AdminRoutes:
     # ---- What is shown.
 
     async def show_overview(self, request: Request) -> Response:
-        facts = await self._read_facts()
-        return respond_page(
-            request, "admin_overview.j2", findings=find_findings(facts), figures=list_figures(facts)
-        )
+        return respond_page(request, "admin_overview.j2", **await read_overview(self._services.overview))
 
     async def get_overview(self, request: Request) -> Response:
-        return JSONResponse(overview_json(await self._read_facts()), headers=NO_STORE)
-
-    async def _read_facts(self) -> OverviewFacts:
-        services, now_ms = self._services, self._services.now_ms()
-        return OverviewFacts(
-            checks=await services.check_ready(),
-            networks=describe_status(services.networks),
-            unknown=await services.open_calls.list_open("unknown"),
-            settling=await services.open_calls.list_open("settling"),
-            held_payments=await services.open_calls.count_held_payments(),
-            suspended=len(await services.catalog.list_suspended()),
-            blocked=len(await services.moderation.list_blocked()),
-            gateways=await services.open_calls.count_gateways(now_ms=now_ms),
-            in_flight=services.count_in_flight(),
-            now_ms=now_ms,
-        )
+        return JSONResponse(await read_overview(self._services.overview), headers=NO_STORE)
 
     async def show_runbooks(self, request: Request) -> Response:
         return respond_page(request, "admin_runbooks.j2", runbooks=list(self._services.runbooks.values()))
@@ -222,8 +202,9 @@ class AdminRoutes:
     def _describe_chains(self) -> list[dict[str, Any]]:
         services = self._services
         withdrawn = services.networks.withdrawn_since_ms()
+        nodes = {found.network: found.nodes for found in services.overview.list_nodes()}
         return [
-            chain_json(status, services.list_nodes(status["chainId"]), withdrawn, now_ms=services.now_ms())
+            chain_json(status, nodes.get(status["network"], ()), withdrawn, now_ms=services.now_ms())
             for status in describe_status(services.networks)
         ]
 
@@ -234,7 +215,8 @@ class AdminRoutes:
         return JSONResponse(self._describe_gas(), headers=NO_STORE)
 
     def _describe_gas(self) -> dict[str, Any]:
-        return gas_json(self._services.list_gas_keys(), self._services.list_gas_spending())
+        overview = self._services.overview
+        return gas_json(overview.list_gas_keys(), overview.list_gas_spending())
 
     async def show_calls(self, request: Request) -> Response:
         """With `transaction` the page begins with that transaction, read now."""
@@ -412,6 +394,7 @@ class AdminRoutes:
     async def _audit_ledger(self, run: AuditRun) -> None:
         try:
             run.report = await self._services.operator_ledger.audit()
+            await self._services.record_audit(run.report)
         except Exception as exc:  # noqa: BLE001 - the root of this task; the page shows the failure
             run.failure = str(exc)[:200] or type(exc).__name__
         finally:
