@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tollway.ids import ChainId
+from tollway.ids import Address, ChainId, TxHash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +39,10 @@ class HeldPayment:
     """A payment that is not spendable for now. `units`: what calls have not taken, in ledger units of `asset` (`Asset.key`)."""
 
     chain_id: ChainId
-    tx_hash: str
+    tx_hash: TxHash
     asset: str
-    payer: str
-    payee: str
+    payer: Address
+    payee: Address
     units: int
     recorded_ms: int
 

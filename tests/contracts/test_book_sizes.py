@@ -38,10 +38,10 @@ async def test_held_payments_are_listed_in_order_up_to_a_limit(ledgers: Any) -> 
     assert await figures.list_held() == ()
     await ledger.mark_restored(origin=operator_origin())
     held = await figures.list_held()
-    assert [one.tx_hash for one in held] == [
+    assert [str(one.tx_hash) for one in held] == [
         str(payment.tx_hash) for payment in sorted(payments, key=lambda one: one.id)[:HELD_SHOWN]
     ]
-    assert (held[0].units, held[0].payer, held[0].recorded_ms) == (10, str(payments[0].payer), NOW_MS)
+    assert (held[0].units, held[0].payer, held[0].recorded_ms) == (10, payments[0].payer, NOW_MS)
     await ledger.release_held(origin=operator_origin())
     assert await figures.list_held() == ()
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +24,9 @@ from tests.kit.admin_pages import (
 )
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin
 from tollway.app.lifecycle import App
+from tollway.ids import ChainId
 from tollway.ledger.ledger import AuditReport
+from tollway.payments.gas import GasKeyStatus
 from tollway.storage.ledger_tables import payment_table
 from tollway.storage.operator_figures import record_audit
 from tollway.web.query import format_time
@@ -112,13 +115,68 @@ async def test_chains_have_their_nodes_by_number(app: App, browser: httpx.AsyncC
 
 async def test_books_have_the_last_audit_of_a_command(app: App, browser: httpx.AsyncClient) -> None:
     await sign_in(app, browser)
-    assert (await browser.get("/admin/api/books")).json() == {"lastAudit": None, "heldPayments": 0}
+    assert (await browser.get("/admin/api/books")).json()["lastAudit"] is None
+    assert "none is recorded" in (await browser.get("/books")).text
     await record_audit(app.database, differences=2, now_ms=NOW_MS)
     last = (await browser.get("/admin/api/books")).json()["lastAudit"]
     assert last == {"ended": format_time(NOW_MS), "differences": 2}
     page = (await browser.get("/books")).text
-    assert "2 differences" in page
+    assert 'data-live="lastAudit.differences">2<' in page
     assert last["ended"] in page
+
+
+async def test_books_list_held_payments_seals_and_sizes(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    (payment,) = await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
+    await app.operator_ledger.mark_restored(origin=operator_origin())
+    books = (await browser.get("/admin/api/books")).json()
+    (held,) = books["held"]
+    assert (books["heldPayments"], held["transaction"]) == (1, str(payment.tx_hash))
+    assert (held["payer"], held["payTo"]) == (str(payment.payer), str(payment.payee))
+    assert {one["kind"]: one["noKey"] for one in books["seals"]} == {"secrets": 0, "responses": 0}
+    tables = {one["name"]: one["rows"] for one in books["tables"]}
+    assert tables["payment"] == 1
+    page = (await browser.get("/books")).text
+    for text in (held["transaction"], held["payer"], held["payTo"], books["size"]):
+        assert text in page
+
+
+async def test_the_lane_of_each_gas_key_is_shown(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    keys = (
+        GasKeyStatus(
+            chain_id=ChainId(84532), address=ALICE, balance_wei=None, floor_wei=1, is_stuck=False, unmined=3
+        ),
+    )
+    app.settlement_services.gas_budget.list_keys = lambda: keys  # type: ignore[method-assign]  # stands for a node that responds
+    async with open_browser(app) as client:
+        client.headers["cookie"] = browser.headers["cookie"]
+        (key,) = (await client.get("/admin/api/gas")).json()["keys"]
+        assert (key["unmined"], key["balance"]) == (3, None)
+        assert 'data-live="keys.0.unmined" data-none="not read yet">3<' in (await client.get("/gas")).text
+
+
+@pytest.mark.parametrize("path", ["/", "/chains", "/gas", "/books"])
+async def test_each_refreshed_figure_is_in_the_json_of_its_page(
+    app: App, browser: httpx.AsyncClient, path: str
+) -> None:
+    await sign_in(app, browser)
+    await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
+    page = (await browser.get(path)).text
+    source = re.search(r'data-live-switch="([^"]+)"', page)
+    if source is None:
+        assert path == "/gas"  # without gas keys there is no figure
+        return
+    content = (await browser.get(source[1])).json()
+    paths = re.findall(r'data-live="([^"]+)"', page)
+    assert len(paths) > 3
+    for one in paths:
+        found: Any = content
+        for name in one.split("."):
+            if one.startswith("lastAudit.") and found is None:
+                break  # no audit yet
+            found = found[int(name) if isinstance(found, list) else name]
+        assert not isinstance(found, dict | list), one
 
 
 # ---- Changes.
@@ -204,6 +262,7 @@ async def test_an_audit_runs_in_the_background_and_its_result_is_shown(
     assert (await send_form(browser, "/books", "/admin/api/audit")).status_code == 303
     page = (await browser.get("/books")).text
     assert "the ledger balances" in page
+    assert (await browser.get("/admin/api/books")).json()["lastAudit"]["differences"] == 0
     assert "0 payments, 0 calls" in page
 
 

@@ -1,6 +1,6 @@
 """What the operator's pages read about this gateway and all gateways of its database, and the row that says which release this gateway runs."""
 
-import socket
+import platform
 from collections.abc import Callable, Iterable, Sequence
 
 from tollway import __version__
@@ -48,7 +48,7 @@ class FleetView:
         lease_ms = int(settings.limits.owner_lease_s * 1000)
         self._builds = GatewayBuildStore(database, owner_id=owner_id, lease_ms=lease_ms, now_ms=now_ms)
         self._build = GatewayBuild(
-            name=f"{socket.gethostname()}:{settings.listen.port}",
+            name=f"{platform.node()}:{settings.listen.port}",
             version=__version__,
             schema=list_revisions()[0],
         )

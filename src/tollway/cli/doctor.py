@@ -261,7 +261,9 @@ async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -
         for key, balance_wei in zip(rules.gas_keys, balances, strict=True)
     ]
     floor = format_decimal(rules.gas_floor_wei, decimals=18)
-    detail = f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_FLOORS_MIN} floors"
+    detail = (
+        f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_FLOORS_MIN} floors"
+    )
     return Finding(check=check, level="warning" if min(balances) < least_wei else "ok", detail=detail)
 
 

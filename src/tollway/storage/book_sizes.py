@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import Column, Connection, Select, Table, bindparam, select, text
 
 from tollway.fleet import BookSizes, HeldPayment, TableSize
-from tollway.ids import ChainId
+from tollway.ids import Address, ChainId, TxHash
 from tollway.storage.database import Database
 from tollway.storage.idempotency import answer_table
 from tollway.storage.ledger_tables import (
@@ -67,10 +67,10 @@ def _read_held(connection: Connection) -> tuple[HeldPayment, ...]:
     return tuple(
         HeldPayment(
             chain_id=ChainId(row.chain_id),
-            tx_hash="0x" + bytes(row.tx_hash).hex(),
+            tx_hash=TxHash(row.tx_hash),
             asset=row.asset,
-            payer="0x" + bytes(row.payer).hex(),
-            payee="0x" + bytes(row.payee).hex(),
+            payer=Address(row.payer),
+            payee=Address(row.payee),
             units=row.value_units - row.taken_units,
             recorded_ms=row.recorded_ms,
         )

@@ -44,6 +44,7 @@ def _key_json(key: GasKeyStatus) -> dict[str, Any]:
         "balance": None if key.balance_wei is None else format_wei(key.balance_wei),
         "isLow": key.balance_wei is not None and key.balance_wei < key.floor_wei,
         "floor": format_wei(key.floor_wei),
+        "unmined": key.unmined,
         "isStuck": key.is_stuck,
     }
 

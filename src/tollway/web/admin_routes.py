@@ -47,6 +47,7 @@ from tollway.web.admin_app import (
     respond_page,
     session_of,
 )
+from tollway.web.admin_books import books_json
 from tollway.web.admin_chains import chain_json
 from tollway.web.admin_gas import gas_json
 from tollway.web.admin_overview import OverviewServices, read_overview
@@ -275,22 +276,26 @@ class AdminRoutes:
         return respond_page(request, "admin_wallets.j2", blocked=blocked)
 
     async def get_books(self, request: Request) -> Response:
-        held = await self._services.open_calls.count_held_payments()
-        content = {"lastAudit": await self._describe_last_audit(), "heldPayments": held}
-        return JSONResponse(content, headers=NO_STORE)
+        return JSONResponse(await self._describe_books(), headers=NO_STORE)
 
-    async def _describe_last_audit(self) -> dict[str, Any] | None:
-        """Of any gateway or command."""
-        last = await self._services.open_calls.find_last_audit()
-        return None if last is None else {"ended": format_time(last[0]), "differences": last[1]}
+    async def _describe_books(self) -> dict[str, Any]:
+        services = self._services
+        return books_json(
+            last_audit=await services.open_calls.find_last_audit(),
+            held_count=await services.open_calls.count_held_payments(),
+            held=await services.books.list_held(),
+            seals=await services.overview.fleet.count_seals(),
+            sizes=await services.books.read_sizes(),
+            rules=services.networks.rules,
+            profiles=services.networks.profiles,
+        )
 
     async def show_books(self, request: Request) -> Response:
         audit = self._audit
         return respond_page(
             request,
             "admin_books.j2",
-            last=await self._describe_last_audit(),
-            held=await self._services.open_calls.count_held_payments(),
+            books=await self._describe_books(),
             gateway_name=self._services.gateway_name,
             audit=None
             if audit is None
