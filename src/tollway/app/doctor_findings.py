@@ -75,6 +75,12 @@ def examine_settings(settings: Settings) -> Iterator[Finding]:
     if settings.admin_listen is not None and not settings.admin_listen.is_loopback:
         detail = f"every host that reaches {settings.admin_listen} can read the metrics"
         yield Finding(check="admin_listen", level="warning", detail=detail)
+    if settings.operators:
+        wallets = ", ".join(sorted(map(str, settings.operators)))
+        detail = (
+            f"these wallets may sign in to the operator's pages and change listings and balances: {wallets}"
+        )
+        yield Finding(check="operators", level="note", detail=detail)
     if has_main and settings.public_url.startswith("http://"):
         detail = "public_url is not https: signatures and sessions can be read in transit"
         yield Finding(check="public_url", level="warning", detail=detail)
