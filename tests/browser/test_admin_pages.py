@@ -2,13 +2,14 @@
 
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from tests.browser.watched_page import WatchedPage, watch_page
 from tests.kit.ports import find_low_port
@@ -28,6 +29,8 @@ PAGES = (
     "/runbooks/StorageAway",
 )
 WALLET = "0x" + "ab" * 20
+REFRESH_MS = 10_000
+HIDE = "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {0} }}); true"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,16 +123,64 @@ async def test_an_operator_suspends_and_restores_a_listing_and_blocks_a_wallet(
         await watched.check()
 
 
-async def test_figures_are_refreshed_until_the_button_stops_it(browser: Browser, site: Site) -> None:
+@pytest.mark.parametrize(
+    ("path", "figure"),
+    [
+        ("/", "figures.callsPerSecond"),
+        ("/", "gateways.0.version"),
+        ("/chains", "networks.0.nodes.0.requests"),
+        ("/gas", "keys.0.unmined"),
+        ("/books", "tables.0.rows"),
+    ],
+)
+async def test_figures_are_refreshed_in_front_until_the_button_stops_it(
+    browser: Browser, site: Site, path: str, figure: str
+) -> None:
     async with open_signed_in(browser, site) as watched:
-        page = watched.page
-        stop = page.get_by_role("button", name="Stop refreshing")
-        async with page.expect_response(lambda answer: "/admin/api/overview" in answer.url) as answered:
-            await stop.click()
-            await page.get_by_role("button", name="Refresh every 10 s").click()
-        assert (await answered.value).status == 200
-        await expect(stop).to_be_visible()
+        page, sent = watched.page, []
+
+        async def answer(route: Route) -> None:
+            sent.append(route.request.url)
+            response = await route.fetch()
+            content = found = await response.json()
+            *parents, name = figure.split(".")
+            for parent in parents:
+                found = found[int(parent) if isinstance(found, list) else parent]
+            found[name] = f"refreshed {len(sent)}"
+            await route.fulfill(response=response, json=content)
+
+        await page.clock.install()
+        await page.route("**/admin/api/*", answer)
+        assert await watched.goto(path) == 200
+        shown = page.locator(f'[data-live="{figure}"]')
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(shown).to_have_text("refreshed 1")
         await watched.check()
+        await watched.evaluate(HIDE.format("true"))
+        await page.clock.fast_forward(REFRESH_MS)
+        await watched.evaluate(HIDE.format("false"))
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(shown).to_have_text("refreshed 2")  # none while the tab was behind another one
+        await page.get_by_role("button", name="Stop refreshing").click()
+        start = page.get_by_role("button", name="Refresh every 10 s")
+        await expect(start).to_be_visible()
+        await page.clock.fast_forward(REFRESH_MS)
+        assert len(sent) == 2
+        await start.click()
+        await expect(shown).to_have_text("refreshed 3")
+        await watched.check()
+
+
+async def test_without_javascript_the_figures_are_there_and_no_button_promises_more(
+    browser: Browser, site: Site
+) -> None:
+    async with watch_page(browser, site.admin_url, java_script_enabled=False) as watched:
+        await watched.goto(await site.make_link())
+        await watched.page.get_by_role("button", name="Sign in").click()
+        for path in ("/", "/chains", "/gas", "/books"):
+            assert await watched.goto(path) == 200
+            await expect(watched.page.locator("[data-live]").first).to_have_text(re.compile("."))
+            await expect(watched.page.locator("[data-live-switch]")).to_be_hidden()
 
 
 async def test_signing_out_ends_the_session(browser: Browser, site: Site) -> None:
