@@ -16,6 +16,7 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.test_docs import find_command, find_options
+from tollway.alert_limits import NODE_HEAD_READ_S
 from tollway.chain.port import SendFault
 from tollway.config.networks import NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
@@ -189,7 +190,7 @@ def test_the_rate_of_the_first_failure_is_seen() -> None:
 
 
 def test_a_head_is_read_as_often_as_the_alert_assumes() -> None:
-    assert DEFAULT_LIMITS.chain_check_interval_s == RULES.HEAD_READ_S
+    assert DEFAULT_LIMITS.chain_check_interval_s == NODE_HEAD_READ_S
 
 
 def test_the_index_of_runbooks_has_every_alert() -> None:

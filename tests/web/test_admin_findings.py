@@ -79,17 +79,17 @@ def fleet(**changes: Any) -> dict[str, Any]:
     return {"fleet": replace(QUIET.fleet, **changes)}
 
 
-def node(number: int, *, head_age_s: float | None = None) -> NodeFigures:
+def node(number: int, *, head_age_s: int = 0) -> NodeFigures:
     status = NodeStatus(
         position=number,
         host="a.example",
         head_number=1,
-        head_time_s=1,
+        head_time_s=NOW_MS // 1000 - head_age_s,
         failure="",
         failed_s=None,
         is_deferred=False,
     )
-    return NodeFigures(status=status, requests={}, disagreements=0, head_age_s=head_age_s)
+    return NodeFigures(status=status, requests={}, disagreements=0)
 
 
 def nodes(*found: NodeFigures) -> dict[str, Any]:
@@ -144,8 +144,12 @@ def times(slow: int, *, bound: float) -> tuple[int, ...]:
         ),
         # No node answers: the network is away, which is one finding and not one for each node.
         ({**nodes(node(1)), **gained(node_requests=requests(timeout=5))}, []),
-        (nodes(node(1, head_age_s=20)), []),
-        (nodes(node(1, head_age_s=21)), [("degraded", "NodeBehind")]),
+        ({**nodes(node(1, head_age_s=80)), **gained(node_requests=requests(ok=1))}, []),
+        (
+            {**nodes(node(1, head_age_s=81)), **gained(node_requests=requests(ok=1))},
+            [("degraded", "NodeBehind")],
+        ),
+        (nodes(node(1, head_age_s=81)), []),  # it does not answer
         (
             {**nodes(node(1), node(2)), **gained(node_disagreements={(NETWORK, "2"): 1})},
             [("degraded", "NodeDisagrees")],

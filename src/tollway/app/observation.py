@@ -50,7 +50,6 @@ def read_network_nodes(chains: RpcReader, metrics: Metrics, chain_id: ChainId) -
             status=node,
             requests={outcome: int(requests.get((network, number, outcome), 0)) for outcome in NODE_OUTCOMES},
             disagreements=int(metrics.node_disagreements.counts.get((network, number), 0)),
-            head_age_s=metrics.node_head_age.find(network, number),
         )
 
     return NetworkNodes(

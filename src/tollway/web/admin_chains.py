@@ -15,12 +15,11 @@ from tollway.web.query import format_time
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFigures:
-    """A node and its counters since the start of the process. `requests`: by outcome. `head_age_s`: of its newest block when the node returned it; None before."""
+    """A node and its counters since the start of the process. `requests`: by outcome."""
 
     status: NodeStatus
     requests: Mapping[str, int]
     disagreements: int
-    head_age_s: float | None = None
 
     @property
     def number(self) -> int:

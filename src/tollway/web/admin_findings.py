@@ -24,11 +24,11 @@ from tollway.alert_limits import (
     LOOP_DELAY_WINDOW_S,
     NODE_BLOCKS_BEHIND_MAX,
     NODE_FAILURES_MAX,
+    NODE_HEAD_READ_S,
     NODE_WINDOW_S,
     OTHERS_PHASES,
     OVERLOAD_WINDOW_S,
     OVERLOADED_PER_S_MAX,
-    OWN_FAILURES,
     OWN_FAILURES_MAX,
     OWN_FAILURES_WINDOW_S,
     SALES_HOURS_BEHIND_MAX,
@@ -36,7 +36,7 @@ from tollway.alert_limits import (
 )
 from tollway.fleet import DutyLeader, GatewayRecord, SealCounts
 from tollway.ids import format_network
-from tollway.metric_table import DURATION_BUCKETS_S
+from tollway.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
 from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.recent_metrics import MetricsSample, find_quantile
 from tollway.telemetry import FleetFigures
@@ -227,8 +227,11 @@ def _find_nodes(facts: OverviewFacts) -> Iterator[OperatorFinding]:
                 words["NodeBad"] = (
                     f"{name} failed {failed:.0f} of {total:.0f} requests in {recent.seconds:.0f} s"
                 )
-            if node.head_age_s is not None and node.head_age_s > NODE_BLOCKS_BEHIND_MAX * network.block_s:
-                words["NodeBehind"] = f"{name} returned a newest block that was {node.head_age_s:.0f} s old"
+            head_s = node.status.head_time_s
+            age_s = 0.0 if head_s is None else facts.now_ms / 1000 - head_s
+            # A node that does not answer is bad, not behind.
+            if total > failed and age_s > NODE_BLOCKS_BEHIND_MAX * network.block_s + NODE_HEAD_READ_S:
+                words["NodeBehind"] = f"{name} answers, and its newest block is {age_s:.0f} s old"
             differs = events.node_disagreements.get((network.network, str(node.number)), 0)
             if differs:
                 words["NodeDisagrees"] = (
@@ -305,7 +308,7 @@ def _find_fleet(facts: OverviewFacts) -> Iterator[OperatorFinding]:
 
 def count_own_failures(recent: MetricsSample) -> float:
     """Calls that failed because of the gateway."""
-    return sum(recent.calls.get((code,), 0) for code in OWN_FAILURES)
+    return sum(recent.calls.get((code.value,), 0) for code in OWN_FAILURES)
 
 
 def find_phases(recent: MetricsSample) -> dict[str, float]:

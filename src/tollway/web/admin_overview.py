@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tollway.alert_limits import OWN_FAILURES, OWN_FAILURES_WINDOW_S
+from tollway.alert_limits import OWN_FAILURES_WINDOW_S
 from tollway.errors import Code
 from tollway.fleet import DutyLeader, GatewayRecord, SealCounts
-from tollway.metric_table import DURATION_BUCKETS_S
+from tollway.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
 from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.recent_metrics import MetricsSample, find_quantile
 from tollway.telemetry import FleetFigures
@@ -26,8 +26,10 @@ from tollway.web.query import format_time
 
 _QUOTED = frozenset(code.value for code in Code if status_of(code) == status_of(Code.PAYMENT_REQUIRED))
 _OTHERS_FAILURES = frozenset(
-    code.value for code in Code if status_of(code) >= status_of(Code.INTERNAL_ERROR)
-) - {*OWN_FAILURES}
+    code.value
+    for code in Code
+    if status_of(code) >= status_of(Code.INTERNAL_ERROR) and code not in OWN_FAILURES
+)
 """Server errors that are not the gateway's own: of providers, and refusals of load."""
 
 
