@@ -11,7 +11,7 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test release release-test audit sbom package format schema bench bench-pages scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom package format schema bench bench-pages scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -161,6 +161,9 @@ image: package   ## the image of a gateway (options: BUILDER=podman BASE=registr
 
 image-test: install package  ## build and run the image on a minimal Debian: pay, stop and kill under load (as root, with buildah and mmdebstrap)
 	IMAGE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/live/test_image.py $(ARGS)
+
+units-test: install  ## the systemd units under a real systemd, in a minimal Debian: start, hang, kill, stop, timers, restore (as root, with mmdebstrap)
+	UNITS_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/live/test_units.py $(ARGS)
 
 format: install  ## rewrite files in the house format
 	$(BIN)/ruff format .

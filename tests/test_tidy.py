@@ -68,6 +68,7 @@ LONG_FILES: dict[str, str] = {
 SHORT_FILES: dict[str, str] = {
     "alert_limits.py": "thresholds for two readers that import nothing else of each other: the table of alerts and the operator's pages",
     "cli/csv_output.py": "where a CSV file goes, for every command with --csv",
+    "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
     "web/admin_views.py": "an open call for an operator; the page of the call shows callers and providers something else",

@@ -257,7 +257,8 @@ ALERTS: tuple[Alert, ...] = (
         expression=(
             f"{_increase(_NODE_OK, '2m', 'network')} == 0 and {_increase(_NODE, '2m', 'network')} > 0"
         ),
-        after_s=2 * MINUTE,
+        # The window is two minutes already; it is wide enough for a scrape a minute.
+        after_s=30,
         severity="page",
         summary="No node of a network answers.",
         story=[

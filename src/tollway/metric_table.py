@@ -97,6 +97,7 @@ _TASK = Label(name="task", values=tuple(name.value for name in TaskName))
 _DUTY = Label(name="duty", values=("sweeper", "watcher", "reputation", "webhooks"))
 _RAIL = Label(name="rail", values=("none", "credit", "tx", "x402", "mpp", "channel"))
 _OPEN_STATE = Label(name="state", values=("forwarding", "settling", "unknown"))
+_EVENT_STATE = Label(name="state", values=("pending", "dead"))
 _CALL_OUTCOME = Label(
     name="outcome", values=("none", "charged", "released", "held", "abandoned", *_CODE.values)
 )
@@ -265,6 +266,13 @@ _BOOKS = (
         name="tollway_sales_hours_behind",
         kind="gauge",
         says="Hours of sales that are due and not written yet, or not written again since a call of them moved",
+        scope="fleet",
+    ),
+    SeriesRow(
+        name="tollway_webhook_events",
+        kind="gauge",
+        says="Events of all webhooks that wait for a delivery, and that were never delivered; counted to 10,000",
+        labels=(_EVENT_STATE,),
         scope="fleet",
     ),
 )

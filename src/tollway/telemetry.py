@@ -5,7 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TextIO, TypeVar
 
@@ -54,7 +54,7 @@ class BackgroundTaskStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
     """What the leading gateway read from the database about all gateways. `open_calls`: by state, the number and the age in seconds of the oldest. `audit_s`,
-    `backup_s`: unix times; None before the first one. `sales_hours_behind`: None on older tables."""
+    `backup_s`: unix times; None before the first one. `sales_hours_behind`: None on older tables. `webhook_events`: by state; empty on older tables."""
 
     open_calls: Mapping[str, tuple[int, float]]
     audit_s: float | None = None
@@ -62,6 +62,7 @@ class FleetFigures:
     backup_s: float | None = None
     secrets_stale: int = 0
     sales_hours_behind: int | None = None
+    webhook_events: Mapping[str, int] = field(default_factory=dict)
 
 
 class Metrics:
@@ -201,6 +202,9 @@ _FIGURES: Mapping[str, Callable[[FleetFigures], Mapping[LabelValues, float | Non
     "tollway_backup_last_seconds": lambda figures: {(): figures.backup_s},
     "tollway_secrets_stale": lambda figures: {(): figures.secrets_stale},
     "tollway_sales_hours_behind": lambda figures: {(): figures.sales_hours_behind},
+    "tollway_webhook_events": lambda figures: {
+        (state,): count for state, count in figures.webhook_events.items()
+    },
 }
 """The series about the fleet, and how each is read from the figures."""
 

@@ -480,6 +480,7 @@ async def test_the_metrics_have_the_build_and_the_figures_of_the_fleet(app: App)
     assert 'tollway_calls_open{state="unknown"} 0.0' in text
     assert "tollway_secrets_stale 0.0" in text
     assert "tollway_sales_hours_behind 0.0" in text
+    assert 'tollway_webhook_events{state="dead"} 0.0' in text
     assert "tollway_event_loop_delay_seconds_count" in text
     assert "process_resident_memory_bytes" in text
 

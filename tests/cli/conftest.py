@@ -29,6 +29,7 @@ class FakeGateway(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), FakeGatewayHandler)
         self.seen: list[tuple[str, str, dict, bytes]] = []
         self.sums: dict | None = None
+        self.webhook_gap: dict | None = None
         self.mined: set[str] = set()
         self.is_mining = True
         self.is_settling = False
@@ -121,7 +122,7 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
     def _webhooks(self, body):
         """One webhook with one dead letter."""
         hook = {"id": "wh_1", "url": "https://o.example/h", "types": ["call.charged"], "state": "active"}
-        hook |= {"reason": None, "pending": 2, "dead": 1}
+        hook |= {"reason": None, "pending": 2, "dead": 1, "gap": self.server.webhook_gap}
         event = {"eventId": "evt_1", "type": "call.charged", "state": "dead", "attempts": 8}
         event |= {"lastStatus": 500, "lastError": None}
         if self.command == "DELETE":

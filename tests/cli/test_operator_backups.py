@@ -151,6 +151,26 @@ def test_a_backup_of_nothing_makes_nothing() -> None:
     assert files() == set()
 
 
+READS = [
+    ("audit",),
+    ("admin", "log"),
+    ("listings", "--suspended"),
+    ("wallets", "--blocked"),
+]
+
+
+@pytest.mark.parametrize("words", READS, ids=" ".join)
+def test_a_command_that_reads_makes_no_file_where_there_is_no_database(words: tuple[str, ...]) -> None:
+    assert "no database" in Office().refuse(*words)
+    assert files() == set()
+
+
+def test_a_command_that_reads_makes_no_new_key_for_a_database_that_lost_its_own(office: Office) -> None:
+    Path(f"{DATABASE}.key").unlink()
+    office.tell("audit")
+    assert not Path(f"{DATABASE}.key").exists()
+
+
 def test_a_failed_backup_leaves_nothing_behind(office: Office) -> None:
     damage(DATABASE)
     assert "damaged" in office.refuse("backup", "copy")
@@ -179,8 +199,10 @@ def test_a_restore_holds_everything_and_keeps_what_it_replaced(office: Office) -
     assert mark_path(DATABASE).read_text() == "42\n"
     assert execute(DATABASE, "SELECT released_ms FROM restore") == [(None,)]
     assert held(Path("copy")) == [0]
-    assert len(office.tell("audit")["heldPayments"]) == 1
-    assert office.tell("audit", "--release")["released"] == 1
+    (payment,) = office.tell("audit")["heldPayments"]
+    told = office.tell("audit", "--release")
+    assert (told["heldPayments"], told["releasedPayments"], told["released"]) == ([], [payment], 1)
+    assert office.tell("audit")["heldPayments"] == []
     assert held() == [0]
 
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.kit.terminal import run_commands, split_commands
 
 
@@ -45,3 +47,18 @@ def test_a_terminal_shows_lines(gateway, environment, tmp_path):
     )
     assert "wh_1 active 2 waiting, 1 failed" in " ".join(hooks)
     assert "evt_1 call.charged dead 8 attempts, last: 500" in " ".join(events)
+    assert "failed for good: `tollway webhook deliveries wh_1 --state dead`" in " ".join(hooks)
+    assert "gap:" not in " ".join(hooks)
+
+
+@pytest.mark.parametrize(
+    ("ends_at", "shown"), [("2026-11-22T16:00:00.000Z", "2026-11-22T16:00:00.000Z"), (None, "now")]
+)
+def test_a_gap_says_which_range_to_read(gateway, environment, tmp_path, ends_at, shown):
+    gateway.webhook_gap = {"from": "2026-11-22T14:00:00.000Z", "to": ends_at}
+    ((_, hooks),) = split_commands(
+        run_commands([("webhook", "list")], {**environment, "HOME": str(tmp_path), "COLUMNS": "200"})
+    )
+    assert f"gap: no events from 2026-11-22T14:00:00.000Z to {shown}; read `tollway history`" in " ".join(
+        hooks
+    )

@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy import event, insert
 
 from tests.kit.call_rows import call_record_row, insert_calls
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
+from tests.kit.ledger_records import NOW_MS, PROVIDER, claim_on, close_of, new_payment
+from tests.kit.webhooks import WebhookHarness
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import CLOSE_DELAY_MS, HOUR_MS, floor_to
 from tollway.storage.closed_periods import ClosedPeriods
@@ -22,6 +23,7 @@ from tollway.storage.operator_figures import (
     record_backup,
 )
 from tollway.storage.sales_tables import sales_mark_table
+from tollway.storage.webhook_tables import delivery_table, event_table
 
 KEY = b"\x01" * 32
 
@@ -87,6 +89,7 @@ async def test_on_the_tables_of_the_release_before_they_are_absent(empty_databas
     assert not await record_audit(empty_database, differences=0, now_ms=NOW_MS)
     assert not await record_backup(empty_database, now_ms=NOW_MS)
     figures = await store_of(empty_database).read()
+    assert figures.webhook_events == {}
     assert (figures.audit_s, figures.audit_differences, figures.backup_s) == (None, None, None)
     assert not empty_database.outages.is_away
 
@@ -108,7 +111,30 @@ async def test_hours_of_sales_are_behind_until_they_are_written(database: Databa
     assert await count(due_ms) == 1  # the mark of an open hour is none
 
 
-async def test_open_calls_are_found_by_their_partial_indexes(sqlite_url: str) -> None:
+async def test_events_of_webhooks_are_counted_by_state(database: Database) -> None:
+    async def count() -> Any:
+        return (await store_of(database).read()).webhook_events
+
+    webhooks = WebhookHarness(database)
+    assert await count() == {"pending": 0, "dead": 0}
+    endpoint = await webhooks.activate()
+    new = [
+        {"id": f"evt_new_{number}", "wallet": PROVIDER, "type": "call.charged", "subject": "1", "at_ms": NOW_MS}
+        for number in range(3)
+    ]  # fmt: skip
+    await database.write(lambda connection: connection.execute(insert(event_table), new))
+    assert await count() == {"pending": 3, "dead": 0}  # not copied yet
+    rows = [
+        {"endpoint_id": owner, "event_id": f"evt_{number}", "type": "call.charged", "state": state, "at_ms": NOW_MS, "data": "{}"}
+        for number, (owner, state) in enumerate(
+            [(endpoint.id, "pending"), (endpoint.id, "dead"), (endpoint.id, "dead"), (endpoint.id, "delivered"), ("wh_removed", "dead")]
+        )
+    ]  # fmt: skip
+    await database.write(lambda connection: connection.execute(insert(delivery_table), rows))
+    assert await count() == {"pending": 4, "dead": 2}
+
+
+async def test_open_calls_and_events_are_found_by_their_indexes(sqlite_url: str) -> None:
     database = SqliteDatabase(Path(sqlite_url.removeprefix("sqlite:///")))
     statements: list[tuple[str, Any]] = []
 
@@ -131,5 +157,7 @@ async def test_open_calls_are_found_by_their_partial_indexes(sqlite_url: str) ->
         )
     finally:
         await database.close()
-    for state, plan in zip(("forwarding", "settling", "unknown"), plans, strict=True):
-        assert f"ix_call_{state}" in plan, plan
+    indexes = [f"ix_call_{state}" for state in ("forwarding", "settling", "unknown")]
+    indexes += ["webhook_event", "ix_webhook_delivery_pending", "ix_webhook_delivery_state"]
+    for index, plan in zip(indexes, plans, strict=True):
+        assert index in plan, plan

@@ -106,7 +106,7 @@ def test_the_services_share_one_user_and_one_folder() -> None:
 
 def test_the_same_protection_holds_for_every_service() -> None:
     hardened = {
-        name: {line for line in read_unit(name)["Service"] if re.match("Protect|Private|Restrict[A-Z]|System|Cap|No|Lock", line[0])}
+        name: {line for line in read_unit(name)["Service"] if re.match("Protect|Private|Restrict[A-Z]|System|Cap|No|Lock|Memory", line[0])}
         - {("RestartPreventExitStatus", "2")}
         for name in SERVICES
     }  # fmt: skip

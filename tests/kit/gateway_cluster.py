@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 from eth_account import Account
@@ -83,6 +83,15 @@ class Reply:
     @property
     def asks_for_money(self) -> bool:
         return self.status == 402 or "payment" in (self.json if self.code else {})
+
+
+class GatewayAddress(Protocol):
+    """A gateway that serves. `base_url`: where it listens; `public_url`: what its settings say."""
+
+    @property
+    def base_url(self) -> str: ...
+    @property
+    def public_url(self) -> str: ...
 
 
 class GatewayCluster:
@@ -279,12 +288,12 @@ class GatewayCluster:
         ) as response:
             return Reply(status=response.status, headers=response.headers, body=await response.read())
 
-    async def call(self, gateway: GatewayProcess, api_id: str, rest: str = "", **options: Any) -> Reply:
+    async def call(self, gateway: GatewayAddress, api_id: str, rest: str = "", **options: Any) -> Reply:
         return await self.send(f"{gateway.base_url}{API}/gateway/{api_id}{rest}", **options)
 
     async def control(
         self,
-        gateway: GatewayProcess,
+        gateway: GatewayAddress,
         account: FundedAccount,
         method: str,
         path: str,
@@ -300,7 +309,7 @@ class GatewayCluster:
         )
 
     def sign_control(
-        self, gateway: GatewayProcess, account: FundedAccount, method: str, path: str, content: bytes = b""
+        self, gateway: GatewayAddress, account: FundedAccount, method: str, path: str, content: bytes = b""
     ) -> list[tuple[str, str]]:
         """The headers of such a request, good for one time."""
         headers = [("Content-Type", "application/json")] if content else []
@@ -322,7 +331,7 @@ class GatewayCluster:
             )
         )
 
-    async def publish(self, gateway: GatewayProcess, provider: FundedAccount, **fields: Any) -> str:
+    async def publish(self, gateway: GatewayAddress, provider: FundedAccount, **fields: Any) -> str:
         """The id of a new listing; 0.01 USDC a call at the sample provider unless `fields` say otherwise."""
         reply = await self.control(gateway, provider, "POST", "/apis", self.draft(**fields))
         assert reply.status == 201, reply.body
@@ -337,12 +346,12 @@ class GatewayCluster:
             **fields,
         }
 
-    async def history(self, gateway: GatewayProcess, account: FundedAccount, query: str = "") -> list[Any]:
+    async def history(self, gateway: GatewayAddress, account: FundedAccount, query: str = "") -> list[Any]:
         reply = await self.control(gateway, account, "GET", f"/history?limit=1000{query}")
         assert reply.status == 200, reply.body
         return list(reply.json["calls"])
 
-    async def payment(self, gateway: GatewayProcess, account: FundedAccount, tx_hash: TxHash) -> Any:
+    async def payment(self, gateway: GatewayAddress, account: FundedAccount, tx_hash: TxHash) -> Any:
         reply = await self.control(gateway, account, "GET", f"/payments/{tx_hash}")
         assert reply.status == 200, reply.body
         return reply.json

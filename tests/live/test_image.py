@@ -20,6 +20,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from tests.kit.debian_base import make_base_tar
 from tests.kit.gateway_cluster import PRICE_UNITS, GatewayCluster, plain
 from tests.kit.gateway_process import GatewayProcess, poll
 from tests.kit.ports import find_low_ports
@@ -27,7 +28,6 @@ from tollway.ids import TxHash
 from tollway.sandbox.chain import FundedAccount
 
 ROOT = Path(__file__).parents[2]
-BASE_TAR = ROOT / ".stamps" / "image-base.tar"
 BASE, IMAGE = "localhost/tollway-base:test", "localhost/tollway:test"
 BUILD_DEADLINE_S = 900
 STATE = "/var/lib/tollway"
@@ -121,9 +121,9 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()
 
-    make_base_tar()
+    archive = make_base_tar("image-base.tar", "python3,python3-venv,ca-certificates")
     base = build("from", "scratch")
-    build("add", base, str(BASE_TAR), "/")
+    build("add", base, str(archive), "/")
     build("commit", "--rm", base, BASE)
     build(
         "deploy/image.py",
@@ -144,25 +144,6 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         build("umount", container)
         build("rm", container)
         shutil.rmtree(folder / "store", ignore_errors=True)
-
-
-def make_base_tar() -> None:
-    """A bare Debian with Python. It is kept: nothing of Tollway is in it."""
-    if BASE_TAR.exists():
-        return
-    draft = BASE_TAR.with_suffix(f".{os.getpid()}.tar")
-    done = subprocess.run(
-        [
-            *("mmdebstrap", "--mode=root", "--variant=minbase"),
-            *("--include=python3,python3-venv,ca-certificates", "bookworm", str(draft)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=BUILD_DEADLINE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    draft.replace(BASE_TAR)
 
 
 class ImageGateway(GatewayProcess):

@@ -12,6 +12,7 @@ import json
 import os
 import pwd
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -181,9 +182,7 @@ def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -
 
     with explained_failures(as_json=as_json):
         given = load_settings(os.environ, config=config)
-        # Where there is no key yet, the app gets a temporary one, so that it makes no key file.
-        wired = given.model_copy(update={"secret_keys": given.secret_keys or (Secret(os.urandom(32)),)})
-        asyncio.run(_use_services(read_environment(ctx), wired, work, access="look"))
+        asyncio.run(_use_services(read_environment(ctx), given, work, access="look"))
 
 
 def audit(
@@ -219,6 +218,7 @@ def audit(
                 + "; ".join(report.wrong)
             )
         released = await services.operator_ledger.release_held(origin=origin) if release else 0
+        held = () if release else report.held_payments
         answer = {
             "balanced": report.is_balanced,
             "payments": report.payments,
@@ -228,7 +228,8 @@ def audit(
             "markedPeriods": report.marked_periods,
             "wrongPeriods": list(report.wrong_periods),
             "heldCalls": list(report.held_calls),
-            "heldPayments": list(report.held_payments),
+            "heldPayments": list(held),
+            "releasedPayments": list(report.held_payments) if release else [],
             "released": released,
             "recorded": note is None,
         }
@@ -237,7 +238,8 @@ def audit(
         lines += [f"wrong: {line}" for line in report.wrong]
         lines += _describe_periods(report)
         lines += [f"held call: {call_id}" for call_id in report.held_calls]
-        lines += [f"held payment: {payment}" for payment in report.held_payments]
+        kind = "released" if release else "held"
+        lines += [f"{kind} payment: {payment}" for payment in report.held_payments]
         lines += [f"released: {released}"] if release else []
         lines += [note] if note else []
         print_result(answer, lines, as_json)
@@ -311,6 +313,11 @@ async def _use_services(
     *,
     access: Access,
 ) -> None:
+    if access != "write":
+        # Where there is no key yet, the app gets a temporary one: only what makes a database makes its key file.
+        settings = settings.model_copy(
+            update={"secret_keys": settings.secret_keys or (Secret(os.urandom(32)),)}
+        )
     services = environment.make_services(settings)
     async with opened_database(services.database, access, environment):
         await work(services)
@@ -437,11 +444,21 @@ def describe_actor() -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:ACTOR_LENGTH_MAX]
 
 
+def _trust_issuers() -> ssl.SSLContext:
+    from tollway.client.errors import IssuersUnusable
+    from tollway.client.issuers import open_tls
+
+    try:
+        return open_tls()
+    except IssuersUnusable as exc:
+        raise CommandFailed(str(exc)) from exc
+
+
 async def _fetch_status(url: str) -> int | None:
     import httpx
 
     try:
-        async with httpx.AsyncClient(timeout=5.0, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=5.0, verify=_trust_issuers(), trust_env=False) as client:
             return (await client.get(url)).status_code
     except httpx.HTTPError:
         return None
@@ -454,7 +471,7 @@ async def _fetch_text(url: str) -> str | None:
     try:
         async with (
             asyncio.timeout(FETCH_DEADLINE_S),
-            httpx.AsyncClient(timeout=FETCH_DEADLINE_S, trust_env=False) as client,
+            httpx.AsyncClient(timeout=FETCH_DEADLINE_S, verify=_trust_issuers(), trust_env=False) as client,
             client.stream("GET", url) as answer,
         ):
             async for part in answer.aiter_bytes():

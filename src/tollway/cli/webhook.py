@@ -1,6 +1,7 @@
 """The commands `tollway webhook …`: registers, lists and removes webhooks of a wallet, and shows their deliveries."""
 
-from typing import Annotated, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -63,8 +64,22 @@ def show_all(
             counts = f"{one['pending']} waiting, {one['dead']} failed"
             state = one["state"] if one["reason"] is None else f"{one['state']} ({one['reason']})"
             print_text(plain_line(f"{one['id']} {state} {counts} {one['url']} {', '.join(one['types'])}"))
+            for line in _describe_losses(one):
+                print_text(plain_line(f"  {line}"))
         if not document["webhooks"]:
             print_text("No webhooks. `tollway webhook add URL --type call.charged` registers one.")
+
+
+def _describe_losses(webhook: Mapping[str, Any]) -> Iterator[str]:
+    """What its receiver has not got, and the command that shows it."""
+    if webhook["dead"]:
+        yield (
+            f"failed for good: `tollway webhook deliveries {webhook['id']} --state dead` lists them, "
+            f"`tollway webhook resend {webhook['id']} EVENT` sends one again"
+        )
+    if (gap := webhook["gap"]) is not None:
+        end = gap["to"] or "now"
+        yield f"gap: no events from {gap['from']} to {end}; read `tollway history` from a day before"
 
 
 def remove(

@@ -35,6 +35,7 @@ from tollway.client.driver import (
     read_clock,
 )
 from tollway.client.export import plan_calls, plan_payments, read_pages, read_pages_async
+from tollway.client.issuers import open_tls
 from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.requests import CallPlan, CapText, check_names
 from tollway.client.responses import (
@@ -608,7 +609,11 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
     export_payments = _exporting_async(plan_payments, "export_payments")
 
     def _open(self, transport: httpx.AsyncBaseTransport | None) -> None:
-        self._http = httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
+        self._http = httpx.AsyncClient(
+            transport=transport or httpx.AsyncHTTPTransport(verify=open_tls(), trust_env=False),
+            trust_env=False,
+            follow_redirects=False,
+        )
 
     async def __aenter__(self) -> Self:
         return self

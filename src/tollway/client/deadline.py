@@ -16,6 +16,8 @@ from typing import Any
 import httpcore
 import httpx
 
+from tollway.client.issuers import open_tls
+
 _WRITE_BYTES = 64 * 1024
 _KEEPALIVE_S = 5.0
 _CONNECTIONS_MAX = 100
@@ -79,14 +81,14 @@ def fetch_bounded(
 
 
 def open_transport() -> httpx.BaseTransport:
-    """An HTTP/1.1 transport that keeps the deadline. No proxies, no environment, no redirects."""
+    """An HTTP/1.1 transport that keeps the deadline. No proxies, no redirects; of the environment it reads the issuers alone. Raises IssuersUnusable."""
     return _Transport()
 
 
 class _Transport(httpx.BaseTransport):
     def __init__(self) -> None:
         self._pool = httpcore.ConnectionPool(
-            ssl_context=httpx.create_ssl_context(trust_env=False),
+            ssl_context=open_tls(),
             max_connections=_CONNECTIONS_MAX,
             keepalive_expiry=_KEEPALIVE_S,
             network_backend=_Backend(httpcore.SyncBackend()),

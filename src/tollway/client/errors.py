@@ -239,6 +239,12 @@ class HeaderInvalid(ValueError):
     code = "header_invalid"
 
 
+class IssuersUnusable(ValueError):
+    """`SSL_CERT_FILE` or `SSL_CERT_DIR` names no certificates that can be read."""
+
+    code = "issuers_unusable"
+
+
 class HttpNotAllowed(ValueError):
     """A URL without TLS is not on loopback, and the caller did not allow it."""
 

@@ -1,4 +1,4 @@
-"""Figures of the fleet for metrics: open calls, the last audit, the last backup, stale secrets, hours of sales. The leading
+"""Figures of the fleet for metrics: open calls, the last audit, the last backup, stale secrets, hours of sales, events of webhooks. The leading
 gateway reads them.
 
 Counts and ages come from the partial indexes of open calls, so that their cost does not grow with the history.
@@ -16,8 +16,16 @@ from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
 from tollway.storage.ledger_tables import audit_run_table, backup_run_table, call_table
-from tollway.storage.statements import insert_for
+from tollway.storage.statements import has_table, insert_for
+from tollway.storage.webhook_tables import (
+    PENDING,
+    delivery_table,
+    endpoint_table,
+    event_table,
+    generation_table,
+)
 from tollway.telemetry import FleetFigures
+from tollway.webhooks.endpoints import DeliveryState
 
 COUNT_MAX = 10_000
 STALE_INTERVAL_S = 300.0
@@ -93,6 +101,7 @@ def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> 
         backup_s=None if backup is None else backup.ended_ms / 1000,
         secrets_stale=secrets_stale,
         sales_hours_behind=count_hours_behind(connection, now_ms=now_ms),
+        webhook_events=count_events(connection) if has_table(connection, generation_table) else {},
     )
 
 
@@ -106,6 +115,21 @@ def find_oldest(state: str) -> Select[int | None]:
     """When the oldest call of a state moved into it. It reads the partial index of the state, whole where that is not in this order: an alert depends on the
     oldest call, however many there are."""
     return select(func.min(call_table.c.moved_ms)).where(text(f"state = '{state}'"))
+
+
+def count_events(connection: Connection) -> dict[str, int]:
+    """Counts the events of webhooks to `COUNT_MAX` in each state. An event that no gateway has copied to its endpoints yet is pending."""
+    new = select(event_table.c.id).limit(COUNT_MAX)
+    pending = select(delivery_table.c.event_id).where(text(PENDING)).limit(COUNT_MAX)
+    endpoints = select(endpoint_table.c.id)
+    dead = select(delivery_table.c.event_id).where(
+        delivery_table.c.endpoint_id.in_(endpoints), delivery_table.c.state == DeliveryState.DEAD.value
+    )
+    counts = [
+        connection.execute(select(func.count()).select_from(rows.subquery())).scalar_one()
+        for rows in (new, pending, dead.limit(COUNT_MAX))
+    ]
+    return {"pending": min(counts[0] + counts[1], COUNT_MAX), "dead": counts[2]}
 
 
 def has_runs(connection: Connection) -> bool:
