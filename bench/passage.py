@@ -1,15 +1,16 @@
 """CPU of one call from the ASGI application to its response, by itself: no server, no socket, no ledger, nothing beside it.
 
     python bench/passage.py [unpaid|credit|bound] [--heads same|full|neutral|vary] [--paths same|query|vary]
-                            [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--unsigned] [--view-every 250]
-                            [--profile FILE]
+                            [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--unsigned] [--unobserved]
+                            [--view-every 250] [--profile FILE]
 
 The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream respond at once from memory. The figures are
 CPU time of this process alone, so they hardly depend on other processes; the smallest of the rounds was disturbed the
 least. `bound`: each call has its own nonce and signature, made before the timing. `--heads`,
 `--paths`: what differs from call to call, in the words of `variety.py`. `--urls`: how many different URLs are called in
 turn. `--operations`: the listing has a document of so many, and each is called at its own path. `--unsigned`:
-the listing has `forwardSignature: "none"`. `--view-every`: after so many calls, one page of a catalog of 20 listings is
+the listing has `forwardSignature: "none"`. `--unobserved`: without the times of phases, their metric and `call_ended`; the
+difference is what observation takes. `--view-every`: after so many calls, one page of a catalog of 20 listings is
 rendered in the same process; the time of the page is not counted, so the figure shows what it leaves to the calls.
 At 0.25 ms a call, 250 calls are the pace of 1,000 views a minute.
 Every response must have the expected status.
@@ -49,6 +50,7 @@ from tests.kit.pages import BROWSER, PageHarness
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import LoopbackUpstream
 from tollway.app.runtime import RandomPool
+from tollway.gateway.call_observer import CallObserver, PhaseTimer
 from tollway.identity.signatures import ReceiptSigner, transaction_digests
 from tollway.ids import ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
@@ -285,7 +287,12 @@ class Caller:
                 raise RuntimeError(f"answered {self.sent}")
 
 
+def do_nothing(*args: object, **kwargs: object) -> None: ...
+
+
 async def run(options: argparse.Namespace) -> dict[str, Any]:
+    if options.unobserved:
+        PhaseTimer.begin = PhaseTimer.end = CallObserver.record = do_nothing  # type: ignore[method-assign]
     gateway = QuickGateway(options)
     await gateway.prepare()
     tx_hash = None if options.kind == "unpaid" else await gateway.pay()
@@ -356,6 +363,9 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--operations", type=int, default=0)
     parser.add_argument("--no-mpp", action="store_true")
     parser.add_argument("--unsigned", action="store_true", help="the upstream gets calls without a signature")
+    parser.add_argument(
+        "--unobserved", action="store_true", help="no times of phases, no metric of a call, no call_ended"
+    )
     parser.add_argument("--view-every", type=int, default=0, help="calls between two views of a page")
     parser.add_argument("--profile", help="where cProfile writes what took the time")
     options = parser.parse_args(arguments)

@@ -438,6 +438,7 @@ async def test_a_stored_answer_survives_edits_of_the_listing(gateway: InProcessG
     assert is_replayed(await gateway.ask("GET", TARGET, shown))
 
 
+@WAITING
 async def test_a_reorged_transfer_is_a_debt_and_no_new_price(gateway: InProcessGateway, payer: Payer) -> None:
     shown = payer.show(await payer.quote())
     assert (await gateway.ask("GET", TARGET, shown)).status == 200

@@ -543,9 +543,9 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a failure behind the claim that no step explains is held",
-        "gateway.proxy:Proxy.connect",
-        "                raise self._explain_unexpected(payment, exc) from exc\n",
-        "                raise\n",
+        "gateway.proxy:Proxy._explain_broken",
+        "            return self._explain_unexpected(payment, exc)\n",
+        "            return None\n",
         test=UNEXPLAINED,
     ),
     guard(

@@ -45,10 +45,10 @@ class Bound:
 
 
 UNPAID = Bound(in_call=9, in_transactions=0)
-FREE = Bound(in_call=18, in_transactions=7)
-CREDIT_PLAIN = Bound(in_call=17, in_transactions=7)
-CREDIT_BOUND = Bound(in_call=20, in_transactions=8)
-AUTHORIZED = Bound(in_call=45, in_transactions=37)
+FREE = Bound(in_call=19, in_transactions=7)
+CREDIT_PLAIN = Bound(in_call=18, in_transactions=7)
+CREDIT_BOUND = Bound(in_call=21, in_transactions=8)
+AUTHORIZED = Bound(in_call=46, in_transactions=37)
 
 EARLY_LOOK = 5
 """Objects of one look for a receipt before the chain has mined it. The chain and the clock decide how often a call looks."""

@@ -12,6 +12,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.messages import RequestBody
 from tollway.ids import keccak256, start_keccak256
 from tollway.limits import Limits
+from tollway.per_call_record import per_call_record
 
 EMPTY_BODY_HASH = keccak256(b"")
 
@@ -23,7 +24,7 @@ class RunningHash:
     body_hash: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class ForwardBody:
     """A body to forward: its `content`, and its `length` where known. `body_hash` None: the body is streamed; `running` has the hash after
     the last byte, where the loader computes one. `is_discarded`: the body was too long to keep and cannot be sent."""

@@ -26,35 +26,40 @@ _EXPECTED = frozenset({"charged", "repeated"})
 
 
 class PhaseTimer:
-    """The time of each phase of one call. `clock`: monotonic seconds. `seconds`: of the phases that happened, in their order. `trace`: of a sampled call,
-    which has a span for each phase."""
+    """The time of each phase of one call. `clock`: monotonic seconds. `trace`: of a sampled call, which has a span for each phase.
 
-    __slots__ = ("_clock", "_phase", "_since_s", "_trace", "seconds")
+    A call only notes when each phase begins; the times are computed once, at its end."""
+
+    __slots__ = ("_clock", "_marks", "_trace")
 
     def __init__(self, clock: Callable[[], float], started_s: float, trace: CallTrace | None = None) -> None:
         self._trace = trace
-        self.seconds: dict[Phase, float] = {}
         self._clock = clock
-        self._phase: Phase | None = "door"
-        self._since_s = started_s
+        self._marks: list[tuple[Phase | None, float]] = [("door", started_s)]
 
     def begin(self, phase: Phase) -> None:
         """Ends the current phase. A phase may begin several times; its times are added."""
-        now_s, seconds, current = self._clock(), self.seconds, self._phase
-        if current is not None:
-            seconds[current] = seconds.get(current, 0.0) + now_s - self._since_s
-        self._phase, self._since_s = phase, now_s
+        self._marks.append((phase, self._clock()))
         if self._trace is not None:
             begin_step(self._trace, phase)
 
     def end(self) -> None:
         """Ends the last phase. Without effect after the first time."""
-        current = self._phase
-        if current is not None:
-            self.seconds[current] = self.seconds.get(current, 0.0) + self._clock() - self._since_s
-            self._phase = None
+        if self._marks[-1][0] is not None:
+            self._marks.append((None, self._clock()))
             if self._trace is not None:
                 self._trace.end()
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """The seconds of the phases that have ended, in their order."""
+        seconds: dict[Phase, float] = {}
+        phase, since_s = self._marks[0]
+        for following, at_s in self._marks[1:]:
+            if phase is not None:
+                seconds[phase] = seconds.get(phase, 0.0) + at_s - since_s
+            phase, since_s = following, at_s
+        return seconds
 
 
 _STEPS: Mapping[Phase, str | None] = {
@@ -110,12 +115,13 @@ class CallObserver:
         if histograms is None:
             find = self._call_seconds.find
             histograms = self._histograms[rail] = {phase: find(rail, phase) for phase in PHASES}
-        for phase, seconds in timer.seconds.items():
+        spent = timer.seconds
+        for phase, seconds in spent.items():
             histograms[phase].observe(seconds)
         trace = payment.request.trace
         if trace is not None:
             _describe(trace, payment, name_outcome(payment, response, error))
-            for phase, seconds in timer.seconds.items():
+            for phase, seconds in spent.items():
                 histograms[phase].set_exemplar(seconds, trace_id=trace.trace_id, at_s=trace.now_ns() / 1e9)
         if not payment.is_verified or payment.asset is None:
             return  # free, or nothing is proved: such requests must not fill the log

@@ -12,6 +12,7 @@ from tollway.ids import Address, ListingId
 from tollway.ledger.records import Delivery
 from tollway.money import Price
 from tollway.payments.pricing import PaymentRequirement
+from tollway.per_call_record import per_call_record
 from tollway.registry.listing import CatalogEntry
 
 Headers = list[tuple[bytes, bytes]]
@@ -50,7 +51,7 @@ class RequestBody(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class ProxyRequest:
     """A parsed request; its content is not checked yet. Header names are in lower case. `trace`: of a call that is sampled."""
 
@@ -63,18 +64,14 @@ class ProxyRequest:
     request_id: str
     received_ms: int
     trace: CallTrace | None = None
-    _named: dict[bytes, bytes] = field(init=False, repr=False, compare=False)
+    header_names: KeysView[bytes] = field(init=False, repr=False, compare=False)
+    find_header: Callable[[bytes], bytes | None] = field(init=False, repr=False, compare=False)
+    """The value of the first header of that name."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_named", dict(reversed(self.headers)))
-
-    @property
-    def header_names(self) -> KeysView[bytes]:
-        return self._named.keys()
-
-    def find_header(self, name: bytes) -> bytes | None:
-        """The value of the first header of that name."""
-        return self._named.get(name)
+        named = dict(reversed(self.headers))
+        object.__setattr__(self, "header_names", named.keys())
+        object.__setattr__(self, "find_header", named.get)
 
     def public_url(self, base: str) -> str:
         """The URL of the request under the public URL of the gateway; path and query byte for byte."""

@@ -10,7 +10,6 @@ import hmac
 import re
 from binascii import b2a_base64
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
 
 from nacl.bindings import crypto_sign, crypto_sign_BYTES, crypto_sign_seed_keypair
@@ -25,6 +24,7 @@ from tollway.identity.http_signatures import (
     thumbprint,
 )
 from tollway.ids import Address
+from tollway.per_call_record import per_call_record
 
 LABEL = "tollway"
 DIRECTORY_TAG = "http-message-signatures-directory"
@@ -51,7 +51,7 @@ _DECLARED_DIGEST = re.compile(rf"{_DIGEST}(?:[ \t]*,[ \t]*{_DIGEST})?")
 SignedBody = bytes | AsyncIterator[bytes] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class BodyCoverage:
     """The part of a signature that covers the body: its digest, else its length, else neither."""
 

@@ -6,11 +6,11 @@ under every reading that a server could apply to the path.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from urllib.parse import quote, unquote_plus, unquote_to_bytes
 
 from tollway.errors import Code, FieldError, Problem
 from tollway.outbound.policy import Endpoint
+from tollway.per_call_record import per_call_record
 from tollway.registry.paths import (
     PricedOperationT,
     filter_by_method,
@@ -25,7 +25,7 @@ PATH_LENGTH_MAX = 2_048
 """Characters of the path of a call that the ledger and its receipts keep."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class Target:
     """The part of a call's URL after the listing id, as sent.
 

@@ -39,6 +39,7 @@ from tollway.ledger.records import (
     SettlementAttempt,
 )
 from tollway.operator_acts import ActOrigin
+from tollway.per_call_record import per_call_record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +208,7 @@ POSTPONED_MS_MAX = 960_000
 """The maximum delay of the next check of an unfinished settlement."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class Claim:
     """A request to take `price_units` from a payment and to open a call in `forwarding`, owned by this gateway, epoch 1.
 
@@ -254,7 +255,7 @@ class Claim:
     is_separate_call: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class Claimed:
     """A granted claim: the price is taken, durably. `remaining_units`: the credit left on the claimed payment. `rail`: first call or credit.
 
@@ -336,7 +337,7 @@ Refusal = Exhausted | NonceUsed | PlainEnded | Unspendable | InDebt | UnfinalLim
 ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | RepeatsOpenCall
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class Finish:
     """The end of a response body. Written lazily: a crash may lose it. `is_cut`: the upstream cut the response, so the same request may be
     repeated until one more response has begun."""
@@ -350,7 +351,7 @@ class Finish:
     is_cut: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class Close:
     """The move out of `forwarding`: to `consumed`, `released` or `unknown`; with `Ledger.settle` to `settling`.
 
@@ -372,7 +373,7 @@ class Close:
     payer: Address | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class Closed:
     """A written close. `remaining_units`: the credit left on the claimed payment; None for a free call. `moved_ms`: when the state was written; None
     where the statement does not return it, which is never so for a call that an authorisation pays."""

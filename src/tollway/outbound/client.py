@@ -30,11 +30,12 @@ from tollway.outbound.connection import Connection
 from tollway.outbound.http1 import FIELD_NAME, UNWRITABLE, ResponseHead, ResponseMalformed
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.outbound.pool import POOLED_IDLE_S_MAX, AddressGuard, ConnectionPool, lookup_host
+from tollway.per_call_record import per_call_record
 
 _TARGET = re.compile(r"/[^\x00-\x20\x7f#?\ud800-\udfff]*(?:\?[^\x00-\x20\x7f#\ud800-\udfff]*)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@per_call_record
 class UpstreamRequest:
     """One request to an upstream. `target`: the path and query from the root, sent byte for byte; nothing of the endpoint is added.
 
