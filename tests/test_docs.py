@@ -214,7 +214,10 @@ def test_the_package_page_has_the_picture_of_the_readme_and_no_relative_link() -
     assert [target for target in LINK.findall(page) if not target.startswith("https://")] == []
 
 
-BLOCKS = [(page, block) for page in COMMAND_PAGES for block in read_blocks(page.read_text())]
+RUNBOOK_PAGES = sorted((ROOT / "docs" / "runbooks").glob("*.md"))
+BLOCKS = [
+    (page, block) for page in [*COMMAND_PAGES, *RUNBOOK_PAGES] for block in read_blocks(page.read_text())
+]
 SHOWN = frozenset({"text", "mermaid"})
 """Languages of blocks that are looked at."""
 CHECKED = frozenset({"json", "toml"})
@@ -224,8 +227,9 @@ RUNNERS = {
     "README.md": "tests/live/test_readme.py",
     "tutorial.md": "tests/live/test_tutorial.py",
     "running.md": "tests/live/test_running.py",
+    "runbooks": "tests/live/test_runbooks.py",
 }
-"""Page -> the test that runs its blocks."""
+"""Page, or folder of pages -> the test that runs its blocks."""
 NOT_RUN = {
     "README.md": 2,
     "accounting.md": 4,
@@ -259,7 +263,7 @@ def test_every_program_is_run_or_says_why_not() -> None:
         if block.language in PROGRAMS
         and not block.why_not_run
         and not block.runner
-        and page.name not in RUNNERS
+        and RUNNERS.keys().isdisjoint((page.name, page.parent.name))
     ]
     assert silent == []
     assert {block.language for _, block in BLOCKS} <= SHOWN | CHECKED | PROGRAMS

@@ -6,6 +6,9 @@ headers, streams, and that no request is sent twice.
 
 import asyncio
 import contextlib
+import os
+import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FREE_CALLS = 3
 DEADLINE_S = 30.0
+LONG_HEAD_S = 65.0
 
 
 @dataclass(kw_only=True)
@@ -43,7 +47,13 @@ class Front:
 
     @contextlib.asynccontextmanager
     async def open(
-        self, target: str, *, method: str = "GET", headers: Any = (), address: str = "127.0.0.2"
+        self,
+        target: str,
+        *,
+        method: str = "GET",
+        headers: Any = (),
+        address: str = "127.0.0.2",
+        deadline_s: float = DEADLINE_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         connector = aiohttp.TCPConnector(local_addr=(address, 0), ssl=trust_everything(), force_close=True)
         async with (
@@ -54,7 +64,7 @@ class Front:
                 headers=[("Host", HOST), *headers],
                 server_hostname=HOST,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=DEADLINE_S),
+                timeout=aiohttp.ClientTimeout(total=deadline_s),
             ) as response,
         ):
             yield response
@@ -101,6 +111,40 @@ async def test_a_bound_signature_covers_the_path_as_it_was_sent(front: Front, re
     assert reply.status == 200, reply.body
     assert reply.state == "charged"
     assert front.cluster.provider.seen[-1].target == rest
+
+
+@pytest.mark.parametrize("rest", ["/echo/a%2Fb", "/echo//a/./b"])
+async def test_a_bound_signature_verifies_over_http_2(front: Front, rest: str) -> None:
+    program = need_http2_curl()
+    headers = [word for name, value in await front.pay(rest) for word in ("--header", f"{name}: {value}")]
+    process = await asyncio.create_subprocess_exec(
+        *(program, "--silent", "--insecure", "--http2", "--path-as-is", "--max-time", str(int(DEADLINE_S))),
+        *(
+            "--noproxy",
+            "*",
+            "--resolve",
+            f"{HOST}:{front.port}:127.0.0.1",
+            "--header",
+            f"Host: {HOST}",
+            *headers,
+        ),
+        *("--output", "/dev/null", "--write-out", "%{http_version} %{http_code}"),
+        f"https://{HOST}:{front.port}{API}/gateway/{front.paid_id}{rest}",
+        stdout=asyncio.subprocess.PIPE,
+    )
+    printed, _ = await process.communicate()
+    assert printed.decode() == "2 200"
+    assert front.cluster.provider.seen[-1].target == rest
+
+
+def need_http2_curl() -> str:
+    program = shutil.which("curl")
+    if program is None:
+        pytest.skip("curl is not on this machine")
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=True, timeout=20)
+    if "HTTP2" not in printed.stdout:
+        pytest.skip("this curl speaks no HTTP/2")
+    return program
 
 
 async def test_a_bound_signature_for_another_path_is_refused(front: Front) -> None:
@@ -194,6 +238,33 @@ async def test_a_request_that_got_no_response_is_not_sent_again(
             reply = await front.send("/paid", method=method)
     assert reply.status in (502, 503)
     assert [arrived.method for arrived in server.arrived if arrived.target == "/paid"] == [method]
+
+
+@pytest.mark.skipif("RELEASE_TEST" not in os.environ, reason="more than a minute: run `make release-test`")
+async def test_a_settlement_of_a_minute_is_not_cut(cluster: GatewayCluster, tmp_path: Path) -> None:
+    """Longer than the limits that proxies have by default (15 s of Envoy, 60 s of nginx). The three wait at once."""
+    account = await cluster.wallet()
+
+    async def send(name: str, server_port: int) -> int:
+        folder = tmp_path / name
+        folder.mkdir()
+        (port,) = find_low_ports(1)
+        edge = prepare_edge(name, folder, port=port, gateway_port=server_port)
+        front = Front(cluster=cluster, gateway=None, port=port, provider=account, caller=account)
+        async with run_edge(edge):
+            return (await front.send("/paid", deadline_s=LONG_HEAD_S + DEADLINE_S)).status
+
+    async with run_upstream() as server:
+        server.answer = _hold_head
+        statuses = await asyncio.gather(*(send(name, server.port) for name in NAMES))
+        assert [arrived.target for arrived in server.arrived].count("/paid") == len(NAMES)
+    assert dict(zip(NAMES, statuses, strict=True)) == dict.fromkeys(NAMES, 200)
+
+
+async def _hold_head(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+    if arrived.target == "/paid":
+        await asyncio.sleep(LONG_HEAD_S)
+    await plain()(arrived, writer)
 
 
 async def _end_calls(arrived: Arrived, writer: asyncio.StreamWriter) -> None:

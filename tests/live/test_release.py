@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.deploy_programs import need_wheel
 from tests.kit.ports import find_low_port
 from tollway.sandbox.anvil_binary import find_anvil
 
@@ -153,16 +154,43 @@ def test_the_wheel_serves_without_checkout_node_and_network(installed: Installed
     assert "8 paid by x402" in found["demo"]["output"]
 
 
-def test_the_demo_fetches_its_chain_node_and_pays(installed: Installed) -> None:
-    """What `pipx run --spec 'tollway[demo]' tollway demo --once --yes` does once it has installed the wheel."""
-    if sys.version_info[:2] != tuple(
-        map(int, installed.python.resolve().name.removeprefix("python").split("."))
-    ):
-        pytest.skip("one interpreter is enough to fetch")
+def name_registry() -> dict[str, str]:
     registry = {name: value for name, value in os.environ.items() if name.startswith(KEPT)}
     npmrc = Path.home() / ".npmrc"
     if npmrc.exists():
         registry.setdefault("NPM_CONFIG_USERCONFIG", str(npmrc))
+    return registry
+
+
+def test_pipx_runs_the_demo_of_the_wheel(wheel: Path, tmp_path: Path) -> None:
+    """As a reader does: pipx resolves the extra from the package index, without the lock files; the demo fetches its chain node. PATH has no program."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    done = subprocess.run(
+        [
+            *(str(need_wheel("pipx")), "run", "--no-cache", "--spec", f"tollway[demo] @ {wheel.as_uri()}"),
+            *("tollway", "demo", "--once", "--port", "0", "--yes"),
+        ],
+        cwd=tmp_path,
+        env={"HOME": str(tmp_path), "PATH": str(empty), **name_registry()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Fetched and compared with its SHA-512" in done.stdout
+    assert "8 paid by x402" in done.stdout
+
+
+def test_the_demo_fetches_its_chain_node_and_pays(installed: Installed) -> None:
+    """The same with the locked versions, and with the question before it fetches."""
+    if sys.version_info[:2] != tuple(
+        map(int, installed.python.resolve().name.removeprefix("python").split("."))
+    ):
+        pytest.skip("one interpreter is enough to fetch")
+    registry = name_registry()
     asked = installed.run("tollway", "demo", "--once", "--port", "0", is_online=True, env=registry)
     assert asked.returncode == 1
     assert "nothing was fetched" in asked.stderr
