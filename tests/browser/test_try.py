@@ -86,6 +86,32 @@ async def test_a_transaction_pays_with_two_confirmations_and_its_rest_pays_the_n
     await site.check_books()
 
 
+async def test_credit_of_the_wallet_is_found_in_another_tab(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await page.get_by_label("a transaction on Sandbox").check()
+        await page.get_by_role("button", name="Look for credit").click()
+        await expect(slip(page)).to_contain_text("have not enough left")
+        await page.get_by_label("Calls to pay for at once").fill("2")
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    async with open_panel(browser, site, wallet, viewport={"width": 320, "height": 800}) as watched:
+        page = watched.page
+        await page.get_by_label("a transaction on Sandbox").check()
+        await page.get_by_role("button", name="Look for credit").click()
+        await expect(slip(page)).to_contain_text("0.01 USDC", timeout=30_000)
+        await expect(slip(page)).to_contain_text("The next call is paid from it")
+        await watched.check()
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    assert wallet.counts["eth_sendTransaction"] == 1
+    calls = await site.calls(wallet)
+    assert len({call["payment"]["transaction"] for call in calls}) == 1
+    assert len(calls) == 2
+    await site.check_books()
+
+
 async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
     browser: Browser, site: Site
 ) -> None:

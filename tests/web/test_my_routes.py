@@ -1,6 +1,7 @@
 """The pages of a signed-in reader: the way in and out, calls and their ticket, credit, viewers. They show what `/api/v2` answers to the same wallet."""
 
 import csv
+import re
 from collections.abc import AsyncIterator
 from html import unescape
 from io import StringIO
@@ -367,6 +368,24 @@ async def test_the_ticket_is_shown_to_payer_and_provider_only(harness: SignedInH
         await harness.sign_in(wallet)
         assert (await harness.browser.get("/my/calls/call_0")).status_code == status
         assert (await harness.browser.get("/my/calls/call_77")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("path", "marks"),
+    [
+        ("/my", [("/my", "page")]),
+        ("/my/calls/call_0", [("/my/calls", "true"), ("/my/calls", "true")]),
+        ("/my/apis/new", [("/my/apis", "true")]),
+        ("/my/calls", [("/my/calls", "page"), ("/my/calls", "page")]),
+    ],
+)
+async def test_the_navigations_mark_where_a_page_is(
+    harness: SignedInHarness, path: str, marks: list[tuple[str, str]]
+) -> None:
+    await harness.services.write_calls(MIXED[0])
+    await harness.sign_in()
+    text = (await harness.browser.get(path)).text.partition("<main")[0]
+    assert re.findall(r'href="([^"]*)" aria-current="([^"]*)"', text) == marks
 
 
 async def test_the_ticket_has_the_members_of_the_record(harness: SignedInHarness) -> None:

@@ -337,6 +337,22 @@ async def test_the_status_says_what_is_open(harness: PageHarness, client: httpx.
     assert "none: new payments do not count now" in page.words
 
 
+@pytest.mark.parametrize(
+    ("path", "marks"),
+    [
+        ("/", ['href="/" aria-current="page"']),
+        ("/apis/api_quotes", ['href="/" aria-current="true"']),
+        ("/status", ['href="/status" aria-current="page"']),
+        ("/problems/payment-required", []),
+    ],
+)
+async def test_the_navigation_marks_where_a_page_is(
+    client: httpx.AsyncClient, path: str, marks: list[str]
+) -> None:
+    navigation = (await client.get(path)).text.partition("</nav>")[0]
+    assert re.findall(r'href="[^"]*" aria-current="[^"]*"', navigation) == marks
+
+
 async def test_a_listing_without_an_open_way_to_pay_offers_nothing_to_sign(
     harness: PageHarness, client: httpx.AsyncClient
 ) -> None:

@@ -215,6 +215,17 @@ async def test_each_member_has_its_error_at_its_field(
     assert await count_listings(harness) == 0
 
 
+async def test_names_in_the_filter_of_the_sales_are_cleaned(harness: SignedInHarness) -> None:
+    """Names of the reader's own listings, and the id that an address brings."""
+    await harness.catalog.publish(
+        sample_listing(provider=READER.address, id=ListingId("api_1"), name="Quo\u202etes")
+    )
+    await harness.sign_in()
+    answer = await harness.browser.get("/my/sales?apiId=api_%E2%80%AE2")
+    assert "\u202e" not in PageReader(answer.text).text
+    assert "Quotes" in PageReader(answer.text).words
+
+
 async def test_more_than_a_hundred_listings_are_reached_and_the_pages_go_back_as_they_came(
     harness: SignedInHarness,
 ) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlencode
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tollway.chain.networks import NetworkProfile
@@ -51,18 +51,20 @@ from tollway.web.my_views import (
     view_permissions,
     view_ticket,
 )
-from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
+from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_session import (
     PAGE_COOKIE,
     Fields,
     PageAccess,
     Reader,
+    lead_to,
     read_field,
     read_signed_message,
 )
 from tollway.web.problems import status_of
 from tollway.web.query import (
     QueryModel,
+    errors_by_parameter,
     format_time,
     parse_time,
     parsed,
@@ -129,7 +131,7 @@ class SignInPages:
         """The form; or the way back for a reader with a session. `signed`: the browser comes from a form that opened one."""
         there = choose_destination(request.query_params.get("to", ""))
         if await self._services.access.find_reader(request) is not None:
-            return _lead_to(there)
+            return lead_to(there)
         return self._services.renderer.respond_private(
             request,
             "signin.j2",
@@ -149,13 +151,13 @@ class SignInPages:
         )
         there = choose_destination(read_field(fields, "to"))
         # The page of the sign-in sees whether the browser kept the cookie, and leads on.
-        response = _lead_to(f"{SIGN_IN_PAGE_PATH}?{urlencode({SIGNED: 'yes', 'to': there})}")
+        response = lead_to(f"{SIGN_IN_PAGE_PATH}?{urlencode({SIGNED: 'yes', 'to': there})}")
         response.headers["Set-Cookie"] = PAGE_COOKIE.set(session.token, max_age_s=session.expires_in_s)
         return response
 
     async def sign_out(self, request: Request, reader: Reader, fields: Fields) -> Response:
         await self._services.sign_in.close_session(reader.token)
-        response = _lead_to("/")
+        response = lead_to("/")
         response.headers["Set-Cookie"] = PAGE_COOKIE.clear()
         return response
 
@@ -166,10 +168,6 @@ def choose_destination(path: str) -> str:
     segments = unquote(path.partition("?")[0]).split("/")
     is_own = _LOCAL_PATH.fullmatch(path) and not {".", ".."} & set(segments)
     return path if is_own else HOME
-
-
-def _lead_to(path: str) -> RedirectResponse:
-    return RedirectResponse(path, 303, headers={"Cache-Control": CACHE_NEVER})
 
 
 class BookPages:
@@ -225,7 +223,7 @@ class BookPages:
             raise Refusal(_NO_OUTCOME)
         call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
         await decide_call(self._services.ledger, call, CallState(outcome), now_ms=self._services.now_ms())
-        return _lead_to(link_call(call.id, None))
+        return lead_to(link_call(call.id, None))
 
     # ---- Payments.
 
@@ -321,12 +319,12 @@ class BookPages:
                 raise
             errors = _errors_by_field(refusal.problem)
             return await self._respond_wallets(request, reader, given=given, errors=errors)
-        return _lead_to("/my/wallets")
+        return lead_to("/my/wallets")
 
     async def withdraw_viewer(self, request: Request, reader: Reader, fields: Fields) -> Response:
         viewer = parse_viewer(read_field(fields, "address"), reader.address)
         await self._services.books.withdraw(reader.address, viewer)
-        return _lead_to("/my/wallets")
+        return lead_to("/my/wallets")
 
     async def _respond_wallets(
         self,
@@ -471,11 +469,6 @@ def other_wallet(owner: Address, reader: Reader) -> Address | None:
 
 def status_of_form(errors: Mapping[str, str]) -> int:
     return status_of(Code.VALIDATION_FAILED) if errors else 200
-
-
-def errors_by_parameter(problem: Problem) -> Mapping[str, str]:
-    """The sentences of a refused filter, by parameter; the first one of each."""
-    return {error.parameter or "": error.detail for error in reversed(problem.errors)}
 
 
 def _errors_by_field(problem: Problem) -> Mapping[str, str]:

@@ -20,7 +20,7 @@ from tollway.ledger.history import CallHistory, HistoryQuery, HistoryRole, Payme
 from tollway.ledger.sales import DAY_MS, GroupSum, PeriodBooks, SalesQuery, SpendingQuery, SumGroup, ceil_to
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.web.history_routes import BookParameters, FindAsset
-from tollway.web.my_routes import HOME, ListForm, errors_by_parameter, status_of_form
+from tollway.web.my_routes import HOME, ListForm, status_of_form
 from tollway.web.my_sums_views import (
     SUM_ROWS_MAX,
     PeriodView,
@@ -35,7 +35,7 @@ from tollway.web.my_sums_views import (
     view_period,
 )
 from tollway.web.page_session import PageAccess, Reader
-from tollway.web.query import format_time
+from tollway.web.query import errors_by_parameter, format_time
 from tollway.web.sums_routes import RangeParameters, read_range
 
 PAYMENTS_SUMMED_MAX = 200

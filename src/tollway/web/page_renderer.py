@@ -31,6 +31,8 @@ VARY = "Cookie, Accept-Language, Accept-Encoding"
 THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
 GZIP_LEVEL = 6
 
+_BELOW = {"/": "/apis/", "/my": "/my//"}
+"""Where the pages below an entry of a navigation begin, if not at its own path: `/my` is the overview, beside `/my/calls` and the others."""
 _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=()"
 _LOOPBACK = ("http://127.0.0.1", "http://localhost")
 
@@ -67,6 +69,12 @@ class Frame:
     test_money: TestMoney
     request_id: str
     account: str | None
+
+    def place_in(self, href: str) -> str:
+        """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it, else empty."""
+        if self.current == href:
+            return "page"
+        return "true" if self.current.startswith(_BELOW.get(href, f"{href}/")) else ""
 
 
 class PageRenderer:

@@ -37,7 +37,7 @@ from tollway.web.page_views import (
     view_results,
 )
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, status_of
-from tollway.web.query import QueryModel, read_form_query, read_query
+from tollway.web.query import QueryModel, errors_by_parameter, read_form_query, read_query
 from tollway.web.site_routes import format_links
 
 NO_FACETS = CatalogFacets()
@@ -98,7 +98,7 @@ class PageRoutes:
         errors: dict[str, str] = {}
         page, status = NO_RESULTS, 200
         if isinstance(query, Problem):
-            errors, status = _errors_by_parameter(query), status_of(query.code)
+            errors, status = errors_by_parameter(query), status_of(query.code)
         else:
             page = await self._catalog.search(query)
         words = given.get("q")
@@ -205,10 +205,6 @@ class PageRoutes:
             kind=PROBLEM_KINDS[code],
             page=PROBLEM_PAGES[code],
         )
-
-
-def _errors_by_parameter(problem: Problem) -> dict[str, str]:
-    return {error.parameter or "": error.detail for error in reversed(problem.errors)}
 
 
 def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) -> ApiOperation:

@@ -151,7 +151,7 @@ class PageAccess:
         async def handle(request: Request) -> Response:
             reader = await self.find_reader(request)
             if reader is None:
-                return RedirectResponse(_link_sign_in(request), 303, headers={"Cache-Control": CACHE_NEVER})
+                return lead_to(_link_sign_in(request))
             return await show(request, reader)
 
         return Route(path, handle, methods=["GET"])
@@ -207,6 +207,11 @@ class PageAccess:
             form_token=partial(make_form_token, reader.token),
             **records,
         )
+
+
+def lead_to(path: str) -> RedirectResponse:
+    """The answer to a form that was carried out: the browser reads the page at `path`."""
+    return RedirectResponse(path, 303, headers={"Cache-Control": CACHE_NEVER})
 
 
 def read_field(fields: Fields, name: str) -> str:

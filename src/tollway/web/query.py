@@ -44,6 +44,11 @@ def read_form_query(raw: bytes) -> dict[str, str]:
     return {name: value.strip() for name, value in pairs if value.strip()}
 
 
+def errors_by_parameter(problem: Problem) -> dict[str, str]:
+    """The sentences of a refused query, by parameter; the first one of each."""
+    return {error.parameter or "": error.detail for error in reversed(problem.errors)}
+
+
 _TOO_MANY_FIELDS = Problem(
     code=Code.INVALID_REQUEST,
     detail=f"The query has more than {FORM_FIELDS_MAX} parameters. Send the form of the page.",

@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tollway.chain.networks import NetworkProfile
+from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
 from tollway.ids import CallId, ChainId, ListingId
 from tollway.ledger.history import CallHistory, HistoryQuery
@@ -45,12 +46,11 @@ from tollway.web.listing_form import (
 )
 from tollway.web.listing_json import etag_of, render_json
 from tollway.web.my_routes import ListForm, read_call_page
-from tollway.web.my_views import ROWS_MAX, ListPages
+from tollway.web.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
 from tollway.web.ownership_routes import OwnershipChecks
-from tollway.web.page_renderer import CACHE_NEVER
-from tollway.web.page_session import Fields, PageAccess, Reader, read_field
+from tollway.web.page_session import Fields, PageAccess, Reader, lead_to, read_field
 from tollway.web.problems import status_of
-from tollway.web.query import QueryModel, format_time, read_query, whole_number
+from tollway.web.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
 from tollway.web.selling_views import (
     LISTINGS_MAX,
     CheckedView,
@@ -112,10 +112,6 @@ def selling_router(services: SellingServices) -> Router:
             Route(SALES_FILE, sales.send_file, methods=["GET"]),
         ]
     )
-
-
-def _lead_to(path: str) -> RedirectResponse:
-    return RedirectResponse(path, 303, headers={"Cache-Control": CACHE_NEVER})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,14 +188,14 @@ class ListingPages:
             creations = self._listings.creations
             begun = await creations.take(key, reader.address, body=render_json(members))
             if isinstance(begun, CreationResponse):
-                return _lead_to(f"{LISTINGS}/{begun.listing_id}?done=published")
+                return lead_to(f"{LISTINGS}/{begun.listing_id}?done=published")
             async with creations.holding(begun):
                 written = await self._edits.publish(members, writer, begun=begun)
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             new_key = _draw_key() if problem.code is Code.IDEMPOTENCY_KEY_REUSED else key
             return self._respond_new(request, reader, _refused_form(values, problem, key=new_key))
-        return _lead_to(f"{LISTINGS}/{written.listing.id}?done=published")
+        return lead_to(f"{LISTINGS}/{written.listing.id}?done=published")
 
     def _respond_new(self, request: Request, reader: Reader, form: ShownForm) -> Response:
         return self._respond(
@@ -252,7 +248,7 @@ class ListingPages:
                 status=status_of(problem.code),
             )
             return await self._respond_listing(request, reader, listing, form)
-        return _lead_to(f"{LISTINGS}/{listing.id}?done=saved")
+        return lead_to(f"{LISTINGS}/{listing.id}?done=saved")
 
     async def change_status(self, request: Request, reader: Reader, fields: Fields) -> Response:
         status = read_field(fields, "status")
@@ -261,7 +257,7 @@ class ListingPages:
         listing = await self._find_own(request, reader)
         self._edits.check_block(reader.address)
         await self._edits.patch(listing.id, {"status": status}, self._writer(request, reader))
-        return _lead_to(f"{LISTINGS}/{listing.id}?done={'paused' if status == 'paused' else 'resumed'}")
+        return lead_to(f"{LISTINGS}/{listing.id}?done={'paused' if status == 'paused' else 'resumed'}")
 
     async def retire(self, request: Request, reader: Reader, fields: Fields) -> Response:
         """Ends a listing for good. The second form of the page confirms it."""
@@ -269,7 +265,7 @@ class ListingPages:
             raise Refusal(_NOT_CONFIRMED)
         listing = await self._find_own(request, reader)
         await self._edits.retire(listing.id, self._writer(request, reader))
-        return _lead_to(f"{LISTINGS}?done=retired")
+        return lead_to(f"{LISTINGS}?done=retired")
 
     async def check_ownership(self, request: Request, reader: Reader, fields: Fields) -> Response:
         listing = await self._find_own(request, reader)
@@ -414,7 +410,7 @@ class SalesPages:
             try:
                 query = make_sales_query(parameters, reader.address, now_ms=now_ms)
             except Refusal as refusal:
-                errors = {error.parameter or "": error.detail for error in refusal.problem.errors}
+                errors = errors_by_parameter(refusal.problem)
         if parameters is not None and query is not None and parameters.state == "held":
             return await self._show_held(request, reader, form, parameters)
         sums = PeriodSums(rows=()) if query is None else await self._services.books.sales(query)
@@ -507,9 +503,11 @@ def _view_filters(
     form: ListForm, listings: Sequence[ListingMatch], errors: Mapping[str, str]
 ) -> SalesFilterView:
     chosen = form.given.get("apiId", "")
-    choices = [(one.listing.id, one.listing.name) for one in listings]
+    choices = [
+        (one.listing.id, clean_line(one.listing.name, NAME_LENGTH_MAX) or one.listing.id) for one in listings
+    ]
     if chosen and chosen not in dict(choices):
-        choices.append((ListingId(chosen), chosen))
+        choices.append((ListingId(chosen), clean_line(chosen, NAME_LENGTH_MAX)))
     return SalesFilterView(
         step=form.given.get("step", "day"),
         from_day=form.given.get("from", ""),

@@ -130,6 +130,22 @@ export function parse(text, decimals) {
   return found ? BigInt(found[1] + (found[2] ?? "").slice(0, decimals).padEnd(decimals, "0")) : null;
 }
 
+// ---- Headers that carry JSON.
+
+/** The JSON of a header in base64; null for another text. @param {string} text @returns {any} */
+export function decode(text) {
+  try {
+    return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text), (character) => character.charCodeAt(0))));
+  } catch {
+    return null;
+  }
+}
+
+/** JSON in base64, for a header. @param {unknown} content */
+export function encode(content) {
+  return btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(content))));
+}
+
 // ---- The request and the answer.
 
 /** @typedef {{ method: string, target: string, headers: Record<string, string>, body: string | null }} CallRequest */

@@ -3,7 +3,7 @@
 // Two rules carry it. Nothing is signed for another payee, token, chain or amount than the page has shown. And while a payment may still move, it is sent again as it is:
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
-import { CallSlip, format, isOfGateway, parse, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
+import { CallSlip, decode, encode, format, isOfGateway, parse, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
 import { CALL_TYPES, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
@@ -53,6 +53,9 @@ class TryPanel {
     addEventListener("visibilitychange", () => document.visibilityState === "visible" && this.rest());
     addEventListener("focus", () => this.rest());
     form.addEventListener("input", () => this.readIntent() === null && this.showPrice());
+    form.querySelector("[data-find-credit]")?.addEventListener("click", (event) => {
+      if (event.isTrusted && !this.isBusy && this.readIntent() === null) void this.run(() => this.lookForCredit());
+    });
     form.hidden = false;
     this.rest();
     const intent = this.readIntent();
@@ -451,8 +454,7 @@ class TryPanel {
     if ((await readReceipt(provider, intent.transaction)) !== null) return this.proveTransaction(intent, provider);
     this.slip.note(this.say("signInToAsk"));
     const books = await import("./wallet_books.js");
-    const reader = { wallet: provider, address: from, chainId: intent.way.chainId, onSilence: () => void this.slip.note(this.say("silent")) };
-    const state = await books.readTransactionState(reader, intent.transaction);
+    const state = await books.readTransactionState(this.readerOf(intent.way, provider, from), intent.transaction);
     if (state === "mined") return this.showTransaction(intent, provider);
     if (state === "pending") throw new Stop(this.say("inPool"));
     if (state === "failed") {
@@ -490,6 +492,28 @@ class TryPanel {
     }
     if (text) this.slip.line(this.words.left, text);
     sessionStorage.setItem(`${this.place} credit`, JSON.stringify({ transaction: intent.transaction, from: intent.from, way: intent.way, units: String(units), text }));
+  }
+
+  /** Credit of the wallet that this tab does not know: of another tab, or of a transfer by a program. It pays the next call. */
+  async lookForCredit() {
+    const way = this.ways.find((one) => one.id === this.chosenWay()?.id && one.rail === "tx");
+    if (!way) return;
+    this.slip.clear();
+    const { provider, from } = await this.openWallet(way);
+    this.slip.note(this.say("signInForCredit"));
+    const books = await import("./wallet_books.js");
+    const found = await books.findCredit(this.readerOf(way, provider, from), way);
+    if (!found || found.units < BigInt(this.agreed.get(way.id) ?? way.amount)) throw new Stop(this.say("noCredit"));
+    const text = this.priceOf(way, String(found.units));
+    sessionStorage.setItem(`${this.place} credit`, JSON.stringify({ transaction: found.transaction, from, way, units: String(found.units), text }));
+    this.slip.line(this.words.credit, text);
+    this.slip.note(this.say("creditFound"));
+    this.showPrice();
+  }
+
+  /** @param {Way} way @param {import("./wallet.js").Wallet} wallet @param {string} address */
+  readerOf(way, wallet, address) {
+    return { wallet, address, chainId: way.chainId, onSilence: () => void this.slip.note(this.say("silent")) };
   }
 
   /** The rest of an earlier transaction, where it pays one more call. @param {Way} way @param {string} amount */
@@ -544,20 +568,6 @@ const lower = (text) => (text === null || text === undefined ? "" : String(text)
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
 const randomHex = () => "0x" + [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
-
-/** @param {string} text @returns {any} */
-function decode(text) {
-  try {
-    return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(text), (character) => character.charCodeAt(0))));
-  } catch {
-    return null;
-  }
-}
-
-/** @param {unknown} content */
-function encode(content) {
-  return btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(content))));
-}
 
 /** @param {string} key @returns {any} */
 function readStored(key) {

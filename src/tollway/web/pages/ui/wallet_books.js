@@ -21,6 +21,23 @@ export async function readTransactionState(reader, hash) {
   return payment.state === "unseen" && payment.reason === "unknown_transaction" ? "unknown" : "mined";
 }
 
+/**
+ * The transaction of which most is left for the payee and the token of a way; null where nothing is. The newest hundred payments are looked at.
+ * @param {Reader} reader @param {{ chainId: number, token: string | null, payTo: string }} way @returns {Promise<{ transaction: string, units: bigint } | null>}
+ */
+export async function findCredit(reader, { chainId, token, payTo }) {
+  const asset = `eip155:${chainId}/${token ? `erc20:${token}` : "slip44:60"}`.toLowerCase();
+  const { payments } = await read(reader, "/api/v2/payments?limit=100");
+  if (!Array.isArray(payments)) throw new NoAnswer();
+  let most = null;
+  for (const one of payments) {
+    if (String(one.asset).toLowerCase() !== asset || String(one.payee).toLowerCase() !== payTo.toLowerCase()) continue;
+    const units = /^[0-9]{1,78}$/.test(one.credit) && /^0x[0-9a-f]{64}$/.test(one.transaction) ? BigInt(one.credit) : 0n;
+    if (units > (most?.units ?? 0n)) most = { transaction: String(one.transaction), units };
+  }
+  return most;
+}
+
 /** Reads one path in a session of its own. @param {Reader} reader @param {string} path @returns {Promise<any>} */
 async function read(reader, path) {
   const { wallet, address, chainId, onSilence } = reader;
