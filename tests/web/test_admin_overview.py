@@ -49,13 +49,13 @@ def test_without_calls_nothing_is_divided_by_zero() -> None:
 
 
 def test_each_gateway_has_its_release_and_what_it_leads() -> None:
-    older = replace(GATEWAY, owner_id="b", build=None, is_alive=False)
+    older = replace(GATEWAY, owner_id="b", build=None, is_alive=False, started_ms=1)
     leaders = [
         LEADER,
         DutyLeader(duty="sweeper", is_led=True, owner_id="a"),
         DutyLeader(duty="webhooks", is_led=True),
     ]
-    facts = replace(QUIET, gateways=[GATEWAY, older], leaders=leaders)
+    facts = replace(QUIET, gateways=[older, GATEWAY], leaders=leaders)
     here, there = overview_json(facts, own_id="a")["gateways"]
     assert (here["name"], here["version"], here["schema"]) == (BUILD.name, BUILD.version, BUILD.schema)
     assert (here["isThis"], here["isAlive"], here["leads"]) == (True, True, "watcher, sweeper")

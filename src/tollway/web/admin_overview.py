@@ -96,7 +96,11 @@ def overview_json(facts: OverviewFacts, *, own_id: str) -> dict[str, Any]:
     findings = find_findings(facts)
     return {
         "figures": {**list_figures(facts), "findings": str(len(findings))},
-        "gateways": [_gateway_json(one, facts, own_id=own_id) for one in facts.gateways],
+        # The order of their starts: a row of the page stays the row of its gateway while figures are refreshed.
+        "gateways": [
+            _gateway_json(one, facts, own_id=own_id)
+            for one in sorted(facts.gateways, key=lambda one: (one.started_ms, one.owner_id))
+        ],
         "findings": [
             {
                 "level": finding.level,
