@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import quote
 
 from packaging.markers import Marker
 
@@ -25,6 +27,7 @@ LOCK = ROOT / "requirements" / "image.txt"
 CONTAINERFILE = ROOT / "deploy" / "Containerfile"
 GLIBC_MINORS = range(5, 37)
 """glibc of Debian 12: the wheels of every older one run on it."""
+DPKG_STATUS, OS_RELEASE = "/var/lib/dpkg/status", "/etc/os-release"
 ASK = "import json, platform, sys; print(json.dumps([platform.python_version(), platform.machine()]))"
 PIN = re.compile(r"^(?P<pin>[A-Za-z0-9._-]+(?:\[[^]]*\])?==\S+)(?: ; (?P<marker>[^\\]+?))? \\$")
 
@@ -105,17 +108,40 @@ def write_context(folder: Path, *, python: BasePython, wheel: Path) -> None:
 
 
 def ask_python(builder: Sequence[str], base: str) -> BasePython:
-    """Runs the base image's Python once, by buildah, podman or docker."""
-    if is_buildah(builder):
-        container = _run(*builder, "from", base).strip()
-        try:
-            told = _run(*builder, "run", "--isolation", "chroot", container, "python3", "-c", ASK)
-        finally:
-            _run(*builder, "rm", container)
-    else:
-        told = _run(*builder, "run", "--rm", base, "python3", "-c", ASK)
-    version, machine = json.loads(told)
+    version, machine = json.loads(run_in(builder, base, "python3", "-c", ASK))
     return BasePython(version=version, machine=machine)
+
+
+def run_in(builder: Sequence[str], image: str, program: str, *arguments: str) -> str:
+    """What one program of an image prints, run by buildah, podman or docker. Raises CalledProcessError."""
+    if not is_buildah(builder):
+        return _run(*builder, "run", "--rm", "--entrypoint", program, image, *arguments)
+    container = _run(*builder, "from", image).strip()
+    try:
+        return _run(*builder, "run", "--isolation", "chroot", container, program, *arguments)
+    finally:
+        _run(*builder, "rm", container)
+
+
+def list_system_packages(status: str, release: str) -> dict[str, Any]:
+    """A CycloneDX document of the installed Debian packages. `status`: the content of dpkg's file; `release`: of os-release. The virtualenv has a document of its own (`make sbom`)."""
+    system = dict(shlex.split(line)[0].split("=", 1) for line in release.splitlines() if "=" in line)
+    distribution = f"{system['ID']}-{system['VERSION_ID']}"
+    components = []
+    for block in status.strip().split("\n\n"):
+        fields = dict(
+            line.split(": ", 1) for line in block.splitlines() if line[:1].isalpha() and ": " in line
+        )
+        if fields.get("Status") != "install ok installed":
+            continue
+        name, version, machine = fields["Package"], fields["Version"], fields["Architecture"]
+        place = f"{quote(name, safe='')}@{quote(version, safe='')}?arch={machine}&distro={distribution}"
+        purl = f"pkg:deb/{system['ID']}/{place}"
+        components.append(
+            {"type": "library", "bom-ref": purl, "name": name, "version": version, "purl": purl}
+        )
+    components.sort(key=lambda component: component["purl"])
+    return {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "components": components}
 
 
 def is_buildah(builder: Sequence[str]) -> bool:
@@ -140,6 +166,7 @@ def main() -> None:
     parser.add_argument("--builder", default="buildah", help="buildah, podman or docker, with its options")
     parser.add_argument("--base", required=True, help="the base image, best by its digest")
     parser.add_argument("--tag", default="localhost/tollway:edge")
+    parser.add_argument("--sbom", type=Path, default=ROOT / "dist" / "image-system.cdx.json")
     options = parser.parse_args()
     builder, wheel = shlex.split(options.builder), find_wheel()
     python = ask_python(builder, options.base)
@@ -153,6 +180,10 @@ def main() -> None:
         command = [*builder, *build, *arguments, "--tag", options.tag, "--file", str(CONTAINERFILE), name]
         subprocess.run(command, check=True)
     print(f"built {options.tag}")
+    status, release = (run_in(builder, options.tag, "cat", path) for path in (DPKG_STATUS, OS_RELEASE))
+    options.sbom.parent.mkdir(parents=True, exist_ok=True)
+    options.sbom.write_text(json.dumps(list_system_packages(status, release), indent=2) + "\n")
+    print(f"wrote {options.sbom}")
 
 
 if __name__ == "__main__":

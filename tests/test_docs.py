@@ -239,7 +239,7 @@ NOT_RUN = {
     "package.md": 2,
     "providers.md": 6,
     "recipes.md": 7,
-    "running.md": 5,
+    "running.md": 4,
     "scaling.md": 1,
     "tutorial.md": 3,
     "verify.md": 3,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from deploy.image import LOCK, BasePython, choose_requirements
+from deploy.image import LOCK, BasePython, choose_requirements, list_system_packages
 
 LINES = """\
 alpha==1.0 \\
@@ -66,6 +66,37 @@ def test_the_lock_file_is_chosen_whole(version: str) -> None:
         "redis",
         "sqlalchemy",
     } <= set(names)
+
+
+STATUS = """\
+Package: libc6
+Status: install ok installed
+Architecture: amd64
+Version: 2.36-9+deb12u13
+Description: GNU C Library
+ Contains: the standard libraries
+
+Package: gone
+Status: deinstall ok config-files
+Architecture: amd64
+Version: 1.0
+
+Package: adduser
+Status: install ok installed
+Architecture: all
+Version: 1:3.134
+"""
+RELEASE = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\n'
+
+
+def test_the_packages_of_the_system_are_listed_with_their_urls() -> None:
+    """Package URLs of type `deb`: the version is percent-encoded."""
+    document = list_system_packages(STATUS, RELEASE)
+    assert [component["purl"] for component in document["components"]] == [
+        "pkg:deb/debian/adduser@1%3A3.134?arch=all&distro=debian-12",
+        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro=debian-12",
+    ]
+    assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
 
 
 def test_wheels_of_every_older_system_fit() -> None:

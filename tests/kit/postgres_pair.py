@@ -30,7 +30,7 @@ with warnings.catch_warnings():
 DATABASE = "tollway"
 STANDBY = "standby"
 ANSWER_DEADLINE_S = 30.0
-_BIN = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
+POSTGRES_PROGRAMS = wheel.POSTGRES_VERSIONS[wheel.TARGET_POSTGRES_VERSION]
 _CONFIG = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = ''
@@ -54,7 +54,7 @@ class PostgresNode:
     def run(self, program: str, *arguments: str) -> None:
         """One of PostgreSQL's programs, to its end."""
         done = subprocess.run(
-            [str(_BIN / program), *arguments],
+            [str(POSTGRES_PROGRAMS / program), *arguments],
             user=self._user,
             cwd=self.folder.parent,
             capture_output=True,
@@ -66,7 +66,7 @@ class PostgresNode:
     async def start(self) -> None:
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(_BIN / "postgres"), "-D", str(self.folder), "-p", str(self.port)],
+                [str(POSTGRES_PROGRAMS / "postgres"), "-D", str(self.folder), "-p", str(self.port)],
                 user=self._user,
                 cwd=self.folder.parent,
                 stdin=subprocess.DEVNULL,
@@ -211,8 +211,8 @@ def _find_user(folder: Path) -> str | None:
         return None
     user = "pgserver"
     wheel.ensure_user_exists(user)
-    wheel.ensure_prefix_permissions(_BIN)
-    wheel.ensure_folder_permissions(_BIN, 0o555)
-    wheel.ensure_folder_permissions(_BIN.parent / "lib", 0o444)
+    wheel.ensure_prefix_permissions(POSTGRES_PROGRAMS)
+    wheel.ensure_folder_permissions(POSTGRES_PROGRAMS, 0o555)
+    wheel.ensure_folder_permissions(POSTGRES_PROGRAMS.parent / "lib", 0o444)
     shutil.chown(folder, user)
     return user

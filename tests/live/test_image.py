@@ -59,11 +59,12 @@ pytestmark = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A built image, mounted at `root`. `config`: of the OCI image."""
+    """A built image, mounted at `root`. `config`: of the OCI image. `sbom`: the list of its system's packages."""
 
     builder: tuple[str, ...]
     root: Path
     config: dict[str, Any]
+    sbom: Path
 
     def command(self, volume: Path, *arguments: str) -> list[str]:
         """The image's entry point with these arguments, or its own: on a root that cannot be written, `/tmp` in memory, and one volume."""
@@ -136,13 +137,17 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Image]:
         BASE,
         "--tag",
         IMAGE,
+        "--sbom",
+        str(folder / "system.cdx.json"),
         command=(sys.executable,),
     )
     container = build("from", IMAGE)
     root = Path(build("mount", container))
     try:
         inspected = json.loads(build("inspect", "--type", "image", IMAGE))
-        yield Image(builder=builder, root=root, config=inspected["OCIv1"]["config"])
+        yield Image(
+            builder=builder, root=root, config=inspected["OCIv1"]["config"], sbom=folder / "system.cdx.json"
+        )
     finally:
         build("umount", container)
         build("rm", container)
@@ -255,6 +260,13 @@ async def test_the_image_is_small_and_has_no_installer(image: Image) -> None:
     assert SLIM_BASE_COMPRESSED + compressed < IMAGE_COMPRESSED_MAX, compressed
     assert not (image.root / "opt/tollway/bin/pip").exists()
     assert image.config["User"] == "65532:65532"
+
+
+async def test_the_packages_of_the_system_are_listed(image: Image) -> None:
+    components = json.loads(image.sbom.read_text())["components"]
+    installed = (image.root / "var/lib/dpkg/status").read_text().count("\nStatus: install ok installed\n")
+    assert len(components) == installed > 50
+    assert {"libc6", "python3", "openssl"} <= {component["name"] for component in components}
 
 
 async def test_a_call_is_paid_and_the_root_is_not_written(scene: Scene) -> None:

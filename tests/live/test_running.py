@@ -1,7 +1,7 @@
 """docs/running.md runs as printed, as far as it needs neither root nor another machine: settings, start, checks, backup, restore.
 
 Replaced: `/etc/tollway` and `/var/lib/tollway` by a folder, the URL of the node and its network by the chain of the tests, and the port. The blocks of systemd are run by
-`tests/live/test_units.py` (`make units-test`), the proxies by `tests/live/test_edges.py`, and the second gateway by `test_two_gateways_serve_from_the_settings_of_the_page`.
+`tests/live/test_units.py` (`make units-test`), those of PostgreSQL by `tests/live/test_postgres_restore.py`, the proxies by `tests/live/test_edges.py`, and the second gateway by `test_two_gateways_serve_from_the_settings_of_the_page`.
 """
 
 import json
@@ -90,7 +90,7 @@ async def test_a_reader_runs_backs_up_and_restores_a_gateway(
 def test_the_page_has_each_kind_of_block() -> None:
     assert [block.keeps_running for block in OWN_RUN].count(True) == 1
     assert ["stopped" in block.mark for block in OWN_RUN].count(True) == 2
-    machines = {"operator", "systemd"}
+    machines = {"operator", "systemd", "postgres"}
     assert all(block.machine in machines or block.why_not_run for block in BLOCKS if block.language == "sh")
 
 
