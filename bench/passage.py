@@ -2,7 +2,7 @@
 
     python bench/passage.py [unpaid|credit|bound] [--heads same|full|neutral|vary] [--paths same|query|vary]
                             [--calls 1000] [--rounds 15] [--urls 1] [--operations 0] [--no-mpp] [--unsigned] [--unobserved]
-                            [--view-every 250] [--profile FILE]
+                            [--view-every 250] [--trace 0.01 [--encoded]] [--profile FILE]
 
 The gateway of the tests (`tests.kit.gateway`); the ledger and the upstream respond at once from memory. The figures are
 CPU time of this process alone, so they hardly depend on other processes; the smallest of the rounds was disturbed the
@@ -12,7 +12,9 @@ turn. `--operations`: the listing has a document of so many, and each is called 
 the listing has `forwardSignature: "none"`. `--unobserved`: without the times of phases, their metric and `call_ended`; the
 difference is what observation takes. `--view-every`: after so many calls, one page of a catalog of 20 listings is
 rendered in the same process; the time of the page is not counted, so the figure shows what it leaves to the calls.
-At 0.25 ms a call, 250 calls are the pace of 1,000 views a minute.
+At 0.25 ms a call, 250 calls are the pace of 1,000 views a minute. `--trace`: the share of calls that are traced, as with
+`tracing = "otlp"`; their spans are dropped at the hand-over. `--encoded`: the spans are converted and encoded as the
+export thread does it, in batches of 512, and not sent; what a gateway spends in all, without the network.
 Every response must have the expected status.
 """
 
@@ -20,6 +22,8 @@ import argparse
 import asyncio
 import cProfile
 import json
+import os
+import random
 import statistics
 import sys
 import time
@@ -32,6 +36,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `tests.kit`
 
 import uvloop
 from bound_calls import BoundCalls
+from span_sinks import DroppedSpans, EncodedSpans
 from variety import HEADS, PATHS, vary_headers, vary_path
 
 from tests.kit.gateway import (
@@ -50,6 +55,7 @@ from tests.kit.pages import BROWSER, PageHarness
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import LoopbackUpstream
 from tollway.app.runtime import RandomPool
+from tollway.call_trace import TraceSampler
 from tollway.gateway.call_observer import CallObserver, PhaseTimer
 from tollway.identity.signatures import ReceiptSigner, transaction_digests
 from tollway.ids import ListingId, TxHash, keccak256
@@ -58,6 +64,7 @@ from tollway.ledger.records import NewPayment, Rail
 from tollway.limits import DEFAULT_LIMITS
 from tollway.outbound.client import UpstreamRequest
 from tollway.outbound.http1 import HeadLimits, parse_head
+from tollway.web.gateway_traces import StartTrace, make_start_trace
 from tollway.web.middleware import read_client_address, read_request_id
 
 LIMITS = DEFAULT_LIMITS
@@ -97,6 +104,7 @@ class QuickExchange:
     def __init__(self, request: UpstreamRequest) -> None:
         self._request = request
         self._rest: bytes = BODY
+        self.is_reused = True
         self.is_sent = self.is_body_sent = self.is_body_handed_over = False
 
     async def __aenter__(self) -> Self:
@@ -138,12 +146,25 @@ class QuickGateway(InProcessGateway):
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._random = RandomPool()
+        self.spans = EncodedSpans() if options.encoded else DroppedSpans()
         super().__init__(
             LoopbackUpstream(),
             limits=LIMITS,
             has_mpp=not options.no_mpp,
             receipt_signer=ReceiptSigner.derive(SECRET),
         )
+
+    def _make_start_trace(self) -> StartTrace | None:
+        if self._options.trace is None:
+            return None
+        sampler = TraceSampler(
+            self.spans,
+            ratio=self._options.trace,
+            random=random.random,
+            entropy=os.urandom,
+            now_ns=time.time_ns,
+        )
+        return make_start_trace(sampler, lambda scope: False)
 
     def _clock(self) -> int:
         return now_ms()
@@ -335,6 +356,8 @@ async def run(options: argparse.Namespace) -> dict[str, Any]:
         "kind": options.kind,
         "heads": options.heads,
         "paths": options.paths,
+        "trace": options.trace,
+        "spans": gateway.spans.spans,
         "cpuUs": {"least": round(min(found), 1), "median": round(statistics.median(found), 1)},
         "answerBytes": sum(len(one["body"]) for one in body),
         "headBytes": sum(len(name) + len(value) + 4 for name, value in head["headers"]),
@@ -367,6 +390,10 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         "--unobserved", action="store_true", help="no times of phases, no metric of a call, no call_ended"
     )
     parser.add_argument("--view-every", type=int, default=0, help="calls between two views of a page")
+    parser.add_argument(
+        "--trace", type=float, help="the share of calls that are traced; without it tracing is off"
+    )
+    parser.add_argument("--encoded", action="store_true", help="spans are converted and encoded too")
     parser.add_argument("--profile", help="where cProfile writes what took the time")
     options = parser.parse_args(arguments)
     if options.operations and options.paths == "vary":

@@ -341,6 +341,7 @@ async def test_the_rows_that_the_scale_bench_writes_fit_the_tables_and_their_sum
         "credit --heads=neutral --paths=query",
         "credit --heads=vary --paths=vary",
         "bound --heads=vary --paths=vary",
+        "credit --trace=0",
     ],
 )
 async def test_one_call_by_itself_is_measured(line: str) -> None:
@@ -350,3 +351,15 @@ async def test_one_call_by_itself_is_measured(line: str) -> None:
     assert told["kind"] == line.split()[0]
     assert (told["answerBytes"] == len(BODY)) is (told["kind"] != "unpaid")
     assert told["cpuUs"]["least"] > 0
+    assert told["spans"] == 0
+
+
+@pytest.mark.parametrize("sink", ["", "--encoded"])
+async def test_one_traced_call_by_itself_is_measured_with_all_its_spans(sink: str) -> None:
+    from passage import parse_options, run
+
+    calls = 600  # more spans than one batch
+    told = await run(
+        parse_options(["credit", "--trace=1", f"--calls={calls}", "--rounds=1", "--warm-up=1", *sink.split()])
+    )
+    assert told["spans"] == 7 * (calls + 1)

@@ -181,6 +181,11 @@ class CallTrace:
         return {"trace_id": self.trace_id, "span_id": self.root.span_id}
 
     @property
+    def is_kept(self) -> bool:
+        """Whether `finish` hands the trace over."""
+        return self._is_kept
+
+    @property
     def step(self) -> Span | None:
         """The current step."""
         return self._step
@@ -193,7 +198,7 @@ class CallTrace:
     def keep(self, outcome: str) -> None:
         """Writes what the background work did, and lets `finish` hand the trace over."""
         self.root.set("tollway.outcome", outcome)
-        self._is_kept = True
+        self._mark_kept()
 
     def now_ns(self) -> int:
         """The unix time on the clock of the spans."""
@@ -254,7 +259,7 @@ class CallTrace:
         span.set("tollway.outcome", outcome)
         span.set("error.type", error)
         self._keep(span)
-        self._is_kept = True
+        self._mark_kept()
 
     def finish(self) -> None:
         """Ends all spans and hands the trace over. Without effect after the first time; what is added later is not sent."""
@@ -266,6 +271,12 @@ class CallTrace:
         self.end()
         self.root.end_ns = self._now_ns()
         self._sink.add(FinishedTrace(trace_id=self.trace_id, spans=tuple(self._spans), link=self._link))
+
+    def _mark_kept(self) -> None:
+        """From here on the log lines of the work have the ids of its trace: before, they could name one that does not exist."""
+        self._is_kept = True
+        if _current.get() is self:
+            structlog.contextvars.bind_contextvars(**self.ids)
 
     def _keep(self, span: Span) -> None:
         if len(self._spans) < SPANS_MAX and not self._is_finished:
@@ -357,12 +368,12 @@ def find_current_trace() -> CallTrace | None:
 
 @contextmanager
 def running_trace(trace: CallTrace) -> Iterator[None]:
-    """Makes the trace the current one of this context: every log line has its ids. Hands the trace over at the end."""
+    """Makes the trace the current one of this context: every log line has its ids, those of background work from `keep` on. Hands the trace over at the end."""
     token = _current.set(trace)
-    ids = structlog.contextvars.bound_contextvars(**trace.ids)
     try:
-        with ids:
+        with structlog.contextvars.bound_contextvars(**(trace.ids if trace.is_kept else {})):
             yield
     finally:
+        structlog.contextvars.unbind_contextvars(*trace.ids)
         _current.reset(token)
         trace.finish()

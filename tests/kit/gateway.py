@@ -71,7 +71,7 @@ from tollway.storage.identity_store import SqlSessions
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.gateway_app import GatewayApp
-from tollway.web.gateway_traces import make_start_trace
+from tollway.web.gateway_traces import StartTrace, make_start_trace
 from tollway.web.page_assets import read_assets
 from tollway.web.page_problems import ProblemPages
 from tollway.web.page_renderer import PageRenderer
@@ -383,7 +383,7 @@ class InProcessGateway:
             client_address_of=self._read_client_address,
             count_outcome=self.outcomes.append,
             count_refusal=self.refusals.append,
-            start_trace=lambda scope: self.start_trace(scope),
+            start_trace=self._make_start_trace(),
             shedder=self.shedder,
             problem_pages=_problem_pages(),
         )
@@ -399,6 +399,9 @@ class InProcessGateway:
         )
 
     # ---- What a measurement replaces.
+
+    def _make_start_trace(self) -> StartTrace | None:
+        return lambda scope: self.start_trace(scope)
 
     def _wrap_ledger(self, ledger: Any) -> Any:
         return ledger

@@ -13,6 +13,7 @@ from tests.kit.settlement import HASTY, ClaimedCall, SettlementHarness
 from tests.kit.upstream import until
 from tests.test_call_trace import Sink, make_sampler
 from tollway.call_trace import FinishedTrace
+from tollway.chain.port import SendFault, SendRefused
 from tollway.ids import Address, format_network
 from tollway.ledger.records import CallState
 from tollway.payments.settlement import Undecided
@@ -73,7 +74,14 @@ async def test_recovery_says_that_it_sent_a_transaction_and_counts_replacements(
     await call.mark_orphaned()
     assert await harness.sweep() == []  # the chain is away: tried again
     harness.chain.reconnect(CHAIN)
-    (sent,) = await harness.sweep()
+    harness.chain.refuse_sends(CHAIN, SendRefused(fault=SendFault.OTHER, reason="busy"))
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        (sent,) = await harness.sweep()
+    harness.chain.refuse_sends(CHAIN, None)
+    assert {line.get("trace_id") for line in logs} == {sent.trace_id}
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        assert await harness.sweep() == []
+    assert all("trace_id" not in line for line in logs)  # it would name a trace that does not exist
     assert sent.spans[0].attributes["tollway.outcome"] == "sent"
     harness.pass_time(harness.limits.fee_bump_after_s)
     await harness.gas_budget.refresh()
