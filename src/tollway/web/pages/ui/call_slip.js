@@ -237,7 +237,10 @@ export function isOfGateway(response) {
   return readState(response) !== null && status.includes("; error=") && !status.includes("received-status");
 }
 
-/** A problem of the gateway; null for any other answer, whatever its type and body say. @param {Response} response @returns {Promise<any>} */
+/** @typedef {import("tollway:contract").components["schemas"]} Schemas */
+/** @typedef {Schemas["Problem"] & { payment?: Schemas["Terms"], confirmations?: number, confirmationsNeeded?: number }} Problem a problem with the members of a call: the terms of a 402, and the depth of a transaction */
+
+/** A problem of the gateway; null for any other answer, whatever its type and body say. @param {Response} response @returns {Promise<Problem | null>} */
 export async function readProblem(response) {
   if (!isOfGateway(response) || response.headers.get("content-type") !== "application/problem+json") return null;
   try {

@@ -3,6 +3,7 @@
 import { Declined, ask, toHex, watchWallets } from "./wallet.js";
 
 /** @typedef {import("./wallet.js").Wallet} Wallet */
+/** @typedef {import("tollway:contract").components["schemas"]} Schemas */
 
 const form = /** @type {HTMLFormElement} */ (document.getElementById("signin"));
 const status = /** @type {HTMLElement} */ (document.getElementById("signin-status"));
@@ -20,9 +21,10 @@ async function fetchMessage(address, chainId) {
     body: JSON.stringify({ address, chainId, uri: form.dataset.uri }),
   });
   const answer = await response.json();
-  if (!response.ok) throw new Error(answer.detail ?? form.dataset.failed);
-  if (answer.domain !== location.host) throw new Error(form.dataset.otherDomain);
-  return String(answer.message);
+  if (!response.ok) throw new Error(/** @type {Partial<Schemas["Problem"]>} */ (answer).detail ?? form.dataset.failed);
+  const { domain, message } = /** @type {Schemas["Nonce"]} */ (answer);
+  if (domain !== location.host) throw new Error(form.dataset.otherDomain);
+  return String(message);
 }
 
 /** @param {Wallet} wallet */

@@ -14,6 +14,8 @@ const BOUND_VALID_S = 240;
 
 /** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
 /** @typedef {import("./call_slip.js").CallRequest} CallRequest */
+/** @typedef {import("./call_slip.js").Problem} Problem */
+/** @typedef {import("./call_slip.js").Schemas["PaymentOption"]} PaymentOption */
 /** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string, isRedirected?: boolean }} Intent */
 
 /** The flow ended with a sentence for the reader. */
@@ -145,7 +147,7 @@ class TryPanel {
     return this.payByTransaction(way, option, request, provider, from, calls);
   }
 
-  /** A call that needs no payment, or that is refused. @param {Response} response @param {any} problem */
+  /** A call that needs no payment, or that is refused. @param {Response} response @param {Problem | null} problem */
   async finishUnpaid(response, problem) {
     if (problem) throw this.describe(problem);
     if (response.type === "opaqueredirect") throw new Stop(this.say("redirect"));
@@ -156,12 +158,12 @@ class TryPanel {
     await showAnswer(response, this.answer, this.words);
   }
 
-  /** The option of a 402 for the chosen way. Another payee or token stops; another price is asked for again. @param {Way} way @param {any} terms */
+  /** The option of a 402 for the chosen way. Another payee or token stops; another price is asked for again. @param {Way} way @param {Problem} terms @returns {PaymentOption} */
   compare(way, terms) {
     const options = Array.isArray(terms.payment?.options) ? terms.payment.options : [];
-    const same = options.filter((/** @type {any} */ one) => one.rail === way.rail && one.chainId === way.chainId && lower(one.token) === lower(way.token));
+    const same = options.filter((one) => one.rail === way.rail && one.chainId === way.chainId && lower(one.token) === lower(way.token));
     if (!same.length) throw new Stop(this.say(options.length ? "differs" : "noWay"));
-    const option = same.find((/** @type {any} */ one) => lower(one.payTo) === lower(way.payTo));
+    const option = same.find((one) => lower(one.payTo) === lower(way.payTo));
     if (!option || option.decimals !== way.decimals || !/^[0-9]{1,78}$/.test(option.amount)) throw new Stop(this.say("differs"));
     const agreed = this.agreed.get(way.id) ?? way.amount;
     if (option.amount !== agreed) {
@@ -204,7 +206,7 @@ class TryPanel {
 
   // ---- Rail x402.
 
-  /** @param {Way} way @param {any} option @param {CallRequest} request @param {Response} response @param {import("./wallet.js").Wallet} provider @param {string} from */
+  /** @param {Way} way @param {PaymentOption} option @param {CallRequest} request @param {Response} response @param {import("./wallet.js").Wallet} provider @param {string} from */
   async payBySignature(way, option, request, response, provider, from) {
     await this.checkBalance(way, provider, from, BigInt(option.amount));
     const required = decode(response.headers.get("payment-required") ?? "");
@@ -241,7 +243,7 @@ class TryPanel {
 
   // ---- Rail tx.
 
-  /** @param {Way} way @param {any} option @param {CallRequest} request @param {import("./wallet.js").Wallet} provider @param {string} from @param {number} calls */
+  /** @param {Way} way @param {PaymentOption} option @param {CallRequest} request @param {import("./wallet.js").Wallet} provider @param {string} from @param {number} calls */
   async payByTransaction(way, option, request, provider, from, calls) {
     const amount = BigInt(option.amount) * BigInt(calls);
     await this.checkBalance(way, provider, from, amount);
@@ -297,7 +299,7 @@ class TryPanel {
     return JSON.stringify({ signature, parameters: `v=1;validUntil=${validUntil};nonce=${nonce};bodyHash=${bodyHash}` });
   }
 
-  /** A call on what an earlier transaction of this page has left. @param {Way} way @param {any} option @param {CallRequest} request @param {{ transaction: string, from: string, text: string }} credit */
+  /** A call on what an earlier transaction of this page has left. @param {Way} way @param {PaymentOption} option @param {CallRequest} request @param {{ transaction: string, from: string, text: string }} credit */
   async payByCredit(way, option, request, credit) {
     this.slip.line(this.words.credit, credit.text);
     const { provider, from } = await this.openWallet(way);
@@ -359,7 +361,7 @@ class TryPanel {
     this.offerToAskAgain(intent);
   }
 
-  /** @param {Intent} intent @param {Response} response @param {any} problem @param {import("./call_slip.js").PaymentState} state */
+  /** @param {Intent} intent @param {Response} response @param {Problem | null} problem @param {import("./call_slip.js").PaymentState} state */
   async finish(intent, response, problem, state) {
     this.clock = undefined;
     this.keepCredit(intent, response, state);
@@ -394,7 +396,7 @@ class TryPanel {
     if (call) this.slip.line(this.words.callId, call, `/my/calls/${encodeURIComponent(call)}`);
   }
 
-  /** @param {any} problem */
+  /** @param {Problem} problem */
   describe(problem) {
     this.slip.line(this.words.problem, problem.code, `/problems/${problem.code.replaceAll("_", "-")}`);
     return new Stop(`${problem.title}. ${problem.detail}`);
@@ -547,7 +549,7 @@ function paymentHeaders(intent) {
 const INTERNAL = { code: "internal_error" };
 const UNDECIDED = new Set([INTERNAL.code, "payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
 
-/** What became of the payment; null where the same payment must be sent again to know it. @param {Response} response @param {any} problem */
+/** What became of the payment; null where the same payment must be sent again to know it. @param {Response} response @param {Problem | null} problem */
 function readOutcome(response, problem) {
   if (isOfGateway(response) && problem === null) return null;
   return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
