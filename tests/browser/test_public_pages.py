@@ -10,12 +10,10 @@ import pytest_asyncio
 from playwright.async_api import Browser
 
 from tests.browser.watched_page import WatchedPage, watch_page
-from tests.kit.pages import BROWSER
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-REQUESTS_MAX, HTML_BYTES_MAX, JS_BYTES_MAX, CSS_BYTES_MAX = 6, 20_000, 20_000, 12_000
 CORNERS = (("light", 1280), ("dark", 320))
 OTHERS = (("dark", 1280), ("light", 320))
 
@@ -154,26 +152,6 @@ async def test_the_words_of_a_page_may_be_longer(browser: Browser, site: Site) -
                 "document.documentElement.scrollWidth - document.documentElement.clientWidth"
             )
             assert wider == 0, path
-
-
-@pytest.mark.parametrize("name", ["search", "results", "api", "provider", "status"])
-async def test_a_page_is_small(browser: Browser, site: Site, name: str) -> None:
-    async with open_page(browser, site) as watched:
-        kinds: dict[str, int] = {}
-        requests: list[str] = []
-        watched.page.on("request", lambda request: requests.append(request.url))
-        await watched.goto(site.paths[name])
-        await watched.page.wait_for_load_state("networkidle")
-        for url in requests:
-            answer = await watched.context.request.get(url, headers={"accept-encoding": "gzip", **BROWSER})
-            kind = url.partition("?")[0].rpartition(".")[2] if "/ui/" in url else "html"
-            kinds[kind] = kinds.get(kind, 0) + int(answer.headers["content-length"])
-        assert len(requests) <= REQUESTS_MAX
-        assert len(watched.sizes) == len(requests)
-        assert kinds["html"] <= HTML_BYTES_MAX
-        assert kinds["css"] <= CSS_BYTES_MAX
-        assert kinds["js"] <= JS_BYTES_MAX
-        print(name, kinds, "on the wire:", sum(watched.sizes.values()))
 
 
 async def test_a_frame_of_another_page_stays_empty(browser: Browser, site: Site) -> None:

@@ -38,7 +38,6 @@ from tollway.web.page_session import PAGE_COOKIE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-REQUESTS_MAX, HTML_BYTES_MAX, JS_BYTES_MAX, CSS_BYTES_MAX = 6, 20_000, 20_000, 12_000
 FREE = {"free": "none", "failed": "none"}
 """The words of the list for the state `none` of the file: a call that moves no money."""
 STAMPS = ("CHARGED", "RELEASED", "HELD", "REORGED", "FAILED", "FREE")
@@ -263,26 +262,6 @@ async def test_printing_shows_the_ticket_alone(browser: Browser, site: Site) -> 
         await expect(watched.page.locator(".ticket")).to_be_visible()
         for hidden in (".top", ".mine", ".bottom", ".slip-links", ".test-money"):
             assert await watched.page.locator(hidden).first.is_hidden(), hidden
-
-
-@pytest.mark.parametrize("name", list(FULL))
-async def test_a_page_is_small(browser: Browser, site: Site, name: str) -> None:
-    async with open_page(browser, site) as watched:
-        requests: list[str] = []
-        watched.page.on("request", lambda request: requests.append(request.url))
-        await watched.goto(FULL[name])
-        await watched.page.wait_for_load_state("networkidle")
-        kinds: dict[str, int] = {}
-        for url in requests:
-            headers = {"accept-encoding": "gzip", **_as(site, READER)}
-            answer = await site.client.get(url, headers=headers)
-            kind = url.rpartition(".")[2] if "/ui/" in url else "html"
-            kinds[kind] = kinds.get(kind, 0) + int(answer.headers["content-length"])
-        print(name, kinds)
-        assert len(requests) <= REQUESTS_MAX
-        assert kinds["html"] <= HTML_BYTES_MAX
-        assert kinds["css"] <= CSS_BYTES_MAX
-        assert kinds["js"] <= JS_BYTES_MAX
 
 
 FILTERS = (

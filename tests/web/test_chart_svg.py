@@ -46,7 +46,15 @@ def test_the_lines_have_round_values() -> None:
     chart = lay_out_bars([step(7, label="a"), step(31, label="b")], series=("calls",), summary="")
     assert [line.label for line in chart.lines] == ["25", "50"]
     assert (chart.first_label, chart.last_label) == ("a", "b")
-    assert chart.bars[1].title == "b: 31 calls"
+
+
+def test_the_bars_of_a_series_are_one_path() -> None:
+    chart = lay_out_bars([step(1, 0), step(2, 2)], series=("a", "b"), summary="")
+    assert [number for number, _ in chart.outlines] == [0, 1]
+    (_, low), (_, high) = chart.outlines
+    assert (low.count("M"), high.count("M")) == (2, 1)
+    only = next(bar for bar in chart.bars if bar.series == 1)
+    assert high == f"M{only.x:g} {only.y:g}h{only.width:g}v{only.height:g}h-{only.width:g}z"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ async def harness() -> AsyncIterator[SignedInHarness]:
 def rows_of(text: str) -> list[list[str]]:
     """The cells of the table of spending."""
     body = (
-        text.partition('class="cards-below book labelled"')[2]
+        text.partition('class="cards-below book labelled sums-table"')[2]
         .partition("<tbody>")[2]
         .partition("</tbody>")[0]
     )

@@ -58,8 +58,10 @@ from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.query import format_time
 from tollway.web.runbook import Runbook
 
-ACTS_SHOWN = 100
-FOUND_SHOWN = 50
+ACTS_SHOWN = 50
+FOUND_SHOWN = 20
+CALLS_SHOWN = 15
+"""Open calls of each state on the page; its JSON has up to a hundred."""
 
 SUSPENSION = "/admin/api/listings/{apiId}/suspension"
 BLOCK = "/admin/api/wallets/{address}/block"
@@ -226,8 +228,8 @@ class AdminRoutes:
             request,
             "admin_calls.j2",
             looked=await self._services.transactions.describe(request, asked) if asked else None,
-            unknown=[call_json(call) for call in await calls.list_open("unknown")],
-            settling=[call_json(call) for call in await calls.list_open("settling")],
+            unknown=[call_json(call) for call in (await calls.list_open("unknown"))[:CALLS_SHOWN]],
+            settling=[call_json(call) for call in (await calls.list_open("settling"))[:CALLS_SHOWN]],
         )
 
     async def get_calls(self, request: Request) -> Response:

@@ -27,14 +27,13 @@ class ChartStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartBar:
-    """A rectangle. `series`: the position of its series. `title`: shown for the whole step."""
+    """A rectangle. `series`: the position of its series."""
 
     x: float
     y: float
     width: float
     height: float
     series: int
-    title: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +59,15 @@ class BarChart:
     base: int = HEIGHT - BOTTOM
 
     @property
+    def outlines(self) -> list[tuple[int, str]]:
+        """The bars of each series that has any, as one path: a page of a year needs a tenth of the bytes of its rectangles."""
+        drawn: dict[int, list[str]] = {}
+        for bar in self.bars:
+            corner = f"M{bar.x:g} {bar.y:g}h{bar.width:g}v{bar.height:g}h-{bar.width:g}z"
+            drawn.setdefault(bar.series, []).append(corner)
+        return [(number, "".join(drawn[number])) for number in sorted(drawn)]
+
+    @property
     def first_label(self) -> str:
         return self.steps[0].label if self.steps else ""
 
@@ -77,24 +85,18 @@ def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: 
     bars: list[ChartBar] = []
     for position, step in enumerate(steps):
         foot = float(HEIGHT - BOTTOM)
-        title = (
-            step.label
-            + ": "
-            + ", ".join(f"{text} {name}" for name, text in zip(series, step.texts, strict=True))
-        )
         for number, value in enumerate(step.values):
             if value <= 0:
                 continue
-            height = max(room * value / ceiling, HEIGHT_MIN)
-            foot -= height
+            height = round(max(room * value / ceiling, HEIGHT_MIN), 1)
+            foot = round(foot - height, 1)
             bars.append(
                 ChartBar(
-                    x=round(position * slot + slot * GAP_SHARE / 2, 2),
-                    y=round(foot, 2),
-                    width=round(slot * (1 - GAP_SHARE), 2),
-                    height=round(height, 2),
+                    x=round(position * slot + slot * GAP_SHARE / 2, 1),
+                    y=foot,
+                    width=round(slot * (1 - GAP_SHARE), 1),
+                    height=height,
                     series=number,
-                    title=title,
                 )
             )
     lines = [

@@ -22,6 +22,7 @@ from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.web.history_routes import BookParameters, FindAsset
 from tollway.web.my_routes import HOME, ListForm, status_of_form
 from tollway.web.my_sums_views import (
+    DAY_ROWS_MAX,
     SUM_ROWS_MAX,
     PeriodView,
     SpendingFilterView,
@@ -196,12 +197,13 @@ class SumPages:
             complete_from_ms = max(complete_from_ms, sums.complete_from_ms or 0)
         profiles = self._services.profiles
         groups = view_groups(rows, filters.group, profiles, step=filters.step)
+        rows_max = DAY_ROWS_MAX if filters.group == "day" else SUM_ROWS_MAX
         return SpendingView(
             group=filters.group,
             from_day=format_time(from_ms)[:10],
             to_day=format_time(to_ms - 1)[:10],
-            rows=groups[:SUM_ROWS_MAX],
-            rows_left_out=max(0, len(groups) - SUM_ROWS_MAX),
+            rows=groups[:rows_max],
+            rows_left_out=max(0, len(groups) - rows_max),
             totals=view_groups(rows, "", profiles),
             charts=view_money_charts(rows, profiles, step=filters.step, from_ms=from_ms, to_ms=to_ms),
             wallets_summed=wallets_summed,

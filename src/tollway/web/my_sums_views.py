@@ -20,12 +20,12 @@ from tollway.web.my_views import NAME_LENGTH_MAX, name_network
 from tollway.web.query import format_time
 from tollway.web.sums_routes import asset_of_sum
 
-SUM_ROWS_MAX = 60
-"""Rows of a table of sums."""
+SUM_ROWS_MAX, DAY_ROWS_MAX = 25, 31
+"""Rows of a table of sums, and of one by day: a month has a row for each."""
 CHARTS_MAX = 3
 """Charts of money on a page: one for each asset, those with most calls."""
-BARS_MAX = 100
-"""Bars of a chart, and rows of its table. A bar of a longer period has several steps."""
+BARS_MAX = 53
+"""Bars of a chart, and rows of its table: the weeks of a year. A bar of a longer period has several steps."""
 
 SpendingGroup = Literal["day", "api", "provider", "wallet"]
 Profiles = Mapping[ChainId, NetworkProfile]

@@ -45,6 +45,7 @@ from tollway.web.listing_form import (
     write_members,
 )
 from tollway.web.listing_json import etag_of, render_json
+from tollway.web.listing_routes import LIMIT_MAX
 from tollway.web.my_routes import ListForm, read_call_page
 from tollway.web.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
 from tollway.web.ownership_routes import OwnershipChecks
@@ -52,6 +53,7 @@ from tollway.web.page_session import Fields, PageAccess, Reader, lead_to, read_f
 from tollway.web.problems import status_of
 from tollway.web.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
 from tollway.web.selling_views import (
+    CHOICES_MAX,
     LISTINGS_MAX,
     CheckedView,
     view_checked,
@@ -482,7 +484,7 @@ class SalesPages:
 
     async def _list_listings(self, reader: Reader) -> tuple[ListingMatch, ...]:
         return await self._services.provider.listings.catalog.list_own(
-            reader.address, limit=LISTINGS_MAX, offset=0
+            reader.address, limit=LIMIT_MAX, offset=0
         )
 
 
@@ -504,7 +506,8 @@ def _view_filters(
 ) -> SalesFilterView:
     chosen = form.given.get("apiId", "")
     choices = [
-        (one.listing.id, clean_line(one.listing.name, NAME_LENGTH_MAX) or one.listing.id) for one in listings
+        (one.listing.id, clean_line(one.listing.name, NAME_LENGTH_MAX) or one.listing.id)
+        for one in listings[:CHOICES_MAX]
     ]
     if chosen and chosen not in dict(choices):
         choices.append((ListingId(chosen), clean_line(chosen, NAME_LENGTH_MAX)))

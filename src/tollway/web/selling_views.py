@@ -29,12 +29,16 @@ from tollway.registry.ownership import Challenge, Ownership
 from tollway.web.chart_svg import BarChart
 from tollway.web.history_routes import FindAsset
 from tollway.web.my_sums_views import view_money_charts
-from tollway.web.my_views import NAME_LENGTH_MAX, CallRowView, name_network, view_call_row
+from tollway.web.my_views import NAME_LENGTH_MAX, ROWS_MAX, CallRowView, name_network, view_call_row
 from tollway.web.query import format_time
 from tollway.web.sums_routes import STATES, add_totals, asset_of_sum
 
-LISTINGS_MAX = 100
-"""Rows of a page of listings, and of the table of sales."""
+LISTINGS_MAX = ROWS_MAX
+"""Rows of a page of listings."""
+SALES_ROWS_MAX = 15
+"""Listings in the table of sales of one asset, those with the most charged."""
+CHOICES_MAX = 20
+"""APIs that the filter of the sales offers, the newest. The table leads to the others."""
 OPERATIONS_SHOWN_MAX = 50
 CSV_COLUMNS = (
     *("start", "step", "apiId", "apiName", "network", "asset", "currency"),
@@ -260,7 +264,7 @@ class SalesRowView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetSalesView:
-    """The sales in one asset. `chart` None: of free calls, which have no money. `rows_left_out`: listings beyond `LISTINGS_MAX`."""
+    """The sales in one asset. `chart` None: of free calls, which have no money. `rows_left_out`: listings beyond `SALES_ROWS_MAX`."""
 
     number: int
     currency: str
@@ -318,9 +322,9 @@ def _view_asset(
         total=_view_sums("", "", states, key, kept),
         rows=tuple(
             _view_sums(group, names[group], by_listing[group], key, kept, p95_ms.get(ListingId(group)))
-            for group in order[:LISTINGS_MAX]
+            for group in order[:SALES_ROWS_MAX]
         ),
-        rows_left_out=max(0, len(order) - LISTINGS_MAX),
+        rows_left_out=max(0, len(order) - SALES_ROWS_MAX),
         chart=None if asset_of_sum(key) is None else _draw(rows, query, profiles),
     )
 
