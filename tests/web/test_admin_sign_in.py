@@ -210,6 +210,7 @@ async def test_a_name_at_which_callers_are_served_has_no_sign_in_of_wallets(
         {"origin": "null"},
         {"origin": ORIGIN, "sec-fetch-site": "cross-site"},
         {"origin": "http://gw-admin.internal"},
+        {**SAME_ORIGIN, "origin": "http://evil.example"},
         {"origin": f"https://gw-admin.internal:{99999}", "host": "gw-admin.internal:99999"},
     ],
 )
