@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import text
 
 from tests.kit.admin_pages import (
     ALICE,
@@ -137,8 +138,8 @@ async def test_books_list_held_payments_seals_and_sizes(app: App, browser: httpx
     tables = {one["name"]: one["rows"] for one in books["tables"]}
     assert tables["payment"] == 1
     page = (await browser.get("/books")).text
-    for text in (held["transaction"], held["payer"], held["payTo"], books["size"]):
-        assert text in page
+    for shown in (held["transaction"], held["payer"], held["payTo"], books["size"]):
+        assert shown in page
 
 
 async def test_the_lane_of_each_gas_key_is_shown(app: App, browser: httpx.AsyncClient) -> None:
@@ -154,6 +155,22 @@ async def test_the_lane_of_each_gas_key_is_shown(app: App, browser: httpx.AsyncC
         (key,) = (await client.get("/admin/api/gas")).json()["keys"]
         assert (key["unmined"], key["balance"]) == (3, None)
         assert 'data-live="keys.0.unmined" data-none="not read yet">3<' in (await client.get("/gas")).text
+
+
+async def test_an_audit_whose_end_cannot_be_recorded_shows_its_result(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    await app.database.write(lambda connection: connection.execute(text("DROP TABLE audit_run")))
+    await app.database.write(
+        lambda connection: connection.execute(
+            text("CREATE VIEW audit_run AS SELECT 1 AS id, 0 AS ended_ms, 0 AS differences")
+        )
+    )
+    await send_form(browser, "/books", "/admin/api/audit")
+    page = (await browser.get("/books")).text
+    assert "the ledger balances" in page
+    assert "is not recorded" in page
 
 
 @pytest.mark.parametrize("path", ["/", "/chains", "/gas", "/books"])
