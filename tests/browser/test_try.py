@@ -86,6 +86,21 @@ async def test_a_transaction_pays_with_two_confirmations_and_its_rest_pays_the_n
     await site.check_books()
 
 
+async def test_the_button_is_reached_above_the_keyboard_of_a_phone(browser: Browser, site: Site) -> None:
+    """The keyboard takes its height from the page (`interactive-widget`), so this is a page of the height that is left."""
+    async with open_panel(browser, site, None, "free", viewport={"width": 320, "height": 260}) as watched:
+        page = watched.page
+        content = await page.locator("meta[name=viewport]").get_attribute("content")
+        assert "interactive-widget=resizes-content" in str(content)
+        await page.get_by_label("symbol").focus()
+        for _ in range(12):
+            if await pay_button(page).evaluate("button => button === document.activeElement"):
+                break
+            await page.keyboard.press("Tab")
+        await expect(pay_button(page)).to_be_focused()
+        await expect(pay_button(page)).to_be_in_viewport(ratio=1)
+
+
 async def test_credit_of_the_wallet_is_found_in_another_tab(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=84532)
     async with open_panel(browser, site, wallet) as watched:

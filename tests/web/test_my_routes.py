@@ -407,6 +407,41 @@ async def test_the_ticket_has_the_members_of_the_record(harness: SignedInHarness
             assert shown is None or shown in text
 
 
+async def test_the_ticket_names_the_block_of_its_transaction(harness: SignedInHarness) -> None:
+    payment = await harness.services.record_payment(30_000)
+    claim = claim_on(payment, 10_000, payer=READER.address, provider=SELLER.address)
+    await harness.services.ledger.claim(claim)
+    for wallet in (READER, SELLER):
+        await harness.sign_in(wallet)
+        words = (await harness.read(f"/my/calls/{claim.call_id}")).words
+        assert f"Block {payment.block_number}" in words
+    await harness.services.write_calls(MIXED[5])
+    await harness.sign_in()
+    assert "Block" not in (await harness.read("/my/calls/call_0")).words
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/my", "/my/calls", "/my/calls/call_0", "/my/credit", "/my/spending", "/my/wallets"),
+        *("/my/apis", "/my/apis/new", "/my/apis/api_1", "/my/sales", "/my/sales?state=held"),
+    ],
+)
+async def test_a_page_says_that_storage_is_away_in_the_frame_of_the_pages(
+    harness: SignedInHarness, path: str
+) -> None:
+    await harness.sign_in()
+    harness.services.stores.database.is_away = True
+    answer = await harness.browser.get(path)
+    assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+    assert int(answer.headers["retry-after"]) > 0
+    page = PageReader(answer.text)
+    assert "main" in page.ids
+    assert path in page.addresses  # to try again
+    harness.services.stores.database.is_away = False
+    assert (await harness.browser.get(path)).status_code in (200, 404)
+
+
 @pytest.mark.parametrize("outcome", ["consumed", "released"])
 async def test_the_provider_decides_a_held_call_once(harness: SignedInHarness, outcome: str) -> None:
     payment = await harness.services.record_payment(10_000)

@@ -23,7 +23,7 @@ from tollway.identity.viewers import DAY_MS, BookAccess
 from tollway.ids import Address, ChainId
 from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
 from tollway.ledger.ledger import Ledger, PaymentLedger
-from tollway.ledger.records import CallState, Payment
+from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.limits import Limits
 from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import charge_sign_in, client_address_of
@@ -213,8 +213,16 @@ class BookPages:
             self._services.find_asset,
             self._services.profiles,
             wallet=other_wallet(owner, reader),
+            block=await self._find_block(call),
         )
         return self._respond(request, reader, "my_call.j2", ticket=ticket)
+
+    async def _find_block(self, call: CallRecord) -> int | None:
+        """The block of the transaction of a call."""
+        if call.payer is None or call.tx_hash is None:
+            return None
+        payments = await self._history.payments_in(call.payer, call.tx_hash)
+        return next((one.block_number for one in payments if one.chain_id == call.chain_id), None)
 
     async def resolve(self, request: Request, reader: Reader, fields: Fields) -> Response:
         """The provider's decision about a call without an outcome. The second form of the page confirms it."""

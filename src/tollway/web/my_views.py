@@ -164,6 +164,7 @@ class TicketView:
     pay_to: str | None
     transaction: str | None
     transaction_href: str | None
+    block: int | None
     steps: tuple[TicketStep, ...]
     http_status: str
     upstream_status: str
@@ -186,8 +187,9 @@ def view_ticket(
     profiles: Mapping[ChainId, NetworkProfile],
     *,
     wallet: Address | None,
+    block: int | None,
 ) -> TicketView:
-    """`wallet`: whose books have the call, None for the reader's own."""
+    """`wallet`: whose books have the call, None for the reader's own. `block`: of the transaction, None where the ledger does not have it."""
     row = view_call_row(call, find_asset)
     profile = None if call.chain_id is None else profiles.get(call.chain_id)
     role = "provider" if call.provider == (reader if wallet is None else wallet) else "payer"
@@ -206,6 +208,7 @@ def view_ticket(
         pay_to=None if call.pay_to is None else str(call.pay_to),
         transaction=None if call.tx_hash is None else str(call.tx_hash),
         transaction_href=link_transaction(profile, None if call.tx_hash is None else str(call.tx_hash)),
+        block=block,
         steps=_list_steps(call),
         http_status=row.http_status,
         upstream_status="" if call.upstream_status is None else str(call.upstream_status),
