@@ -102,7 +102,7 @@ async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
         await page.get_by_role("button", name="Check").click()
         assert "203.0.113.7" in await page.locator("main").inner_text()
         await look(watched, f"checked-{theme}")
-        await page.get_by_role("button", name="Publish").click()
+        await page.get_by_role("button", name="Publish").first.click()
         assert "Published." in await page.locator("[role=status]").inner_text()
         await look(watched, f"published-{theme}")
         etag = page.locator('[name="etag"]')

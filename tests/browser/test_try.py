@@ -148,6 +148,7 @@ async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
             await rpc("evm_mine")
             await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
             await expect(count).to_contain_text("2 of 2")
+            await expect(slip(page)).not_to_contain_text("Asking again in")
     finally:
         await rpc("evm_setIntervalMining", 1)
     assert wallet.counts["eth_sendTransaction"] == 1

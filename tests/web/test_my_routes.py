@@ -620,3 +620,22 @@ async def test_words_of_providers_are_escaped(harness: SignedInHarness) -> None:
         assert "<script>alert" not in page.text
         assert "\u202e" not in page.text
         assert not PageReader(page.text).handlers
+
+
+@pytest.mark.parametrize(
+    ("path", "focused"),
+    [
+        ("/my/calls?from=x&status=odd", "status"),
+        ("/my/spending?to=x&from=y", "from"),
+        ("/my/sales?step=week&apiId=" + "a" * 65, "apiId"),
+        ("/my/credit?to=x", "to"),
+    ],
+)
+async def test_the_focus_goes_to_the_first_field_with_an_error(
+    harness: SignedInHarness, path: str, focused: str
+) -> None:
+    await harness.sign_in()
+    answer = await harness.browser.get(path)
+    assert answer.status_code == 422
+    (tag,) = re.findall(r"<[^>]* autofocus[^>]*>", answer.text)
+    assert f'id="{focused}"' in tag

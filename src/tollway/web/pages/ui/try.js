@@ -341,7 +341,13 @@ class TryPanel {
       if (wait > WAIT_MAX_S) break;
       await this.countDown(Math.max(1, wait));
     }
+    this.endClock();
     this.offerToAskAgain(intent);
+  }
+
+  endClock() {
+    this.clock?.("");
+    this.clock = undefined;
   }
 
   /** @param {number} seconds */
@@ -355,7 +361,7 @@ class TryPanel {
 
   /** A redirect hides whether the call was charged, so its payment stays until the reader asks for a new one. @param {Intent} intent */
   keepRedirected(intent) {
-    this.clock = undefined;
+    this.endClock();
     intent.isRedirected = true;
     this.writeIntent(intent);
     this.offerToAskAgain(intent);
@@ -363,7 +369,7 @@ class TryPanel {
 
   /** @param {Intent} intent @param {Response} response @param {Problem | null} problem @param {import("./call_slip.js").PaymentState} state */
   async finish(intent, response, problem, state) {
-    this.clock = undefined;
+    this.endClock();
     this.keepCredit(intent, response, state);
     if (state === "held") this.offerToAskAgain(intent);
     else this.forgetIntent();
