@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, expect
 
 from tests.browser.test_signed_in_pages import Site, open_page
 from tests.browser.watched_page import WatchedPage
@@ -109,6 +109,7 @@ async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
         stale = await etag.get_attribute("value")
         await fill(watched, pricePerRequest="0.02")
         await page.get_by_role("button", name="Save").click()
+        await expect(page.get_by_role("status")).to_contain_text("Saved.")
         await watched.evaluate(f"document.querySelector('[name=etag]').value = {stale!r}")
         await fill(watched, pricePerRequest="0.03")
         await page.get_by_role("button", name="Save").click()
