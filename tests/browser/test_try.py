@@ -92,11 +92,9 @@ async def test_the_button_is_reached_above_the_keyboard_of_a_phone(browser: Brow
         page = watched.page
         content = await page.locator("meta[name=viewport]").get_attribute("content")
         assert "interactive-widget=resizes-content" in str(content)
+        await expect(pay_button(page)).to_be_enabled()  # it is dead for a moment
         await page.get_by_label("symbol").focus()
-        for _ in range(12):
-            if await pay_button(page).evaluate("button => button === document.activeElement"):
-                break
-            await page.keyboard.press("Tab")
+        await page.keyboard.press("Tab")
         await expect(pay_button(page)).to_be_focused()
         await expect(pay_button(page)).to_be_in_viewport(ratio=1)
 
