@@ -1,13 +1,18 @@
 """The public pages in a browser: accessible and narrow enough in every state, whole without JavaScript, small, and silent under their policy."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+import html
+import http.server
+import threading
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser
+from playwright.async_api import Browser, Route, expect
 
 from tests.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
@@ -57,6 +62,9 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
             "api not found": "/apis/api_none",
             "provider": f"/providers/{provider.address}",
             "status": "/status",
+            "reference": "/docs",
+            "reference of an operation": "/docs/operations/createApi",
+            "reference of a schema": "/docs/schemas/ListingDraft",
             "problems": "/problems",
             "problem": "/problems/payment-outcome-unknown",
             "not found": "/nowhere",
@@ -154,24 +162,84 @@ async def test_the_words_of_a_page_may_be_longer(browser: Browser, site: Site) -
             assert wider == 0, path
 
 
-async def test_a_frame_of_another_page_stays_empty(browser: Browser, site: Site) -> None:
+@pytest.fixture
+def embedding_url() -> Iterator[str]:
+    """A page of another origin, without a policy, that shows words, and the URL of its query in a frame."""
+
+    class Embedding(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            framed = parse_qs(urlsplit(self.path).query).get("frame", [])
+            frames = "".join(f'<iframe src="{html.escape(one)}"></iframe>' for one in framed)
+            body = f"<!doctype html><title>Another site</title>Words of Tollway.{frames}".encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Writes no log."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Embedding)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_framed"), [("status", False), ("search", False), ("reference", False), (None, True)]
+)
+async def test_a_page_in_a_frame_of_another_site_stays_empty(
+    browser: Browser, site: Site, embedding_url: str, name: str | None, is_framed: bool
+) -> None:
+    """None: a page without a policy is shown, so the frame itself works."""
+    framed = embedding_url if name is None else site.gateway.base_url + site.paths[name]
+    query = urlencode({"frame": framed})
     async with open_page(browser, site) as watched:
-        await watched.goto("/docs")
-        await watched.evaluate(
-            "(() => { const f = document.createElement('iframe'); f.src = '/status'; document.body.append(f); return true; })()"
-        )
-        await watched.page.wait_for_load_state("networkidle")
-        texts = [await frame.locator("body").inner_text() for frame in watched.page.frames[1:]]
-        assert not any("What this gateway takes now" in text for text in texts)
+        await watched.page.goto(f"{embedding_url}?{query}", wait_until="load")
+        (frame,) = watched.page.frames[1:]
+        text = await frame.locator("body").inner_text()
+        assert ("Tollway" in text) == is_framed, text
+        refusals = [one for one in watched.complaints if "Content Security Policy" in one]
+        assert bool(refusals) != is_framed, watched.complaints
 
 
 async def test_a_script_of_an_api_does_not_run_on_a_page(browser: Browser, site: Site) -> None:
-    """Responses of strangers' APIs have the origin of the pages. The policy names scripts by path."""
+    """Responses of strangers' APIs have the origin of the pages. The policy names scripts by path. A script in the markup is not fetched."""
+    source = f"/api/v2/gateway/{site.api_id}/x.js"
     async with open_page(browser, site) as watched:
+        fetched: list[str] = []
+
+        async def answer(route: Route) -> None:
+            fetched.append(route.request.url)
+            await route.fulfill(content_type="text/javascript", body="document.title = 'run'")
+
+        await watched.page.route(f"**{source}", answer)
+        await watched.page.route("**/status", functools.partial(_add_script, source=source))
         await watched.goto("/status")
-        await watched.evaluate(
-            f"(() => {{ const s = document.createElement('link'); s.rel = 'stylesheet'; s.href = '/api/v2/gateway/{site.api_id}/x.css';"
-            " document.head.append(s); return true; })()"
-        )
-        await watched.page.wait_for_load_state("networkidle")
-        assert any("Content Security Policy" in one for one in watched.complaints)
+        assert await watched.page.locator("script[data-stranger]").count() == 1
+        assert any("Content Security Policy" in one and source in one for one in watched.complaints)
+        assert fetched == []
+        assert await watched.page.title() != "run"
+
+
+async def test_without_pages_the_contract_is_drawn_under_its_policy(browser: Browser, cluster: Any) -> None:
+    async with (
+        cluster.gateway(settings={"TOLLWAY_WEB_PAGES": "false"}) as gateway,
+        watch_page(browser, gateway.base_url) as watched,
+    ):
+        await watched.goto("/docs")
+        await expect(watched.page.locator(".opblock-tag").first).to_be_visible()
+        assert watched.complaints == []
+
+
+async def _add_script(route: Route, *, source: str) -> None:
+    """Adds a script to the markup of a page, and leaves its headers."""
+    response = await route.fetch()
+    script = f'<script data-stranger src="{source}"></script></body>'
+    await route.fulfill(response=response, body=(await response.text()).replace("</body>", script))

@@ -40,7 +40,7 @@ PAGE_GUARDS = (
         "T6",
         "scripts are named by path, not by origin",
         "web.page_renderer:content_security_policy",
-        'files = " ".join(f"{origin}/ui/" for origin in origins)',
+        'files = " ".join(f"{origin}/ui/" for origin in list_origins(public_url))',
         "files = \"'self'\"",
         test=HEADERS,
     ),

@@ -235,7 +235,10 @@ async def test_a_page_loads_nothing_from_other_hosts_and_runs_no_inline_script(
     rules = answer.headers["content-security-policy"]
     assert "default-src 'none'" in rules
     assert "unsafe" not in rules
-    assert "http" not in rules
+    assert f"style-src {PUBLIC_URL}/docs/;" in rules
+    assert ("script-src" in rules) == (f"script-src {PUBLIC_URL}/docs/;" in rules) == (path == "/docs")
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
     reader = Reader(answer.text)
     assert reader.handlers == []
     assert "style" not in reader.tags

@@ -453,6 +453,7 @@ class AsgiBuilder:
             networks=self.network_services(),
             quality=self._services.reputation_services.quality,
             currencies=tuple(dict.fromkeys(asset.symbol for asset in self._listing_encoder().assets)),
+            site=self._site(),
             now_ms=self._now_ms,
         )
         return [
@@ -726,6 +727,10 @@ class AsgiBuilder:
             ticks_ms=ticks_ms,
         )
 
+    def _site(self) -> Site:
+        settings = self._settings
+        return Site(public_url=settings.public_url, version=__version__, contact=settings.contact)
+
     def _site_services(self) -> SiteServices:
         settings = self._settings
         featured_operations = FeaturedOperations(
@@ -734,7 +739,7 @@ class AsgiBuilder:
         return SiteServices(
             catalog=self._services.catalog,
             featured_operations=featured_operations,
-            site=Site(public_url=settings.public_url, version=__version__, contact=settings.contact),
+            site=self._site(),
             limits=settings.limits,
             now_ms=self._now_ms,
             ticks_ms=ticks_ms,

@@ -175,16 +175,21 @@ def content_security_policy(public_url: str) -> str:
 
     `script-src-elem` repeats `script-src` for MetaMask in Firefox. A gateway on loopback is opened as `127.0.0.1` and as `localhost`.
     """
-    origins = [public_url]
-    for name, other in (_LOOPBACK, _LOOPBACK[::-1]):
-        if public_url == name or public_url.startswith(name + ":"):
-            origins.append(other + public_url.removeprefix(name))
-    files = " ".join(f"{origin}/ui/" for origin in origins)
+    files = " ".join(f"{origin}/ui/" for origin in list_origins(public_url))
     return (
         f"default-src 'none'; script-src {files}; script-src-elem {files}; style-src {files}; img-src 'self'; "
         "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
+
+
+def list_origins(public_url: str) -> list[str]:
+    """The origins under which a browser opens the gateway: on loopback, both of its names."""
+    origins = [public_url]
+    for name, other in (_LOOPBACK, _LOOPBACK[::-1]):
+        if public_url == name or public_url.startswith(name + ":"):
+            origins.append(other + public_url.removeprefix(name))
+    return origins
 
 
 def _make_environment(assets: PageAssets, words: NullTranslations) -> Environment:

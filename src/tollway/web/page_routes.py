@@ -1,8 +1,9 @@
-"""The public pages: search, one API, one provider, what the gateway takes now, problems. Read only.
+"""The public pages: search, one API, one provider, what the gateway takes now, the reference, problems. Read only.
 
 Each asks the same services as its sister under `/api/v2` and hands frozen records to a template; none sends a request to this gateway. Every page is whole without JavaScript.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -19,6 +20,7 @@ from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
 from tollway.registry.quality import QualityRecords, day_of, summarise_days
+from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 from tollway.web.discovery_routes import DocumentRoutes, DocumentServices
 from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_routes import parse_listing_query
@@ -38,6 +40,7 @@ from tollway.web.page_views import (
 )
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, status_of
 from tollway.web.query import QueryModel, errors_by_parameter, read_form_query, read_query
+from tollway.web.reference_views import Reference
 from tollway.web.site_routes import format_links
 
 NO_FACETS = CatalogFacets()
@@ -53,6 +56,7 @@ class PageServices:
     networks: NetworkServices
     quality: QualityRecords
     currencies: tuple[str, ...]
+    site: Site
     now_ms: Callable[[], int]
 
     @property
@@ -74,6 +78,9 @@ def page_router(services: PageServices) -> Router:
             Route("/apis/{apiId}", routes.show_listing, methods=["GET"]),
             Route("/providers/{address}", routes.show_provider, methods=["GET"]),
             Route("/status", routes.show_status, methods=["GET"]),
+            Route("/docs", routes.show_reference, methods=["GET"]),
+            Route("/docs/operations/{name}", routes.show_operation, methods=["GET"]),
+            Route("/docs/schemas/{name}", routes.show_schema, methods=["GET"]),
             Route("/problems", routes.list_problems, methods=["GET"]),
             Route("/problems/{name}", routes.show_problem, methods=["GET"]),
         ]
@@ -89,6 +96,7 @@ class PageRoutes:
         self._catalog = services.documents.catalog
         self._links = format_links()
         self._documents = DocumentRoutes(services.documents)
+        self._reference: Reference | None = None
 
     # ---- Search.
 
@@ -189,6 +197,34 @@ class PageRoutes:
             request, "status.j2", networks=networks, version=self._services.networks.version
         )
 
+    # ---- The reference.
+
+    async def show_reference(self, request: Request) -> Response:
+        reference = await self._read_reference()
+        return self._renderer.respond(
+            request, "reference.j2", groups=reference.groups, headers={"Link": self._links}
+        )
+
+    async def show_operation(self, request: Request) -> Response:
+        operation = (await self._read_reference()).operations.get(request.path_params["name"])
+        if operation is None:
+            raise Refusal(_NO_REFERENCE)
+        return self._renderer.respond(request, "reference_operation.j2", operation=operation)
+
+    async def show_schema(self, request: Request) -> Response:
+        schema = (await self._read_reference()).schemas.get(request.path_params["name"])
+        if schema is None:
+            raise Refusal(_NO_REFERENCE)
+        return self._renderer.respond(request, "reference_schema.j2", schema=schema)
+
+    async def _read_reference(self) -> Reference:
+        """The contract, read with the first request: an idle process needs neither it nor the parser."""
+        if self._reference is None:
+            self._reference = await asyncio.to_thread(read_reference, self._services.site)
+        return self._reference
+
+    # ---- Problems.
+
     async def list_problems(self, request: Request) -> Response:
         rows = [(name_of_code(code), code.value, PROBLEM_KINDS[code]) for code in Code]
         return self._renderer.respond(request, "problems.j2", rows=rows)
@@ -207,6 +243,11 @@ class PageRoutes:
         )
 
 
+def read_reference(site: Site) -> Reference:
+    """Reads the file of the contract. It takes milliseconds: call it in a thread."""
+    return Reference(load_contract(CONTRACT_PATH.read_bytes(), site))
+
+
 def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) -> ApiOperation:
     """The operation with that name; without one, the first. A listing has at least one."""
     found = next((one for one in operations if one.tool == wanted), None)
@@ -221,6 +262,10 @@ _NO_PROVIDER = Problem(
 )
 _NO_PROBLEM = Problem(
     code=Code.ROUTE_NOT_FOUND, detail="No problem has this name. See /problems for all names."
+)
+_NO_REFERENCE = Problem(
+    code=Code.ROUTE_NOT_FOUND,
+    detail="The contract has no operation and no schema with this name. See /docs for all operations.",
 )
 _NO_OPERATION = Problem(
     code=Code.ROUTE_NOT_FOUND,

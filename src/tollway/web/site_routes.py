@@ -46,7 +46,8 @@ from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteCont
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
 from tollway.web.listing_routes import PageNumber, Words
-from tollway.web.page_response import accepts_gzip
+from tollway.web.page_renderer import list_origins
+from tollway.web.page_response import IS_PAGE, accepts_gzip
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
@@ -203,15 +204,20 @@ ASSETS = {
 }
 
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
-_CSP = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src 'self'"
-HOME_CSP = f"{_CSP}; form-action 'self'"
-DOCS_CSP = f"{_CSP}; form-action 'none'; script-src 'self'; connect-src 'self'"
-"""Content-Security-Policy. The page that renders the contract sends requests to this origin only and runs files of this origin only."""
+
+
+def plain_policy(public_url: str, *, has_script: bool) -> str:
+    """The policy of a plain page. Its files are named by path: responses of providers' APIs have the same origin. `has_script`: it draws the contract, which it fetches."""
+    files = " ".join(f"{origin}/docs/" for origin in list_origins(public_url))
+    more = (
+        f"form-action 'none'; script-src {files}; connect-src 'self'" if has_script else "form-action 'self'"
+    )
+    return f"default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src {files}; {more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteServices:
-    """The collaborators of the routes. `has_pages`: `page_router` serves `/`."""
+    """The collaborators of the routes. `has_pages`: `page_router` serves `/` and `/docs`."""
 
     catalog: Catalog
     featured_operations: FeaturedOperations
@@ -224,12 +230,14 @@ class SiteServices:
 
 def site_router(services: SiteServices) -> Router:
     routes = SiteRoutes(services)
-    home = [] if services.has_pages else [Route("/", routes.show_home, methods=["GET"])]
+    plain_pages = [
+        Route("/", routes.show_home, methods=["GET"]),
+        Route("/docs", routes.show_docs, methods=["GET"]),
+    ]
     return Router(
         [
-            *home,
+            *([] if services.has_pages else plain_pages),
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
-            Route("/docs", routes.show_docs, methods=["GET"]),
             Route(GUIDE_PATH, routes.show_payment_guide, methods=["GET"]),
             Route("/docs/{name}", routes.show_asset, methods=["GET"]),
             Route("/favicon.svg", routes.show_favicon, methods=["GET"]),
@@ -274,7 +282,7 @@ class SiteRoutes:
         )
         page = await self._services.catalog.search(listing_query)
         document = _with_etag(write_home(page, listing_query).encode())
-        return self._answer(request, document, _HTML, more={"Content-Security-Policy": HOME_CSP})
+        return self._answer_page(request, document, has_script=False)
 
     async def show_openapi(self, request: Request) -> Response:
         document = await self._cache.get_or_write("openapi", 0, self._write_openapi)
@@ -282,7 +290,7 @@ class SiteRoutes:
 
     async def show_docs(self, request: Request) -> Response:
         document = await _read_page("docs.html")
-        return self._answer(request, document, _HTML, more={"Content-Security-Policy": DOCS_CSP})
+        return self._answer_page(request, document, has_script=True)
 
     async def show_payment_guide(self, request: Request) -> Response:
         return self._answer(request, self._payment_guide, "application/json")
@@ -354,6 +362,17 @@ class SiteRoutes:
                 self._gzipped[name] = await asyncio.to_thread(_compress, name)
             document = self._gzipped[name]
         return self._answer(request, document, ASSETS[name], cache_s=ASSET_CACHE_S, more=coding)
+
+    def _answer_page(self, request: Request, document: Document, *, has_script: bool) -> Response:
+        policy = plain_policy(self._services.site.public_url, has_script=has_script)
+        request.scope.setdefault("state", {})[IS_PAGE] = True
+        more = {
+            "Content-Security-Policy": policy,
+            "X-Frame-Options": "DENY",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }
+        return self._answer(request, document, _HTML, more=more)
 
     def _answer(
         self,

@@ -1,0 +1,204 @@
+"""The gateway's contract as records for the pages of the reference: every operation by group, one operation, one schema. Pure.
+
+The document is `load_contract`: ours alone, without featured operations, so no text of a provider is on these pages.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from tollway.registry.openapi import METHODS
+from tollway.web.problems import PROBLEM_TYPE
+
+_SCHEMAS = "#/components/schemas/"
+_PROBLEM = PROBLEM_TYPE.decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceLine:
+    """An operation in the list. `id`: its name in the contract and in the path of its page."""
+
+    id: str
+    group: str
+    method: str
+    path: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceField:
+    """A parameter. `place`: path, query or header. `schema`: the name of its schema, where it has one; `kind`: its type in words."""
+
+    name: str
+    place: str
+    is_required: bool
+    kind: str
+    schema: str
+    description: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceContent:
+    """A body. `schema`: the name of its schema, else empty; `text`: the schema as JSON, where it has no name."""
+
+    media_type: str
+    schema: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceResponse:
+    """A response of an operation. `status`: a status or `default`. `codes`: of the problems that it can be."""
+
+    status: str
+    description: str
+    contents: Sequence[ReferenceContent]
+    codes: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceOperation:
+    """An operation with all that its page shows. `credentials`: the ways to sign in, one of which is needed; empty where none is."""
+
+    line: ReferenceLine
+    description: str
+    credentials: Sequence[str]
+    fields: Sequence[ReferenceField]
+    bodies: Sequence[ReferenceContent]
+    responses: Sequence[ReferenceResponse]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceSchema:
+    """A named schema. `text`: as JSON; `used`: the names of the schemas that it refers to."""
+
+    name: str
+    text: str
+    used: Sequence[str]
+
+
+class Reference:
+    """The operations and schemas of a contract, by name. It never changes after its construction."""
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self._components = document["components"]
+        self.operations = {
+            operation["operationId"]: self._view_operation(path, method, item, operation)
+            for path, item in document["paths"].items()
+            for method, operation in item.items()
+            if method in METHODS
+        }
+        self.schemas = {
+            name: ReferenceSchema(name=name, text=_write(schema), used=tuple(sorted(set(_list_refs(schema)))))
+            for name, schema in self._components["schemas"].items()
+        }
+        order = {group["name"]: place for place, group in enumerate(document["tags"])}
+        lines = sorted(
+            (one.line for one in self.operations.values()),
+            key=lambda line: (order.get(line.group, len(order)), line.group),
+        )
+        self.groups = [(name, tuple(found)) for name, found in groupby(lines, key=lambda line: line.group)]
+
+    def _view_operation(
+        self, path: str, method: str, item: Mapping[str, Any], operation: Mapping[str, Any]
+    ) -> ReferenceOperation:
+        line = ReferenceLine(
+            id=operation["operationId"],
+            group=_group_of(path, operation),
+            method=method.upper(),
+            path=path,
+            summary=operation.get("summary", ""),
+        )
+        return ReferenceOperation(
+            line=line,
+            description=operation.get("description", ""),
+            credentials=[name for one in operation.get("security", ()) for name in one],
+            fields=[
+                self._view_field(one)
+                for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
+            ],
+            bodies=_view_contents(operation.get("requestBody", {})),
+            responses=[self._view_response(status, one) for status, one in operation["responses"].items()],
+        )
+
+    def _view_field(self, given: Mapping[str, Any]) -> ReferenceField:
+        field = self._resolve(given)
+        schema = field.get("schema", {})
+        return ReferenceField(
+            name=field["name"],
+            place=field["in"],
+            is_required=bool(field.get("required")),
+            kind=_describe(schema),
+            schema=_name_of(schema),
+            description=field.get("description", ""),
+        )
+
+    def _view_response(self, status: str, given: Mapping[str, Any]) -> ReferenceResponse:
+        response = self._resolve(given)
+        problem = response.get("content", {}).get(_PROBLEM, {}).get("schema", {})
+        codes = problem.get("properties", {}).get("code", {}).get("enum", ())
+        return ReferenceResponse(
+            status=status,
+            description=response.get("description", ""),
+            contents=[one for one in _view_contents(response) if not (codes and one.media_type == _PROBLEM)],
+            codes=codes,
+        )
+
+    def _resolve(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The part itself, in place of a reference to a component."""
+        if "$ref" not in given:
+            return given
+        kind, name = given["$ref"].removeprefix("#/components/").split("/")
+        found: Mapping[str, Any] = self._components[kind][name]
+        return found
+
+
+def _group_of(path: str, operation: Mapping[str, Any]) -> str:
+    """The first tag of the operation; without one, the resource of its path below `/api/v2`."""
+    tags = operation.get("tags")
+    return str(tags[0]) if tags else path.removeprefix("/api/v2/").split("/")[0].capitalize()
+
+
+def _view_contents(part: Mapping[str, Any]) -> list[ReferenceContent]:
+    return [
+        ReferenceContent(
+            media_type=media_type,
+            schema=_name_of(content.get("schema", {})),
+            text="" if _name_of(content.get("schema", {})) else _write(content.get("schema", {})),
+        )
+        for media_type, content in part.get("content", {}).items()
+    ]
+
+
+def _name_of(schema: Mapping[str, Any]) -> str:
+    """The name of the schema that this one is a reference to, with nothing beside it; else empty."""
+    return str(schema["$ref"]).removeprefix(_SCHEMAS) if set(schema) == {"$ref"} else ""
+
+
+def _describe(schema: Mapping[str, Any]) -> str:
+    """A schema of a parameter in a few words: its type and its limits."""
+    if "enum" in schema:
+        kind = " | ".join(str(one) for one in schema["enum"])
+    else:
+        kind = str(schema.get("type", "string"))
+    words = {"minimum": "≥", "maximum": "≤", "maxLength": "characters ≤", "default": "default"}
+    limits = [f"{word} {schema[name]}" for name, word in words.items() if name in schema]
+    return ", ".join([kind, *limits])
+
+
+def _write(schema: Mapping[str, Any]) -> str:
+    return json.dumps(schema, indent=1, ensure_ascii=False)
+
+
+def _list_refs(schema: object) -> Iterator[str]:
+    """The names of the schemas that a schema refers to."""
+    if isinstance(schema, Mapping):
+        for name, value in schema.items():
+            if name == "$ref" and isinstance(value, str):
+                yield value.removeprefix(_SCHEMAS)
+            yield from _list_refs(value)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from _list_refs(one)
