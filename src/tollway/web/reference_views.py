@@ -10,10 +10,9 @@ from itertools import groupby
 from typing import Any
 
 from tollway.registry.openapi import METHODS
-from tollway.web.problems import PROBLEM_TYPE
 
 _SCHEMAS = "#/components/schemas/"
-_PROBLEM = PROBLEM_TYPE.decode()
+_PROBLEM = "application/problem+json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
