@@ -13,7 +13,6 @@ from tollway.limits import Limits
 from tollway.storage.reputation_store import QualityStore
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
-from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.network_routes import NetworkServices
@@ -86,7 +85,6 @@ class PageHarness:
             networks=networks,
             quality=self.quality,
             currencies=("USDC",),
-            site=Site(public_url=PUBLIC_URL, version="1.2.3"),
             now_ms=lambda: NOW_MS,
         )
 

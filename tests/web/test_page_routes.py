@@ -1,7 +1,6 @@
 """The public pages: content in every state, errors in their frame, escaped words of providers, and the headers of every page."""
 
 import gzip
-import html
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -14,10 +13,8 @@ from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness, PageReader
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import Operation
-from tollway.registry.openapi import METHODS
 from tollway.registry.quality import FAILED, Quality, Reputation, bucket_of, day_of
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 
 ALICE = Address(b"\xaa" * 20)
 QUOTES = sample_listing(
@@ -437,42 +434,3 @@ async def test_a_query_with_too_many_fields_is_refused() -> None:
     async with PageHarness().open() as browser:
         answer = await browser.get("/?" + "&".join(["a=1"] * 101))
     assert answer.status_code == 400
-
-
-# ---- The reference.
-
-
-async def test_the_reference_has_every_operation_and_schema_of_the_contract(
-    client: httpx.AsyncClient,
-) -> None:
-    contract = load_contract(CONTRACT_PATH.read_bytes(), Site(public_url=PUBLIC_URL, version="1.2.3"))
-    page = await read(client, "/docs")
-    for path, item in contract["paths"].items():
-        for method, operation in item.items():
-            if method in METHODS:
-                assert f"/docs/operations/{operation['operationId']}" in page.addresses
-                answer = await client.get(f"/docs/operations/{operation['operationId']}")
-                assert f"{method.upper()} {path}" in html.unescape(answer.text)
-                addresses = PageReader(answer.text).addresses
-                found = [
-                    await client.get(one) for one in addresses if one.startswith(("/docs/s", "/problems/"))
-                ]
-                assert [one.status_code for one in found] == [200] * len(found)
-    for name in contract["components"]["schemas"]:
-        answer = await client.get(f"/docs/schemas/{name}")
-        assert (answer.status_code, len(answer.content) < 20_000) == (200, True)
-
-
-async def test_an_operation_shows_what_the_contract_says(client: httpx.AsyncClient) -> None:
-    text = html.unescape((await client.get("/docs/operations/createApi")).text)
-    for word in ("session", "signedRequest", "signInWithX", "dryRun", "true | false", "Idempotency-Key"):
-        assert word in text
-    assert {"/docs/schemas/ListingDraft", "/problems/already-exists"} <= set(PageReader(text).addresses)
-    assert "No sign-in is needed." in (await client.get("/docs/operations/searchApis")).text
-
-
-@pytest.mark.parametrize("path", ["/docs/operations/none", "/docs/schemas/none"])
-async def test_the_reference_of_an_unknown_name_is_not_found(client: httpx.AsyncClient, path: str) -> None:
-    answer = await client.get(path, headers=BROWSER)
-    assert answer.status_code == 404
-    assert "See /docs for all operations." in answer.text

@@ -453,7 +453,6 @@ class AsgiBuilder:
             networks=self.network_services(),
             quality=self._services.reputation_services.quality,
             currencies=tuple(dict.fromkeys(asset.symbol for asset in self._listing_encoder().assets)),
-            site=self._site(),
             now_ms=self._now_ms,
         )
         return [
@@ -727,10 +726,6 @@ class AsgiBuilder:
             ticks_ms=ticks_ms,
         )
 
-    def _site(self) -> Site:
-        settings = self._settings
-        return Site(public_url=settings.public_url, version=__version__, contact=settings.contact)
-
     def _site_services(self) -> SiteServices:
         settings = self._settings
         featured_operations = FeaturedOperations(
@@ -739,7 +734,7 @@ class AsgiBuilder:
         return SiteServices(
             catalog=self._services.catalog,
             featured_operations=featured_operations,
-            site=self._site(),
+            site=Site(public_url=settings.public_url, version=__version__, contact=settings.contact),
             limits=settings.limits,
             now_ms=self._now_ms,
             ticks_ms=ticks_ms,

@@ -19,8 +19,9 @@ from tollway.discovery.operations import ApiOperation
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ChainId, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
+from tollway.registry.openapi import parse_yaml_object
 from tollway.registry.quality import QualityRecords, day_of, summarise_days
-from tollway.web.contract import CONTRACT_PATH, Site, load_contract
+from tollway.web.contract import CONTRACT_PATH
 from tollway.web.discovery_routes import DocumentRoutes, DocumentServices
 from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_routes import parse_listing_query
@@ -56,7 +57,6 @@ class PageServices:
     networks: NetworkServices
     quality: QualityRecords
     currencies: tuple[str, ...]
-    site: Site
     now_ms: Callable[[], int]
 
     @property
@@ -220,7 +220,7 @@ class PageRoutes:
     async def _read_reference(self) -> Reference:
         """The contract, read with the first request: an idle process needs neither it nor the parser."""
         if self._reference is None:
-            self._reference = await asyncio.to_thread(read_reference, self._services.site)
+            self._reference = await asyncio.to_thread(read_reference)
         return self._reference
 
     # ---- Problems.
@@ -243,9 +243,9 @@ class PageRoutes:
         )
 
 
-def read_reference(site: Site) -> Reference:
+def read_reference() -> Reference:
     """Reads the file of the contract. It takes milliseconds: call it in a thread."""
-    return Reference(load_contract(CONTRACT_PATH.read_bytes(), site))
+    return Reference(parse_yaml_object(CONTRACT_PATH.read_bytes()))
 
 
 def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) -> ApiOperation:

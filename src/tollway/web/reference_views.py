@@ -1,6 +1,7 @@
 """The gateway's contract as records for the pages of the reference: every operation by group, one operation, one schema. Pure.
 
-The document is `load_contract`: ours alone, without featured operations, so no text of a provider is on these pages.
+The document is `openapi.yaml` as it is written: ours alone, without featured operations, so no text of a provider is on these pages. It names the problems of
+each operation, which `/openapi.json` names for each status only.
 """
 
 import json
@@ -12,6 +13,7 @@ from typing import Any
 from tollway.registry.openapi import METHODS
 
 _SCHEMAS = "#/components/schemas/"
+_PROBLEMS, _PROBLEM_SETS = "x-problems", "x-problem-sets"
 _PROBLEM = "application/problem+json"
 
 
@@ -49,7 +51,7 @@ class ReferenceContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceResponse:
-    """A response of an operation. `status`: a status or `default`. `codes`: of the problems that it can be."""
+    """A response of an operation. `status`: a status or `default`. `codes`: of the problems that it can be, where it names them itself."""
 
     status: str
     description: str
@@ -59,7 +61,7 @@ class ReferenceResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOperation:
-    """An operation with all that its page shows. `credentials`: the ways to sign in, one of which is needed; empty where none is."""
+    """An operation with all that its page shows. `credentials`: the ways to sign in, one of which is needed; empty where none is. `codes`: of its problems."""
 
     line: ReferenceLine
     description: str
@@ -67,6 +69,7 @@ class ReferenceOperation:
     fields: Sequence[ReferenceField]
     bodies: Sequence[ReferenceContent]
     responses: Sequence[ReferenceResponse]
+    codes: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,7 @@ class Reference:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._components = document["components"]
+        self._sets: Mapping[str, Sequence[str]] = document[_PROBLEM_SETS]
         self.operations = {
             operation["operationId"]: self._view_operation(path, method, item, operation)
             for path, item in document["paths"].items()
@@ -110,6 +114,8 @@ class Reference:
             path=path,
             summary=operation.get("summary", ""),
         )
+        responses = dict(operation["responses"])
+        codes = self._list_codes(responses.pop(_PROBLEMS, ()))
         return ReferenceOperation(
             line=line,
             description=operation.get("description", ""),
@@ -119,7 +125,8 @@ class Reference:
                 for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
             ],
             bodies=_view_contents(operation.get("requestBody", {})),
-            responses=[self._view_response(status, one) for status, one in operation["responses"].items()],
+            responses=[self._view_response(str(status), one) for status, one in responses.items()],
+            codes=tuple(dict.fromkeys(codes)),
         )
 
     def _view_field(self, given: Mapping[str, Any]) -> ReferenceField:
@@ -144,6 +151,14 @@ class Reference:
             contents=[one for one in _view_contents(response) if not (codes and one.media_type == _PROBLEM)],
             codes=codes,
         )
+
+    def _list_codes(self, names: Sequence[str]) -> Iterator[str]:
+        """The codes of a list that names codes and sets of codes."""
+        for name in names:
+            if name.startswith("$"):
+                yield from self._list_codes(self._sets[name[1:]])
+            else:
+                yield name
 
     def _resolve(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """The part itself, in place of a reference to a component."""
