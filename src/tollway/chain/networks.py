@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from tollway.chain.port import Quorum
-from tollway.ids import Address, ChainId, Network, format_network
+from tollway.ids import Address, ChainId, Network, TxHash, format_network
 from tollway.money import LEDGER_DECIMALS_MAX, Asset, TokenDomain
 
 NetworkKind = Literal["main", "test"]
@@ -97,6 +97,16 @@ class NetworkProfile:
     native_decimals: int | None
     explorer_url: str | None
     wallet_rpc_url: str | None
+
+    def link_transaction(self, tx_hash: TxHash | str) -> str | None:
+        """The page of a transaction at the explorer that the settings name."""
+        return self._link(f"tx/{tx_hash}")
+
+    def link_address(self, address: Address | str) -> str | None:
+        return self._link(f"address/{address}")
+
+    def _link(self, path: str) -> str | None:
+        return f"{self.explorer_url.rstrip('/')}/{path}" if self.explorer_url else None
 
 
 def _to_nano(asset: Asset, ledger_units: int) -> int:

@@ -5,12 +5,12 @@ stranger's page points at this address (DNS rebinding) gets 403. Scrapers come b
 """
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal, TollwayError
@@ -230,10 +230,6 @@ def read_one(fields: Fields, name: str) -> str:
     if len(values) > 1:
         raise refuse_form(f"The form has the field {name} more than once.")
     return values[0] if values else ""
-
-
-def redirect(path: str, headers: Mapping[str, str] | None = None) -> Response:
-    return RedirectResponse(path, status_code=303, headers={**NO_STORE, **(headers or {})})
 
 
 def refuse_form(detail: str) -> Refusal:

@@ -6,7 +6,6 @@ from typing import Any
 from tollway.chain.networks import ChainRules, NetworkProfile
 from tollway.fleet import BookSizes, HeldPayment, SealCounts
 from tollway.ids import ChainId, format_network
-from tollway.web.my_views import link_transaction
 from tollway.web.query import format_time
 
 _KIB = 1024
@@ -68,12 +67,13 @@ def _held_json(
     held: HeldPayment, rules: Mapping[ChainId, ChainRules], profiles: Mapping[ChainId, NetworkProfile]
 ) -> dict[str, Any]:
     """`credit`: in the currency; None where the settings do not have the asset any more."""
+    profile = profiles.get(held.chain_id)
     assets = rules[held.chain_id].assets if held.chain_id in rules else ()
     asset = next((one for one in assets if one.key == held.asset), None)
     return {
         "network": format_network(held.chain_id),
         "transaction": str(held.tx_hash),
-        "explorer": link_transaction(profiles.get(held.chain_id), str(held.tx_hash)),
+        "explorer": None if profile is None else profile.link_transaction(held.tx_hash),
         "payer": str(held.payer),
         "payTo": str(held.payee),
         "credit": None if asset is None else asset.format_units(held.units),

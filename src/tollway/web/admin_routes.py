@@ -42,7 +42,6 @@ from tollway.web.admin_app import (
     guarded_json,
     read_admin_form,
     read_one,
-    redirect,
     refuse_form,
     respond_page,
     session_of,
@@ -55,6 +54,7 @@ from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
 from tollway.web.admin_transactions import AdminTransactions
 from tollway.web.admin_views import call_json, show_line
 from tollway.web.network_routes import NetworkServices, describe_status
+from tollway.web.page_session import redirect_to
 from tollway.web.query import format_time
 from tollway.web.runbook import Runbook
 
@@ -342,7 +342,7 @@ class AdminRoutes:
             case AlwaysEdited():
                 raise refuse_form("The listing changed meanwhile. Send the form again.")
             case Listing():
-                return redirect("/listings")
+                return redirect_to("/listings")
 
     async def change_block(self, request: Request) -> Response:
         is_new = "address" not in request.path_params
@@ -360,7 +360,7 @@ class AdminRoutes:
                 await self._services.moderation.unblock(wallet, origin=origin)
             case _:
                 raise refuse_form("The form says neither block nor unblock.")
-        return redirect("/wallets")
+        return redirect_to("/wallets")
 
     async def admit(self, request: Request) -> Response:
         fields = await read_admin_form(request, ADMISSIONS)
@@ -369,7 +369,7 @@ class AdminRoutes:
         except ValueError as exc:
             raise refuse_form(f"The transaction is not understood: {exc}.") from exc
         await self._services.operator_ledger.admit(tx_hash, origin=self._make_origin(request, fields))
-        return redirect("/acts")
+        return redirect_to("/acts")
 
     async def release(self, request: Request) -> Response:
         """Releases held balances, only with the name of the gateway and a ledger that balances."""
@@ -385,7 +385,7 @@ class AdminRoutes:
                 "The ledger does not balance, so nothing was released. Run: tollway gateway audit"
             )
         await self._services.operator_ledger.release_held(origin=origin)
-        return redirect("/books")
+        return redirect_to("/books")
 
     async def run_audit(self, request: Request) -> Response:
         """Starts an audit, unless one runs on this gateway."""
@@ -393,10 +393,10 @@ class AdminRoutes:
         if self._audit is None or not self._audit.is_running:
             run = AuditRun(started_ms=self._services.now_ms(), actor=session_of(request).actor)
             self._audit = run
-            response = redirect("/books")
+            response = redirect_to("/books")
             response.background = BackgroundTask(self._audit_ledger, run)  # runs when the response is sent
             return response
-        return redirect("/books")
+        return redirect_to("/books")
 
     async def _audit_ledger(self, run: AuditRun) -> None:
         try:

@@ -17,7 +17,6 @@ from tollway.web.admin_app import (
     read_admin_form,
     read_first_form,
     read_one,
-    redirect,
     refuse_form,
     respond_entry,
     session_of,
@@ -30,7 +29,7 @@ from tollway.web.auth_routes import (
     read_nonce_request,
     respond_challenge,
 )
-from tollway.web.page_session import is_from_origin, read_signed_message
+from tollway.web.page_session import is_from_origin, read_signed_message, redirect_to
 
 SIGN_OUT = "/signout"
 
@@ -65,8 +64,8 @@ class AdminSignInPages:
         """A nonce for a message of the admin origin, and the message to sign."""
         await charge_sign_in(self._rate_limit, "operator-nonce", request)
         origin = find_origin(request)
-        asked = await read_nonce_request(request, limits=self._limits, known=("address", "chainId"))
-        return respond_challenge(await self._sign_in.create_challenge(origin), asked)
+        nonce_request = await read_nonce_request(request, limits=self._limits, known=("address", "chainId"))
+        return respond_challenge(await self._sign_in.create_challenge(origin), nonce_request)
 
     async def open_wallet_session(self, request: Request) -> Response:
         """Opens a session for a wallet of `operators` that signed the message."""
@@ -81,7 +80,7 @@ class AdminSignInPages:
     async def sign_out(self, request: Request) -> Response:
         await read_admin_form(request, SIGN_OUT)
         await self._sign_in.close_session(session_of(request))
-        return redirect(ENTRY_PATH, {"Set-Cookie": ADMIN_COOKIE.clear()})
+        return redirect_to(ENTRY_PATH, {"Set-Cookie": ADMIN_COOKIE.clear()})
 
 
 def find_origin(request: Request) -> PublicOrigin:
@@ -96,7 +95,7 @@ def find_origin(request: Request) -> PublicOrigin:
 
 
 def _open(token: str) -> Response:
-    return redirect("/", {"Set-Cookie": ADMIN_COOKIE.set(token, max_age_s=SESSION_TTL_S)})
+    return redirect_to("/", {"Set-Cookie": ADMIN_COOKIE.set(token, max_age_s=SESSION_TTL_S)})
 
 
 _CODE_SPENT = Problem(

@@ -214,8 +214,8 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
 
     async def issue_nonce(request: Request) -> Response:
         await charge_sign_in(rate_limit, "nonce", request)
-        asked = await read_nonce_request(request, limits=limits, known=("address", "chainId", "uri"))
-        return respond_challenge(await sign_in.create_challenge(asked.uri), asked)
+        nonce_request = await read_nonce_request(request, limits=limits, known=("address", "chainId", "uri"))
+        return respond_challenge(await sign_in.create_challenge(nonce_request.uri), nonce_request)
 
     async def open_session(request: Request) -> Response:
         await charge_sign_in(rate_limit, "session", request)
@@ -268,18 +268,18 @@ class NonceRequest:
 async def read_nonce_request(request: Request, *, limits: Limits, known: tuple[str, ...]) -> NonceRequest:
     """`known`: the members that the body may have. Raises Refusal (`validation_failed`, `payload_too_large`, `invalid_request`)."""
     reader = _SignInBody(await _read_members(request, limits=limits, known=known))
-    asked = NonceRequest(
+    nonce_request = NonceRequest(
         address=reader.address("address"), chain_id=reader.chain_id("chainId"), uri=reader.text("uri")
     )
     reader.finish()
-    return asked
+    return nonce_request
 
 
-def respond_challenge(challenge: SignInChallenge, asked: NonceRequest) -> Response:
+def respond_challenge(challenge: SignInChallenge, nonce_request: NonceRequest) -> Response:
     """The new nonce, and the message to sign where the request names the wallet and its chain."""
     text = (
-        challenge.format_message(address=asked.address, chain_id=asked.chain_id)
-        if asked.address is not None and asked.chain_id is not None
+        challenge.format_message(address=nonce_request.address, chain_id=nonce_request.chain_id)
+        if nonce_request.address is not None and nonce_request.chain_id is not None
         else None
     )
     content = {

@@ -57,9 +57,9 @@ from tollway.web.page_session import (
     Fields,
     PageAccess,
     Reader,
-    lead_to,
     read_field,
     read_signed_message,
+    redirect_to,
 )
 from tollway.web.problems import status_of
 from tollway.web.query import (
@@ -131,7 +131,7 @@ class SignInPages:
         """The form; or the way back for a reader with a session. `signed`: the browser comes from a form that opened one."""
         there = choose_destination(request.query_params.get("to", ""))
         if await self._services.access.find_reader(request) is not None:
-            return lead_to(there)
+            return redirect_to(there)
         return self._services.renderer.respond_private(
             request,
             "signin.j2",
@@ -151,13 +151,13 @@ class SignInPages:
         )
         there = choose_destination(read_field(fields, "to"))
         # The page of the sign-in sees whether the browser kept the cookie, and leads on.
-        response = lead_to(f"{SIGN_IN_PAGE_PATH}?{urlencode({SIGNED: 'yes', 'to': there})}")
+        response = redirect_to(f"{SIGN_IN_PAGE_PATH}?{urlencode({SIGNED: 'yes', 'to': there})}")
         response.headers["Set-Cookie"] = PAGE_COOKIE.set(session.token, max_age_s=session.expires_in_s)
         return response
 
     async def sign_out(self, request: Request, reader: Reader, fields: Fields) -> Response:
         await self._services.sign_in.close_session(reader.token)
-        response = lead_to("/")
+        response = redirect_to("/")
         response.headers["Set-Cookie"] = PAGE_COOKIE.clear()
         return response
 
@@ -231,7 +231,7 @@ class BookPages:
             raise Refusal(_NO_OUTCOME)
         call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
         await decide_call(self._services.ledger, call, CallState(outcome), now_ms=self._services.now_ms())
-        return lead_to(link_call(call.id, None))
+        return redirect_to(link_call(call.id, None))
 
     # ---- Payments.
 
@@ -327,12 +327,12 @@ class BookPages:
                 raise
             errors = _errors_by_field(refusal.problem)
             return await self._respond_wallets(request, reader, given=given, errors=errors)
-        return lead_to("/my/wallets")
+        return redirect_to("/my/wallets")
 
     async def withdraw_viewer(self, request: Request, reader: Reader, fields: Fields) -> Response:
         viewer = parse_viewer(read_field(fields, "address"), reader.address)
         await self._services.books.withdraw(reader.address, viewer)
-        return lead_to("/my/wallets")
+        return redirect_to("/my/wallets")
 
     async def _respond_wallets(
         self,

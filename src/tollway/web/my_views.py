@@ -207,7 +207,9 @@ def view_ticket(
         payer=None if call.payer is None else str(call.payer),
         pay_to=None if call.pay_to is None else str(call.pay_to),
         transaction=None if call.tx_hash is None else str(call.tx_hash),
-        transaction_href=link_transaction(profile, None if call.tx_hash is None else str(call.tx_hash)),
+        transaction_href=None
+        if profile is None or call.tx_hash is None
+        else profile.link_transaction(call.tx_hash),
         block=block,
         steps=_list_steps(call),
         http_status=row.http_status,
@@ -233,13 +235,6 @@ def _list_steps(call: CallRecord) -> tuple[TicketStep, ...]:
     if call.completed_ms is not None and call.completed_ms >= call.moved_ms:
         steps.append(TicketStep(name="ended", at=format_time(call.completed_ms)))
     return tuple(steps)
-
-
-def link_transaction(profile: NetworkProfile | None, transaction: str | None) -> str | None:
-    """The page of a transaction at the explorer that the settings name."""
-    if profile is None or not profile.explorer_url or transaction is None:
-        return None
-    return f"{profile.explorer_url.rstrip('/')}/tx/{transaction}"
 
 
 def name_network(chain_id: ChainId, profiles: Mapping[ChainId, NetworkProfile]) -> str:
@@ -280,10 +275,11 @@ def view_payment_row(
     asset = find_asset(payment.chain_id, payment.asset)
     members = payment_members(payment, find_asset, is_restored=is_restored, is_held_by_call=is_held_by_call)
     transaction = str(payment.tx_hash)
+    profile = profiles.get(payment.chain_id)
     return PaymentRowView(
         transaction=transaction,
         href=link_book(f"/my/credit/{transaction}", wallet),
-        explorer=link_transaction(profiles.get(payment.chain_id), transaction),
+        explorer=None if profile is None else profile.link_transaction(transaction),
         network=name_network(payment.chain_id, profiles),
         payer=str(payment.payer),
         payee=str(payment.payee),

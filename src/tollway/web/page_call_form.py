@@ -154,7 +154,6 @@ def _list_ways(
 
 def _describe_way(option: Mapping[str, Any], profile: NetworkProfile | None) -> dict[str, Any]:
     name = profile.name if profile else option["network"]
-    explorer = (profile.explorer_url or "").rstrip("/") if profile else ""
     return {
         "id": f"{option['rail']}-{option['chainId']}-{option.get('token', 'native')}",
         "rail": option["rail"],
@@ -166,7 +165,7 @@ def _describe_way(option: Mapping[str, Any], profile: NetworkProfile | None) -> 
         "amount": option["amount"],
         "price": format_decimal(int(option["amount"]), decimals=option["decimals"]),
         "payTo": option["payTo"],
-        "explorer": f"{explorer}/tx/" if explorer else None,
+        "explorer": profile.link_transaction("") if profile else None,
         "network": _describe_network(option["chainId"], profile),
     }
 

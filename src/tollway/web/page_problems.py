@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from starlette.types import Scope
 
-from tollway.errors import Code, FieldError, Problem
+from tollway.errors import FieldError, Problem
 from tollway.web.page_renderer import HTML, PageRenderer
 from tollway.web.page_response import IS_PAGE, accepts_html, is_navigation, is_page_path
-from tollway.web.problems import PROBLEM_KINDS, instance_of, request_id_of
+from tollway.web.problems import PROBLEM_KINDS, instance_of, problem_name, request_id_of
 
 SHOWN_STATUSES = frozenset({402, 404, 410})
 """The statuses that a browser which navigates gets as a page outside of the pages."""
@@ -108,11 +108,6 @@ def is_shown_as_page(scope: Scope, status: int) -> bool:
     return status in SHOWN_STATUSES and is_navigation(scope)
 
 
-def name_of_code(code: Code) -> str:
-    """The name of a code under `/problems/`."""
-    return code.value.replace("_", "-")
-
-
 def _view(
     problem: Problem, scope: Scope, *, status: int, request_id: str, quoted: QuotedApi | None
 ) -> ProblemView:
@@ -124,7 +119,7 @@ def _view(
         title=kind.title,
         detail=problem.detail,
         code=problem.code.value,
-        name=name_of_code(problem.code),
+        name=problem_name(problem.code),
         errors=problem.errors,
         request_id=request_id,
         call_id=problem.call_id,

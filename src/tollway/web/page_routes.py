@@ -27,7 +27,6 @@ from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_routes import parse_listing_query
 from tollway.web.network_routes import NetworkServices, describe_networks, describe_status
 from tollway.web.page_call_form import WORDS, make_call_form
-from tollway.web.page_problems import name_of_code
 from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_snippets import write_snippets
 from tollway.web.page_views import (
@@ -39,7 +38,7 @@ from tollway.web.page_views import (
     view_provider,
     view_results,
 )
-from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, status_of
+from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name, status_of
 from tollway.web.query import QueryModel, errors_by_parameter, read_form_query, read_query
 from tollway.web.reference_views import Reference
 from tollway.web.site_routes import format_links
@@ -226,12 +225,12 @@ class PageRoutes:
     # ---- Problems.
 
     async def list_problems(self, request: Request) -> Response:
-        rows = [(name_of_code(code), code.value, PROBLEM_KINDS[code]) for code in Code]
+        rows = [(problem_name(code), code.value, PROBLEM_KINDS[code]) for code in Code]
         return self._renderer.respond(request, "problems.j2", rows=rows)
 
     async def show_problem(self, request: Request) -> Response:
         name = request.path_params["name"]
-        code = next((code for code in Code if name_of_code(code) == name), None)
+        code = next((code for code in Code if problem_name(code) == name), None)
         if code is None:
             raise Refusal(_NO_PROBLEM)
         return self._renderer.respond(

@@ -151,7 +151,7 @@ class PageAccess:
         async def handle(request: Request) -> Response:
             reader = await self.find_reader(request)
             if reader is None:
-                return lead_to(_link_sign_in(request))
+                return redirect_to(_link_sign_in(request))
             return await show(request, reader)
 
         return Route(path, handle, methods=["GET"])
@@ -209,9 +209,9 @@ class PageAccess:
         )
 
 
-def lead_to(path: str) -> RedirectResponse:
-    """The answer to a form that was carried out: the browser reads the page at `path`."""
-    return RedirectResponse(path, 303, headers={"Cache-Control": CACHE_NEVER})
+def redirect_to(path: str, headers: Mapping[str, str] | None = None) -> RedirectResponse:
+    """A 303: the browser reads the page at `path`."""
+    return RedirectResponse(path, 303, headers={"Cache-Control": CACHE_NEVER, **(headers or {})})
 
 
 def read_field(fields: Fields, name: str) -> str:

@@ -327,7 +327,6 @@ def _view_operation(view: ListingView, operation: ApiOperation, *, is_chosen: bo
 def _view_way(option: Mapping[str, Any], profiles: Mapping[ChainId, NetworkProfile]) -> WayToPay:
     chain_id = ChainId(option["chainId"])
     profile = profiles.get(chain_id)
-    explorer = profile.explorer_url if profile else None
     return WayToPay(
         rail=option["rail"],
         network=_network_name(chain_id, profiles),
@@ -335,7 +334,7 @@ def _view_way(option: Mapping[str, Any], profiles: Mapping[ChainId, NetworkProfi
         amount=format_decimal(int(option["amount"]), decimals=option["decimals"]),
         pay_to=option["payTo"],
         confirmations=option.get("confirmations", 0),
-        explorer=f"{explorer.rstrip('/')}/address/{option['payTo']}" if explorer else None,
+        explorer=profile.link_address(option["payTo"]) if profile else None,
     )
 
 

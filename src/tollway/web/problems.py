@@ -404,9 +404,14 @@ def status_of(code: Code) -> int:
     return PROBLEM_KINDS[code].status
 
 
+def problem_name(code: Code) -> str:
+    """The name of a code under `/problems/`."""
+    return code.value.replace("_", "-")
+
+
 def problem_type(code: Code, *, public_url: str) -> str:
     """The `type` URI of an error code. It resolves to the page of the code."""
-    return f"{public_url}/problems/{code.value.replace('_', '-')}"
+    return f"{public_url}/problems/{problem_name(code)}"
 
 
 def render_problem(

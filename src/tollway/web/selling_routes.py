@@ -49,7 +49,7 @@ from tollway.web.listing_routes import LIMIT_MAX
 from tollway.web.my_routes import ListForm, read_call_page
 from tollway.web.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
 from tollway.web.ownership_routes import OwnershipChecks
-from tollway.web.page_session import Fields, PageAccess, Reader, lead_to, read_field
+from tollway.web.page_session import Fields, PageAccess, Reader, read_field, redirect_to
 from tollway.web.problems import status_of
 from tollway.web.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
 from tollway.web.selling_views import (
@@ -190,14 +190,14 @@ class ListingPages:
             creations = self._listings.creations
             begun = await creations.take(key, reader.address, body=render_json(members))
             if isinstance(begun, CreationResponse):
-                return lead_to(f"{LISTINGS}/{begun.listing_id}?done=published")
+                return redirect_to(f"{LISTINGS}/{begun.listing_id}?done=published")
             async with creations.holding(begun):
                 written = await self._edits.publish(members, writer, begun=begun)
         except (Refusal, EndpointNotAllowed) as refused:
             problem = _problem_of(refused, errors)
             new_key = _draw_key() if problem.code is Code.IDEMPOTENCY_KEY_REUSED else key
             return self._respond_new(request, reader, _refused_form(values, problem, key=new_key))
-        return lead_to(f"{LISTINGS}/{written.listing.id}?done=published")
+        return redirect_to(f"{LISTINGS}/{written.listing.id}?done=published")
 
     def _respond_new(self, request: Request, reader: Reader, form: ShownForm) -> Response:
         return self._respond(
@@ -250,7 +250,7 @@ class ListingPages:
                 status=status_of(problem.code),
             )
             return await self._respond_listing(request, reader, listing, form)
-        return lead_to(f"{LISTINGS}/{listing.id}?done=saved")
+        return redirect_to(f"{LISTINGS}/{listing.id}?done=saved")
 
     async def change_status(self, request: Request, reader: Reader, fields: Fields) -> Response:
         status = read_field(fields, "status")
@@ -259,7 +259,7 @@ class ListingPages:
         listing = await self._find_own(request, reader)
         self._edits.check_block(reader.address)
         await self._edits.patch(listing.id, {"status": status}, self._writer(request, reader))
-        return lead_to(f"{LISTINGS}/{listing.id}?done={'paused' if status == 'paused' else 'resumed'}")
+        return redirect_to(f"{LISTINGS}/{listing.id}?done={'paused' if status == 'paused' else 'resumed'}")
 
     async def retire(self, request: Request, reader: Reader, fields: Fields) -> Response:
         """Ends a listing for good. The second form of the page confirms it."""
@@ -267,7 +267,7 @@ class ListingPages:
             raise Refusal(_NOT_CONFIRMED)
         listing = await self._find_own(request, reader)
         await self._edits.retire(listing.id, self._writer(request, reader))
-        return lead_to(f"{LISTINGS}?done=retired")
+        return redirect_to(f"{LISTINGS}?done=retired")
 
     async def check_ownership(self, request: Request, reader: Reader, fields: Fields) -> Response:
         listing = await self._find_own(request, reader)

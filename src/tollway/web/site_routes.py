@@ -48,7 +48,7 @@ from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, 
 from tollway.web.listing_routes import PageNumber, Words
 from tollway.web.page_renderer import list_origins
 from tollway.web.page_response import IS_PAGE, accepts_gzip
-from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
+from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
 NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
@@ -487,14 +487,14 @@ def health_router(readiness: Readiness, traffic: Readiness, *, has_pages: bool =
 
     async def list_problems(request: Request) -> HTMLResponse:
         rows = "".join(
-            f'<li><a href="/problems/{_problem_name(code)}"><code>{code.value}</code></a> {html.escape(PROBLEM_KINDS[code].title)}</li>'
+            f'<li><a href="/problems/{problem_name(code)}"><code>{code.value}</code></a> {html.escape(PROBLEM_KINDS[code].title)}</li>'
             for code in Code
         )
         return HTMLResponse(_page("Problems", f"<ul>{rows}</ul>"))
 
     async def show_problem(request: Request) -> HTMLResponse:
         name = request.path_params["name"]
-        code = next((code for code in Code if _problem_name(code) == name), None)
+        code = next((code for code in Code if problem_name(code) == name), None)
         if code is None:
             raise Refusal(
                 Problem(
@@ -539,10 +539,6 @@ def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
     if "storage" in failed:
         code = Code.STORAGE_UNAVAILABLE
     return Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
-
-
-def _problem_name(code: Code) -> str:
-    return code.value.replace("_", "-")
 
 
 def _page(title: str, text: str) -> str:
