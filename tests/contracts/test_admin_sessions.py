@@ -149,28 +149,37 @@ async def test_a_session_of_a_wallet_has_its_address_and_lasts_eight_hours(setup
 
 
 class AgreeingWallet(NoChain):
-    """A chain whose contract wallets accept every signature (ERC-1271)."""
+    """A chain of which a node, or a contract at the address, accepts every signature (ERC-1271, ERC-6492)."""
 
-    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractResult:
-        return ContractResult(reverted=False, payload=bytes.fromhex("1626ba7e").ljust(32, b"\0"))
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def call_contract(
+        self, chain_id: ChainId, *, to: Address | None, **asked: object
+    ) -> ContractResult:
+        self.calls += 1
+        accepted = b"\x01" if to is None else bytes.fromhex("1626ba7e").ljust(32, b"\0")
+        return ContractResult(reverted=False, payload=accepted)
 
 
-@pytest.mark.parametrize(("chain", "counts"), [(AgreeingWallet(), True), (NoChain(), False)])
-async def test_a_contract_wallet_signs_in_where_its_contract_agrees(
-    setup: Setup, chain: NoChain, counts: bool
-) -> None:
+@pytest.mark.parametrize(
+    "signature",
+    [b"\x01", b"\x07" * 65, b"\x07" * 100, b"\x07" * 64 + bytes.fromhex("6492" * 16)],
+    ids=["one byte", "of no key", "of a contract", "of a contract that is not deployed"],
+)
+async def test_no_answer_of_a_node_opens_a_session(setup: Setup, signature: bytes) -> None:
+    chain = AgreeingWallet()
     sign_in = setup.open_gateway(frozenset({WALLET}), chain)
     challenge = await sign_in.create_challenge(ADMIN)
     text = challenge.format_message(address=WALLET, chain_id=chain.chain_ids[0])
-    opening = sign_in.open_wallet_session(
-        origin=ADMIN, text=text, signature=b"\x07" * 100, client_address="127.0.0.1"
-    )
-    if counts:
-        assert await sign_in.find_session(await opening) is not None
-        return
     with pytest.raises(Refusal) as refused:
-        await opening
+        await sign_in.open_wallet_session(
+            origin=ADMIN, text=text, signature=signature, client_address="127.0.0.1"
+        )
     assert refused.value.problem.code is Code.INVALID_SIGNATURE
+    assert chain.calls == 0
+    query = admin_session_table.select()
+    assert await setup.database.read(lambda connection: connection.execute(query).all()) == []
 
 
 async def test_a_session_of_a_link_is_of_no_wallet(setup: Setup) -> None:

@@ -196,6 +196,14 @@ OPERATOR_GUARDS = (
     ),
     guard(
         "I13",
+        "no answer of a node opens a session of an operator",
+        "identity.admin_sessions:AdminSignIn.open_wallet_session",
+        "if recover(message.digest, signature) != message.signer:",
+        "if False:",
+        test=f"{SESSIONS}::test_no_answer_of_a_node_opens_a_session",
+    ),
+    guard(
+        "I13",
         "without operators there are no routes for wallets",
         "web.admin_routes:admin_router",
         "    if sign_in.has_wallets:\n",

@@ -1,7 +1,7 @@
 """Sign-in to the operator's pages by a code that a command prints or by a wallet of the setting `operators`, and the port of the store of codes and sessions.
 
 Access to the machine makes an operator: a user who can run `tollway gateway admin link` gets a code that counts once, within five minutes. A wallet of `operators`
-signs a message of the admin origin; without such wallets no message opens a session. A session lasts eight hours and has the user and host of the command, or the
+signs a message of the admin origin with its own key, so that no answer of a node opens a session; without such wallets no message does. A session lasts eight hours and has the user and host of the command, or the
 address of the wallet, so that each act on a page has an actor. The store has SHA-256 hashes, never a code or a token.
 """
 
@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.identity.sessions import SignIn, SignInChallenge, format_token, hash_token
+from tollway.identity.sessions import SignIn, SignInChallenge, format_token, hash_token, read_message
+from tollway.identity.signatures import recover
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import Address
 
@@ -112,10 +113,13 @@ class AdminSignIn:
     async def open_wallet_session(
         self, *, origin: PublicOrigin, text: str, signature: bytes, client_address: str
     ) -> str:
-        """The token of a new session of the wallet that signed. Raises what `SignIn.prove` raises, and Refusal (`authentication_required`) for a wallet that is
-        none of `operators`."""
+        """The token of a new session of the wallet whose key signed. Raises Refusal: what `SignIn.prove` raises, and `authentication_required` for a wallet that is
+        none of `operators`. No chain is read: a node could vouch for every signature."""
         self._check_origin(origin)
-        message = await self._sign_in.at_origin(origin).prove(
+        message = read_message(text)
+        if recover(message.digest, signature) != message.signer:
+            raise Refusal(_NOT_BY_KEY)
+        await self._sign_in.at_origin(origin).prove(
             text=text, signature=signature, uris=(str(origin),), client_address=client_address
         )
         if message.signer not in self.operators:
@@ -153,6 +157,12 @@ class AdminSignIn:
         await self._store.delete_admin_session(session.token_hash)
 
 
+_NOT_BY_KEY = Problem(
+    code=Code.INVALID_SIGNATURE,
+    detail="The message was not signed by the key of the wallet that it names. Contract wallets do not sign in to these pages: name a wallet with a key in operators, or "
+    "use a link: tollway gateway admin link",
+    reason="invalid_siwx_signature",
+)
 _NO_OPERATOR = Problem(
     code=Code.AUTHENTICATION_REQUIRED,
     detail="This wallet is none of the setting operators. Add it there and restart the gateway, or use a link: tollway gateway admin link",

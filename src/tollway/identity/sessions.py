@@ -92,6 +92,16 @@ def hash_token(token: str) -> bytes | None:
     return hashlib.sha256(token.encode()).digest() if _TOKEN.fullmatch(token) else None
 
 
+def read_message(text: str) -> SignInMessage:
+    """The message of a text that a wallet signed. Raises Refusal (`invalid_signature`)."""
+    try:
+        return parse_sign_in(text)
+    except ValueError as exc:
+        detail = f"The message is not valid: {exc}. Sign the text that the nonce response contains."
+        problem = Problem(code=Code.INVALID_SIGNATURE, detail=detail, reason="invalid_siwx_payload")
+        raise Refusal(problem) from exc
+
+
 SESSION_PATH = "/api/v2/auth/session"
 SIGN_IN_PAGE_PATH = "/signin"
 """The page where a person signs in. A nonce for its URI opens a page session and counts nowhere else."""
@@ -221,12 +231,7 @@ class SignIn:
 
         Raises `ChainUnavailable` when only a chain can verify the signature and its nodes are unavailable.
         """
-        try:
-            message = parse_sign_in(text)
-        except ValueError as exc:
-            detail = f"The message is not valid: {exc}. Sign the text that the nonce response contains."
-            problem = Problem(code=Code.INVALID_SIGNATURE, detail=detail, reason="invalid_siwx_payload")
-            raise Refusal(problem) from exc
+        message = read_message(text)
         now_ms = self._now_ms()
         proof = SignInProof(message=message, signature=signature)
         await self.verify(proof, client_address=client_address, now_ms=now_ms)
