@@ -191,10 +191,14 @@ async def test_a_session_of_a_link_is_of_no_wallet(setup: Setup) -> None:
         assert session.wallet is None
 
 
-async def test_a_wallet_that_left_operators_loses_its_session_everywhere(setup: Setup) -> None:
+async def test_a_wallet_has_its_session_at_gateways_that_name_it_only(setup: Setup) -> None:
+    """A request at a gateway that still has older settings does not end the session at the others."""
     token = await sign_in_by_wallet(setup, setup.sign_in)
-    assert await setup.open_gateway(frozenset()).find_session(token) is None
-    assert await setup.sign_in.find_session(token) is None
+    for operators in (frozenset[Address](), frozenset({KeyWallet.named("another wallet").address})):
+        assert await setup.open_gateway(operators).find_session(token) is None
+    session = await setup.sign_in.find_session(token)
+    assert session is not None
+    assert session.wallet == WALLET
 
 
 async def test_a_wallet_session_deletes_what_has_expired(setup: Setup) -> None:

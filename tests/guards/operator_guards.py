@@ -240,7 +240,15 @@ OPERATOR_GUARDS = (
         "identity.admin_sessions:AdminSignIn.find_session",
         "session is None or session.wallet is None or session.wallet in self.operators",
         "True",
-        test=f"{SESSIONS}::test_a_wallet_that_left_operators_loses_its_session_everywhere",
+        test=f"{SESSIONS}::test_a_wallet_has_its_session_at_gateways_that_name_it_only",
+    ),
+    guard(
+        "I13",
+        "a gateway with older settings leaves the session to the others",
+        "identity.admin_sessions:AdminSignIn.find_session",
+        "            return session\n        return None\n",
+        "            return session\n        await self._store.delete_admin_session(token_hash)\n        return None\n",
+        test=f"{SESSIONS}::test_a_wallet_has_its_session_at_gateways_that_name_it_only",
     ),
     guard(
         "I13",

@@ -143,14 +143,14 @@ class AdminSignIn:
             raise Refusal(_PUBLIC_ORIGIN)
 
     async def find_session(self, token: str) -> AdminSession | None:
-        """The open session of a token. A session of a wallet that is none of `operators` any more is closed here."""
+        """The open session of a token. A wallet that is none of `operators` has no session here. Its row stays: gateways restart one after the other, and another
+        gateway may have other settings."""
         token_hash = hash_token(token)
         if token_hash is None:
             return None
         session = await self._store.find_admin_session(token_hash, now_ms=self._now_ms())
         if session is None or session.wallet is None or session.wallet in self.operators:
             return session
-        await self._store.delete_admin_session(token_hash)
         return None
 
     async def close_session(self, session: AdminSession) -> None:
