@@ -1,6 +1,7 @@
 """Codes and sessions of the operator's pages, on both dialects."""
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import coincurve
@@ -14,7 +15,7 @@ from tollway.errors import Code, Refusal
 from tollway.identity.admin_sessions import CODE_TTL_S, SESSION_TTL_S, AdminSignIn, create_code
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
-from tollway.identity.siwe import parse_origin
+from tollway.identity.siwe import STATEMENT, format_sign_in, parse_origin, parse_sign_in
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.admin_store import SqlAdminSessions, admin_code_table, admin_session_table
@@ -180,6 +181,27 @@ async def test_no_answer_of_a_node_opens_a_session(setup: Setup, signature: byte
     assert chain.calls == 0
     query = admin_session_table.select()
     assert await setup.database.read(lambda connection: connection.execute(query).all()) == []
+
+
+async def test_a_message_for_another_gateway_opens_no_session(setup: Setup) -> None:
+    """Gateways are opened under one name, such as localhost: a page of one could show the message of another. The statement names the gateway."""
+    challenge = await setup.sign_in.create_challenge(ADMIN)
+    own = parse_sign_in(challenge.format_message(address=WALLET, chain_id=ChainId(1)))
+    assert own.statement == "Sign in to the operator's pages of https://gw.example.com"
+
+    async def show(statement: str | None) -> str:
+        text = format_sign_in(replace(own, statement=statement))
+        return await setup.sign_in.open_wallet_session(
+            origin=ADMIN,
+            text=text,
+            signature=OPERATOR.sign(eip191_digest(text.encode())),
+            client_address="127.0.0.1",
+        )
+
+    for statement in (None, STATEMENT, "Sign in to the operator's pages of https://other.example"):
+        with pytest.raises(Refusal, match="its statement names no gateway or another one"):
+            await show(statement)
+    assert await setup.sign_in.find_session(await show(own.statement)) is not None
 
 
 async def test_a_session_of_a_link_is_of_no_wallet(setup: Setup) -> None:

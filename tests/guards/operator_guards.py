@@ -204,6 +204,14 @@ OPERATOR_GUARDS = (
     ),
     guard(
         "I13",
+        "a message for another gateway opens no session",
+        "identity.admin_sessions:AdminSignIn.open_wallet_session",
+        "if message.statement != self._statement:",
+        "if False:",
+        test=f"{SESSIONS}::test_a_message_for_another_gateway_opens_no_session",
+    ),
+    guard(
+        "I13",
         "without operators there are no routes for wallets",
         "web.admin_routes:admin_router",
         "    if sign_in.has_wallets:\n",

@@ -6,7 +6,7 @@ address of the wallet, so that each act on a page has an actor. The store has SH
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from tollway.errors import Code, Problem, Refusal
@@ -88,6 +88,7 @@ class AdminSignIn:
         self._sign_in = sign_in
         self.operators = operators
         self._public_origin = public_origin
+        self._statement = f"Sign in to the operator's pages of {public_origin}"
         self._now_ms = now_ms
         self._entropy = entropy
 
@@ -105,10 +106,11 @@ class AdminSignIn:
         return token if is_spent else None
 
     async def create_challenge(self, origin: PublicOrigin) -> SignInChallenge:
-        """Issues a nonce whose URI is the admin origin: it counts in `open_wallet_session` at that origin, and nowhere else. Raises Refusal where callers are
-        served at the same origin."""
+        """Issues a nonce whose URI is the admin origin: it counts in `open_wallet_session` at that origin, and nowhere else. The statement names the public origin,
+        since many gateways are opened as `localhost`. Raises Refusal where callers are served at the same origin."""
         self._check_origin(origin)
-        return await self._sign_in.at_origin(origin).create_challenge(str(origin))
+        challenge = await self._sign_in.at_origin(origin).create_challenge(str(origin))
+        return replace(challenge, statement=self._statement)
 
     async def open_wallet_session(
         self, *, origin: PublicOrigin, text: str, signature: bytes, client_address: str
@@ -119,6 +121,8 @@ class AdminSignIn:
         message = read_message(text)
         if recover(message.digest, signature) != message.signer:
             raise Refusal(_NOT_BY_KEY)
+        if message.statement != self._statement:
+            raise Refusal(_ANOTHER_GATEWAY)
         await self._sign_in.at_origin(origin).prove(
             text=text, signature=signature, uris=(str(origin),), client_address=client_address
         )
@@ -162,6 +166,11 @@ _NOT_BY_KEY = Problem(
     detail="The message was not signed by the key of the wallet that it names. Contract wallets do not sign in to these pages: name a wallet with a key in operators, or "
     "use a link: tollway gateway admin link",
     reason="invalid_siwx_signature",
+)
+_ANOTHER_GATEWAY = Problem(
+    code=Code.INVALID_SIGNATURE,
+    detail="The message is not for the operator's pages of this gateway: its statement names no gateway or another one. Sign the text that the nonce response contains.",
+    reason="invalid_siwx_statement",
 )
 _NO_OPERATOR = Problem(
     code=Code.AUTHENTICATION_REQUIRED,

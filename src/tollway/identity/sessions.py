@@ -117,6 +117,7 @@ class SignInChallenge:
     uri: str
     issued_ms: int
     expires_ms: int
+    statement: str = STATEMENT
 
     def format_message(self, *, address: Address, chain_id: ChainId) -> str:
         """The EIP-4361 text for that wallet to sign."""
@@ -124,7 +125,7 @@ class SignInChallenge:
             SignInMessage(
                 domain=self.domain,
                 address=str(address),
-                statement=STATEMENT,
+                statement=self.statement,
                 uri=self.uri,
                 chain_id=chain_id,
                 nonce=self.nonce,
