@@ -114,6 +114,8 @@ HELD_BY = {
     "webhook_origin_interval_s": "webhooks/test_sender.py::test_an_origin_gets_one_request_a_second",
     "webhook_in_flight_max": "webhooks/test_sender.py::test_few_requests_run_at_once",
     "webhook_poll_s": "app/test_webhooks.py::test_the_set_of_active_endpoints_is_read_again_and_again",
+    "webhook_events_max": "contracts/test_webhook_outbox.py::"
+    "test_beyond_the_maximum_of_new_events_every_endpoint_stops_until_they_are_gone",
     "webhook_pending_max": "contracts/test_webhook_outbox.py::"
     "test_beyond_the_maximum_an_endpoint_stops_and_its_gap_is_known",
     "nonce_ttl_s": "identity/test_sessions.py::test_a_message_is_good_for_five_minutes",

@@ -24,6 +24,7 @@ class ActKind(StrEnum):
     RELEASE_BALANCES = "release_balances"
     REENCRYPT_SECRETS = "reencrypt_secrets"
     RESTORE_BACKUP = "restore_backup"
+    REWRITE_PERIODS = "rewrite_periods"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +38,7 @@ class ActOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorAct:
-    """One act. `target`: the listing, wallet, transaction or file; `ledger` or `secrets` for all of them."""
+    """One act. `target`: the listing, wallet, transaction or file; `ledger`, `sales` or `secrets` for all of them."""
 
     kind: ActKind
     target: str

@@ -6,6 +6,7 @@ import pwd
 import re
 import socket
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ class FakeLedger:
         self.origins: list[ActOrigin] = []
         self.releases = 0
         self.restores = 0
+        self.rewritten: list[int] = []
         self.is_away = False
 
     async def audit(self) -> AuditReport:
@@ -55,6 +57,11 @@ class FakeLedger:
         self.origins.append(origin)
         self.restores += 1
         self.report = replace(self.report, held_payments=("0xheld",))
+
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+        self.origins.append(origin)
+        self.rewritten += starts_ms
+        return len(starts_ms)
 
     async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
         self.origins.append(origin)
@@ -156,8 +163,10 @@ def test_audit_reports_balances_and_held_calls(office: Office) -> None:
         "heldPayments": [],
         "releasedPayments": [],
         "released": 0,
+        "rewritePeriods": 0,
         "recorded": True,
     }
+    assert office.operator_ledger.rewritten == []
     assert office.operator_ledger.releases == 0
 
 
@@ -204,8 +213,21 @@ def test_audit_restored_holds_and_lists_the_balances(office: Office) -> None:
     assert office.operator_ledger.restores == 1
 
 
-def test_a_restore_is_not_declared_and_released_at_once(office: Office) -> None:
-    assert office.run("audit", "--restored", "--release").exit_code == operator.USAGE
+@pytest.mark.parametrize("is_balanced", [True, False])
+def test_audit_rewrite_marks_wrong_closed_hours(office: Office, is_balanced: bool) -> None:
+    wrong = () if is_balanced else ("payment 7",)
+    office.operator_ledger.report = replace(
+        BALANCED, wrong=wrong, wrong_periods=("one", "two"), wrong_period_starts=(7, 9)
+    )
+    result = office.run("audit", "--rewrite")
+    assert result.exit_code == (operator.DONE if is_balanced else operator.FAILED)
+    assert json.loads(result.stdout)["rewritePeriods"] == 2
+    assert office.operator_ledger.rewritten == [7, 9]
+
+
+@pytest.mark.parametrize("other", ["--release", "--rewrite"])
+def test_a_restore_is_not_declared_and_released_at_once(office: Office, other: str) -> None:
+    assert office.run("audit", "--restored", other).exit_code == operator.USAGE
     assert (office.operator_ledger.restores, office.operator_ledger.releases) == (0, 0)
 
 
@@ -355,7 +377,9 @@ def test_reading_makes_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("admit", str(TX)), ("audit", "--release"), ("audit", "--restored")], ids=" ".join
+    "arguments",
+    [("admit", str(TX)), ("audit", "--release"), ("audit", "--restored"), ("audit", "--rewrite")],
+    ids=" ".join,
 )
 def test_an_act_has_the_user_the_host_and_the_reason(office: Office, arguments: tuple[str, ...]) -> None:
     assert office.run(*arguments, "--reason", "  ticket 7 ").exit_code == operator.DONE

@@ -11,7 +11,16 @@ from sqlalchemy import Connection, delete, insert, select, text, update
 
 from tests.contracts.conftest import Clock
 from tests.kit.call_rows import call_record_row, insert_calls
-from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, USDC, claim_on, close_of, new_payment
+from tests.kit.ledger_records import (
+    NOW_MS,
+    PAYER,
+    PROVIDER,
+    USDC,
+    claim_on,
+    close_of,
+    new_payment,
+    operator_origin,
+)
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import Address, ListingId
 from tollway.ledger.ledger import AuditReport, Claimed
@@ -36,6 +45,8 @@ from tollway.storage.closed_periods import HOURS_AT_ONCE, ClosedPeriods
 from tollway.storage.database import Database
 from tollway.storage.history import audit
 from tollway.storage.ledger_tables import call_table
+from tollway.storage.operator_acts import OperatorActStore
+from tollway.storage.operator_store import OperatorStore
 from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.sales_tables import (
     sales_closed_table,
@@ -436,6 +447,70 @@ async def test_the_audit_finds_one_unit_one_call_one_row(database: Database, cha
     assert len(report.wrong_periods) == 1
     assert report.is_balanced  # the sums stand beside the books and decide nothing
     assert not report.is_right
+
+
+async def test_a_period_with_many_wrong_sums_hides_no_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tollway.storage.history.LINES_MAX", 8)
+    number_of = 20
+    first = [
+        call_record_row(number, created_ms=HOUR, listing_id=f"api_{number:02}", **PAID)
+        for number in range(number_of)
+    ]
+    await add(database, *first, call_record_row(number_of, created_ms=HOUR + 2 * HOUR_MS, **PAID))
+    await close_at(database, HOUR + 3 * HOUR_MS + CLOSE_DELAY_MS)
+    beyond = {"low_units": 2**63 - 1, "high_units": 2**63 - 1}  # a sum of two of them has no 64 bits
+    await database.write(lambda connection: connection.execute(update(sales_hour_table).values(beyond)))
+    report = await audited(database)
+    assert report.wrong_period_starts == (HOUR, HOUR + 2 * HOUR_MS)
+    assert (report.closed_periods, len(report.wrong_periods)) == (3, 7)
+    assert report.wrong_periods[5] == "closed period 2027-01-15T08:00Z: 15 further sums differ"
+    assert "T10:00Z" in report.wrong_periods[6]
+
+
+@pytest.mark.parametrize("step", ["hour", "day"])
+async def test_wrong_periods_are_written_again_when_the_operator_marks_them(
+    database: Database, step: Step
+) -> None:
+    await add(
+        database,
+        call_record_row(1, created_ms=HOUR, price_units=5, **PAID),
+        call_record_row(2, created_ms=HOUR + HOUR_MS, price_units=7, **PAID),
+    )
+    moment = HOUR + (HOURS_KEPT_MS + 3 * DAY_MS if step == "day" else 2 * DAY_MS)
+    await close_at(database, moment)
+    await close_at(database, moment)  # the second round makes days
+    table = {"hour": sales_hour_table, "day": sales_day_table}[step]
+    (before, *_) = right = sorted(await rows_of(database, table))
+    of_first = table.c.start_ms == before.start_ms
+    await database.write(
+        lambda connection: connection.execute(update(table).where(of_first).values(low_units=99))
+    )
+    await database.write(
+        lambda connection: connection.execute(
+            insert(sales_hour_table).values(before._asdict() | {"start_ms": HOUR, "listing_id": "api_2"})
+        )
+    )
+    await close_at(database, moment)  # nothing else repairs them
+    operator = OperatorStore(database, now_ms=lambda: moment)
+    report = await operator.audit()
+    assert report.wrong_period_starts == (before.start_ms,)
+    assert await operator.rewrite_periods(report.wrong_period_starts, origin=operator_origin()) == 1
+    marked = await audited(database)
+    assert (marked.wrong_periods, marked.marked_periods) == ((), 1)
+    await close_at(database, moment)
+    assert sorted(await rows_of(database, table)) == right
+    assert (await proved(database)).marked_periods == 0
+    (act,) = await OperatorActStore(database).list_acts(limit=10)
+    assert (act.kind, act.target, act.origin) == ("rewrite_periods", "sales", operator_origin())
+
+
+async def test_without_a_wrong_period_nothing_is_marked_and_no_act_is_recorded(database: Database) -> None:
+    operator = OperatorStore(database, now_ms=lambda: NOW_MS)
+    assert await operator.rewrite_periods((), origin=operator_origin()) == 0
+    assert await rows_of(database, sales_mark_table) == []
+    assert await OperatorActStore(database).list_acts(limit=10) == ()
 
 
 async def test_hours_that_a_fast_clock_closed_are_open_again(database: Database) -> None:

@@ -5,8 +5,9 @@ import pytest
 from sqlalchemy import select
 
 from tests.contracts.test_webhook_events import Ledger, ends, open_ledger
-from tests.kit.ledger_records import NOW_MS, PROVIDER, operator_origin
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, operator_origin
 from tests.kit.stores import make_sealer
+from tests.kit.webhooks import WebhookHarness
 from tollway.errors import StorageUnavailable
 from tollway.identity.sessions import SignInNonce
 from tollway.ledger.records import CallState
@@ -60,6 +61,9 @@ async def test_calls_are_charged_and_have_events_after_the_migration(older: Data
 async def test_the_stale_set_of_a_gateway_counts_as_unknown_once_the_tables_exist(older: Database) -> None:
     async with open_ledger(older) as ledger:
         await upgrade(older)
+        other = WebhookHarness(older)
+        for wallet in (PROVIDER, PAYER):
+            await other.activate(wallet)  # this gateway does not know them
         ledger.webhooks.clock.s += 2 * STALE_S
         await charge(ledger, is_plain=True)
         assert [event.type for event in await ledger.webhooks.new_events()].count("call.charged") == 2

@@ -263,16 +263,34 @@ async def test_a_fenced_end_has_no_event(ledger: Ledger) -> None:
     assert await ledger.take() == []
 
 
-async def test_a_gateway_that_has_not_read_the_endpoints_lately_writes_every_event(
+async def charge_many(ledger: Ledger) -> None:
+    payment = await ledger.pay()
+    claims = await asyncio.gather(*(ledger.claim(payment) for _ in range(12)))
+    await asyncio.gather(*(ledger.books.close(ends(claim)) for claim in claims))
+
+
+@pytest.mark.parametrize("move", [charge, charge_many, hold, credit], ids=lambda one: one.__name__)
+async def test_a_gateway_that_has_not_read_the_endpoints_lately_writes_events_of_active_endpoints_only(
+    ledger: Ledger, move: Callable[[Ledger], Awaitable[Any]]
+) -> None:
+    other = WebhookHarness(ledger.webhooks.database)
+    for wallet in (PROVIDER, PAYEE):
+        await other.activate(wallet)  # this gateway does not know them
+    ledger.webhooks.now_ms = other.now_ms
+    ledger.webhooks.clock.s += STALE_S + 1
+    await move(ledger)
+    assert {wallet for _, wallet, _ in await ledger.take()} <= {PROVIDER, PAYEE}
+    assert await ledger.webhooks.deliveries() != []
+
+
+async def test_a_gateway_that_has_not_read_the_endpoints_lately_writes_no_event_without_an_endpoint(
     ledger: Ledger,
 ) -> None:
+    await ledger.webhooks.register(PROVIDER)
     ledger.webhooks.clock.s += STALE_S + 1
-    await charge(ledger)
-    assert {kind for kind, _, _ in await ledger.take()} == {CHARGED}
-    # Without an endpoint they go nowhere.
-    assert await ledger.webhooks.deliveries() == []
-    await ledger.webhooks.store.refresh()
-    assert ledger.webhooks.events.is_idle
+    await charge_many(ledger)
+    await hold(ledger)
+    assert await ledger.webhooks.new_events() == []
 
 
 def test_a_log_that_was_never_filled_is_not_idle() -> None:

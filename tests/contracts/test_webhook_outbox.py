@@ -23,7 +23,7 @@ from tollway.webhooks.schedule import Response
 
 OK, BROKEN, GONE = Response(status=200), Response(status=500), Response(status=410)
 CREDITED = EventType.PAYMENT_CREDITED
-SMALL = replace(DEFAULT_LIMITS, webhook_pending_max=10)
+SMALL = replace(DEFAULT_LIMITS, webhook_pending_max=10, webhook_events_max=20)
 STRANGER = Address(b"\x99" * 20)
 
 
@@ -389,6 +389,38 @@ async def test_a_removed_endpoint_gets_nothing_more_and_leaves_no_row(webhooks: 
     assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
     await webhooks.store.refresh()
     assert webhooks.events.is_idle
+
+
+async def test_beyond_the_maximum_of_new_events_every_endpoint_stops_until_they_are_gone(
+    webhooks: WebhookHarness,
+) -> None:
+    endpoint = await webhooks.activate()
+    first_ms = webhooks.now_ms
+    events = [
+        event
+        for _ in range(SMALL.webhook_events_max)
+        for event in webhooks.events.make_events(
+            CREDITED, (PROVIDER,), subject="1", state="final", at_ms=first_ms, units=1
+        )
+    ]
+    await webhooks.database.write(lambda connection: write_events(connection, events[1:]))
+    await webhooks.store.refresh()
+    assert webhooks.events.is_watched(PROVIDER, CREDITED)  # one more has room
+    await webhooks.database.write(lambda connection: write_events(connection, events[:1]))
+    webhooks.now_ms += 1
+    await webhooks.store.refresh()
+    assert webhooks.events.is_idle  # no gateway writes further events
+    found = await webhooks.find(endpoint)
+    assert (found.state, found.reason) == (EndpointState.STOPPED, Reason.TOO_MANY_PENDING)
+    assert (found.gap_from_ms, found.gap_to_ms) == (webhooks.now_ms, None)
+    await webhooks.outbox.spread_events()
+    assert await webhooks.new_events() == []
+    await webhooks.outbox.resume_stopped(now_ms=webhooks.now_ms)
+    resumed = await webhooks.find(endpoint)
+    assert (resumed.state, resumed.gap_from_ms) == (EndpointState.ACTIVE, first_ms)
+    assert [row.type for row in await webhooks.deliveries()] == ["webhook.gap"]
+    await webhooks.store.refresh()
+    assert webhooks.events.is_watched(PROVIDER, CREDITED)
 
 
 async def test_old_deliveries_are_pruned_and_dead_ones_later(webhooks: WebhookHarness) -> None:

@@ -52,7 +52,13 @@ class WebhookHarness:
         self.events = EventLog(clock=self.clock)
         sealer = make_sealer()
         self.store = WebhookStore(
-            database, events=self.events, sealer=sealer, ticks_s=self.clock, format_time=format_time
+            database,
+            events=self.events,
+            sealer=sealer,
+            ticks_s=self.clock,
+            now_ms=self.read_now_ms,
+            format_time=format_time,
+            limits=limits,
         )
         self.outbox = WebhookOutbox(
             database,

@@ -57,7 +57,13 @@ class WebhookServices:
         self._down: dict[str, None] = {}
         self._signer = UpstreamSigner.derive([key.get_secret_value() for key in settings.secret_keys])
         self.store = WebhookStore(
-            database, events=events, sealer=sealer, ticks_s=time.monotonic, format_time=format_time
+            database,
+            events=events,
+            sealer=sealer,
+            ticks_s=time.monotonic,
+            now_ms=now_ms,
+            format_time=format_time,
+            limits=limits,
         )
         self.outbox = WebhookOutbox(
             database,

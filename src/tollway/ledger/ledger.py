@@ -392,7 +392,8 @@ class AuditReport:
     """The result of checking the balance equation. `wrong`: a line for each payment that differs from the sum of its calls, and for each
     call that holds more or less than its state requires. `held_calls`: `unknown` and `settling`, oldest first.
 
-    `closed_periods`: the closed hours and days that were compared with their calls; `wrong_periods` has a line for each sum that differs.
+    `closed_periods`: the closed hours and days that were compared with their calls; `wrong_periods` has lines about the sums that differ,
+    `wrong_period_starts` the start of each such period, in milliseconds.
     `marked_periods` wait for their next write and were not compared."""
 
     payments: int
@@ -403,6 +404,7 @@ class AuditReport:
     closed_periods: int = 0
     marked_periods: int = 0
     wrong_periods: tuple[str, ...] = ()
+    wrong_period_starts: tuple[int, ...] = ()
 
     @property
     def is_balanced(self) -> bool:
@@ -578,6 +580,11 @@ class OperatorLedger(Protocol):
 
     async def mark_restored(self, *, origin: ActOrigin) -> None:
         """Records a restore of an older database: holds every balance in it until `release_held`."""
+        ...
+
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+        """Marks the closed hours and days that begin at these moments, so that the gateway that leads writes them again from their calls. Returns their
+        number."""
         ...
 
 

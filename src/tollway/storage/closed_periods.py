@@ -8,16 +8,30 @@ and these write a few rows.
 The calls of an hour are found provider by provider, along the index that the history has: an index by time would cost every call.
 Hours become days after 90 days, by one transaction that sums their rows; a late move then writes its day again, from the calls.
 
-The audit compares every closed period without a mark with its calls, in one statement, part by part of each sum.
+The audit compares every closed period without a mark with its calls, one after the other, part by part of each sum. The operator can mark the wrong
+ones, which are then written again like those of late moves.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Self
 
-from sqlalchemy import BigInteger, Connection, and_, cast, delete, func, insert, literal, select, text, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    RowMapping,
+    and_,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    update,
+)
 
 from tollway.ids import Address
 from tollway.ledger.sales import (
@@ -55,6 +69,8 @@ PERIODS_MAX = 500
 
 HOURS_AT_ONCE = 24
 """How many hours one transaction closes, where several are due: after an outage, and at the first start on an older ledger."""
+PERIOD_LINES_MAX = 5
+"""The sums of one wrong period that the audit names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +204,16 @@ def _read_periods(connection: Connection, *, periods: _Periods) -> list[_Reading
     within = (marks.hour_ms >= periods.start_ms, marks.hour_ms < periods.end_ms)
     for mark in connection.execute(select(marks.id, marks.hour_ms).where(*within)):
         found[floor_to(step_ms, mark.hour_ms)].marks.append(mark.id)
-    calls = _CALLS_POSTGRES if connection.dialect.name == "postgresql" else _CALLS_SQLITE
-    values = {"from_ms": periods.start_ms, "to_ms": periods.end_ms, "step_ms": step_ms}
-    for row in connection.execute(calls, values).mappings():
+    for row in _read_calls(connection, periods):
         found[row["start_ms"]].rows.append(dict(row))
     return list(found.values())
+
+
+def _read_calls(connection: Connection, periods: _Periods) -> Iterable[RowMapping]:
+    """The sums of the calls of each period."""
+    calls = _CALLS_POSTGRES if connection.dialect.name == "postgresql" else _CALLS_SQLITE
+    values = {"from_ms": periods.start_ms, "to_ms": periods.end_ms, "step_ms": STEP_MS[periods.step]}
+    return connection.execute(calls, values).mappings()
 
 
 def _read_versions(connection: Connection, periods: _Periods) -> dict[int, int]:
@@ -216,6 +237,11 @@ def _replace_periods(
         return
     table = SALES_TABLES[step]
     connection.execute(delete(table).where(table.c.start_ms.in_(starts)))
+    if step == "day":
+        hour_ms = sales_hour_table.c.start_ms
+        for day_ms in starts:
+            within = and_(hour_ms >= day_ms, hour_ms < day_ms + DAY_MS)
+            connection.execute(delete(sales_hour_table).where(within))
     if rows := [row for reading in taken for row in reading.rows]:
         connection.execute(insert(table), rows)
     marks = [mark for reading in taken for mark in reading.marks]
@@ -337,24 +363,38 @@ class PeriodAudit:
     compared: int
     marked: int
     wrong: tuple[str, ...]
+    wrong_starts: tuple[int, ...]
 
 
 def audit_periods(connection: Connection, *, lines_max: int) -> PeriodAudit:
     """Compares every closed period without a mark with its calls, to the unit, for each state. Reads every call; run it in the snapshot of the audit."""
-    if not has_marks(connection):
-        return PeriodAudit(compared=0, marked=0, wrong=())
-    days_until_ms, closed_until_ms = read_ends(connection)
+    days_until_ms, closed_until_ms = read_ends(connection) if has_marks(connection) else (None, None)
     if closed_until_ms is None:
-        return PeriodAudit(compared=0, marked=0, wrong=())
+        return PeriodAudit(compared=0, marked=0, wrong=(), wrong_starts=())
     days_until_ms = days_until_ms or 0
     marked = set(connection.execute(text(_marked_text(days_until_ms))).scalars())
-    closed = connection.execute(select(sales_closed_table.c.start_ms)).scalars().all()
-    wrong = connection.execute(text(_audit_text(days_until_ms, closed_until_ms)), {"lines_max": lines_max})
+    closed = set(connection.execute(select(sales_closed_table.c.start_ms)).scalars())
+    found = connection.execute(text(_starts_text(days_until_ms, closed_until_ms))).scalars()
+    lines: list[str] = []
+    wrong_starts: list[int] = []
+    for start_ms in sorted({*closed, *found} - marked):
+        step: Step = "day" if start_ms < days_until_ms else "hour"
+        if wrong := list(_find_wrong(connection, _Periods.of_one(step, start_ms))):
+            wrong_starts.append(start_ms)
+            lines += _shorten(wrong, start_ms)
     return PeriodAudit(
-        compared=sum(start_ms not in marked for start_ms in closed),
-        marked=sum(start_ms in marked for start_ms in closed),
-        wrong=tuple(_describe_wrong(wrong)),
+        compared=len(closed - marked),
+        marked=len(closed & marked),
+        wrong=tuple(lines[:lines_max]),
+        wrong_starts=tuple(wrong_starts),
     )
+
+
+def mark_wrong(connection: Connection, starts_ms: Sequence[int], *, now_ms: int) -> None:
+    """Marks closed periods: the next round writes them again from their calls."""
+    if starts_ms:
+        rows = [{"hour_ms": start_ms, "marked_ms": now_ms} for start_ms in starts_ms]
+        connection.execute(insert(sales_mark_table), rows)
 
 
 def _period_text(column: str, days_until_ms: int) -> str:
@@ -366,31 +406,49 @@ def _marked_text(days_until_ms: int) -> str:
     return f"SELECT DISTINCT {_period_text('hour_ms', days_until_ms)} FROM sales_mark"  # noqa: S608 - numbers of ours
 
 
-def _audit_text(days_until_ms: int, closed_until_ms: int) -> str:
-    """Each sum of a closed period less the sum of its calls: everything cancels, unless a sum is wrong."""
-    key, sums = ", ".join(KEY_COLUMNS), ", ".join(SUM_COLUMNS)
-    from_calls = f"""SELECT c.provider AS provider, {_period_text("c.created_ms", days_until_ms)} AS start_ms,
-      t.listing_id AS listing_id, {CALL_KEY}, {CALL_SUMS}
-    FROM call c JOIN call_terms t ON t.id = c.terms_id WHERE c.created_ms < {closed_until_ms}
-    GROUP BY 1, 2, 3, 4, 5, 6, 7, 8"""  # noqa: S608 - names of ours
-    negative = ", ".join(f"-{name}" for name in SUM_COLUMNS)
-    totals = ", ".join(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in SUM_COLUMNS)
-    differs = " OR ".join(f"sum({name}) <> 0" for name in SUM_COLUMNS)
-    return f"""SELECT {key}, {totals} FROM (
-      SELECT {key}, {sums} FROM sales_hour UNION ALL SELECT {key}, {sums} FROM sales_day
-      UNION ALL SELECT {key}, {negative} FROM ({from_calls}) of_calls) both_sides
-    WHERE start_ms NOT IN ({_marked_text(days_until_ms)})
-    GROUP BY {key} HAVING {differs} ORDER BY start_ms, provider, listing_id LIMIT :lines_max"""  # noqa: S608 - names of ours
+def _starts_text(days_until_ms: int, closed_until_ms: int) -> str:
+    """The periods with sums, and those with calls before the end of the last closed one: a period may lack its row of `sales_closed`."""
+    start, created = (_period_text(name, days_until_ms) for name in ("start_ms", "created_ms"))
+    return f"""SELECT {start} FROM sales_hour UNION SELECT {start} FROM sales_day
+    UNION SELECT {created} FROM call WHERE created_ms < {closed_until_ms}"""  # noqa: S608 - names of ours
 
 
-def _describe_wrong(rows: Any) -> Iterator[str]:
-    for row in rows:
-        units = int(row.high_units) * UNITS_BASE + int(row.low_units)
-        asset = f"{row.asset} on chain {row.chain_id}" if row.asset else "free calls"
-        yield (
-            f"closed period {_format_moment(row.start_ms)} of {row.listing_id} by {Address(row.provider)}, {row.state}, {asset}:"
-            f" {int(row.calls):+} calls and {units:+} units more than its calls"
-        )
+def _find_wrong(connection: Connection, period: _Periods) -> Iterator[str]:
+    """A line for each sum of one closed period that is not the sum of its calls. Sums are compared here, because a wrong one may be any number."""
+    differences: dict[tuple[Any, ...], list[int]] = {}
+    for table in SALES_TABLES.values():
+        within = and_(table.c.start_ms >= period.start_ms, table.c.start_ms < period.end_ms)
+        for row in connection.execute(select(table).where(within)).mappings():
+            _add_difference(differences, row, sign=1)
+    for row in _read_calls(connection, period):
+        _add_difference(differences, row, sign=-1)
+    for key, (calls, high_units, low_units) in sorted(differences.items()):
+        if calls or high_units or low_units:
+            provider, listing_id, chain_id, asset, _, _, state = key
+            paid = f"{asset} on chain {chain_id}" if asset else "free calls"
+            yield (
+                f"closed period {_format_moment(period.start_ms)} of {listing_id} by {Address(provider)}, {state}, {paid}:"
+                f" {calls:+} calls and {high_units * UNITS_BASE + low_units:+} units more than its calls"
+            )
+
+
+def _add_difference(
+    differences: dict[tuple[Any, ...], list[int]], row: Mapping[Any, Any], *, sign: int
+) -> None:
+    key = (bytes(row["provider"]), *(row[name] for name in _KEY_IN_PERIOD[1:]))
+    sums = differences.setdefault(key, [0] * len(SUM_COLUMNS))
+    for place, name in enumerate(SUM_COLUMNS):
+        sums[place] += sign * row[name]
+
+
+_KEY_IN_PERIOD = tuple(name for name in KEY_COLUMNS if name != "start_ms")
+
+
+def _shorten(wrong: Sequence[str], start_ms: int) -> Iterator[str]:
+    """The lines of one period: a bad period must not hide the others."""
+    yield from wrong[:PERIOD_LINES_MAX]
+    if (more := len(wrong) - PERIOD_LINES_MAX) > 0:
+        yield f"closed period {_format_moment(start_ms)}: {more} further sums differ"
 
 
 def _format_moment(ms: int) -> str:

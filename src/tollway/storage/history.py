@@ -462,6 +462,7 @@ def audit(connection: Connection) -> AuditReport:
         closed_periods=periods.compared,
         marked_periods=periods.marked,
         wrong_periods=periods.wrong,
+        wrong_period_starts=periods.wrong_starts,
     )
 
 

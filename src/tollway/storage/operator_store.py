@@ -3,13 +3,14 @@
 A restore holds every balance until the operator releases it. The age of a transaction does not grow while no gateway is ready.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sqlalchemy import Connection, exists, func, insert, select, text, update
 
 from tollway.ids import TxHash
 from tollway.ledger.ledger import AuditReport
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
+from tollway.storage.closed_periods import mark_wrong
 from tollway.storage.database import Database, write_retried
 from tollway.storage.history import audit
 from tollway.storage.ledger_tables import (
@@ -24,6 +25,8 @@ from tollway.storage.statements import insert_for
 
 LEDGER = "ledger"
 """The target of an act on all balances."""
+SALES = "sales"
+"""The target of an act on closed hours and days."""
 GAP_MS = 60_000
 """Two records of readiness that are further apart than this mean an outage of all gateways."""
 
@@ -81,6 +84,18 @@ class OperatorStore:
             record_act(connection, act)
 
         await write_retried(self._database, work, is_long=True)
+
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+        if not starts_ms:
+            return 0
+        act = OperatorAct(kind=ActKind.REWRITE_PERIODS, target=SALES, origin=origin)
+
+        def work(connection: Connection) -> None:
+            mark_wrong(connection, starts_ms, now_ms=origin.at_ms)
+            record_act(connection, act)
+
+        await write_retried(self._database, work)
+        return len(starts_ms)
 
     async def mark_ready(self, *, now_ms: int) -> None:
         """Records that a gateway is ready. The first record after a gap also writes the outage."""

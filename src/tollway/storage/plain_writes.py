@@ -39,7 +39,7 @@ from tollway.money import UNITS_MAX
 from tollway.storage.call_terms import TermsReference
 from tollway.storage.ledger_tables import COUNTING_NONCE, REPEATABLE
 from tollway.storage.statements import fetch_text, run_text
-from tollway.storage.webhook_events import NO_EVENTS, EventLog
+from tollway.storage.webhook_events import HAS_ENDPOINT, NO_EVENTS, EventLog
 from tollway.webhooks.events import EventType, NewEvent
 
 _GUARDS = {
@@ -479,7 +479,7 @@ def _close_noted_text() -> str:
     noted AS (
       INSERT INTO webhook_event ({names})
       SELECT {noted} FROM ({_from_arrays(_NOTED, _FIRST + len(_ENDED))}) n JOIN moved m ON m.id = n.subject
-      WHERE {_IS_CHARGE.format(call="m")})
+      WHERE {_IS_CHARGE.format(call="m")} AND {HAS_ENDPOINT.format(wallet="n.wallet")})
     SELECT m.id, {_REST_UNITS}
     FROM moved m LEFT JOIN payment p ON p.id = m.payment_id"""  # noqa: S608 - names of ours
 
@@ -561,10 +561,11 @@ def _write_close() -> str:
 def _write_note() -> str:
     names = ", ".join(name for name, _ in _NOTED)
     values = ", ".join(f"?{number}" for number in range(1, len(_NOTED) + 1))
-    subject = [name for name, _ in _NOTED].index("subject") + 1
+    number_of = {name: number for number, (name, _) in enumerate(_NOTED, 1)}
     return (
         f"INSERT INTO webhook_event ({names}) SELECT {values} FROM call c"  # noqa: S608 - names of ours
-        f" WHERE c.id = ?{subject} AND {_IS_CHARGE.format(call='c')}"
+        f" WHERE c.id = ?{number_of['subject']} AND {_IS_CHARGE.format(call='c')}"
+        f" AND {HAS_ENDPOINT.format(wallet='?' + str(number_of['wallet']))}"
     )
 
 

@@ -4,9 +4,9 @@ An `EventLog` knows in memory which wallets get which types of events. A transac
 an active endpoint of that type a row is written, with one statement for all events of the transaction. So a paid call without an endpoint
 costs nothing more.
 
-Each gateway polls the set of active endpoints. A gateway whose set is older than `STALE_S` writes the events of all wallets, because it may not know
-a new endpoint yet; those without an endpoint are removed later. An endpoint is active `ACTIVATION_MS` after its challenge, which is longer, so no
-event from then on is missed.
+Each gateway polls the set of active endpoints. A gateway whose set is older than `STALE_S` makes the events of all wallets, because it may not know
+a new endpoint yet; the statement that writes them leaves out wallets without an active endpoint. An endpoint is active `ACTIVATION_MS` after its
+challenge, which is longer, so no event from then on is missed.
 """
 
 import os
@@ -16,11 +16,11 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert
+from sqlalchemy import Connection, bindparam, cast, exists, insert, select, text
 
 from tollway.ids import Address, format_id
 from tollway.storage.statements import Prepared, has_table
-from tollway.storage.webhook_tables import event_table
+from tollway.storage.webhook_tables import endpoint_table, event_table
 from tollway.webhooks.events import EventType, NewEvent
 
 STALE_S = 3.0
@@ -29,7 +29,18 @@ _ID_BYTES = 10
 
 _COLUMNS = ("id", "wallet", "type", "subject", "state", "units", "at_ms")
 _read_columns = attrgetter(*_COLUMNS)
-_INSERT = Prepared(insert(event_table).values({name: bindparam(name) for name in _COLUMNS}))
+HAS_ENDPOINT = "EXISTS (SELECT 1 FROM webhook_endpoint w WHERE w.wallet = {wallet} AND w.state = 'active')"
+"""The wallet of an event has an active endpoint."""
+_endpoint = endpoint_table.alias("w")
+_has_endpoint = exists(
+    select(_endpoint.c.id).where(_endpoint.c.wallet == bindparam("wallet"), text("w.state = 'active'"))
+)
+_INSERT = Prepared(
+    insert(event_table).from_select(
+        _COLUMNS,
+        select(*(cast(bindparam(name), event_table.c[name].type) for name in _COLUMNS)).where(_has_endpoint),
+    )
+)
 
 
 class EventLog:
@@ -76,6 +87,11 @@ class EventLog:
         return not self._watched and not self._is_stale
 
     @property
+    def has_none_watched(self) -> bool:
+        """The last read found no active endpoint."""
+        return not self._watched
+
+    @property
     def _is_stale(self) -> bool:
         return self._clock() - self._read_s > self._stale_s
 
@@ -115,7 +131,7 @@ class EventLog:
 
 
 def write_events(connection: Connection, events: Sequence[NewEvent]) -> None:
-    """Writes events with one statement; without an event, none."""
+    """Writes the events of wallets with an active endpoint, with one statement; without an event, none."""
     if events:
         _INSERT.run(connection, [event_row(event) for event in events])
 

@@ -5,9 +5,23 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, delete, func, insert, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    Row,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from tollway.ids import Address
+from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.advisory_locks import take_advisory_locks
 from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
@@ -15,7 +29,13 @@ from tollway.storage.statements import Prepared, has_table
 from tollway.storage.webhook_events import EventLog
 from tollway.storage.webhook_outbox import parse_stored, put_message, raise_generation, secret_label
 from tollway.storage.webhook_pruning import delete_settled_of
-from tollway.storage.webhook_tables import delivery_table, endpoint_table, generation_table, message_table
+from tollway.storage.webhook_tables import (
+    delivery_table,
+    endpoint_table,
+    event_table,
+    generation_table,
+    message_table,
+)
 from tollway.webhooks.endpoints import (
     DeliveryState,
     EndpointState,
@@ -35,7 +55,7 @@ _endpoint, _delivery, _message = endpoint_table.c, delivery_table.c, message_tab
 
 
 class WebhookStore:
-    """Implements `Webhooks`. `ticks_s`: monotonic seconds. `format_time`: writes milliseconds as RFC 3339."""
+    """Implements `Webhooks`. `ticks_s`: monotonic seconds. `now_ms`: the time that all gateways share. `format_time`: writes milliseconds as RFC 3339."""
 
     def __init__(
         self,
@@ -44,26 +64,35 @@ class WebhookStore:
         events: EventLog,
         sealer: Sealer,
         ticks_s: Callable[[], float],
+        now_ms: Callable[[], int],
         format_time: Callable[[int], str],
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self._database = database
         self._events = events
         self._sealer = sealer
         self._ticks_s = ticks_s
+        self._now_ms = now_ms
+        self._limits = limits
         self._format_time = format_time
         self._generation: int | None = None
 
     # ---- The set of active endpoints in memory.
 
     async def refresh(self) -> None:
-        """Reads the set of active endpoints where it has changed; on tables of the release before, looks for the tables. Call it more often than
-        `STALE_S`."""
+        """Reads the set of active endpoints where it has changed; on tables of the release before, looks for the tables. Stops
+        all endpoints while too many new events wait for the gateway that delivers. Call it more often than `STALE_S`."""
         read_s = self._ticks_s()
         if self._generation is None and not await self._database.read(_has_tables):
             self._events.set_absent(read_s=read_s)
             return
-        rows = await self._database.read(lambda connection: _NUMBER.fetch(connection))
-        if [self._generation] == [number for (number,) in rows]:
+        events_max = self._limits.webhook_events_max
+        ((number, is_full),) = await self._database.read(
+            lambda connection: _STATE.fetch(connection, last=events_max - 1)
+        )
+        if is_full and not self._events.has_none_watched:
+            await write_retried(self._database, partial(_stop_all, now_ms=self._now_ms()))
+        elif number == self._generation:
             self._events.keep_watched(read_s=read_s)
             return
         number, watched = await self._database.read(_read_watched)
@@ -190,7 +219,18 @@ class WebhookStore:
         return await write_retried(self._database, work)
 
 
-_NUMBER = Prepared(select(generation_table.c.number))
+_STATE = Prepared(
+    select(
+        generation_table.c.number,
+        exists(
+            select(event_table.c.id)
+            .order_by(event_table.c.id)
+            .offset(bindparam("last", type_=Integer))
+            .limit(1)
+        ),
+    )
+)
+"""The number of the set, and whether one more new event than `last` waits."""
 _has_tables = partial(has_table, table=generation_table)
 
 
@@ -200,6 +240,24 @@ def _is_own(wallet: Address, endpoint_id: str) -> tuple[ColumnElement[bool], ...
 
 def _is_of_message() -> ColumnElement[bool]:
     return and_(_message.endpoint_id == _delivery.endpoint_id, _message.id == _delivery.message_id)
+
+
+def _stop_all(connection: Connection, *, now_ms: int) -> None:
+    """Stops every active endpoint; its gap begins now, and earlier when the waiting events are copied."""
+    active = select(_endpoint.id).where(_endpoint.state == EndpointState.ACTIVE.value)
+    ids = connection.execute(active.order_by(_endpoint.id).with_for_update()).scalars().all()
+    if not ids:
+        return
+    stopped = {
+        "state": EndpointState.STOPPED.value,
+        "reason": Reason.TOO_MANY_PENDING.value,
+        "gap_from_ms": now_ms,
+        "gap_to_ms": None,
+    }
+    connection.execute(
+        update(endpoint_table).where(_endpoint.state == EndpointState.ACTIVE.value).values(**stopped)
+    )
+    raise_generation(connection)
 
 
 def _read_watched(connection: Connection) -> tuple[int, list[tuple[Address, EventType]]]:
