@@ -247,13 +247,7 @@ def audit(
             "rewritePeriods": rewritten,
             "recorded": note is None,
         }
-        verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
-        lines = [f"{verdict}: {report.payments} payments, {report.calls} calls"]
-        lines += [f"wrong: {line}" for line in report.wrong]
-        lines += _describe_periods(report)
-        lines += [f"held call: {call_id}" for call_id in report.held_calls]
-        kind = "released" if release else "held"
-        lines += [f"{kind} payment: {payment}" for payment in report.held_payments]
+        lines = list(_describe_audit(report, payments_are="released" if release else "held"))
         lines += [f"released: {released}"] if release else []
         lines += [_describe_rewrite(rewritten)] if rewrite else []
         lines += [note] if note else []
@@ -262,6 +256,15 @@ def audit(
             raise typer.Exit(FAILED)
 
     run_with_services(ctx, work, config, as_json=as_json, access="write" if is_change else "read")
+
+
+def _describe_audit(report: AuditReport, *, payments_are: str) -> Iterator[str]:
+    verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
+    yield f"{verdict}: {report.payments} payments, {report.calls} calls"
+    yield from (f"wrong: {line}" for line in report.wrong)
+    yield from _describe_periods(report)
+    yield from (f"held call: {call_id}" for call_id in report.held_calls)
+    yield from (f"{payments_are} payment: {payment}" for payment in report.held_payments)
 
 
 def _describe_periods(report: AuditReport) -> Iterator[str]:
