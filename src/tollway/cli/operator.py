@@ -247,7 +247,7 @@ def audit(
             "rewritePeriods": rewritten,
             "recorded": note is None,
         }
-        lines = list(_describe_audit(report, payments_are="released" if release else "held"))
+        lines = list(_describe_report(report, payments_are="released" if release else "held"))
         lines += [f"released: {released}"] if release else []
         lines += [_describe_rewrite(rewritten)] if rewrite else []
         lines += [note] if note else []
@@ -258,7 +258,7 @@ def audit(
     run_with_services(ctx, work, config, as_json=as_json, access="write" if is_change else "read")
 
 
-def _describe_audit(report: AuditReport, *, payments_are: str) -> Iterator[str]:
+def _describe_report(report: AuditReport, *, payments_are: str) -> Iterator[str]:
     verdict = "the ledger balances" if report.is_balanced else "THE LEDGER DOES NOT BALANCE"
     yield f"{verdict}: {report.payments} payments, {report.calls} calls"
     yield from (f"wrong: {line}" for line in report.wrong)
