@@ -15,10 +15,11 @@ from tollway.storage import webhook_outbox, webhook_pruning
 from tollway.storage.database import Database
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.webhook_events import ACTIVATION_MS, write_events
+from tollway.storage.webhook_outbox import put_message
 from tollway.web.query import format_time
 from tollway.webhooks.endpoints import DeliveryState, EndpointState, Reason, Resent, WebhookEndpoint
 from tollway.webhooks.events import EventType, NewEvent
-from tollway.webhooks.messages import BODY_BYTES_MAX
+from tollway.webhooks.messages import BODY_BYTES_MAX, StoredEvent
 from tollway.webhooks.schedule import Response
 
 OK, BROKEN, GONE = Response(status=200), Response(status=500), Response(status=410)
@@ -365,6 +366,23 @@ async def test_an_event_is_sent_again_with_the_data_of_the_first_time(
     # Once more: the same bytes.
     assert await webhooks.store.resend(PROVIDER, endpoint.id, ids[0], now_ms=at_ms) is Resent.QUEUED
     assert (await begin(webhooks, endpoint)).body == again.body
+
+
+async def test_messages_that_were_never_sent_are_pruned_after_a_410_too(webhooks: WebhookHarness) -> None:
+    endpoint = await webhooks.activate()
+    await emit(webhooks)
+    attempt = await begin(webhooks, endpoint)
+    (event_id,) = await emit(webhooks)
+    waiting = StoredEvent(id=event_id, type=CREDITED, at="", data="{}")
+    await webhooks.database.write(
+        lambda connection: put_message(
+            connection, endpoint.id, [waiting], message_id=event_id, body="{}", now_ms=webhooks.now_ms
+        )
+    )
+    await webhooks.outbox.end_attempt(attempt, GONE, next_ms=None, now_ms=webhooks.now_ms)
+    assert len(await webhooks.messages()) == 2
+    await webhooks.outbox.prune(now_ms=webhooks.now_ms + webhook_pruning.DEAD_KEPT_MS + 1)
+    assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
 
 
 async def test_nothing_is_sent_again_to_a_disabled_endpoint(webhooks: WebhookHarness) -> None:

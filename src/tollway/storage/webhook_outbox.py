@@ -315,7 +315,8 @@ class WebhookOutbox:
         stopped = select(endpoint_table).where(_endpoint.state == EndpointState.STOPPED.value)
 
         def work(connection: Connection) -> None:
-            for endpoint in connection.execute(stopped.with_for_update()).all():
+            locked = stopped.order_by(_endpoint.id).with_for_update()
+            for endpoint in connection.execute(locked).all():
                 if _count_pending(connection, endpoint.id) <= self._limits.webhook_pending_max // 2:
                     self._resume(connection, endpoint, now_ms=now_ms)
 
@@ -532,7 +533,8 @@ def _find_due(connection: Connection, *, now_ms: int, limit: int) -> list[DueEnd
 def _end_attempt(
     connection: Connection, *, attempt: Attempt, response: Response, next_ms: int | None, now_ms: int
 ) -> None:
-    """Writes the end of an attempt that no other gateway has begun again since."""
+    """Writes the end of an attempt that no other gateway has begun again since. Locks the endpoint first (`webhook_tables`)."""
+    connection.execute(select(_endpoint.id).where(_endpoint.id == attempt.endpoint_id).with_for_update())
     of_endpoint = _message.endpoint_id == attempt.endpoint_id
     at = and_(
         of_endpoint, _message.id == attempt.message_id, _message.attempts == attempt.attempts, text(PENDING)
@@ -552,15 +554,18 @@ def _end_attempt(
             update(endpoint_table).where(_endpoint.id == attempt.endpoint_id).values(**disabled)
         )
         connection.execute(
-            update(message_table).where(of_endpoint, text(PENDING)).values(state=state.value, body="")
+            update(message_table)
+            .where(of_endpoint, text(PENDING))
+            .values(state=state.value, body="", last_ms=func.coalesce(_message.last_ms, now_ms))
         )
-        raise_generation(connection)
         which = text(PENDING)  # type: ignore[assignment]  # a text is a condition too
     connection.execute(
         update(delivery_table)
         .where(_delivery.endpoint_id == attempt.endpoint_id, which)
         .values(state=state.value, settled_ms=now_ms)
     )
+    if response.is_gone:
+        raise_generation(connection)
 
 
 def _hash_subject(subject: str) -> bytes:

@@ -153,7 +153,7 @@ class WebhookStore:
             removed = delete(endpoint_table).where(*_is_own(wallet, endpoint_id))
             if connection.execute(removed).rowcount == 0:
                 return False
-            for table in (delivery_table, message_table):
+            for table in (message_table, delivery_table):
                 connection.execute(
                     delete(table).where(table.c.endpoint_id == endpoint_id, table.c.state == "pending")
                 )
@@ -197,9 +197,11 @@ class WebhookStore:
         def work(connection: Connection) -> Resent:
             own = select(_endpoint.state).where(*_is_own(wallet, endpoint_id)).with_for_update()
             state = connection.scalar(own)
+            if state is None:
+                return Resent.UNKNOWN
             at = (_delivery.endpoint_id == endpoint_id, _delivery.event_id == event_id)
-            row = connection.execute(select(delivery_table).where(*at).with_for_update()).one_or_none()
-            if state is None or row is None:
+            row = connection.execute(select(delivery_table).where(*at)).one_or_none()
+            if row is None:
                 return Resent.UNKNOWN
             if state in (EndpointState.DISABLED.value, EndpointState.UNCONFIRMED.value):
                 return Resent.DISABLED

@@ -1,0 +1,85 @@
+"""Transactions that change messages or deliveries of one endpoint lock the endpoint first, so none of them ends in a deadlock. On PostgreSQL: SQLite has one
+writer at a time."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import asyncpg
+import pytest
+
+from tests.contracts.test_plain_writes import wait_blocked
+from tests.contracts.test_webhook_outbox import GONE, OK, SMALL, begin, emit
+from tests.kit.databases import open_database
+from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
+from tests.kit.webhooks import WebhookHarness
+from tollway.errors import StorageUnavailable
+from tollway.storage.database import Database
+from tollway.storage.payments import PaymentLedgerStore
+
+Move = Callable[[WebhookHarness, Any, Any], Awaitable[Any]]
+
+
+class CountingDatabase:
+    """Counts the transactions that the server rolled back: the stores run these again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.dialect = database.dialect
+        self.rolled_back = 0
+
+    async def read(self, work: Any, **options: Any) -> Any:
+        return await self._database.read(work, **options)
+
+    async def write(self, work: Any, **options: Any) -> Any:
+        try:
+            return await self._database.write(work, **options)
+        except StorageUnavailable:
+            self.rolled_back += 1
+            raise
+
+
+async def end_gone(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
+    await webhooks.outbox.end_attempt(attempt, GONE, next_ms=None, now_ms=webhooks.now_ms)
+
+
+async def end_well(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
+    await webhooks.outbox.end_attempt(attempt, OK, next_ms=None, now_ms=webhooks.now_ms)
+
+
+async def remove(webhooks: WebhookHarness, endpoint: Any, attempt: Any) -> None:
+    await webhooks.store.remove(PROVIDER, endpoint.id)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(remove, end_gone), (remove, end_well), (end_gone, remove)],
+    ids=("remove-gone", "remove-delivered", "gone-remove"),
+)
+async def test_two_transactions_of_an_endpoint_end_without_a_deadlock(
+    postgres_url: str, first: Move, second: Move
+) -> None:
+    """Both wait for the endpoint. A transaction that held a message meanwhile would be waited for by the one that gets the endpoint."""
+    async with open_database(postgres_url) as database:
+        await PaymentLedgerStore(database).record_payments([new_payment(100)], now_ms=NOW_MS)
+        counting: Any = CountingDatabase(database)
+        webhooks = WebhookHarness(counting, limits=SMALL)
+        endpoint = await webhooks.activate()
+        await emit(webhooks)
+        attempt = await begin(webhooks, endpoint)
+        blocker = await asyncpg.connect(postgres_url)
+        start = asyncio.get_running_loop().create_task
+        try:
+            await blocker.execute("BEGIN; SELECT id FROM webhook_endpoint FOR UPDATE")
+            one = start(first(webhooks, endpoint, attempt))
+            await wait_blocked(database)
+            two = start(second(webhooks, endpoint, attempt))
+            await wait_blocked(database, 2)
+            await blocker.execute("ROLLBACK")
+            await asyncio.gather(one, two)
+        finally:
+            await blocker.close()
+        assert counting.rolled_back == 0
+        if remove in (first, second):
+            assert (await webhooks.deliveries(), await webhooks.messages()) == ([], [])
