@@ -227,10 +227,8 @@ def audit(
                 + "; ".join(report.wrong)
             )
         released = await services.operator_ledger.release_held(origin=origin) if release else 0
-        rewritten = 0
-        if rewrite:
-            starts = report.wrong_period_starts
-            rewritten = await services.operator_ledger.rewrite_periods(starts, origin=origin)
+        starts = report.wrong_period_starts
+        rewritten = await services.operator_ledger.rewrite_periods(starts, origin=origin) if rewrite else 0
         held = () if release else report.held_payments
         answer = {
             "balanced": report.is_balanced,
