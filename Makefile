@@ -11,7 +11,7 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom package format schema bench bench-pages scale lock clean
+.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom package format schema bench bench-pages screenshots scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -182,6 +182,9 @@ bench: install $(STAMPS)/bench   ## beside Envoy, nginx and the x402 middleware,
 
 bench-pages: install    ## page views beside paid calls, and how soon a page is there in a browser, four minutes (options: ARGS="--stages paint")
 	@exec $(BIN)/python bench/pages.py $(ARGS)
+
+screenshots: install    ## the pictures of docs/images made anew, from a gateway and a browser, four minutes (options: ARGS=FOLDER)
+	$(BIN)/python -m tests.browser.screenshots $(ARGS)
 
 scale: install   ## the same pages over a thousand rows and over many (options: ARGS="--database postgresql --calls 10000000")
 	@exec $(BIN)/python bench/scale.py $(ARGS)
