@@ -449,3 +449,42 @@ async def test_without_javascript_the_panel_says_what_it_needs(browser: Browser,
         await watched.page.locator("#operation").select_option("echo")
         await watched.page.get_by_role("button", name="Show").click()
         assert "operation=echo" in watched.page.url
+
+
+async def test_the_button_rests_after_a_call(browser: Browser, site: Site) -> None:
+    """A second click that was meant for the first call must not pay again. The clock of the page stands still."""
+    async with watch_page(browser, site.gateway.base_url) as watched:
+        page = watched.page
+        await page.clock.install(time=0)
+        await watched.goto(f"/apis/{site.apis['free']}?operation=get_quote")
+        await page.clock.pause_at(60_000)
+        await page.get_by_role("button", name="Call").click()
+        await expect(stamp(page)).to_have_text("FREE")
+        await expect(pay_button(page)).to_be_disabled()
+        await page.clock.run_for(1_000)
+        await expect(pay_button(page)).to_be_enabled()
+
+
+async def test_a_call_of_the_page_carries_no_cookie(browser: Browser, site: Site) -> None:
+    async with open_panel(browser, site, None, "free") as watched:
+        page = watched.page
+        await watched.context.add_cookies([{"name": "theme", "value": "dark", "url": site.gateway.base_url}])
+        async with page.expect_request("**/api/v2/gateway/**") as waiting:
+            await page.get_by_role("button", name="Call").click()
+        await expect(stamp(page)).to_have_text("FREE")
+        assert "cookie" not in await (await waiting.value).all_headers()
+
+
+async def test_a_wallet_is_asked_for_methods_of_the_list_alone(browser: Browser, site: Site) -> None:
+    async with open_panel(browser, site, None) as watched:
+        wallet_module = await watched.evaluate(
+            "document.querySelector('script[src*=\"/ui/\"]').src.replace(/[^/]+$/, 'wallet.js')"
+        )
+        answers = {}
+        for method in ("eth_chainId", "eth_sign", "eth_signTransaction", "wallet_requestPermissions"):
+            answers[method] = await watched.evaluate(
+                f"import('{wallet_module}').then(({{ ask }}) => ask({{ provider: {{ request: async () => 'asked' }} }}, '{method}'))"
+                ".catch((error) => error.message)"
+            )
+    assert answers.pop("eth_chainId") == "asked"
+    assert answers == {method: f"this page asks no wallet for {method}" for method in answers}

@@ -107,9 +107,9 @@ OPERATOR_GUARDS = (
     guard(
         "I12",
         "no browser takes the JSON of the operator for a page",
-        "web.admin_app:AdminApp.__call__",
-        "        send = _without_sniffing(send)\n",
-        "",
+        "web.admin_app:AdminApp._respond",
+        "plain_send = _without_sniffing(send)",
+        "plain_send = send",
         test=f"{APP}::test_no_response_is_sniffed",
     ),
     *(

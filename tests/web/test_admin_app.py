@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
+import structlog
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from starlette.types import Receive, Scope, Send
 
 from tests.kit.admin_pages import (
     ALICE,
@@ -23,8 +26,12 @@ from tests.kit.admin_pages import (
     sign_in,
 )
 from tollway.app.lifecycle import App
+from tollway.errors import StorageUnavailable
+from tollway.identity.admin_sessions import AdminSignIn
 from tollway.storage.admin_store import admin_code_table
-from tollway.web.admin_app import ADMIN_COOKIE
+from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, AdminHosts
+from tollway.web.page_assets import read_assets
+from tollway.web.page_renderer import PageRenderer
 
 
 @pytest.fixture
@@ -166,3 +173,57 @@ async def test_scrapers_that_read_exemplars_get_the_trace_of_a_bucket(
     plain = await browser.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain")
     assert "ab" * 16 not in plain.text
+
+
+# ---- Problems.
+
+
+async def test_a_problem_has_its_title_code_and_request_id(app: App, browser: httpx.AsyncClient) -> None:
+    await sign_in(app, browser)
+    answer = await browser.get("/unknown", headers={"x-request-id": "req_of_the_test"})
+    assert answer.status_code == 404
+    assert "<h1>Route not found</h1>" in answer.text
+    assert "req_of_the_test" in answer.text
+    assert '/problems/route-not-found"' in answer.text
+    assert "Nothing was changed" not in answer.text
+
+
+def make_admin_app(error: Exception) -> AdminApp:
+    """An admin address whose pages fail with `error`. Its open paths need no session."""
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    return AdminApp(
+        metrics=fail,
+        pages=fail,
+        hosts=AdminHosts(listen_host="127.0.0.1", port=9402, names=()),
+        sign_in=cast(AdminSignIn, None),
+        renderer=PageRenderer(read_assets(), public_url="", test_money="none"),
+        public_url="https://gw.example.com",
+        entropy=lambda size: bytes(size),
+    )
+
+
+async def ask_failing_page(error: Exception) -> httpx.Response:
+    transport = httpx.ASGITransport(app=make_admin_app(error))
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+        return await client.get("/enter?a=b", headers={"x-request-id": "req_of_the_test"})
+
+
+async def test_storage_that_is_away_is_a_page_that_says_when_to_try_again() -> None:
+    answer = await ask_failing_page(StorageUnavailable("gone"))
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"].isdigit()
+    assert 'href="/enter?a=b">Try again</a>' in answer.text
+    assert 'href="https://gw.example.com/problems/storage-unavailable"' in answer.text
+
+
+async def test_a_defect_is_a_page_with_the_request_id_of_the_log() -> None:
+    with structlog.testing.capture_logs() as logs:
+        answer = await ask_failing_page(ZeroDivisionError("a secret of the traceback"))
+    assert answer.status_code == 500
+    assert "req_of_the_test" in answer.text
+    assert "secret" not in answer.text
+    assert "internal_error" in answer.text
+    assert [one["path"] for one in logs if one["event"] == "unhandled_error"] == ["/enter"]

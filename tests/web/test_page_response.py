@@ -143,6 +143,15 @@ async def test_a_404_of_a_gateway_call_is_html_for_a_browser(gateway: InProcessG
     assert not is_page(await gateway.ask(listing=listing))
 
 
+async def test_a_410_of_a_gateway_call_is_html_for_a_browser(gateway: InProcessGateway) -> None:
+    await gateway.publish(retired_ms=1)
+    shown = await gateway.ask(headers=text_of(CHROMIUM))
+    assert (shown.status, is_page(shown)) == (410, True)
+    assert b"api_retired" in shown.body
+    plain = await gateway.ask()
+    assert (plain.status, is_page(plain), plain.problem["code"]) == (410, False, "api_retired")
+
+
 async def test_other_refusals_of_gateway_calls_stay_json(gateway: InProcessGateway) -> None:
     await gateway.publish(status="paused")
     shown = await gateway.ask(headers=text_of(CHROMIUM))

@@ -96,6 +96,8 @@ def build_admin_app(
         hosts=AdminHosts(listen_host=listen.host, port=listen.port, names=settings.admin_hosts),
         sign_in=sign_in,
         renderer=renderer,
+        public_url=settings.public_url,
+        entropy=secrets.token_bytes,
     )
 
 

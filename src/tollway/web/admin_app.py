@@ -5,17 +5,21 @@ stranger's page points at this address (DNS rebinding) gets 403. Scrapers come b
 """
 
 import re
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
-from starlette.requests import Request
+import structlog
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.identity.admin_sessions import ENTRY_PATH, AdminSession, AdminSignIn
 from tollway.operator_acts import REASON_LENGTH_MAX
+from tollway.telemetry import bind_request, unbind_request
+from tollway.web.middleware import read_request_id
+from tollway.web.page_problems import view_problem
 from tollway.web.page_renderer import PageRenderer, Section
 from tollway.web.page_session import Fields, SessionCookie, make_form_token, read_form
 from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of, status_of
@@ -41,6 +45,11 @@ SECTIONS = tuple(
     )
 )
 
+_log = structlog.get_logger(__name__)
+_DEFECT = Problem(
+    code=Code.INTERNAL_ERROR,
+    detail="The gateway failed and logged the error, with the id of this request and its traceback.",
+)
 _PORT = re.compile(r"[0-9]{1,5}")
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -64,7 +73,7 @@ class AdminHosts:
 
 
 class AdminApp:
-    """The ASGI application of the admin address. `pages`: the routes behind a session."""
+    """The ASGI application of the admin address. `pages`: the routes behind a session. `public_url`: where the pages of the problems are."""
 
     def __init__(
         self,
@@ -74,27 +83,55 @@ class AdminApp:
         hosts: AdminHosts,
         sign_in: AdminSignIn,
         renderer: PageRenderer,
+        public_url: str,
+        entropy: Callable[[int], bytes],
     ) -> None:
         self._metrics = metrics
         self._pages = pages
         self._hosts = hosts
         self._sign_in = sign_in
         self._renderer = renderer
+        self._public_url = public_url
+        self._entropy = entropy
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"].rstrip("/") == "/metrics":
             await self._metrics(scope, receive, send)
             return
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id = read_request_id(scope["headers"], entropy=self._entropy)
+        state["public_url"] = self._public_url
+        before = bind_request(request_id)
+        try:
+            await self._respond(scope, receive, send)
+        finally:
+            unbind_request(before)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        send = _without_sniffing(send)
+        is_started = False
+        plain_send = _without_sniffing(send)
+
+        async def watching_send(message: Message) -> None:
+            nonlocal is_started
+            is_started = is_started or message["type"] == "http.response.start"
+            await plain_send(message)
+
         try:
             response = await self._open(request)
             if response is None:
-                await self._pages(scope, receive, send)
+                await self._pages(scope, receive, watching_send)
                 return
         except TollwayError as error:
             response = explain_problem(request, error.problem)
-        await response(scope, receive, send)
+        except ClientDisconnect:
+            return  # no client is left to answer
+        except Exception as exc:
+            _log.error("unhandled_error", path=instance_of(scope), is_started=is_started, exc_info=exc)
+            if is_started or "renderer" not in scope["state"]:
+                raise
+            response = explain_problem(request, _DEFECT)
+        await response(scope, receive, watching_send)
 
     async def _open(self, request: Request) -> Response | None:
         """None where the request may reach the pages; their handlers find the session in its state."""
@@ -133,7 +170,14 @@ def _without_sniffing(send: Send) -> Send:
     return adding_send
 
 
-def respond_page(request: Request, template: str, *, status: int = 200, **records: Any) -> Response:
+def respond_page(
+    request: Request,
+    template: str,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    **records: Any,
+) -> Response:
     """A page of the operator, in the frame of its session. Templates write the hidden token of a form by `form_token(route)`."""
     state = request.scope["state"]
     renderer: PageRenderer = state["renderer"]
@@ -143,6 +187,7 @@ def respond_page(request: Request, template: str, *, status: int = 200, **record
         template,
         account=session.actor if isinstance(session, AdminSession) else None,
         status=status,
+        headers=headers,
         form_token=partial(make_form_token, token or ""),
         reason_max=REASON_LENGTH_MAX,
         **records,
@@ -157,7 +202,18 @@ def respond_entry(request: Request, *, code: str, has_wallets: bool, status: int
 
 def explain_problem(request: Request, problem: Problem) -> Response:
     """The page of a refused or failed request, with what to do next."""
-    return respond_page(request, "admin_problem.j2", status=status_of(problem.code), problem=problem)
+    status = status_of(problem.code)
+    view = view_problem(problem, request.scope, status=status, request_id=request_id_of(request.scope))
+    headers = {} if view.retry_after_s is None else {"Retry-After": str(view.retry_after_s)}
+    return respond_page(
+        request,
+        "admin_problem.j2",
+        status=status,
+        headers=headers,
+        problem=view,
+        is_unchanged=request.method == "POST" and problem.code is not Code.INTERNAL_ERROR,
+        public_url=request.scope["state"]["public_url"],
+    )
 
 
 def guarded(handler: Handler) -> Handler:

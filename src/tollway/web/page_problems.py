@@ -71,7 +71,7 @@ class ProblemPages:
         body = self._renderer.render(
             scope,
             "problem.j2",
-            problem=_view(
+            problem=view_problem(
                 problem,
                 scope,
                 status=status,
@@ -108,8 +108,8 @@ def is_shown_as_page(scope: Scope, status: int) -> bool:
     return status in SHOWN_STATUSES and is_navigation(scope)
 
 
-def _view(
-    problem: Problem, scope: Scope, *, status: int, request_id: str, quoted: QuotedApi | None
+def view_problem(
+    problem: Problem, scope: Scope, *, status: int, request_id: str, quoted: QuotedApi | None = None
 ) -> ProblemView:
     kind = PROBLEM_KINDS[problem.code]
     query = scope.get("query_string", b"").decode("latin-1")
