@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest_asyncio
@@ -13,6 +14,8 @@ from tests.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 OTHER_CHAIN, CHAIN = 1, 84532
+LOST_AFTER = timedelta(minutes=6)
+"""Longer than a page waits before it offers to give a transfer up."""
 
 
 @dataclass(kw_only=True)
@@ -88,6 +91,15 @@ async def edit(site: Site, **changes: Any) -> None:
     path = f"/apis/{site.apis['edited']}"
     reply = await site.cluster.control(site.gateway, site.provider, "PUT", path, draft)
     assert reply.status == 200, reply.body
+
+
+async def set_clock_back(page: Page) -> None:
+    """The clock of the page is slow, so that `let_minutes_pass` brings it to the present: what is signed then is valid."""
+    await page.clock.install(time=datetime.now(UTC) - LOST_AFTER)
+
+
+async def let_minutes_pass(page: Page) -> None:
+    await page.clock.fast_forward(int(LOST_AFTER.total_seconds()) * 1000)
 
 
 def pay_button(page: Page) -> Any:

@@ -105,7 +105,7 @@ async def test_credit_of_the_wallet_is_found_in_another_tab(browser: Browser, si
         page = watched.page
         await page.get_by_label("a transaction on Sandbox").check()
         await page.get_by_role("button", name="Look for credit").click()
-        await expect(slip(page)).to_contain_text("have not enough left")
+        await expect(slip(page)).to_contain_text("Among the newest 100 payments of this wallet, no transfer")
         await page.get_by_label("Calls to pay for at once").fill("2")
         await pay_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)

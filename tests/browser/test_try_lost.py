@@ -1,15 +1,42 @@
-"""Pay by transaction where the wallet replaces or drops it: the panel asks the gateway, takes the other hash, and pays anew only after the reader has given the transfer up."""
+"""Pay by transaction where the wallet replaces or drops it: the panel asks the gateway, takes the other hash, and pays anew only after the reader has given the transfer up.
+
+The first transfer is never forgotten before it is known to have failed or another one has paid: no node has to know a transfer that is on its way.
+"""
+
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.call_panel import Site, open_panel, pay_button, site, slip, stamp
+from tests.browser.call_panel import (
+    Site,
+    let_minutes_pass,
+    open_panel,
+    pay_button,
+    set_clock_back,
+    site,
+    slip,
+    stamp,
+)
+from tests.browser.watched_page import WatchedPage
 
 __all__ = ["site"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-UNKNOWN = "The network does not know this transfer"
+UNKNOWN = "The gateway's nodes do not know this transfer"
+NONE_SENT = "My wallet shows no transfer"
+POLLS_MAX = 300
+
+
+def again_button(page: Page) -> Any:
+    return page.get_by_role("button", name="Ask again")
+
+
+async def read_payment(watched: WatchedPage) -> dict[str, Any]:
+    """What the page has stored of its payment."""
+    key = "Object.keys(sessionStorage).find((key) => key.endsWith(' payment'))"
+    return dict(await watched.evaluate(f"JSON.parse(sessionStorage.getItem({key}) ?? '{{}}')"))
 
 
 async def send_and_reload(page: Page) -> None:
@@ -18,7 +45,7 @@ async def send_and_reload(page: Page) -> None:
     await expect(slip(page)).to_contain_text("Paid in", timeout=30_000)
     await page.reload()
     await expect(page.get_by_label("Transaction hash")).to_be_hidden()
-    await page.get_by_role("button", name="Ask again").click()
+    await again_button(page).click()
     await expect(slip(page)).to_contain_text(UNKNOWN, timeout=30_000)
     await expect(page.get_by_label("Transaction hash")).to_be_visible()
 
@@ -29,10 +56,10 @@ async def test_a_replaced_transaction_is_paid_once_under_its_other_hash(browser:
         page = watched.page
         await send_and_reload(page)
         await watched.check()
-        await page.get_by_role("button", name="Ask again").click()
+        await again_button(page).click()
         await expect(slip(page).get_by_text(UNKNOWN)).to_have_count(2, timeout=30_000)
         await page.get_by_label("Transaction hash").fill(wallet.sent[0])
-        await page.get_by_role("button", name="Ask again").click()
+        await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
         await expect(page.get_by_label("Transaction hash")).to_be_hidden()
     assert wallet.counts["eth_sendTransaction"] == 1
@@ -49,13 +76,18 @@ async def test_a_dropped_transaction_is_paid_anew_after_the_reader_gave_it_up(
         browser, site, wallet, viewport={"width": 320, "height": 800}, color_scheme="dark"
     ) as watched:
         page = watched.page
+        await set_clock_back(page)
         await send_and_reload(page)
+        await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
+        await let_minutes_pass(page)
+        await again_button(page).click()
+        await expect(page.get_by_label(NONE_SENT)).to_be_visible(timeout=30_000)
         await watched.check()
         assert wallet.counts["eth_sendTransaction"] == 1
         wallet.drops = False
         await page.get_by_label("a transaction on Sandbox").check()
-        await page.get_by_label("My wallet shows no transfer").check()
-        await page.get_by_role("button", name="Ask again").click()
+        await page.get_by_label(NONE_SENT).check()
+        await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
     assert wallet.counts["eth_sendTransaction"] == 2
     (call,) = await site.calls(wallet)
@@ -71,10 +103,104 @@ async def test_declining_to_sign_in_loses_nothing(browser: Browser, site: Site) 
         await pay_button(page).click()
         await expect(slip(page)).to_contain_text("Paid in", timeout=30_000)
         await page.reload()
-        await page.get_by_role("button", name="Ask again").click()
+        await again_button(page).click()
         await expect(slip(page)).to_contain_text("You declined", timeout=30_000)
         wallet.declines.clear()
-        await page.get_by_role("button", name="Ask again").click()
+        await again_button(page).click()
         await expect(slip(page)).to_contain_text(UNKNOWN, timeout=30_000)
     assert wallet.counts["eth_sendTransaction"] == 1
     assert await site.calls(wallet) == []
+
+
+# ---- A second payment must not be made, and the first must not be forgotten.
+
+
+async def test_what_was_entered_for_one_payment_does_not_touch_the_next(browser: Browser, site: Site) -> None:
+    wallet = await site.wallet(chain_id=84532, replaces=True)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await set_clock_back(page)
+        await send_and_reload(page)
+        await let_minutes_pass(page)
+        await again_button(page).click()
+        await expect(page.get_by_label(NONE_SENT)).to_be_visible(timeout=30_000)
+        await page.get_by_label(NONE_SENT).check()
+        await page.get_by_label("Transaction hash").fill(wallet.sent[0])
+        await again_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        wallet.replaces, wallet.drops = False, True
+        await page.get_by_label("a transaction on Sandbox").check()
+        await pay_button(page).click()
+        await expect(slip(page)).to_contain_text("Paid in", timeout=30_000)
+        lost = (await read_payment(watched))["transaction"]
+        for _ in range(POLLS_MAX):  # the page waits a minute for the receipt
+            await page.clock.run_for(1_000)
+            if await pay_button(page).text_content() == "Ask again":
+                break
+        await again_button(page).click()
+        await expect(slip(page)).to_contain_text(UNKNOWN, timeout=30_000)
+        await expect(page.get_by_label("Transaction hash")).to_have_value("")
+        await expect(page.get_by_label(NONE_SENT)).not_to_be_checked()
+        await again_button(page).click()
+        await expect(slip(page).get_by_text(UNKNOWN)).to_have_count(2, timeout=30_000)
+        assert (await read_payment(watched))["transaction"] == lost
+    assert wallet.counts["eth_sendTransaction"] == 2
+    assert len(await site.calls(wallet)) == 1
+
+
+@pytest.mark.parametrize(
+    ("amount", "sentence"),
+    [(1, "first transfer is kept"), (10**12, "The transaction that you entered failed")],
+    ids=["pays somebody else", "failed"],
+)
+async def test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfer(
+    browser: Browser, site: Site, amount: int, sentence: str
+) -> None:
+    wallet = await site.wallet(chain_id=84532, holds=True)
+    stranger = await site.cluster.wallet()
+    other = await site.cluster.driver.send_token(
+        key=stranger.key, token=site.cluster.playground.token, to=stranger.address, amount=amount
+    )
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await send_and_reload(page)
+        await page.get_by_label("Transaction hash").fill(str(other))
+        await again_button(page).click()
+        await expect(slip(page)).to_contain_text(sentence, timeout=30_000)
+        await watched.check()
+        assert (await read_payment(watched))["transaction"] == wallet.sent[0]
+        await page.reload()
+        await wallet.release()
+        await again_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    assert wallet.counts["eth_sendTransaction"] == 1
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["transaction"] == wallet.sent[0]
+    await site.check_books()
+
+
+async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(browser: Browser, site: Site) -> None:
+    """Nodes that do not know a transfer prove nothing: a private relay shows it to none before it is mined."""
+    wallet = await site.wallet(chain_id=84532, holds=True)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await set_clock_back(page)
+        await send_and_reload(page)
+        await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
+        await let_minutes_pass(page)
+        await again_button(page).click()
+        await page.get_by_label(NONE_SENT).check(timeout=30_000)
+        await site.cluster.driver.rpc("evm_setIntervalMining", 0)
+        try:
+            await wallet.release()
+            await again_button(page).click()
+            await expect(slip(page)).to_contain_text("The transfer waits on its network", timeout=30_000)
+            await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
+        finally:
+            await site.cluster.driver.rpc("evm_setIntervalMining", 1)
+        await again_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    assert wallet.counts["eth_sendTransaction"] == 1
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["transaction"] == wallet.sent[0]
+    await site.check_books()

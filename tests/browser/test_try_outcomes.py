@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.call_panel import CHAIN, Site, open_panel, pay_button, site, slip, stamp
+from tests.browser.call_panel import (
+    CHAIN,
+    Site,
+    let_minutes_pass,
+    open_panel,
+    pay_button,
+    set_clock_back,
+    site,
+    slip,
+    stamp,
+)
 from tests.browser.watched_page import WatchedPage, watch_page
 
 __all__ = ["site"]
@@ -183,8 +193,12 @@ async def test_a_transaction_that_was_never_sent_may_be_sent_by_a_second_click(
     wallet = await site.wallet(chain_id=CHAIN, silences={"eth_sendTransaction"})
     async with open_panel(browser, site, wallet) as watched:
         page = watched.page
+        await set_clock_back(page)
         await lose_a_transaction(page, wallet)
+        await expect(page.get_by_label("My wallet shows no transfer")).to_be_hidden()
         wallet.silences.clear()
+        await let_minutes_pass(page)
+        await page.get_by_role("button", name="Ask again").click()
         await page.get_by_label("My wallet shows no transfer").check()
         await page.get_by_label(BY_TRANSACTION).check()
         await page.get_by_role("button", name="Ask again").click()

@@ -61,7 +61,7 @@ class WalletError(Exception):
 @dataclass(kw_only=True)
 class WalletDouble:
     """`chain_id`: where the wallet is. `known`: chains that it can switch to. `declines`, `silences`: methods. `loses`: methods that are done and never answered. `lies`: switching succeeds and changes nothing.
-    `drops`: a transaction gets a hash and is not sent. `replaces`: it is sent under another hash than the page gets. `overspends`: it sends more of the token than it has, so that its transactions revert. `sent`: the hashes of its transactions.
+    `drops`: a transaction gets a hash and is not sent. `holds`: it gets its hash, and no node knows it before `release`, as with a private relay. `replaces`: it is sent under another hash than the page gets. `overspends`: it sends more of the token than it has, so that its transactions revert. `sent`: the hashes of its transactions.
     `accounts`: the first is in use; `next_account` replaces it after the first connection. `last_chain`: where it is after the second connection. `asked`: every request."""
 
     driver: ChainDriver
@@ -74,6 +74,7 @@ class WalletDouble:
     lies: bool = False
     overspends: bool = False
     drops: bool = False
+    holds: bool = False
     replaces: bool = False
     next_account: FundedAccount | None = None
     last_chain: int | None = None
@@ -81,6 +82,7 @@ class WalletDouble:
     asked: list[tuple[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     sent: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
 
     async def install(self, context: BrowserContext) -> None:
         await context.expose_binding("__wallet", self._answer)
@@ -89,6 +91,11 @@ class WalletDouble:
     @property
     def counts(self) -> Counter[str]:
         return Counter(method for method, _ in self.asked)
+
+    async def release(self) -> None:
+        """Sends what it holds."""
+        while self.held:
+            await self.driver.rpc("eth_sendRawTransaction", self.held.pop(0))
 
     async def _answer(self, source: Any, raw: str) -> str:
         asked = json.loads(raw)
@@ -171,6 +178,11 @@ class WalletDouble:
         unsent = "0x" + hashlib.sha256(bytes(signed.raw_transaction)).hexdigest()
         if self.drops:
             return unsent
-        sent = await self.driver.rpc("eth_sendRawTransaction", "0x" + bytes(signed.raw_transaction).hex())
+        raw = "0x" + bytes(signed.raw_transaction).hex()
+        if self.holds:
+            self.held.append(raw)
+            self.sent.append("0x" + bytes(signed.hash).hex())
+            return self.sent[-1]
+        sent = await self.driver.rpc("eth_sendRawTransaction", raw)
         self.sent.append(str(sent))
         return unsent if self.replaces else str(sent)

@@ -10,15 +10,65 @@ PROOF = "web/test_page_response.py::test_a_request_with_a_proof_is_no_navigation
 TRY, WALLET = "web/pages/ui/try.js", "web/pages/ui/wallet.js"
 SLIP = "web/pages/ui/call_slip.js"
 TRIED, ANSWERED = "browser/test_try.py", "browser/test_try_answers.py"
+LOST = "browser/test_try_lost.py"
+ENTERED = f"{LOST}::test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfer"
 
 PAGE_GUARDS = (
     guard(
         "T7",
         "a transfer is given up by the reader alone",
+        SLIP,
+        'given === "" && !this.root.hidden && this.noneSent.checked',
+        'given === "" && !this.root.hidden',
+        test=f"{LOST}::test_a_dropped_transaction_is_paid_anew_after_the_reader_gave_it_up",
+    ),
+    guard(
+        "T7",
+        "a transfer is given up only some minutes after it was sent",
+        SLIP,
+        "return nowMs - (intent.sentMs ?? nowMs) >= GIVE_UP_MS;",
+        "return true;",
+        test=f"{LOST}::test_a_dropped_transaction_is_paid_anew_after_the_reader_gave_it_up",
+    ),
+    guard(
+        "T7",
+        "a transfer that waits on its network is not given up",
         TRY,
-        '!this.recovery.hidden && this.recovery.querySelector("[data-none-sent]:checked")',
-        "!this.recovery.hidden",
-        test="browser/test_try_lost.py::test_a_replaced_transaction_is_paid_once_under_its_other_hash",
+        "if (isGivenUp && !isPending)",
+        "if (isGivenUp)",
+        test=f"{LOST}::test_a_transfer_that_comes_after_it_was_given_up_pays_the_call",
+    ),
+    guard(
+        "T7",
+        "what was entered for one payment is cleared before the next",
+        SLIP,
+        'this.hash.value = "";\n    this.noneSent.checked = false;',
+        "",
+        test=f"{LOST}::test_what_was_entered_for_one_payment_does_not_touch_the_next",
+    ),
+    guard(
+        "T7",
+        "an entered hash stands beside the first",
+        SLIP,
+        "if (intent.first === undefined) intent.first = intent.transaction ?? null;",
+        "",
+        test=ENTERED,
+    ),
+    guard(
+        "T7",
+        "an entered transaction that failed leaves the first",
+        TRY,
+        'if (this.returnToFirst(intent)) return new Stop(this.say("enteredFailed"));',
+        "",
+        test=ENTERED,
+    ),
+    guard(
+        "T7",
+        "an entered transaction that pays nothing leaves the first",
+        TRY,
+        'if (state === "none" && this.returnToFirst(intent)) {',
+        "if (false) {",
+        test=ENTERED,
     ),
     guard(
         "T6",
@@ -160,7 +210,7 @@ PAGE_GUARDS = (
         "T7",
         "a held payment is not forgotten",
         TRY,
-        'if (state === "held") this.offerToAskAgain(intent);\n    else this.forgetIntent();',
+        'if (state === "held") this.offerToAskAgain(intent);\n      else this.forgetIntent();',
         "this.forgetIntent();",
         test="browser/test_try_outcomes.py::test_a_held_call_is_not_paid_again_after_a_reload",
     ),
@@ -168,8 +218,8 @@ PAGE_GUARDS = (
         "T7",
         "a transfer is written down before the wallet sends it",
         TRY,
-        "price: this.priceOf(way, option.amount) };\n    this.writeIntent(intent);\n    try {\n      intent.transaction",
-        "price: this.priceOf(way, option.amount) };\n    try {\n      intent.transaction",
+        "sentMs: Date.now() };\n    this.writeIntent(intent);\n    try {\n      intent.transaction",
+        "sentMs: Date.now() };\n    try {\n      intent.transaction",
         test="browser/test_try_outcomes.py::test_a_transaction_whose_hash_never_came_pays_by_its_hash",
     ),
     guard(

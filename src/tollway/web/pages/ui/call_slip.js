@@ -1,4 +1,4 @@
-// The slip of one call: its request from the form, the toll ticket that is printed line by line, and the answer. All of it writes text, never markup.
+// The slip of one call: its request from the form, the payment that it carries, the toll ticket that is printed line by line, and the answer. All of it writes text, never markup.
 
 const SHOWN_BYTES = 64 * 1024;
 const KEPT_BYTES = 64 * 1024 * 1024;
@@ -146,6 +146,102 @@ export function encode(content) {
   return btoa(String.fromCharCode(...new TextEncoder().encode(JSON.stringify(content))));
 }
 
+// ---- The payment that a call carries.
+
+/** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
+/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string, sentMs?: number, first?: string | null, isRedirected?: boolean }} Intent `first`: the hash by the wallet, where the reader has entered another one; null where none came */
+
+/** So long after a transfer was sent, it may be given up: a wallet can send it past the nodes that others see. */
+const GIVE_UP_MS = 5 * 60_000;
+
+/** @param {Intent} intent @returns {Record<string, string>} */
+export function paymentHeaders(intent) {
+  if (intent.rail === "x402") return { "payment-signature": intent.header ?? "", "idempotency-key": intent.key };
+  const { signature, parameters } = JSON.parse(intent.header ?? "{}");
+  return {
+    "x-payment-tx": intent.transaction ?? "",
+    "x-payment-network": `eip155:${intent.way.chainId}`,
+    "x-signature": signature,
+    "x-signature-params": parameters,
+    "idempotency-key": intent.key,
+  };
+}
+
+/** @param {Intent} intent */
+export function isOutdated(intent) {
+  const until = /validUntil=([0-9]+)/.exec(intent.header ?? "");
+  return !until || Number(until[1]) < Date.now() / 1000 + 5;
+}
+
+/** Tries another hash. The first one is kept: what was entered may be wrong, and the first may still move. @param {Intent} intent @param {string} hash */
+export function enterHash(intent, hash) {
+  if (hash === intent.first) restoreFirst(intent);
+  if (hash === intent.transaction) return;
+  if (intent.first === undefined) intent.first = intent.transaction ?? null;
+  intent.transaction = hash;
+}
+
+/** Drops an entered hash for the first one, which may still move. Returns whether one was entered. @param {Intent} intent */
+export function restoreFirst(intent) {
+  if (intent.first === undefined) return false;
+  intent.transaction = intent.first ?? undefined;
+  delete intent.first;
+  intent.state = "sending";
+  return true;
+}
+
+/** Whether the reader may give a transfer up. @param {Intent} intent @param {number} nowMs */
+export function mayGiveUp(intent, nowMs) {
+  return nowMs - (intent.sentMs ?? nowMs) >= GIVE_UP_MS;
+}
+
+/** What the tab has stored under a key; null for nothing, and for another text than JSON. @param {string} key @returns {any} */
+export function readStored(key) {
+  try {
+    return JSON.parse(sessionStorage.getItem(key) ?? "null");
+  } catch {
+    return null;
+  }
+}
+
+/** Asks for the hash of a transfer, and whether there is none. What was entered for one payment must not touch the next. */
+export class RecoveryFields {
+  /** @param {HTMLElement} root */
+  constructor(root) {
+    this.root = root;
+    this.hash = /** @type {HTMLInputElement} */ (root.querySelector("input"));
+    this.noneSent = /** @type {HTMLInputElement} */ (root.querySelector("[data-none-sent]"));
+  }
+
+  /** @param {boolean} mayGiveUp */
+  offer(mayGiveUp) {
+    if (this.root.hidden) this.clear();
+    this.root.hidden = false;
+    this.offerNone(mayGiveUp);
+  }
+
+  /** @param {boolean} isOffered */
+  offerNone(isOffered) {
+    if (!isOffered) this.noneSent.checked = false;
+    /** @type {HTMLElement} */ (this.noneSent.closest("p")).hidden = !isOffered;
+  }
+
+  hide() {
+    this.root.hidden = true;
+    this.clear();
+  }
+
+  clear() {
+    this.hash.value = "";
+    this.noneSent.checked = false;
+  }
+
+  read() {
+    const given = this.root.hidden ? "" : this.hash.value.trim().toLowerCase();
+    return { given, isNoneSent: given === "" && !this.root.hidden && this.noneSent.checked };
+  }
+}
+
 // ---- The request and the answer.
 
 /** @typedef {{ method: string, target: string, headers: Record<string, string>, body: string | null }} CallRequest */
@@ -251,6 +347,19 @@ export async function readProblem(response) {
   }
 }
 
+/** The gateway failed and does not know how far it came. */
+const INTERNAL = { code: "internal_error" };
+const UNDECIDED = new Set([INTERNAL.code, "payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
+
+/** Whether an answer says nothing of the payment: the gateway failed, or something else answered. @param {Problem | null} problem */
+export const isInternal = (problem) => (problem ?? INTERNAL).code === INTERNAL.code;
+
+/** What became of the payment; null where the same payment must be sent again to know it. @param {Response} response @param {Problem | null} problem */
+export function readOutcome(response, problem) {
+  if (isOfGateway(response) && problem === null) return null;
+  return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
+}
+
 /**
  * Shows an answer as it comes: JSON indented, other text as it is, anything else as a download.
  * @param {Response} response @param {HTMLElement} place @param {Record<string, string>} words
@@ -308,4 +417,18 @@ function makeDownload(chunks, label) {
   link.download = "answer";
   link.textContent = label;
   return link;
+}
+
+/** The operation that is chosen loads its page, and the number of calls is asked only where a transaction pays. */
+export function followChoices() {
+  const chooser = document.querySelector("[data-operation-choice]");
+  chooser?.addEventListener("change", () => /** @type {HTMLSelectElement} */ (chooser).form?.requestSubmit());
+  for (const name of document.querySelectorAll("[data-calls-field]")) {
+    const show = () => {
+      const chosen = document.querySelector("[name=way]:checked, [name=way][type=hidden]");
+      /** @type {HTMLElement} */ (name).hidden = !(chosen instanceof HTMLInputElement && chosen.dataset.rail === "tx");
+    };
+    document.addEventListener("change", show);
+    show();
+  }
 }

@@ -3,8 +3,11 @@
 // Two rules carry it. Nothing is signed for another payee, token, chain or amount than the page has shown. And while a payment may still move, it is sent again as it is:
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
-import { CallSlip, decode, encode, format, isOfGateway, parse, readForm, readProblem, readState, sendCall, showAnswer } from "./call_slip.js";
-import { CALL_TYPES, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
+import {
+  CallSlip, RecoveryFields, decode, encode, enterHash, followChoices, format, isInternal, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
+  readStored, restoreFirst, sendCall, showAnswer,
+} from "./call_slip.js";
+import { CALL_TYPES, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
 const ATTEMPTS_MAX = 60;
@@ -12,11 +15,11 @@ const WAIT_MAX_S = 30;
 const RECEIPT_POLL_MS = 1_000;
 const BOUND_VALID_S = 240;
 
-/** @typedef {{ id: string, rail: "x402" | "tx", name: string, chainId: number, token: string | null, symbol: string, decimals: number, amount: string, price: string, payTo: string, explorer: string | null, network: object | null }} Way */
+/** @typedef {import("./call_slip.js").Way} Way */
+/** @typedef {import("./call_slip.js").Intent} Intent */
 /** @typedef {import("./call_slip.js").CallRequest} CallRequest */
 /** @typedef {import("./call_slip.js").Problem} Problem */
 /** @typedef {import("./call_slip.js").Schemas["PaymentOption"]} PaymentOption */
-/** @typedef {{ rail: "x402" | "tx" | "credit", state: "signing" | "sending" | "shown", request: CallRequest, key: string, from: string, way: Way, price: string, header?: string, transaction?: string, isRedirected?: boolean }} Intent */
 
 /** The flow ended with a sentence for the reader. */
 class Stop extends Error {}
@@ -32,7 +35,7 @@ class TryPanel {
     this.ways = this.settings.ways;
     this.button = /** @type {HTMLButtonElement} */ (form.querySelector("[data-pay]"));
     this.answer = /** @type {HTMLElement} */ (document.querySelector("[data-answer]"));
-    this.recovery = /** @type {HTMLElement} */ (form.querySelector("[data-recovery]"));
+    this.recovery = new RecoveryFields(/** @type {HTMLElement} */ (form.querySelector("[data-recovery]")));
     this.anew = /** @type {HTMLElement} */ (form.querySelector("[data-anew]"));
     this.slip = new CallSlip(/** @type {HTMLElement} */ (document.querySelector("[data-slip]")));
     this.place = `tollway ${this.settings.apiId}`;
@@ -220,7 +223,7 @@ class TryPanel {
       value: option.amount,
       validAfter: "0",
       validBefore: String(Math.floor(Date.now() / 1000) + Math.min(accepted.maxTimeoutSeconds, 900)),
-      nonce: randomHex(),
+      nonce: makeNonce(),
     };
     await this.keepAccount(provider, from, way);
     /** @type {Intent} */
@@ -249,7 +252,7 @@ class TryPanel {
     await this.checkBalance(way, provider, from, amount);
     await this.keepAccount(provider, from, way);
     /** @type {Intent} */
-    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount) };
+    const intent = { rail: "tx", state: "sending", request, key: crypto.randomUUID(), from, way, price: this.priceOf(way, option.amount), sentMs: Date.now() };
     this.writeIntent(intent);
     try {
       intent.transaction = await sendTransfer(provider, { from, chainId: way.chainId, token: way.token, to: option.payTo, amount }, () => void this.slip.note(this.say("silent")));
@@ -258,6 +261,7 @@ class TryPanel {
       else this.offerToAskAgain(intent);
       throw error;
     }
+    intent.sentMs = Date.now();
     this.writeIntent(intent);
     return this.proveTransaction(intent, provider);
   }
@@ -268,10 +272,7 @@ class TryPanel {
     this.slip.line(this.words.sent, hash, intent.way.explorer && intent.way.explorer + hash);
     for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
       const isSuccess = await readReceipt(provider, hash);
-      if (isSuccess === false) {
-        this.forgetIntent();
-        throw new Stop(this.say("reverted"));
-      }
+      if (isSuccess === false) throw this.endFailed(intent);
       if (isSuccess) return this.showTransaction(intent, provider);
       await pause(RECEIPT_POLL_MS);
     }
@@ -290,7 +291,7 @@ class TryPanel {
   async signCall(intent, provider) {
     const { request, way } = intent;
     const validUntil = Math.floor(Date.now() / 1000) + BOUND_VALID_S;
-    const nonce = randomHex();
+    const nonce = makeNonce();
     const bodyHash = keccak256(new TextEncoder().encode(request.body ?? ""));
     const message = { gateway: this.settings.gateway, apiId: this.settings.apiId, method: request.method, target: request.target, bodyHash, transaction: intent.transaction, validUntil: String(validUntil), nonce };
     const domain = { name: "Tollway", version: "1", chainId: way.chainId };
@@ -329,7 +330,7 @@ class TryPanel {
       const state = response && readOutcome(response, problem);
       if (state && needed) this.slip.update(this.words.confirmations, this.say("confirmed", needed, needed));
       if (response && state) return this.finish(intent, response, problem, state);
-      if (response && !isTold && (problem ?? INTERNAL).code === INTERNAL.code) {
+      if (response && !isTold && isInternal(problem)) {
         isTold = true;
         this.slip.note(this.say("notKnown"));
       }
@@ -370,9 +371,13 @@ class TryPanel {
   /** @param {Intent} intent @param {Response} response @param {Problem | null} problem @param {import("./call_slip.js").PaymentState} state */
   async finish(intent, response, problem, state) {
     this.endClock();
-    this.keepCredit(intent, response, state);
-    if (state === "held") this.offerToAskAgain(intent);
-    else this.forgetIntent();
+    if (state === "none" && this.returnToFirst(intent)) {
+      this.slip.note(this.say("firstKept"), true);
+    } else {
+      this.keepCredit(intent, response, state);
+      if (state === "held") this.offerToAskAgain(intent);
+      else this.forgetIntent();
+    }
     if (problem && state !== "held" && state !== "released") throw this.describe(problem);
     this.printHead(response);
     const receipt = decode(response.headers.get("payment-response") ?? "");
@@ -422,7 +427,8 @@ class TryPanel {
       return;
     }
     this.slip.note(this.say(intent.transaction || intent.rail === "x402" ? "pending" : "sendingUnknown"));
-    this.recovery.hidden = Boolean(intent.transaction || intent.rail === "x402");
+    if (intent.rail === "tx" && !intent.transaction) this.offerRecovery(intent);
+    else this.recovery.hide();
   }
 
   /** Goes on with a payment: the same one, never a new one. @param {Intent} intent @returns {Promise<void>} */
@@ -445,32 +451,70 @@ class TryPanel {
   }
 
   /**
-   * Goes on with a transfer that is not mined yet. Its hash may be one that the wallet has replaced, so the reader can name another; only the reader gives a transfer up.
+   * Goes on with a transfer that is not mined yet. Its hash may be one that the wallet has replaced, so the reader can name another, which is tried beside it; only the reader gives a transfer up,
+   * and not while it waits on its network.
    * @param {Intent} intent @returns {Promise<void>}
    */
   async resumeTransaction(intent) {
-    const field = /** @type {HTMLInputElement} */ (this.recovery.querySelector("input"));
-    const given = this.recovery.hidden ? "" : field.value.trim().toLowerCase();
-    if (/^0x[0-9a-f]{64}$/.test(given)) intent.transaction = given;
-    else if (given === "" && !this.recovery.hidden && this.recovery.querySelector("[data-none-sent]:checked")) {
-      this.forgetIntent();
-      return this.start();
-    }
-    if (!intent.transaction) throw new Stop(this.say("sendingUnknown"));
+    const { given, isNoneSent } = this.recovery.read();
+    const isGivenUp = isNoneSent && mayGiveUp(intent, Date.now());
+    intent.sentMs ??= Date.now();
+    if (/^0x[0-9a-f]{64}$/.test(given)) enterHash(intent, given);
     this.writeIntent(intent);
+    if (!intent.transaction) {
+      if (isGivenUp) return this.payAnew();
+      this.offerRecovery(intent);
+      throw new Stop(this.say("sendingUnknown"));
+    }
     const { provider, from } = await this.openWallet(intent.way);
+    if (intent.first) this.judgeFirst(intent, await readReceipt(provider, intent.first));
     if ((await readReceipt(provider, intent.transaction)) !== null) return this.proveTransaction(intent, provider);
     this.slip.note(this.say("signInToAsk"));
     const books = await import("./wallet_books.js");
-    const state = await books.readTransactionState(this.readerOf(intent.way, provider, from), intent.transaction);
-    if (state === "mined") return this.showTransaction(intent, provider);
-    if (state === "pending") throw new Stop(this.say("inPool"));
-    if (state === "failed") {
-      this.forgetIntent();
-      throw new Stop(this.say("reverted"));
-    }
-    this.recovery.hidden = false;
-    throw new Stop(this.say("unseen"));
+    const hashes = intent.first ? [intent.transaction, intent.first] : [intent.transaction];
+    const [state, first] = await books.readTransactionStates(this.readerOf(intent.way, provider, from), hashes);
+    if (first === "mined" || first === "failed") this.judgeFirst(intent, first === "mined");
+    if (first === "mined" || state === "mined") return this.showTransaction(intent, provider);
+    if (state === "failed") throw this.endFailed(intent);
+    const isPending = state === "pending" || first === "pending";
+    if (isGivenUp && !isPending) return this.payAnew();
+    if (isPending) this.recovery.offerNone(false);
+    else this.offerRecovery(intent);
+    throw new Stop(this.say(isPending ? "inPool" : "unseen"));
+  }
+
+  payAnew() {
+    this.forgetIntent();
+    return this.start();
+  }
+
+  /** The first transfer, beside an entered one: where it is mined it pays, where it failed it moves nothing more. @param {Intent} intent @param {boolean | null} isSuccess */
+  judgeFirst(intent, isSuccess) {
+    if (isSuccess) restoreFirst(intent);
+    else if (isSuccess === false) delete intent.first;
+    this.writeIntent(intent);
+  }
+
+  /** The first hash again, in place of an entered one. Returns whether one was entered. @param {Intent} intent */
+  returnToFirst(intent) {
+    if (!restoreFirst(intent)) return false;
+    this.writeIntent(intent);
+    this.recovery.clear();
+    this.button.textContent = this.say("again");
+    return true;
+  }
+
+  /** A transaction failed on its chain: an entered one is dropped, and the first is forgotten. @param {Intent} intent */
+  endFailed(intent) {
+    if (this.returnToFirst(intent)) return new Stop(this.say("enteredFailed"));
+    this.forgetIntent();
+    return new Stop(this.say("reverted"));
+  }
+
+  /** Asks for another hash, and after some minutes whether the wallet shows no transfer at all. @param {Intent} intent */
+  offerRecovery(intent) {
+    this.recovery.offer(mayGiveUp(intent, Date.now()));
+    if (mayGiveUp(intent, Date.now())) this.slip.note(this.say("mayGiveUp"));
   }
 
   /** @returns {Intent | null} */
@@ -485,7 +529,8 @@ class TryPanel {
 
   forgetIntent() {
     sessionStorage.removeItem(`${this.place} payment`);
-    this.recovery.hidden = this.anew.hidden = true;
+    this.recovery.hide();
+    this.anew.hidden = true;
     this.showPrice();
   }
 
@@ -536,37 +581,6 @@ class TryPanel {
   }
 }
 
-// ---- Headers and signed data.
-
-/** @param {Intent} intent @returns {Record<string, string>} */
-function paymentHeaders(intent) {
-  if (intent.rail === "x402") return { "payment-signature": intent.header ?? "", "idempotency-key": intent.key };
-  const { signature, parameters } = JSON.parse(intent.header ?? "{}");
-  return {
-    "x-payment-tx": intent.transaction ?? "",
-    "x-payment-network": `eip155:${intent.way.chainId}`,
-    "x-signature": signature,
-    "x-signature-params": parameters,
-    "idempotency-key": intent.key,
-  };
-}
-
-/** The gateway failed and does not know how far it came. */
-const INTERNAL = { code: "internal_error" };
-const UNDECIDED = new Set([INTERNAL.code, "payment_outcome_unknown", "idempotency_in_progress", "payment_pending", "chain_unavailable", "storage_unavailable", "overloaded", "channel_busy", "upstream_unavailable", "upstream_unreachable", "rate_limited", "failed_call_budget_exhausted"]);
-
-/** What became of the payment; null where the same payment must be sent again to know it. @param {Response} response @param {Problem | null} problem */
-function readOutcome(response, problem) {
-  if (isOfGateway(response) && problem === null) return null;
-  return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
-}
-
-/** @param {Intent} intent */
-function isOutdated(intent) {
-  const until = /validUntil=([0-9]+)/.exec(intent.header ?? "");
-  return !until || Number(until[1]) < Date.now() / 1000 + 5;
-}
-
 // ---- Small things.
 
 /** @param {unknown} text */
@@ -575,26 +589,8 @@ const lower = (text) => (text === null || text === undefined ? "" : String(text)
 /** @param {number} ms */
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-const randomHex = () => "0x" + [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** @param {string} key @returns {any} */
-function readStored(key) {
-  try {
-    return JSON.parse(sessionStorage.getItem(key) ?? "null");
-  } catch {
-    return null;
-  }
-}
 
 const form = document.querySelector("[data-call]");
 if (form instanceof HTMLFormElement) new TryPanel(form);
-const chooser = document.querySelector("[data-operation-choice]");
-chooser?.addEventListener("change", () => /** @type {HTMLSelectElement} */ (chooser).form?.requestSubmit());
-for (const name of document.querySelectorAll("[data-calls-field]")) {
-  const show = () => {
-    const chosen = document.querySelector("[name=way]:checked, [name=way][type=hidden]");
-    /** @type {HTMLElement} */ (name).hidden = !(chosen instanceof HTMLInputElement && chosen.dataset.rail === "tx");
-  };
-  document.addEventListener("change", show);
-  show();
-}
+followChoices();

@@ -223,6 +223,9 @@ export async function readReceipt(wallet, hash) {
   return receipt === null || receipt === undefined ? null : receipt.status === "0x1";
 }
 
+/** 32 random bytes: of an authorisation, or of a bound signature. */
+export const makeNonce = () => "0x" + [...crypto.getRandomValues(new Uint8Array(32))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
 // ---- Keccak-256 (the original padding), for the hash of a request body. Plain and slow: a body of a form is short.
 
 const RATE = 136;

@@ -11,11 +11,15 @@ import { signMessage } from "./wallet.js";
 export class NoAnswer extends Error {}
 
 /**
- * What became of a transaction. `unknown`: the nodes of the gateway do not have it, so it was replaced, dropped, or not sent yet.
- * @param {Reader} reader @param {string} hash @returns {Promise<TransactionState>}
+ * What became of each transaction. `unknown`: the nodes of the gateway do not have it, so it was replaced, dropped, or goes a way that they do not see.
+ * @param {Reader} reader @param {string[]} hashes @returns {Promise<TransactionState[]>}
  */
-export async function readTransactionState(reader, hash) {
-  const payment = await read(reader, `/api/v2/payments/${hash}`);
+export async function readTransactionStates(reader, hashes) {
+  return (await read(reader, hashes.map((hash) => `/api/v2/payments/${hash}`))).map(stateOf);
+}
+
+/** @param {any} payment @returns {TransactionState} */
+function stateOf(payment) {
   if (payment.state === "pending") return "pending";
   if (payment.state === "refused") return "failed";
   return payment.state === "unseen" && payment.reason === "unknown_transaction" ? "unknown" : "mined";
@@ -27,7 +31,7 @@ export async function readTransactionState(reader, hash) {
  */
 export async function findCredit(reader, { chainId, token, payTo }) {
   const asset = `eip155:${chainId}/${token ? `erc20:${token}` : "slip44:60"}`.toLowerCase();
-  const { payments } = await read(reader, "/api/v2/payments?limit=100");
+  const [{ payments }] = await read(reader, ["/api/v2/payments?limit=100"]);
   if (!Array.isArray(payments)) throw new NoAnswer();
   let most = null;
   for (const one of payments) {
@@ -38,15 +42,15 @@ export async function findCredit(reader, { chainId, token, payTo }) {
   return most;
 }
 
-/** Reads one path in a session of its own. @param {Reader} reader @param {string} path @returns {Promise<any>} */
-async function read(reader, path) {
+/** Reads paths in a session of its own. @param {Reader} reader @param {string[]} paths @returns {Promise<any[]>} */
+async function read(reader, paths) {
   const { wallet, address, chainId, onSilence } = reader;
   const challenge = await send("POST", "/api/v2/auth/nonce", { body: { address, chainId } });
   if (challenge.domain !== location.host) throw new NoAnswer(); // a wallet signs for no other site
   const signature = await signMessage(wallet, address, String(challenge.message), onSilence);
   const { accessToken } = await send("POST", "/api/v2/auth/session", { body: { message: challenge.message, signature } });
   try {
-    return await send("GET", path, { token: accessToken });
+    return await Promise.all(paths.map((path) => send("GET", path, { token: accessToken })));
   } finally {
     void send("DELETE", "/api/v2/auth/session", { token: accessToken }).catch(() => {});
   }
