@@ -3,6 +3,7 @@
 The first transfer is never forgotten before it is known to have failed or another one has paid: no node has to know a transfer that is on its way.
 """
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -144,6 +145,12 @@ async def test_what_was_entered_for_one_payment_does_not_touch_the_next(browser:
         await again_button(page).click()
         await expect(slip(page).get_by_text(UNKNOWN)).to_have_count(2, timeout=30_000)
         assert (await read_payment(watched))["transaction"] == lost
+        await page.clock.set_system_time(datetime.now(UTC))
+        await page.get_by_label("Transaction hash").fill(wallet.sent[0])
+        await again_button(page).click()
+        await expect(slip(page)).to_contain_text("All value of this payment is spent", timeout=30_000)
+        await expect(slip(page)).to_contain_text("first transfer is kept")
+        assert (await read_payment(watched))["transaction"] == lost
     assert wallet.counts["eth_sendTransaction"] == 2
     assert len(await site.calls(wallet)) == 1
 
@@ -179,7 +186,9 @@ async def test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfe
     await site.check_books()
 
 
-async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(browser: Browser, site: Site) -> None:
+async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
+    browser: Browser, site: Site
+) -> None:
     """Nodes that do not know a transfer prove nothing: a private relay shows it to none before it is mined."""
     wallet = await site.wallet(chain_id=84532, holds=True)
     async with open_panel(browser, site, wallet) as watched:

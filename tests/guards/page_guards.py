@@ -66,9 +66,17 @@ PAGE_GUARDS = (
         "T7",
         "an entered transaction that pays nothing leaves the first",
         TRY,
-        'if (state === "none" && this.returnToFirst(intent)) {',
+        "if (isNotPaid(problem, state) && this.returnToFirst(intent)) {",
         "if (false) {",
         test=ENTERED,
+    ),
+    guard(
+        "T7",
+        "an entered transaction that other calls have spent leaves the first",
+        SLIP,
+        'return state === "none" || (problem !== null && (state !== "held" || problem.code === "payment_already_used"));',
+        'return state === "none";',
+        test=f"{LOST}::test_what_was_entered_for_one_payment_does_not_touch_the_next",
     ),
     guard(
         "T6",

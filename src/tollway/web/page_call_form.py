@@ -230,7 +230,7 @@ WORDS: Mapping[str, str] = {
     "unseen": "The gateway's nodes do not know this transfer. It may still be on its way: ask again later. If your wallet replaced it, enter the transaction hash that your wallet shows now. Five minutes after it was sent, this page lets you give it up.",
     "mayGiveUp": "Check the box only if your wallet shows no transfer, not even one that waits: the call is then paid anew.",
     "enteredFailed": "The transaction that you entered failed. The first transfer is kept, because it may still move: ask again, or enter another transaction hash.",
-    "firstKept": "The transaction that you entered does not pay this call. The first transfer is kept, because it may still move: ask again.",
+    "firstKept": "The transaction that you entered did not pay this call. The first transfer is kept, because it may still move: ask again.",
     "reverted": "The transaction failed. Only its network fee was paid.",
     "released": "You were not charged.",
     "charged": "You were charged {0}.",

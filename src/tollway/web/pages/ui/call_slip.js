@@ -360,6 +360,11 @@ export function readOutcome(response, problem) {
   return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
 }
 
+/** Whether the payment that was shown did not pay this call. One that is spent says `charged`, or `held`, of its other calls. @param {Problem | null} problem @param {PaymentState} state */
+export function isNotPaid(problem, state) {
+  return state === "none" || (problem !== null && (state !== "held" || problem.code === "payment_already_used"));
+}
+
 /**
  * Shows an answer as it comes: JSON indented, other text as it is, anything else as a download.
  * @param {Response} response @param {HTMLElement} place @param {Record<string, string>} words

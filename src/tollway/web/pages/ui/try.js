@@ -4,7 +4,7 @@
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
 import {
-  CallSlip, RecoveryFields, decode, encode, enterHash, followChoices, format, isInternal, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
+  CallSlip, RecoveryFields, decode, encode, enterHash, followChoices, format, isInternal, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
   readStored, restoreFirst, sendCall, showAnswer,
 } from "./call_slip.js";
 import { CALL_TYPES, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
@@ -371,7 +371,7 @@ class TryPanel {
   /** @param {Intent} intent @param {Response} response @param {Problem | null} problem @param {import("./call_slip.js").PaymentState} state */
   async finish(intent, response, problem, state) {
     this.endClock();
-    if (state === "none" && this.returnToFirst(intent)) {
+    if (isNotPaid(problem, state) && this.returnToFirst(intent)) {
       this.slip.note(this.say("firstKept"), true);
     } else {
       this.keepCredit(intent, response, state);
