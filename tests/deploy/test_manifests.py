@@ -256,6 +256,15 @@ def test_the_ledger_is_audited_where_no_timer_of_systemd_is(services: dict[str, 
     _, _, loop = services["audit"]["entrypoint"]
     assert "tollway gateway audit --json" in loop
     assert int(re.findall(r"sleep (\d+)", loop)[0]) <= 7 * 86_400
+    after_failure = re.findall(r"if tollway gateway audit --json; then [^;]+; else sleep (\d+); fi", loop)
+    assert [int(seconds) for seconds in after_failure] == [3_600]
+
+
+def test_an_audit_has_no_gas_key(services: dict[str, Any]) -> None:
+    (container,) = pod_of("CronJob")["containers"]
+    assert {"name": "TOLLWAY_GAS_KEYS_BASE", "value": ""} in container["env"]
+    assert services["gateway-1"]["environment"]["TOLLWAY_GAS_KEYS_BASE"] == STAND_INS["TOLLWAY_GAS_KEYS_BASE"]
+    assert services["audit"]["environment"]["TOLLWAY_GAS_KEYS_BASE"] == ""
 
 
 def test_the_ports_agree() -> None:
