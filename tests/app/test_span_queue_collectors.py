@@ -6,7 +6,7 @@ Asserted by counts and by order, never by time: the gateway serves and stops whi
 import asyncio
 import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -103,6 +103,16 @@ async def never_end_the_body(collector: Collector, writer: asyncio.StreamWriter)
         collector.written_bytes += len(PIECE)
 
 
+async def drip_the_body(collector: Collector, writer: asyncio.StreamWriter) -> None:
+    """Each byte comes within the time limit of one read; all of them take minutes."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+    while True:
+        writer.write(b"x")
+        await writer.drain()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 0.1)
+
+
 async def speak_another_protocol(collector: Collector, writer: asyncio.StreamWriter) -> None:
     writer.write(b"\x00\xff\x15\x03\r\n\r\n")
     await writer.drain()
@@ -118,6 +128,7 @@ TAKEN: dict[str, Respond] = {
     "takes them": answer("200 OK", b""),
     "has a garbage body": answer("200 OK", b"\xff\x00 no message of a protocol \x80"),
     "never ends its body": never_end_the_body,
+    "drips its body": drip_the_body,
 }
 LOST: dict[str, Respond] = {
     "refuses": answer("400 Bad Request", b"no"),
@@ -235,7 +246,7 @@ async def open_gateway(folder: Path, port: int, monkeypatch: pytest.MonkeyPatch)
 async def test_a_collector_that_accepts_has_every_span(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """The status decides. Of a response without an end the gateway reads little."""
+    """The status decides. No body of a response is read."""
     async with run_collector(TAKEN[name]) as collector:
         async with open_gateway(tmp_path, collector.port, monkeypatch) as calls:
             await calls.make(1)

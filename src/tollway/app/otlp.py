@@ -6,11 +6,9 @@ The address of the collector comes from the standard variables `OTEL_EXPORTER_OT
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import requests
-import urllib3
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
@@ -25,14 +23,13 @@ _KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": Span
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
-RESPONSE_BYTES_MAX = 4_096
 _REDIRECT_MIN, _ERROR_MIN = 300, 400
 _LOGGERS = ("opentelemetry.exporter", "urllib3")
 
 
 class CollectorSession(requests.Session):
-    """The HTTP session to a collector, which may lie. A redirect is a failure and is not followed: it would carry the headers of the collector elsewhere. Of a
-    response at most `RESPONSE_BYTES_MAX` are read, since the status decides. `failure`: why the last request failed; None after a success."""
+    """The HTTP session to a collector, which may lie. A redirect is a failure and is not followed: it would carry the headers of the collector elsewhere. The
+    body of a response is not read, since the status decides. `failure`: why the last request failed; None after a success."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,9 +46,7 @@ class CollectorSession(requests.Session):
                 exc
             ).__name__  # its text may hold the address of the collector, and that a password
             raise
-        with suppress(urllib3.exceptions.HTTPError):
-            response.raw.read(RESPONSE_BYTES_MAX, decode_content=False)
-        response.close()
+        response.close()  # unread: the time limit is for one read, so a slow body would hold the next batch
         if response.status_code >= _REDIRECT_MIN:
             self.failure = f"HTTP status {response.status_code}"
         if _REDIRECT_MIN <= response.status_code < _ERROR_MIN:  # the exporter takes it for a success
