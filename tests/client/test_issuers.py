@@ -131,6 +131,18 @@ def test_the_issuers_that_are_named_replace_the_public_ones(
     assert found["subject"] == ((("commonName", "Our issuer"),),)
 
 
+def test_no_variable_writes_the_keys_of_a_session(
+    server: PrivateServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "keys.log"
+    monkeypatch.setenv("SSLKEYLOGFILE", str(log))
+    monkeypatch.setenv("SSL_CERT_FILE", str(server.issuer))
+    with httpx.Client(verify=open_tls()) as http:
+        assert http.get(server.url).status_code == 200
+    lines = log.read_text().splitlines() if log.exists() else []
+    assert [line for line in lines if not line.startswith("#")] == []
+
+
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("content", [None, "no certificate"])
 def test_a_name_without_certificates_is_a_wrong_use(

@@ -1,7 +1,7 @@
 """The certificate issuers that a client's connections trust.
 
 Those of the package `certifi`, or the ones of `SSL_CERT_FILE` (a file) or `SSL_CERT_DIR` (a folder in OpenSSL's form) in their place, as OpenSSL and curl have it. No other variable of
-the environment changes a connection.
+the environment changes a connection: `SSLKEYLOGFILE`, by which Python writes the keys of sessions into a file, counts for none.
 """
 
 import os
@@ -25,6 +25,7 @@ def open_tls() -> ssl.SSLContext:
         folder and not os.environ.get("SSL_CERT_FILE") and not os.path.isdir(folder)
     ):  # OpenSSL would read nothing
         raise IssuersUnusable(f"{_name_source()}: there is no such folder")
+    context.keylog_filename = None  # type: ignore[assignment]  # typeshed has no None, which switches it off
     return context
 
 
