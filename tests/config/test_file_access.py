@@ -16,6 +16,7 @@ from tollway.config.file_access import (
     USER,
     USER_OBJ,
     can_others_use,
+    is_handed_over,
     parse_acl,
 )
 from tollway.config.settings import read_key_file
@@ -89,18 +90,56 @@ def test_reads_the_access_control_list(
     key_file: Path, monkeypatch: pytest.MonkeyPatch, user: int, packed: bytes, is_shared: bool
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    try:
-        os.setxattr(key_file, ACL_NAME, packed)
-    except OSError as exc:
-        if exc.errno == errno.ENOTSUP:
-            pytest.skip("the file system of the tests has no access control lists")
-        raise
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(key_file.parent))
+    if user == 0 and os.getuid() != 0:
+        is_shared = True  # the file of these tests is no file of root
+    set_list(key_file, packed)
     assert can_others_use(key_file) == is_shared
     if is_shared:
         with pytest.raises(SettingsInvalid, match="others may read"):
             read_key_file(key_file)
     else:
         assert len(read_key_file(key_file)) == 1
+
+
+def set_list(path: Path, packed: bytes) -> None:
+    try:
+        os.setxattr(path, ACL_NAME, packed)
+    except OSError as exc:
+        if exc.errno == errno.ENOTSUP:
+            pytest.skip("the file system of the tests has no access control lists")
+        raise
+
+
+def test_root_refuses_the_list_of_a_credential_elsewhere(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(key_file.parent / "credentials"))
+    set_list(key_file, credential(reader=STRANGER))
+    with pytest.raises(SettingsInvalid, match="others may read"):
+        read_key_file(key_file)
+
+
+@pytest.mark.parametrize(
+    ("path", "owner", "folder", "is_credential"),
+    [
+        ("/run/credentials/tollway.service/gas.key", 0, None, True),
+        ("/run/credentials/tollway.service/gas.key", USER_ID, None, False),
+        ("/run/credentials/../gas.key", 0, None, False),
+        ("/run/credentials-of-others/gas.key", 0, None, False),
+        ("/etc/tollway/gas.key", 0, "", False),
+        ("/srv/credentials/gas.key", 0, "/srv/credentials", True),
+        ("/srv/gas.key", 0, "/srv/credentials", False),
+    ],
+)
+def test_a_credential_is_a_file_of_root_in_a_folder_of_credentials(
+    monkeypatch: pytest.MonkeyPatch, path: str, owner: int, folder: str | None, is_credential: bool
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    if folder is not None:
+        monkeypatch.setenv("CREDENTIALS_DIRECTORY", folder)
+    assert is_handed_over(Path(path), owner=owner) is is_credential
 
 
 @pytest.mark.parametrize("packed", [b"", b"\x02", struct.pack("<I", 3), pack((USER_OBJ, 4, NO_ID))[:-1]])

@@ -56,6 +56,14 @@ KEY_GUARDS = (
     ),
     guard(
         "K4",
+        "a credential is a file of root in a folder of credentials",
+        "config.file_access:can_others_use",
+        "        and is_handed_over(path, owner=found.st_uid)\n",
+        "",
+        test="config/test_file_access.py::test_root_refuses_the_list_of_a_credential_elsewhere",
+    ),
+    guard(
+        "K4",
         "a key file is never written over",
         "config.settings:make_key_file",
         "os.O_WRONLY | os.O_CREAT | os.O_EXCL",

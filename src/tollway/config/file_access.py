@@ -19,6 +19,7 @@ ACL_VERSION = 2
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 """Tags of entries: the owner, a named user, the owning group, a named group, the mask, all others."""
 READ = 4
+CREDENTIALS = "/run/credentials"
 NO_LIST = frozenset({errno.ENODATA, errno.ENOTSUP, errno.ENOSYS})
 _HEADER, _ENTRY = struct.Struct("<I"), struct.Struct("<HHI")
 
@@ -34,7 +35,8 @@ class AclEntry:
 
 def can_others_use(path: Path) -> bool:
     """True if a user beside the owner and the user of this process has a right on the file; for root, also if a credential names one user who reads it. Raises OSError."""
-    mode = stat.S_IMODE(path.stat().st_mode)
+    found = path.stat()
+    mode = stat.S_IMODE(found.st_mode)
     if mode & stat.S_IRWXO or not mode & stat.S_IRWXG:
         return bool(mode & stat.S_IRWXO)
     entries = list(read_acl(path))
@@ -42,11 +44,22 @@ def can_others_use(path: Path) -> bool:
         return True
     mask = next((entry.rights for entry in entries if entry.tag == MASK), 0o7)
     named = [entry for entry in entries if entry.tag == USER and entry.rights & mask]
-    is_credential = os.geteuid() == 0 and [entry.rights & mask for entry in named] == [READ]
+    is_credential = (
+        os.geteuid() == 0
+        and is_handed_over(path, owner=found.st_uid)
+        and [entry.rights & mask for entry in named] == [READ]
+    )
     return any(
         entry.rights & mask and not (_is_ours(entry) or (is_credential and entry in named))
         for entry in entries
     )
+
+
+def is_handed_over(path: Path, *, owner: int) -> bool:
+    """True for a file of root in a folder of credentials (systemd.exec(5)): elsewhere such a list is a mistake of an administrator, also for root."""
+    folders = [CREDENTIALS, *filter(None, [os.environ.get("CREDENTIALS_DIRECTORY")])]
+    real = path.resolve()
+    return owner == 0 and any(real.is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _is_ours(entry: AclEntry) -> bool:
