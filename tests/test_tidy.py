@@ -160,7 +160,7 @@ NETWORKED_BY: dict[str, tuple[str, str]] = {
     "payments/facilitator.py": ("aiohttp", "the facilitator that the operator names"),
     "storage/postgres.py": ("asyncpg", "the operator's own database"),
     "rate_limits/redis_windows.py": ("redis", "the operator's own server for rates"),
-    "app/otlp.py": ("requests urllib3", "the collector of traces that the operator names"),
+    "app/otlp.py": ("requests", "the collector of traces that the operator names"),
     "app/service_notifier.py": ("socket", "the socket of systemd, a path or a name of this machine"),
     "web/server.py": (
         "asyncio.open_connection socket",
