@@ -71,7 +71,7 @@ SHORT_FILES: dict[str, str] = {
     "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
-    "web/admin_views.py": "an open call for an operator; the page of the call shows callers and providers something else",
+    "web/admin_calls.py": "an open call for an operator; the page of the call shows callers and providers something else",
     "per_call_record.py": "the one place where a record is not frozen at run time",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
     "storage/commit_traces.py": "what a trace says about commits, for the writer and its two queues",

@@ -1,4 +1,4 @@
-"""What the database and its server say about all gateways: their leases and releases, the duties that one of them leads, held payments, sizes of tables, seals."""
+"""What the database and its server say about all gateways: their leases and releases, the duties that one of them leads, held payments, sizes of tables, encrypted values by key."""
 
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ class BookSizes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealCounts:
+class EncryptedValues:
     """Encrypted values of one kind by the key that opens them: the first key, an older key, or none of the settings (`lost`). `is_whole` False: only a part was
     opened."""
 

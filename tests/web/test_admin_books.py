@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit.admin_pages import ALICE, TX
 from tests.kit.payer import USDC
-from tollway.fleet import BookSizes, HeldPayment, SealCounts, TableSize
+from tollway.fleet import BookSizes, EncryptedValues, HeldPayment, TableSize
 from tollway.web.admin_books import books_json, format_size
 
 
@@ -38,7 +38,7 @@ def test_a_held_payment_of_an_asset_that_the_settings_lost_is_shown_by_its_key()
         last_audit=(0, 2),
         held_count=1,
         held=[held],
-        seals=[SealCounts(kind="responses", current=1, older=2, lost=3, is_whole=False)],
+        seals=[EncryptedValues(kind="responses", current=1, older=2, lost=3, is_whole=False)],
         sizes=BookSizes(
             tables=(TableSize(name="call", rows=7, size_bytes=None, oldest_ms=None),), size_bytes=2048
         ),

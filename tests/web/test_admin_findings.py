@@ -8,7 +8,7 @@ import pytest
 
 from tollway import alert_limits as limits
 from tollway.chain.nodes import NodeStatus
-from tollway.fleet import DutyLeader, GatewayBuild, GatewayRecord, SealCounts
+from tollway.fleet import DutyLeader, EncryptedValues, GatewayBuild, GatewayRecord
 from tollway.ids import Address, ChainId
 from tollway.metric_table import DURATION_BUCKETS_S
 from tollway.payments.gas import GasKeyStatus, GasSpending
@@ -39,7 +39,7 @@ STILL = MetricsSample(
 BUILD = GatewayBuild(name="gw-1:8402", version="1.0", schema="0024")
 GATEWAY = GatewayRecord(owner_id="a", build=BUILD, started_ms=0, seen_ms=NOW_MS, is_alive=True)
 LEADER = DutyLeader(duty="watcher", is_led=True, owner_id="a")
-SECRETS = SealCounts(kind="secrets", current=3, older=0, lost=0, is_whole=True)
+SECRETS = EncryptedValues(kind="secrets", current=3, older=0, lost=0, is_whole=True)
 KEY = GasKeyStatus(
     chain_id=BASE, address=Address(b"k" * 20), balance_wei=300, floor_wei=100, is_stuck=False, unmined=0
 )
@@ -65,14 +65,14 @@ QUIET = OverviewFacts(
     suspended=0,
     blocked=0,
     in_flight=0,
-    gained=lambda _: STILL,
+    find_increase=lambda _: STILL,
     risks=(),
     now_ms=NOW_MS,
 )
 
 
 def gained(**changes: Any) -> dict[str, Any]:
-    return {"gained": lambda _: replace(STILL, **changes)}
+    return {"find_increase": lambda _: replace(STILL, **changes)}
 
 
 def fleet(**changes: Any) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def test_each_window_is_that_of_its_alert() -> None:
         asked.append(window_s)
         return STILL
 
-    find_findings(replace(QUIET, gained=find_increase))
+    find_findings(replace(QUIET, find_increase=find_increase))
     assert set(asked) == {
         limits.NODE_WINDOW_S,
         limits.EVENT_WINDOW_S,

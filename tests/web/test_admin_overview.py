@@ -26,7 +26,7 @@ def test_figures_of_the_last_minutes_are_of_calls_by_outcome() -> None:
             "settle": times(100, bound=5),
         },
     )
-    figures = list_figures(replace(QUIET, gained=lambda _: recent))
+    figures = list_figures(replace(QUIET, find_increase=lambda _: recent))
     assert {name: figures[name] for name in figures if name in EXPECTED} == EXPECTED
 
 
@@ -43,7 +43,7 @@ EXPECTED = {
 
 
 def test_without_calls_nothing_is_divided_by_zero() -> None:
-    figures = list_figures(replace(QUIET, gained=lambda _: replace(STILL, seconds=0)))
+    figures = list_figures(replace(QUIET, find_increase=lambda _: replace(STILL, seconds=0)))
     assert (figures["callsPerSecond"], figures["ownFailures"]) == ("0.00", "0 of 0")
     assert (figures["upstreamP95"], figures["ownP95"]) == ("–", "–")
 

@@ -11,7 +11,7 @@ from tests.kit.listings import show_listing
 from tests.kit.pages import PageHarness
 from tests.kit.signed_in import open_signed_in
 from tollway.cli.main import make_app
-from tollway.web.admin_views import CHECK_TEXTS
+from tollway.web.admin_findings import CHECK_TEXTS
 from tollway.web.page_renderer import TEMPLATES
 from tollway.web.page_snippets import write_snippets
 

@@ -43,7 +43,7 @@ def describe_late_tasks(tasks: Iterable[BackgroundTaskStatus]) -> list[str]:
     ]
 
 
-async def find_risks_here(settings: Settings, database: Database) -> tuple[Finding, ...]:
+async def find_local_risks(settings: Settings, database: Database) -> tuple[Finding, ...]:
     """The warnings and failures among these findings."""
     found = [
         *examine_settings(settings),

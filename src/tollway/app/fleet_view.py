@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 
 from tollway import __version__
-from tollway.app.doctor_findings import describe_late_tasks, find_risks_here
+from tollway.app.doctor_findings import describe_late_tasks, find_local_risks
 from tollway.app.observation import read_network_nodes
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
@@ -95,7 +95,7 @@ class FleetView:
 
     async def find_risks(self) -> Sequence[str]:
         """The warnings of doctor that cost nothing, as sentences."""
-        found = [finding.detail for finding in await find_risks_here(self._settings, self._database)]
+        found = [finding.detail for finding in await find_local_risks(self._settings, self._database)]
         found += [f"background task {late}" for late in describe_late_tasks(self._read_background())]
         if self._is_shared_rates_up is not None and not self._is_shared_rates_up():
             found.append(

@@ -21,9 +21,8 @@ def open_tls() -> ssl.SSLContext:
     except OSError as exc:  # SSLError is one
         raise IssuersUnusable(f"{_name_source()}: no certificates can be read from it: {exc}") from exc
     folder = os.environ.get("SSL_CERT_DIR")
-    if (
-        folder and not os.environ.get("SSL_CERT_FILE") and not os.path.isdir(folder)
-    ):  # OpenSSL would read nothing
+    # OpenSSL reads nothing from a folder that does not exist, without an error.
+    if folder and not os.environ.get("SSL_CERT_FILE") and not os.path.isdir(folder):
         raise IssuersUnusable(f"{_name_source()}: there is no such folder")
     context.keylog_filename = None  # type: ignore[assignment]  # typeshed has no None, which switches it off
     return context

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, func, inspect, select, text
 
-from tollway.fleet import SealCounts
+from tollway.fleet import EncryptedValues
 from tollway.storage.closed_periods import count_hours_behind
 from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
@@ -65,12 +65,12 @@ class FleetFiguresStore:
             lambda connection: read_figures(connection, now_ms=now_ms, secrets_stale=stale)
         )
 
-    async def count_seals(self) -> tuple[SealCounts, ...]:
+    async def count_encrypted_values(self) -> tuple[EncryptedValues, ...]:
         """The encrypted values by the key that opens them, at most `STALE_INTERVAL_S` old. Raises StorageUnavailable."""
         counts = await self._count_keys()
         return (
-            _describe_seals("secrets", counts.secrets, is_whole=True),
-            _describe_seals("responses", counts.responses, is_whole=counts.responses.total < RESPONSES_MAX),
+            _describe_values("secrets", counts.secrets, is_whole=True),
+            _describe_values("responses", counts.responses, is_whole=counts.responses.total < RESPONSES_MAX),
         )
 
     async def _count_keys(self) -> KeyCounts:
@@ -80,8 +80,10 @@ class FleetFiguresStore:
         return self._counts
 
 
-def _describe_seals(kind: str, count: SealCount, *, is_whole: bool) -> SealCounts:
-    return SealCounts(kind=kind, current=count.current, older=count.older, lost=count.lost, is_whole=is_whole)
+def _describe_values(kind: str, count: SealCount, *, is_whole: bool) -> EncryptedValues:
+    return EncryptedValues(
+        kind=kind, current=count.current, older=count.older, lost=count.lost, is_whole=is_whole
+    )
 
 
 def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> FleetFigures:

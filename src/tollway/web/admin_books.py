@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tollway.chain.networks import ChainRules, NetworkProfile
-from tollway.fleet import BookSizes, HeldPayment, SealCounts
+from tollway.fleet import BookSizes, EncryptedValues, HeldPayment
 from tollway.ids import ChainId, format_network
 from tollway.web.query import format_time
 
@@ -17,7 +17,7 @@ def books_json(
     last_audit: tuple[int, int] | None,
     held_count: int,
     held: Sequence[HeldPayment],
-    seals: Sequence[SealCounts],
+    seals: Sequence[EncryptedValues],
     sizes: BookSizes,
     rules: Mapping[ChainId, ChainRules],
     profiles: Mapping[ChainId, NetworkProfile],

@@ -34,7 +34,7 @@ from tollway.alert_limits import (
     SALES_HOURS_BEHIND_MAX,
     SETTLING_AGE_MAX_S,
 )
-from tollway.fleet import DutyLeader, GatewayRecord, SealCounts
+from tollway.fleet import DutyLeader, EncryptedValues, GatewayRecord
 from tollway.ids import format_network
 from tollway.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
 from tollway.payments.gas import GasKeyStatus, GasSpending
@@ -89,7 +89,7 @@ class OperatorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverviewFacts:
-    """`checks`: of `/readyz`. `networks`: as `GET /status` describes them. `gained`: what the metrics of this gateway gained in a window of seconds. `risks`: warnings of
+    """`checks`: of `/readyz`. `networks`: as `GET /status` describes them. `find_increase`: what the metrics of this gateway gained in a window of seconds. `risks`: warnings of
     doctor about this gateway."""
 
     checks: Mapping[str, bool]
@@ -98,14 +98,14 @@ class OverviewFacts:
     gas_keys: Sequence[GasKeyStatus]
     gas_spending: Sequence[GasSpending]
     fleet: FleetFigures
-    seals: Sequence[SealCounts]
+    seals: Sequence[EncryptedValues]
     gateways: Sequence[GatewayRecord]
     leaders: Sequence[DutyLeader]
     held_payments: int
     suspended: int
     blocked: int
     in_flight: int
-    gained: Callable[[float], MetricsSample]
+    find_increase: Callable[[float], MetricsSample]
     risks: Sequence[str]
     now_ms: int
 
@@ -145,7 +145,7 @@ def _find_stopped(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     if missing:
         words = f"No gateway leads as {' or '.join(missing)}; a running gateway takes over within seconds"
         yield OperatorFinding(severity=Severity.STOPPED, text=words, alert="NoLeader", command=DOCTOR)
-    recent = facts.gained(OWN_FAILURES_WINDOW_S)
+    recent = facts.find_increase(OWN_FAILURES_WINDOW_S)
     failures = count_own_failures(recent)
     if failures > OWN_FAILURES_MAX * recent.calls_count:
         words = f"{failures:.0f} of {recent.calls_count:.0f} calls failed because of this gateway, in {recent.seconds:.0f} s"
@@ -215,7 +215,7 @@ def _find_rails(facts: OverviewFacts) -> Iterator[OperatorFinding]:
 
 
 def _find_nodes(facts: OverviewFacts) -> Iterator[OperatorFinding]:
-    recent, events = facts.gained(NODE_WINDOW_S), facts.gained(EVENT_WINDOW_S)
+    recent, events = facts.find_increase(NODE_WINDOW_S), facts.find_increase(EVENT_WINDOW_S)
     for network in facts.nodes:
         sums = {node.number: _count_requests(recent, network.network, node.number) for node in network.nodes}
         is_any_well = any(total > failed for total, failed in sums.values())
@@ -253,54 +253,56 @@ def _count_requests(recent: MetricsSample, network: str, number: int) -> tuple[f
 
 
 def _find_slow(facts: OverviewFacts) -> Iterator[OperatorFinding]:
-    def name(words: str, alert: str) -> OperatorFinding:
+    def degraded(words: str, alert: str) -> OperatorFinding:
         return OperatorFinding(severity=Severity.DEGRADED, text=words, alert=alert, command=DOCTOR)
 
-    overload = facts.gained(OVERLOAD_WINDOW_S)
+    overload = facts.find_increase(OVERLOAD_WINDOW_S)
     refused = overload.refusals.get(("overloaded",), 0)
     if refused > OVERLOADED_PER_S_MAX * overload.seconds:
         words = f"This gateway refused {refused:.0f} requests in {overload.seconds:.0f} s because it is full"
-        yield name(words, "OverloadRefusals")
-    for phase, p95_s in find_phases(facts.gained(CALL_PHASE_WINDOW_S)).items():
+        yield degraded(words, "OverloadRefusals")
+    for phase, p95_s in find_phases(facts.find_increase(CALL_PHASE_WINDOW_S)).items():
         if p95_s > CALL_PHASE_P95_MAX_S:
-            yield name(f"One call of twenty spends more than {p95_s:.2f} s in the phase {phase}", "SlowCalls")
-    commit_s = find_quantile(0.99, DURATION_BUCKETS_S, facts.gained(COMMIT_WINDOW_S).commits)
+            yield degraded(
+                f"One call of twenty spends more than {p95_s:.2f} s in the phase {phase}", "SlowCalls"
+            )
+    commit_s = find_quantile(0.99, DURATION_BUCKETS_S, facts.find_increase(COMMIT_WINDOW_S).commits)
     if commit_s is not None and commit_s > COMMIT_P99_MAX_S:
-        yield name(f"One commit of a hundred takes more than {commit_s:.2f} s", "CommitsSlow")
-    delay_s = find_quantile(0.99, DURATION_BUCKETS_S, facts.gained(LOOP_DELAY_WINDOW_S).loop_delay)
+        yield degraded(f"One commit of a hundred takes more than {commit_s:.2f} s", "CommitsSlow")
+    delay_s = find_quantile(0.99, DURATION_BUCKETS_S, facts.find_increase(LOOP_DELAY_WINDOW_S).loop_delay)
     if delay_s is not None and delay_s > LOOP_DELAY_P99_MAX_S:
-        yield name(f"The event loop of this gateway is late by {delay_s:.2f} s", "LoopBlocked")
-    events = facts.gained(EVENT_WINDOW_S)
+        yield degraded(f"The event loop of this gateway is late by {delay_s:.2f} s", "LoopBlocked")
+    events = facts.find_increase(EVENT_WINDOW_S)
     lapses = events.lease_lapses.get((), 0)
     if lapses:
         words = f"This gateway stood still for longer than its lease, {lapses:.0f} times in {events.seconds:.0f} s"
-        yield name(words, "LeaseLapsed")
+        yield degraded(words, "LeaseLapsed")
 
 
 def _find_fleet(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     fleet, now_s = facts.fleet, facts.now_ms / 1000
 
-    def name(words: str, alert: str, command: str, page: str = "") -> OperatorFinding:
+    def upkeep(words: str, alert: str, command: str, page: str = "") -> OperatorFinding:
         return OperatorFinding(severity=Severity.UPKEEP, text=words, alert=alert, command=command, page=page)
 
     if fleet.sales_hours_behind is not None and fleet.sales_hours_behind >= SALES_HOURS_BEHIND_MAX:
         words = f"{fleet.sales_hours_behind} hours of sales are due and not written; sums are read from the calls meanwhile"
-        yield name(words, "", DOCTOR)
+        yield upkeep(words, "", DOCTOR)
     if fleet.audit_s is not None and now_s - fleet.audit_s > AUDIT_AGE_MAX_S:
         words = f"The last audit ended {format_age(now_s - fleet.audit_s)} ago"
-        yield name(words, "AuditOld", "tollway gateway audit", "/books")
+        yield upkeep(words, "AuditOld", "tollway gateway audit", "/books")
     if fleet.backup_s is not None and now_s - fleet.backup_s > BACKUP_AGE_MAX_S:
         words = f"The last backup ended {format_age(now_s - fleet.backup_s)} ago"
-        yield name(words, "BackupOld", "tollway gateway backup")
+        yield upkeep(words, "BackupOld", "tollway gateway backup")
     if fleet.secrets_stale:
         words = f"{fleet.secrets_stale} encrypted values need a key that is not the first"
-        yield name(words, "SecretsStale", "tollway gateway secrets reencrypt", "/books")
+        yield upkeep(words, "SecretsStale", "tollway gateway secrets reencrypt", "/books")
     versions = sorted({one.build.version for one in facts.gateways if one.is_alive and one.build is not None})
     unknown = sum(1 for one in facts.gateways if one.is_alive and one.build is None)
     if len(versions) + bool(unknown) > 1:
         others = f" and {unknown} of a release before" if unknown else ""
         words = f"Gateways of different versions run: {', '.join(versions)}{others}"
-        yield name(words, "VersionsDiffer", DOCTOR)
+        yield upkeep(words, "VersionsDiffer", DOCTOR)
 
 
 # ---- Figures of the calls.

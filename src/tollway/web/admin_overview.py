@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tollway.alert_limits import OWN_FAILURES_WINDOW_S
 from tollway.errors import Code
-from tollway.fleet import DutyLeader, GatewayRecord, SealCounts
+from tollway.fleet import DutyLeader, EncryptedValues, GatewayRecord
 from tollway.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
 from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.recent_metrics import MetricsSample, find_quantile
@@ -38,7 +38,7 @@ class FleetReader(Protocol):
 
     async def read(self) -> FleetFigures: ...
 
-    async def count_seals(self) -> tuple[SealCounts, ...]: ...
+    async def count_encrypted_values(self) -> tuple[EncryptedValues, ...]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,14 +78,14 @@ async def read_facts(services: OverviewServices) -> OverviewFacts:
         gas_keys=services.list_gas_keys(),
         gas_spending=services.list_gas_spending(),
         fleet=await services.fleet.read(),
-        seals=await services.fleet.count_seals(),
+        seals=await services.fleet.count_encrypted_values(),
         gateways=await services.list_gateways(),
         leaders=await services.find_leaders(),
         held_payments=await services.count_held_payments(),
         suspended=await services.count_suspended(),
         blocked=await services.count_blocked(),
         in_flight=services.count_in_flight(),
-        gained=services.find_increase,
+        find_increase=services.find_increase,
         risks=await services.find_risks(),
         now_ms=services.now_ms(),
     )
@@ -118,7 +118,7 @@ def list_figures(facts: OverviewFacts) -> dict[str, str]:
     """The figures of the first page, as text."""
     alive = sum(one.is_alive for one in facts.gateways)
     return {
-        **_list_traffic(facts.gained(OWN_FAILURES_WINDOW_S)),
+        **_list_traffic(facts.find_increase(OWN_FAILURES_WINDOW_S)),
         "inFlight": str(facts.in_flight),
         "gatewaysAlive": f"{alive} of {len(facts.gateways)}",
         "unknownCalls": count(facts.fleet.open_calls.get("unknown", (0, 0.0))[0], 10_000),

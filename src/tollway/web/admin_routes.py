@@ -47,12 +47,12 @@ from tollway.web.admin_app import (
     session_of,
 )
 from tollway.web.admin_books import books_json
+from tollway.web.admin_calls import call_json, show_line
 from tollway.web.admin_chains import chain_json
 from tollway.web.admin_gas import gas_json
 from tollway.web.admin_overview import OverviewServices, read_overview
 from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
 from tollway.web.admin_transactions import AdminTransactions
-from tollway.web.admin_views import call_json, show_line
 from tollway.web.network_routes import NetworkServices, describe_status
 from tollway.web.page_session import redirect_to
 from tollway.web.query import format_time
@@ -286,7 +286,7 @@ class AdminRoutes:
             last_audit=await services.open_calls.find_last_audit(),
             held_count=await services.open_calls.count_held_payments(),
             held=await services.books.list_held(),
-            seals=await services.overview.fleet.count_seals(),
+            seals=await services.overview.fleet.count_encrypted_values(),
             sizes=await services.books.read_sizes(),
             rules=services.networks.rules,
             profiles=services.networks.profiles,

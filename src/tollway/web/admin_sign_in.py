@@ -21,7 +21,7 @@ from tollway.web.admin_app import (
     respond_entry,
     session_of,
 )
-from tollway.web.admin_views import show_line
+from tollway.web.admin_calls import show_line
 from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import (
     charge_sign_in,

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.ledger_records import NOW_MS
 from tests.web.test_history_routes import CALL
 from tollway.ledger.records import CallState
-from tollway.web.admin_views import call_json
+from tollway.web.admin_calls import call_json
 from tollway.web.query import format_time
 
 
