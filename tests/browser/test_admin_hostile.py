@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Dialog, Route
+from playwright.async_api import Browser, Dialog
 
 from tests.attack.test_text import STRINGS
-from tests.browser.watched_page import watch_page
+from tests.browser.watched_page import answer_by, watch_page
 from tests.kit.admin_pages import HOST, ORIGIN, PAGES, keep_cookie, open_browser, run_admin_app, send_form
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, new_payment
@@ -114,19 +114,11 @@ async def watch_hostile(browser: Browser, site: Site, paths: list[str]) -> None:
         dialogs.append(dialog.message)
         await dialog.dismiss()
 
-    async def answer(route: Route) -> None:
-        request = route.request
-        given = {name: value for name, value in (await request.all_headers()).items() if name[0] != ":"}
-        given |= {"host": HOST, "cookie": site.client.headers["cookie"]}
-        found = await site.client.request(
-            request.method, request.url, headers=given, content=request.post_data_buffer
-        )
-        sent = {name: value for name, value in found.headers.items() if name != "content-encoding"}
-        await route.fulfill(status=found.status_code, headers=sent, body=found.content)
-
     async with watch_page(browser, ORIGIN) as watched:
         page = watched.page
-        await watched.context.route("**/*", answer)
+        await watched.context.route(
+            "**/*", answer_by(site.client, host=HOST, cookie=site.client.headers["cookie"])
+        )
         page.on("dialog", note_dialog)
 
         async def check() -> None:
@@ -134,7 +126,7 @@ async def watch_hostile(browser: Browser, site: Site, paths: list[str]) -> None:
             assert dialogs == []
             for link in await page.locator("[href]").all():
                 href = await link.get_attribute("href") or ""
-                assert re.match(r"#|/(?!/)", href), href
+                assert re.match(r"#|/(?!/)|http://127\.0\.0\.1:8402/problems/[a-z-]+$", href), href
             for script in await page.locator("script").all():
                 assert (await script.get_attribute("src") or "").startswith("/ui/")
             for name in ("img", "iframe", "[onerror]", "[onload]", "[style]"):

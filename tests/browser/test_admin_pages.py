@@ -16,18 +16,6 @@ from tests.kit.ports import find_low_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-PAGES = (
-    "/",
-    "/chains",
-    "/gas",
-    "/calls",
-    "/listings",
-    "/wallets",
-    "/books",
-    "/acts",
-    "/runbooks",
-    "/runbooks/StorageAway",
-)
 WALLET = "0x" + "ab" * 20
 REFRESH_MS = 10_000
 HIDE = "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {0} }}); true"
@@ -72,28 +60,6 @@ async def open_signed_in(browser: Browser, site: Site, **options: Any) -> AsyncI
         await watched.page.get_by_role("button", name="Sign in").click()
         await expect(watched.page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
         yield watched
-
-
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 320)])
-async def test_every_page_is_accessible_and_fits(
-    browser: Browser, site: Site, theme: Any, width: int
-) -> None:
-    options = {"color_scheme": theme, "viewport": {"width": width, "height": 800}}
-    async with open_signed_in(browser, site, **options) as watched:
-        for path in PAGES:
-            assert await watched.goto(path) == 200
-            await watched.check()
-            for _ in range(await watched.page.locator("details:not([open])").count()):
-                await watched.page.locator("details:not([open]) > summary").first.click()
-            await watched.check()
-
-
-async def test_without_a_session_a_page_says_how_to_get_one(browser: Browser, site: Site) -> None:
-    async with watch_page(browser, site.admin_url) as watched:
-        assert await watched.goto("/books") == 401
-        await expect(watched.page.get_by_text("tollway gateway admin link")).to_be_visible()
-        watched.complaints.clear()  # the browser's line about the 401
-        await watched.check()
 
 
 async def test_an_operator_suspends_and_restores_a_listing_and_blocks_a_wallet(

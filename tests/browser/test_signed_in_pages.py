@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, expect
 
 from tests.browser.wallet_double import WalletDouble
-from tests.browser.watched_page import WatchedPage, watch_page
+from tests.browser.watched_page import WatchedPage, answer_by, watch_page
 from tests.kit.listings import sample_listing
 from tests.kit.message_catalog import PSEUDO, LongWords
 from tests.kit.pages import PUBLIC_URL
@@ -125,21 +125,9 @@ async def open_page(
     width: int = 1280,
     **more: Any,
 ) -> AsyncIterator[WatchedPage]:
-    async def answer(route: Route) -> None:
-        request = route.request
-        given = await request.all_headers()
-        headers = {name: value for name, value in given.items() if not name.startswith(":")}
-        url, client = request.url, site.client
-        found = await client.request(request.method, url, headers=headers, content=request.post_data_buffer)
-        if found.status_code == 303:  # a browser does not follow a redirect that a route of its own answers
-            lead = {name: value for name, value in headers.items() if not name.startswith("content-")}
-            found = await client.get(found.headers["location"], headers=lead)
-        sent = {name: value for name, value in found.headers.items() if name != "content-encoding"}
-        await route.fulfill(status=found.status_code, headers=sent, body=found.content)
-
     options = {"color_scheme": theme, "viewport": {"width": width, "height": 800}, **more}
     async with watch_page(browser, PUBLIC_URL, **options) as watched:
-        await watched.context.route("**/*", answer)
+        await watched.context.route("**/*", answer_by(site.client))
         if wallet is not None:
             cookie = {
                 "name": PAGE_COOKIE.name,
@@ -151,26 +139,6 @@ async def open_page(
         yield watched
 
 
-async def check_states(watched: WatchedPage) -> None:
-    """The page as it came, and with everything open."""
-    await watched.check()
-    closed = watched.page.locator("details:not([open]) > summary")
-    if await closed.count():
-        while await closed.count():
-            await closed.first.click()
-        await watched.check()
-
-
-@pytest.mark.parametrize(("theme", "width"), [("light", 1280), ("dark", 320)])
-async def test_full_pages_are_accessible_and_fit(
-    browser: Browser, site: Site, theme: str, width: int
-) -> None:
-    async with open_page(browser, site, theme=theme, width=width) as watched:
-        for path in (*FULL.values(), site.payment):
-            assert await watched.goto(path) == 200
-            await check_states(watched)
-
-
 @pytest.mark.parametrize(("theme", "width"), [("dark", 1280), ("light", 320)])
 async def test_tickets_in_every_stamp_are_accessible_and_fit(
     browser: Browser, site: Site, theme: str, width: int
@@ -179,7 +147,7 @@ async def test_tickets_in_every_stamp_are_accessible_and_fit(
         for stamp, path in site.tickets.items():
             assert await watched.goto(path) == 200
             await expect(watched.page.locator(".ticket .stamp")).to_have_text(stamp)
-            await check_states(watched)
+            await watched.check_states()
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 320), ("dark", 1280)])
@@ -189,11 +157,11 @@ async def test_empty_and_refused_pages_are_accessible_and_fit(
     async with open_page(browser, site, theme=theme, width=width) as watched:
         for path in CORNERS.values():
             await watched.goto(path)
-            await check_states(watched)
+            await watched.check_states()
     async with open_page(browser, site, wallet=THIRD, theme=theme, width=width) as watched:
         for path in ("/my/credit", "/my/wallets", "/my/calls?role=provider"):
             assert await watched.goto(path) == 200
-            await check_states(watched)
+            await watched.check_states()
 
 
 async def test_the_provider_decides_a_held_call_after_a_second_question(browser: Browser, site: Site) -> None:

@@ -5,12 +5,13 @@ Under the pages' policy `evaluate` of text fails, so axe and measurements run th
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from playwright.async_api import Browser, BrowserContext, CDPSession, Page
+import httpx
+from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Route
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
@@ -59,6 +60,17 @@ class WatchedPage:
         assert width == 0, f"{self.page.url} is {width} px wider than its window"
         assert not self.complaints, self.complaints
 
+    async def check_states(self) -> None:
+        """The page as it came, and with everything open that can be open at once."""
+        await self.check()
+        closed = self.page.locator("details:not([open]) > summary:visible")
+        count = await closed.count()
+        for _ in range(count):
+            if await closed.count():  # of `details` with one name, opening one closes another
+                await closed.first.click()
+        if count:
+            await self.check()
+
     async def find_violations(self) -> list[str]:
         """What axe-core finds, each with the first element."""
         await self.evaluate(AXE.read_text() + "; true")
@@ -100,3 +112,25 @@ async def watch_page(browser: Browser, base_url: str, **options: Any) -> AsyncIt
         yield watched
     finally:
         await context.close()
+
+
+def answer_by(client: httpx.AsyncClient, **own: str) -> Callable[[Route], Awaitable[None]]:
+    """Answers requests of a browser by the application of a client, with these headers in place of the browser's. A redirect of a form is followed here: a browser
+    follows none that a route of its own answers."""
+
+    async def answer(route: Route) -> None:
+        request = route.request
+        given = await request.all_headers()
+        headers = {name: value for name, value in given.items() if not name.startswith(":")} | own
+        if request.is_navigation_request():  # a route sees requests before the browser adds these
+            headers |= {"sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+        found = await client.request(
+            request.method, request.url, headers=headers, content=request.post_data_buffer
+        )
+        if found.status_code == 303:
+            lead = {name: value for name, value in headers.items() if not name.startswith("content-")}
+            found = await client.get(found.headers["location"], headers=lead)
+        sent = {name: value for name, value in found.headers.items() if name != "content-encoding"}
+        await route.fulfill(status=found.status_code, headers=sent, body=found.content)
+
+    return answer
