@@ -52,6 +52,9 @@ class WatchedPage:
 
     async def check(self) -> None:
         """In any state of the page: axe finds nothing, nothing scrolls sideways, and there are no complaints."""
+        await (
+            self.page.wait_for_load_state()
+        )  # a click may have led here: without its styles a page is another one
         found = await self.find_violations()
         assert not found, "\n".join([self.page.url, *found])
         width = await self.evaluate(
