@@ -17,11 +17,11 @@ from typing import Self
 
 from tests.kit import fixed_limits
 from tests.kit.gateway_process import poll
-from tollway.app import lifecycle
+from tollway.app import doctor_findings, lifecycle
 from tollway.app.runtime import now_ms
 from tollway.chain.port import SendRefused
 from tollway.chain.rpc import RpcReader
-from tollway.cli import doctor, operator
+from tollway.cli import operator
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import CallId, ChainId
 from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
@@ -300,7 +300,7 @@ def _write_whole(path: Path, text: str) -> None:
 def use_migrations(migrations: Path) -> None:
     """Makes this process one of the release with these migrations."""
     vars(lifecycle)["SchemaCheck"] = partial(SchemaCheck, migrations=migrations)
-    vars(doctor)["schema_state"] = vars(operator)["schema_state"] = partial(
+    vars(doctor_findings)["schema_state"] = vars(operator)["schema_state"] = partial(
         schema_state, migrations=migrations
     )
     vars(operator)["upgrade"] = partial(upgrade, migrations=migrations)
