@@ -1,7 +1,7 @@
 """Thresholds that the alert rules of `deploy/prometheus` and the findings of the operator's pages share. An alert also waits until its state has lasted."""
 
 GAS_FLOORS_MIN = 3
-"""A gas key with less than so many floors is near its floor."""
+"""A balance below this multiple of `gas_floor` is low."""
 GAS_BUDGET_USED_MAX = 0.8
 NODE_WINDOW_S = 600
 NODE_FAILURES_MAX = 0.2

@@ -172,7 +172,7 @@ class CallTrace:
             kind=kind,
             start_ns=now_ns,
         )
-        self._keep(self._step)
+        self._add(self._step)
         return self._step
 
     @property
@@ -241,7 +241,7 @@ class CallTrace:
         )
         for key, value in attributes.items():
             span.set(key, value)
-        self._keep(span)
+        self._add(span)
 
     def add_call(self, call_id: CallId, outcome: str, *, error: str | None = None) -> None:
         """Adds a call that the background work moved, as a child of the root, and keeps the trace. Without effect for a call that is not sampled."""
@@ -258,7 +258,7 @@ class CallTrace:
         span.set("tollway.call.id", call_id)
         span.set("tollway.outcome", outcome)
         span.set("error.type", error)
-        self._keep(span)
+        self._add(span)
         self._mark_kept()
 
     def finish(self) -> None:
@@ -278,7 +278,7 @@ class CallTrace:
         if _current.get() is self:
             structlog.contextvars.bind_contextvars(**self.ids)
 
-    def _keep(self, span: Span) -> None:
+    def _add(self, span: Span) -> None:
         if len(self._spans) < SPANS_MAX and not self._is_finished:
             self._spans.append(span)
 

@@ -26,6 +26,7 @@ from tests.kit.ports import find_low_port
 from tollway.identity.admin_sessions import create_code
 from tollway.identity.signatures import derive_address
 from tollway.ids import ListingId
+from tollway.money import Price
 from tollway.registry.quality import FAILED, bucket_of, day_of
 from tollway.sandbox.chain import (
     ChainDriver,
@@ -78,7 +79,7 @@ class ShownApi:
 
     @property
     def units(self) -> int:
-        return round(float(self.price) * 1_000_000)
+        return Price.parse(self.price).nano // 1_000  # USDC has six decimals
 
 
 QUOTES = ShownApi(

@@ -127,7 +127,7 @@ async def test_the_keyboard_alone_publishes_proves_edits_pauses_and_decides(
         await keys.push('button[value="write"]')
         await expect(page.get_by_role("status")).to_contain_text("Saved.")
 
-        # A call that nobody answers is held until its provider decides.
+        # A call without a response is held until its provider decides.
         paid = await cluster.send_tokens(caller, provider.address, 30_000)
         held = await cluster.call(gateway, api_id, "/slow", headers=plain(caller, paid))
         assert (held.status, held.state) == (504, "held"), held.body

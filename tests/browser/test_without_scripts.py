@@ -35,7 +35,7 @@ async def read_page(watched: WatchedPage, path: str) -> tuple[str, set[str]]:
 
 
 async def compare(scripted: WatchedPage, plain: WatchedPage, rows: Rows) -> None:
-    """Whatever a page has with scripts, it has without them. A button that is shown sends a form."""
+    """A page has the same content without scripts. A button that is shown sends a form."""
     for path, status, words in rows.values():
         heading, links = await read_page(scripted, path)
         plain_heading, plain_links = await read_page(plain, path)

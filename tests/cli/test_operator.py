@@ -163,7 +163,7 @@ def test_audit_reports_balances_and_held_calls(office: Office) -> None:
         "heldPayments": [],
         "releasedPayments": [],
         "released": 0,
-        "rewritePeriods": 0,
+        "rewrittenPeriods": 0,
         "recorded": True,
     }
     assert office.operator_ledger.rewritten == []
@@ -221,7 +221,7 @@ def test_audit_rewrite_marks_wrong_closed_hours(office: Office, is_balanced: boo
     )
     result = office.run("audit", "--rewrite")
     assert result.exit_code == (operator.DONE if is_balanced else operator.FAILED)
-    assert json.loads(result.stdout)["rewritePeriods"] == 2
+    assert json.loads(result.stdout)["rewrittenPeriods"] == 2
     assert office.operator_ledger.rewritten == [7, 9]
 
 

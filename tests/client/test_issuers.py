@@ -3,11 +3,12 @@
 import ipaddress
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -16,11 +17,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from typer.testing import CliRunner
 
-from tollway.cli import operator
+from tollway.cli import doctor, inputs, operator
 from tollway.cli.main import make_app
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, IssuersUnusable, TollwayClient
 from tollway.client.deadline import fetch_bounded
 from tollway.client.issuers import open_tls
+from tollway.outbound.pool import open_tls_context
 
 EMPTY = b'{"apis": [], "total": 0, "page": 1, "limit": 20}'
 
@@ -143,6 +145,16 @@ def test_no_variable_writes_the_keys_of_a_session(
     assert [line for line in lines if not line.startswith("#")] == []
 
 
+@pytest.mark.parametrize("open_context", [open_tls, open_tls_context.__wrapped__], ids=["client", "upstream"])
+def test_a_file_of_session_keys_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_context: Callable[[], ssl.SSLContext]
+) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path))  # a folder, which cannot be opened for writing
+    context = open_context()
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert context.keylog_filename is None
+
+
 @pytest.mark.parametrize("name", ["SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("content", [None, "no certificate"])
 def test_a_name_without_certificates_is_a_wrong_use(
@@ -157,3 +169,15 @@ def test_a_name_without_certificates_is_a_wrong_use(
     monkeypatch.setenv(name, str(path))
     with pytest.raises(IssuersUnusable):
         open_tls()
+
+
+async def test_what_asks_a_node_or_the_gateway_names_the_variable(
+    server: PrivateServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+    with pytest.raises(IssuersUnusable):
+        inputs._fetch_chain_id(server.url)
+    settings = SimpleNamespace(public_url=server.url)
+    finding = await doctor._examine_gateway(settings, operator._fetch_status)
+    assert (finding.level, "Correct SSL_CERT_FILE" in finding.detail) == ("failed", True)
+    assert await operator._fetch_status("http://127.0.0.1:1") is None  # it needs no issuers

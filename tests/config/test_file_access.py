@@ -16,7 +16,7 @@ from tollway.config.file_access import (
     USER,
     USER_OBJ,
     can_others_use,
-    is_handed_over,
+    is_systemd_credential,
     parse_acl,
 )
 from tollway.config.settings import read_key_file
@@ -139,7 +139,7 @@ def test_a_credential_is_a_file_of_root_in_a_folder_of_credentials(
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     if folder is not None:
         monkeypatch.setenv("CREDENTIALS_DIRECTORY", folder)
-    assert is_handed_over(Path(path), owner=owner) is is_credential
+    assert is_systemd_credential(Path(path), owner=owner) is is_credential
 
 
 @pytest.mark.parametrize("packed", [b"", b"\x02", struct.pack("<I", 3), pack((USER_OBJ, 4, NO_ID))[:-1]])

@@ -58,7 +58,7 @@ KEY_GUARDS = (
         "K4",
         "a credential is a file of root in a folder of credentials",
         "config.file_access:can_others_use",
-        "        and is_handed_over(path, owner=found.st_uid)\n",
+        "        and is_systemd_credential(path, owner=found.st_uid)\n",
         "",
         test="config/test_file_access.py::test_root_refuses_the_list_of_a_credential_elsewhere",
     ),

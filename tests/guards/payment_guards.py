@@ -543,7 +543,7 @@ PAYMENT_GUARDS = (
     guard(
         "P16",
         "a failure behind the claim that no step explains is held",
-        "gateway.proxy:Proxy._explain_broken",
+        "gateway.proxy:Proxy.explain_broken",
         "            return self._explain_unexpected(payment, exc)\n",
         "            return None\n",
         test=UNEXPLAINED,

@@ -1,9 +1,9 @@
-"""The findings of `tollway gateway doctor` that cost nothing: the settings, the tables and the server of the database. The operator's pages have them too.
+"""The findings of `tollway gateway doctor` about the settings and the database. The operator's pages have them too.
 
-They ask no node and no other host, and make no table, no file and no key.
+They send no request to a chain node, a name server or a gateway, and make no table, no file and no key.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -43,16 +43,27 @@ def describe_late_tasks(tasks: Iterable[BackgroundTaskStatus]) -> list[str]:
     ]
 
 
+SHARED_RATES_DOWN = (
+    "the server at rate_limit_url does not answer or takes no writes; each gateway counts alone: "
+    "repair it, or remove rate_limit_url and run one gateway"
+)
+
+
 async def find_local_risks(settings: Settings, database: Database) -> tuple[Finding, ...]:
     """The warnings and failures among these findings."""
-    found = [
-        *examine_settings(settings),
-        await examine_database(settings, database),
-        *examine_sqlite(database),
-    ]
+    found = [finding async for finding in examine_local(settings, database)]
+    return tuple(finding for finding in found if finding.level in ("warning", "failed"))
+
+
+async def examine_local(settings: Settings, database: Database) -> AsyncIterator[Finding]:
+    """All findings of this module."""
+    for finding in examine_settings(settings):
+        yield finding
+    yield await examine_database(settings, database)
+    for finding in examine_sqlite(database):
+        yield finding
     if is_postgres(database):
-        found.append(await examine_durability(database))
-    return tuple(one for one in found if one.level in ("warning", "failed"))
+        yield await examine_durability(database)
 
 
 def examine_settings(settings: Settings) -> Iterator[Finding]:

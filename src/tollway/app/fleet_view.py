@@ -4,7 +4,7 @@ import platform
 from collections.abc import Callable, Iterable, Sequence
 
 from tollway import __version__
-from tollway.app.doctor_findings import describe_late_tasks, find_local_risks
+from tollway.app.doctor_findings import SHARED_RATES_DOWN, describe_late_tasks, find_local_risks
 from tollway.app.observation import read_network_nodes
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
@@ -94,11 +94,9 @@ class FleetView:
         return self._recent_metrics.find_increase(window_s)
 
     async def find_risks(self) -> Sequence[str]:
-        """The warnings of doctor that cost nothing, as sentences."""
+        """The warnings of doctor about the settings and the database, as sentences."""
         found = [finding.detail for finding in await find_local_risks(self._settings, self._database)]
         found += [f"background task {late}" for late in describe_late_tasks(self._read_background())]
         if self._is_shared_rates_up is not None and not self._is_shared_rates_up():
-            found.append(
-                "the server at rate_limit_url does not answer or takes no writes; each gateway counts alone"
-            )
+            found.append(SHARED_RATES_DOWN)
         return found

@@ -668,10 +668,10 @@ class App:
             _log.info("calls_recovered", count=recovered)
 
     async def _prune(self) -> None:
+        await self.fleet_view.record_build()
         await self.sessions.prune(now_ms=self.ledger.shared_ms() - SIGN_IN_NONCE_KEPT_MS)
         await self.viewers.prune(now_ms=self.ledger.shared_ms())
         await self.creations.prune()
-        await self.fleet_view.record_build()
 
     async def _record_readiness(self) -> None:
         if all((await self.check_ready()).values()):

@@ -42,9 +42,8 @@ class CollectorSession(requests.Session):
                 method, url, *args, **{**kwargs, "allow_redirects": False, "stream": True}
             )
         except requests.RequestException as exc:
-            self.failure = type(
-                exc
-            ).__name__  # its text may hold the address of the collector, and that a password
+            # Not its text, which may hold the address of the collector, and that a password.
+            self.failure = type(exc).__name__
             raise
         response.close()  # unread: the time limit is for one read, so a slow body would hold the next batch
         if response.status_code >= _REDIRECT_MIN:

@@ -9,16 +9,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from prometheus_client.parser import text_string_to_metric_families
 
 from tollway.alert_limits import GAS_FLOORS_MIN
-from tollway.app.doctor_findings import (
-    Finding,
-    describe_late_tasks,
-    examine_database,
-    examine_durability,
-    examine_settings,
-    examine_sqlite,
-)
+from tollway.app.doctor_findings import SHARED_RATES_DOWN, Finding, describe_late_tasks, examine_local
 from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
+from tollway.client.errors import IssuersUnusable
 from tollway.config.networks import NetworkSettings
 from tollway.config.settings import Settings
 from tollway.errors import ChainMismatch, ChainUnavailable, StorageUnavailable
@@ -57,7 +51,7 @@ _DOMAIN_FAULTS = {
 }
 
 FetchStatus = Callable[[str], Awaitable[int | None]]
-"""GET a URL; the status, or None without a response."""
+"""GET a URL; the status, or None without a response. Raises IssuersUnusable."""
 FetchText = Callable[[str], Awaitable[str | None]]
 """GET a URL; the body of a 200, or None."""
 
@@ -72,13 +66,11 @@ async def examine(
     now_s: float,
 ) -> tuple[Finding, ...]:
     """Runs every check; a failed one does not stop the others."""
-    findings = list(examine_settings(settings))
-    findings.append(found := await examine_database(settings, database))
+    findings = [finding async for finding in examine_local(settings, database)]
+    found = next(finding for finding in findings if finding.check == "database")
     if found.level in ("ok", "warning") and settings.secret_keys:
         findings.append(await _examine_seals(settings, database))
-    findings.extend(examine_sqlite(database))
     if is_postgres(database):
-        findings.append(await examine_durability(database))
         findings.append(await _examine_leaders(database))
     for network in settings.networks:
         findings.append(await _examine_chain(network, chains, now_s))
@@ -264,7 +256,11 @@ async def _examine_gas_keys(network: NetworkSettings, chains: SettlementChain) -
     detail = (
         f"{network.name}: {'; '.join(parts)}; gas_floor = {floor}, low is less than {GAS_FLOORS_MIN} floors"
     )
-    return Finding(check=check, level="warning" if min(balances) < least_wei else "ok", detail=detail)
+    if min(balances) >= least_wei:
+        return Finding(check=check, level="ok", detail=detail)
+    return Finding(
+        check=check, level="warning", detail=f"{detail}; send native currency to the keys marked low"
+    )
 
 
 async def _find_faults(
@@ -276,7 +272,11 @@ async def _find_faults(
         if fault is not None:
             yield f"{asset.symbol} {_DOMAIN_FAULTS[fault]}"
     if rules.facilitator is not None:
-        status = await fetch_status(rules.facilitator.url.rstrip("/") + "/supported")
+        try:
+            status = await fetch_status(rules.facilitator.url.rstrip("/") + "/supported")
+        except IssuersUnusable as exc:
+            yield f"the facilitator was not asked: {exc}"
+            return
         if status is None or status >= _SERVER_ERROR:
             yield "the facilitator does not answer" if status is None else f"the facilitator answers {status}"
         return
@@ -314,8 +314,7 @@ async def _examine_rates(settings: Settings) -> tuple[Finding, ...]:
     await windows.close()
     if is_up:
         return (Finding(check=check, level="ok", detail="the server for shared rates answers"),)
-    detail = "the server at rate_limit_url does not answer or takes no writes; each gateway counts alone"
-    return (Finding(check=check, level="warning", detail=detail),)
+    return (Finding(check=check, level="warning", detail=SHARED_RATES_DOWN),)
 
 
 async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
@@ -336,7 +335,10 @@ async def _examine_ownership(settings: Settings) -> tuple[Finding, ...]:
 
 
 async def _examine_gateway(settings: Settings, fetch_status: FetchStatus) -> Finding:
-    status = await fetch_status(settings.public_url + "/readyz")
+    try:
+        status = await fetch_status(settings.public_url + "/readyz")
+    except IssuersUnusable as exc:
+        return Finding(check="gateway", level="failed", detail=str(exc))
     if status is None:
         return Finding(
             check="gateway", level="note", detail=f"no gateway answers at {settings.public_url} now"

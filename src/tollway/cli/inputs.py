@@ -32,6 +32,7 @@ from tollway.client import (
 )
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import ClientOptions, check_tls
+from tollway.client.errors import IssuersUnusable
 from tollway.client.transfer import RailChoice
 from tollway.errors import StorageUnavailable
 
@@ -70,6 +71,8 @@ def _fetch_chain_id(url: str) -> int:
             "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_REQUEST
         )
         return int(from_json(content)["result"], 16)
+    except IssuersUnusable:
+        raise
     except (OSError, httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
         raise ValueError(
             "a chain node does not answer; check its URL, or give CHAINID=URL with --rpc"

@@ -242,7 +242,7 @@ def audit(
             "heldPayments": list(held),
             "releasedPayments": list(report.held_payments) if release else [],
             "released": released,
-            "rewritePeriods": rewritten,
+            "rewrittenPeriods": rewritten,
             "recorded": note is None,
         }
         lines = list(_describe_report(report, payments_are="released" if release else "held"))
@@ -278,7 +278,7 @@ def _describe_periods(report: AuditReport) -> Iterator[str]:
 def _describe_rewrite(count: int) -> str:
     if not count:
         return "no closed hour or day has to be written again"
-    return f"closed hours and days to be written again: {count}; the gateway that leads writes them within a minute, then run the audit again"
+    return f"closed hours and days to be written again: {count}; the gateway that leads writes up to 500 of them a minute. Run the audit again until it names none"
 
 
 def admit(
@@ -466,21 +466,18 @@ def describe_actor() -> str:
     return "".join(character if character.isprintable() else "?" for character in text)[:ACTOR_LENGTH_MAX]
 
 
-def _trust_issuers() -> ssl.SSLContext:
-    from tollway.client.errors import IssuersUnusable
+def _choose_issuers(url: str) -> ssl.SSLContext | bool:
+    """Raises IssuersUnusable for https."""
     from tollway.client.issuers import open_tls
 
-    try:
-        return open_tls()
-    except IssuersUnusable as exc:
-        raise CommandFailed(str(exc)) from exc
+    return open_tls() if url.startswith("https:") else False
 
 
 async def _fetch_status(url: str) -> int | None:
     import httpx
 
     try:
-        async with httpx.AsyncClient(timeout=5.0, verify=_trust_issuers(), trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=5.0, verify=_choose_issuers(url), trust_env=False) as client:
             return (await client.get(url)).status_code
     except httpx.HTTPError:
         return None
@@ -493,7 +490,9 @@ async def _fetch_text(url: str) -> str | None:
     try:
         async with (
             asyncio.timeout(FETCH_DEADLINE_S),
-            httpx.AsyncClient(timeout=FETCH_DEADLINE_S, verify=_trust_issuers(), trust_env=False) as client,
+            httpx.AsyncClient(
+                timeout=FETCH_DEADLINE_S, verify=_choose_issuers(url), trust_env=False
+            ) as client,
             client.stream("GET", url) as answer,
         ):
             async for part in answer.aiter_bytes():

@@ -59,6 +59,7 @@ from tollway.client import (
 )
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
+from tollway.client.errors import IssuersUnusable
 from tollway.client.export import Role
 from tollway.client.fee_limit import format_fee, native_symbol
 from tollway.client.responses import read_node_response
@@ -265,6 +266,8 @@ def _query_node(url: str, step: QueryNode) -> NodeOutcome:
         status, content = fetch_bounded(
             "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=to_json(request)
         )
+    except IssuersUnusable:
+        raise
     except (OSError, httpx.HTTPError, ValueError) as exc:
         return NodeUnavailable(detail=type(exc).__name__)
     return read_node_response(status, content)

@@ -71,15 +71,15 @@ def show_all(
 
 
 def _describe_losses(webhook: Mapping[str, Any]) -> Iterator[str]:
-    """What its receiver has not got, and the command that shows it."""
+    """The events that its receiver did not get, and the command that shows them."""
     if webhook["dead"]:
         yield (
-            f"failed for good: `tollway webhook deliveries {webhook['id']} --state dead` lists them, "
+            f"the last attempt failed: `tollway webhook deliveries {webhook['id']} --state dead` lists them, "
             f"`tollway webhook resend {webhook['id']} EVENT` sends one again"
         )
     if (gap := webhook["gap"]) is not None:
         end = gap["to"] or "now"
-        yield f"gap: no events from {gap['from']} to {end}; read `tollway history` from a day before"
+        yield f"gap: no events from {gap['from']} to {end}; `tollway history --since DAY` lists the calls, DAY one day earlier"
 
 
 def remove(

@@ -1,33 +1,33 @@
 """The certificate issuers that a client's connections trust.
 
 Those of the package `certifi`, or the ones of `SSL_CERT_FILE` (a file) or `SSL_CERT_DIR` (a folder in OpenSSL's form) in their place, as OpenSSL and curl have it. No other variable of
-the environment changes a connection: `SSLKEYLOGFILE`, by which Python writes the keys of sessions into a file, counts for none.
+the environment changes a connection: `SSLKEYLOGFILE`, by which Python writes the keys of sessions into a file, has no effect.
 """
 
 import os
 import ssl
 
-import httpx
+import certifi
 
 from tollway.client.errors import IssuersUnusable
 
-VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+_NEXT = "Correct SSL_CERT_FILE or SSL_CERT_DIR, or unset it."
 
 
 def open_tls() -> ssl.SSLContext:
     """A context for connections of a client. Raises IssuersUnusable."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    # Not `create_default_context`, which opens the file of SSLKEYLOGFILE.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if folder and not file:
+        # OpenSSL reads nothing from a folder that does not exist, without an error.
+        if not os.path.isdir(folder):
+            raise IssuersUnusable(f"SSL_CERT_DIR={folder}: there is no such folder. {_NEXT}")
+        context.load_verify_locations(capath=folder)
+        return context
     try:
-        context = httpx.create_ssl_context(trust_env=True)
+        context.load_verify_locations(cafile=file or certifi.where())
     except OSError as exc:  # SSLError is one
-        raise IssuersUnusable(f"{_name_source()}: no certificates can be read from it: {exc}") from exc
-    folder = os.environ.get("SSL_CERT_DIR")
-    # OpenSSL reads nothing from a folder that does not exist, without an error.
-    if folder and not os.environ.get("SSL_CERT_FILE") and not os.path.isdir(folder):
-        raise IssuersUnusable(f"{_name_source()}: there is no such folder")
-    context.keylog_filename = None  # type: ignore[assignment]  # typeshed has no None, which switches it off
+        name = f"SSL_CERT_FILE={file}" if file else "certifi"
+        raise IssuersUnusable(f"{name}: no certificates can be read from it: {exc}. {_NEXT}") from exc
     return context
-
-
-def _name_source() -> str:
-    name = next((name for name in VARIABLES if os.environ.get(name)), "certifi")
-    return f"{name}={os.environ[name]}" if name in os.environ else name

@@ -46,7 +46,7 @@ def can_others_use(path: Path) -> bool:
     named = [entry for entry in entries if entry.tag == USER and entry.rights & mask]
     is_credential = (
         os.geteuid() == 0
-        and is_handed_over(path, owner=found.st_uid)
+        and is_systemd_credential(path, owner=found.st_uid)
         and [entry.rights & mask for entry in named] == [READ]
     )
     return any(
@@ -55,7 +55,7 @@ def can_others_use(path: Path) -> bool:
     )
 
 
-def is_handed_over(path: Path, *, owner: int) -> bool:
+def is_systemd_credential(path: Path, *, owner: int) -> bool:
     """True for a file of root in a folder of credentials (systemd.exec(5)): elsewhere such a list is a mistake of an administrator, also for root."""
     folders = [CREDENTIALS, *filter(None, [os.environ.get("CREDENTIALS_DIRECTORY")])]
     real = path.resolve()

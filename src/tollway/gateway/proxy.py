@@ -102,12 +102,16 @@ class Proxy:
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
         try:
             exchange = self._http_client.connect(self._build_request(payment))
-        except TollwayError as exc:
+        except Refusal as exc:  # a header that cannot be written
             raise self._explain_unclaimed(payment, exc, is_claim_sent=False) from exc
-        return HeldConnection(exchange, payment, self._explain_broken, self._breaker)
+        return HeldConnection(self, exchange, payment)
 
-    def _explain_broken(
-        self, payment: CallPayment, exc: TollwayError | ClientGone, is_held: bool
+    def record_reached(self, payment: CallPayment) -> None:
+        """Records that the upstream of a call accepted a connection."""
+        self._breaker.record_reached(payment.route.endpoint.origin)
+
+    def explain_broken(
+        self, payment: CallPayment, exc: TollwayError | ClientGone, *, is_held: bool
     ) -> CallRefused | None:
         """The refusal of a call whose context ended with `exc`; None where `exc` itself is raised. `is_held`: the connection was held."""
         if isinstance(exc, CallRefused | ClientGone) and payment.claimed is not None:
@@ -119,7 +123,7 @@ class Proxy:
         if isinstance(exc, UpstreamUnreachable):
             self._breaker.record_failed(payment.route.endpoint.origin)
         if is_held and isinstance(exc, Refusal):  # the ledger did not grant the claim
-            self._breaker.record_reached(payment.route.endpoint.origin)
+            self.record_reached(payment)
             return None
         return self._explain_unclaimed(payment, exc, is_claim_sent=is_held)
 
@@ -149,9 +153,7 @@ class Proxy:
         """The refusal of a call without a claim. Where the claim itself failed, its outcome is unknown and the price may be held until
         recovery."""
         problem = explain_failure(exc)
-        is_unknown = problem.code is Code.STORAGE_UNAVAILABLE or (
-            is_claim_sent and isinstance(exc, TollwayError)
-        )
+        is_unknown = is_claim_sent and isinstance(exc, TollwayError)
         if payment.asset is not None and is_unknown:
             return CallRefused(replace(problem, payment_state="held", retry_after_s=1))
         state = "none" if payment.asset is None else "released"
@@ -194,7 +196,7 @@ class Proxy:
                 raise
             raise failure from exc
         payment.drop_content()
-        self._breaker.record_reached(payment.route.endpoint.origin)
+        self.record_reached(payment)
         return await self._answer(upstream, payment, sent_ms)
 
     def _sign(self, payment: CallPayment, now_ms: int) -> bytes:
@@ -590,21 +592,14 @@ class ResponseRecorder:
 
 
 class HeldConnection:
-    """The context of `Proxy.connect`. A class, because each call has one: a generator (`asynccontextmanager`) takes 2 µs more."""
+    """The context of `Proxy.connect`. A class, because each call has one: a generator (`asynccontextmanager`) takes twice the time."""
 
-    __slots__ = ("_breaker", "_exchange", "_explain", "_payment")
+    __slots__ = ("_exchange", "_payment", "_proxy")
 
-    def __init__(
-        self,
-        exchange: UpstreamExchange,
-        payment: CallPayment,
-        explain: Callable[[CallPayment, TollwayError | ClientGone, bool], CallRefused | None],
-        breaker: CircuitBreaker,
-    ) -> None:
+    def __init__(self, proxy: Proxy, exchange: UpstreamExchange, payment: CallPayment) -> None:
+        self._proxy = proxy
         self._exchange = exchange
         self._payment = payment
-        self._explain = explain
-        self._breaker = breaker
 
     async def __aenter__(self) -> UpstreamExchange:
         elapsed_s = asyncio.get_running_loop().time
@@ -616,7 +611,7 @@ class HeldConnection:
             if elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S:
                 await self._check_caller(upstream)
         except (TollwayError, ClientGone) as exc:
-            refused = self._explain(self._payment, exc, False)
+            refused = self._proxy.explain_broken(self._payment, exc, is_held=False)
             if refused is None:
                 raise
             raise refused from exc
@@ -636,9 +631,9 @@ class HeldConnection:
         await self._exchange.__aexit__(kind, exc, trace)
         if exc is None:
             if self._payment.claimed is None:  # another request was faster
-                self._breaker.record_reached(self._payment.route.endpoint.origin)
+                self._proxy.record_reached(self._payment)
         elif isinstance(exc, TollwayError | ClientGone):
-            refused = self._explain(self._payment, exc, True)
+            refused = self._proxy.explain_broken(self._payment, exc, is_held=True)
             if refused is not None:
                 raise refused from exc
 

@@ -115,8 +115,8 @@ class AdminSignIn:
     async def open_wallet_session(
         self, *, origin: PublicOrigin, text: str, signature: bytes, client_address: str
     ) -> str:
-        """The token of a new session of the wallet whose key signed. Raises Refusal: what `SignIn.prove` raises, and `authentication_required` for a wallet that is
-        none of `operators`. No chain is read: a node could vouch for every signature."""
+        """The token of a new session of the wallet whose key signed. Raises Refusal: what `SignIn.prove` raises, and `authentication_required` for a wallet that
+        `operators` does not contain. No chain is read: a node could vouch for every signature."""
         self._check_origin(origin)
         message = read_message(text)
         if recover(message.digest, signature) != message.signer:
@@ -147,7 +147,7 @@ class AdminSignIn:
             raise Refusal(_PUBLIC_ORIGIN)
 
     async def find_session(self, token: str) -> AdminSession | None:
-        """The open session of a token. A wallet that is none of `operators` has no session here. Its row stays: gateways restart one after the other, and another
+        """The open session of a token. A wallet that `operators` does not contain has no session here. Its row stays: gateways restart one after the other, and another
         gateway may have other settings."""
         token_hash = hash_token(token)
         if token_hash is None:
@@ -174,7 +174,7 @@ _ANOTHER_GATEWAY = Problem(
 )
 _NO_OPERATOR = Problem(
     code=Code.AUTHENTICATION_REQUIRED,
-    detail="This wallet is none of the setting operators. Add it there and restart the gateway, or use a link: tollway gateway admin link",
+    detail="The setting operators does not contain this wallet. Add it there and restart the gateway, or use a link: tollway gateway admin link",
 )
 _PUBLIC_ORIGIN = Problem(
     code=Code.INVALID_REQUEST,

@@ -358,7 +358,7 @@ def count_hours_behind(connection: Connection, *, now_ms: int) -> int | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodAudit:
     """The result of comparing closed periods with their calls. `compared`: hours and days; `marked`: those that wait for their next write, which are not
-    compared. `wrong`: a line for each sum that differs."""
+    compared. `wrong`: lines about sums that differ, `PERIOD_LINES_MAX` and one more of a period at most. `wrong_starts`: all wrong periods."""
 
     compared: int
     marked: int
@@ -377,11 +377,12 @@ def audit_periods(connection: Connection, *, lines_max: int) -> PeriodAudit:
     found = connection.execute(text(_starts_text(days_until_ms, closed_until_ms))).scalars()
     lines: list[str] = []
     wrong_starts: list[int] = []
-    for start_ms in sorted({*closed, *found} - marked):
-        step: Step = "day" if start_ms < days_until_ms else "hour"
-        if wrong := list(_find_wrong(connection, _Periods.of_one(step, start_ms))):
-            wrong_starts.append(start_ms)
-            lines += _shorten(wrong, start_ms)
+    starts = {*closed, *found} - marked
+    for periods in _group_periods(sorted(starts), days_until_ms):
+        for start_ms, wrong in _find_wrong(connection, periods).items():
+            if start_ms in starts:
+                wrong_starts.append(start_ms)
+                lines += _shorten(wrong, start_ms)
     return PeriodAudit(
         compared=len(closed - marked),
         marked=len(closed & marked),
@@ -413,35 +414,52 @@ def _starts_text(days_until_ms: int, closed_until_ms: int) -> str:
     UNION SELECT {created} FROM call WHERE created_ms < {closed_until_ms}"""  # noqa: S608 - names of ours
 
 
-def _find_wrong(connection: Connection, period: _Periods) -> Iterator[str]:
-    """A line for each sum of one closed period that is not the sum of its calls. Sums are compared here, because a wrong one may be any number."""
+def _group_periods(starts: Iterable[int], days_until_ms: int) -> Iterator[_Periods]:
+    """The ranges in which all of these periods lie: one day, or hours that are read at once. A range of hours may have others between them."""
+    end_ms = 0
+    for start_ms in starts:
+        if start_ms < end_ms:
+            continue
+        if start_ms < days_until_ms:
+            periods = _Periods.of_one("day", start_ms)
+        else:
+            periods = _Periods(step="hour", start_ms=start_ms, end_ms=start_ms + HOURS_AT_ONCE * HOUR_MS)
+        end_ms = periods.end_ms
+        yield periods
+
+
+def _find_wrong(connection: Connection, periods: _Periods) -> dict[int, list[str]]:
+    """For each period of the range a line for each sum that is not the sum of its calls. Sums are compared here, because a wrong one may be any number."""
+    step_ms = STEP_MS[periods.step]
     differences: dict[tuple[Any, ...], list[int]] = {}
     for table in SALES_TABLES.values():
-        within = and_(table.c.start_ms >= period.start_ms, table.c.start_ms < period.end_ms)
+        within = and_(table.c.start_ms >= periods.start_ms, table.c.start_ms < periods.end_ms)
         for row in connection.execute(select(table).where(within)).mappings():
-            _add_difference(differences, row, sign=1)
-    for row in _read_calls(connection, period):
-        _add_difference(differences, row, sign=-1)
+            _add_difference(differences, floor_to(step_ms, row["start_ms"]), row, sign=1)
+    for row in _read_calls(connection, periods):
+        _add_difference(differences, row["start_ms"], row, sign=-1)
+    wrong: dict[int, list[str]] = {}
     for key, (calls, high_units, low_units) in sorted(differences.items()):
         if calls or high_units or low_units:
-            provider, listing_id, chain_id, asset, _, _, state = key
+            start_ms, provider, listing_id, chain_id, asset, _, _, state = key
             paid = f"{asset} on chain {chain_id}" if asset else "free calls"
-            yield (
-                f"closed period {_format_moment(period.start_ms)} of {listing_id} by {Address(provider)}, {state}, {paid}:"
+            wrong.setdefault(start_ms, []).append(
+                f"closed period {_format_moment(start_ms)} of {listing_id} by {Address(provider)}, {state}, {paid}:"
                 f" {calls:+} calls and {high_units * UNITS_BASE + low_units:+} units more than its calls"
             )
-
-
-def _add_difference(
-    differences: dict[tuple[Any, ...], list[int]], row: Mapping[Any, Any], *, sign: int
-) -> None:
-    key = (bytes(row["provider"]), *(row[name] for name in _KEY_IN_PERIOD[1:]))
-    sums = differences.setdefault(key, [0] * len(SUM_COLUMNS))
-    for place, name in enumerate(SUM_COLUMNS):
-        sums[place] += sign * row[name]
+    return wrong
 
 
 _KEY_IN_PERIOD = tuple(name for name in KEY_COLUMNS if name != "start_ms")
+
+
+def _add_difference(
+    differences: dict[tuple[Any, ...], list[int]], start_ms: int, row: Mapping[Any, Any], *, sign: int
+) -> None:
+    key = (start_ms, bytes(row["provider"]), *(row[name] for name in _KEY_IN_PERIOD[1:]))
+    sums = differences.setdefault(key, [0] * len(SUM_COLUMNS))
+    for place, name in enumerate(SUM_COLUMNS):
+        sums[place] += sign * row[name]
 
 
 def _shorten(wrong: Sequence[str], start_ms: int) -> Iterator[str]:

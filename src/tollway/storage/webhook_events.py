@@ -16,11 +16,11 @@ from math import inf
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, cast, exists, insert, select, text
+from sqlalchemy import Connection, bindparam, cast, insert, select, text
 
 from tollway.ids import Address, format_id
 from tollway.storage.statements import Prepared, has_table
-from tollway.storage.webhook_tables import endpoint_table, event_table
+from tollway.storage.webhook_tables import event_table
 from tollway.webhooks.events import EventType, NewEvent
 
 STALE_S = 3.0
@@ -31,14 +31,14 @@ _COLUMNS = ("id", "wallet", "type", "subject", "state", "units", "at_ms")
 _read_columns = attrgetter(*_COLUMNS)
 HAS_ENDPOINT = "EXISTS (SELECT 1 FROM webhook_endpoint w WHERE w.wallet = {wallet} AND w.state = 'active')"
 """The wallet of an event has an active endpoint."""
-_endpoint = endpoint_table.alias("w")
-_has_endpoint = exists(
-    select(_endpoint.c.id).where(_endpoint.c.wallet == bindparam("wallet"), text("w.state = 'active'"))
-)
 _INSERT = Prepared(
     insert(event_table).from_select(
         _COLUMNS,
-        select(*(cast(bindparam(name), event_table.c[name].type) for name in _COLUMNS)).where(_has_endpoint),
+        select(*(cast(bindparam(name), event_table.c[name].type) for name in _COLUMNS)).where(
+            text(HAS_ENDPOINT.format(wallet=":wallet")).bindparams(
+                bindparam("wallet", type_=event_table.c.wallet.type)
+            )
+        ),
     )
 )
 

@@ -4,7 +4,7 @@ An event waits in `webhook_event` until the gateway that delivers has copied it 
 without a message waits for its first attempt. A message has the body of one or several deliveries and never changes; its body is emptied when it
 is delivered or has failed for good, because each delivery keeps its own data.
 
-A transaction locks in this order: new events, endpoints by id, messages, deliveries, the generation. Whatever changes messages or deliveries that are
+A transaction locks in this order: new events, endpoints by id, messages, deliveries, the generation. A transaction that changes messages or deliveries that are
 pending holds the lock of their endpoint, so no two such transactions wait for each other. Pruning deletes settled rows of one table in a transaction.
 """
 

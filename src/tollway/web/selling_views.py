@@ -249,7 +249,7 @@ def _optional_time(ms: int | None) -> str | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalesRowView:
     """The sums of one listing in one asset, or of all. `amounts`: decimals, by state. `failed`: calls that were released. `p95_ms`: of the quality of the listing, which has its paid
-    calls of 30 days whatever the range is; None without a measurement, and for the sum of all."""
+    calls of 30 days in every range; None without a measurement, and for the sum of all."""
 
     href: str
     name: str

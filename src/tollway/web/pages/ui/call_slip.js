@@ -336,7 +336,7 @@ export function isOfGateway(response) {
 /** @typedef {import("tollway:contract").components["schemas"]} Schemas */
 /** @typedef {Schemas["Problem"] & { payment?: Schemas["Terms"], confirmations?: number, confirmationsNeeded?: number }} Problem a problem with the members of a call: the terms of a 402, and the depth of a transaction */
 
-/** A problem of the gateway; null for any other answer, whatever its type and body say. @param {Response} response @returns {Promise<Problem | null>} */
+/** A problem of the gateway; null for an answer of anything else, also where its type or body say otherwise. @param {Response} response @returns {Promise<Problem | null>} */
 export async function readProblem(response) {
   if (!isOfGateway(response) || response.headers.get("content-type") !== "application/problem+json") return null;
   try {
