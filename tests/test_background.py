@@ -264,6 +264,7 @@ GROUPS = {
     "app/lifecycle.py": "the public and the admin server: when one fails, so does the gateway",
     "outbound/probes.py": "its children catch what places do",
     "payments/settlement.py": "a request; its child catches everything",
+    "payments/transaction_inspection.py": "a request",
     "payments/transaction_verifier.py": "a request",
     "storage/leadership.py": "in a task of its own",
     "web/exports.py": "a request",

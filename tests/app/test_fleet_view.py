@@ -78,8 +78,9 @@ async def test_the_risks_of_a_gateway_are_the_warnings_of_doctor(
     monkeypatch.chdir(tmp_path)
     async with make_app(f"sqlite:///{tmp_path}/books.db", port=8402) as app:
         before = await app.fleet_view.find_risks()
-        late = next(task for task in app.background if task.is_running and task.interval_s is not None)
-        late.succeeded_s -= 1_000_000
+        repeated = (task for task in app.background if task.is_running and task.interval_s is not None)
+        late = max(repeated, key=lambda task: task.interval_s or 0.0)  # it does not run again during the test
+        late.succeeded_s -= 10_000_000
         after = await app.fleet_view.find_risks()
         assert len(after) == len(before) + 1
         assert any(risk.startswith(f"background task {late.name.value} ran well") for risk in after)

@@ -29,6 +29,7 @@ from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
+from tollway.storage import postgres
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
@@ -39,9 +40,16 @@ __all__ = ["postgres_server", "postgres_template"]
 _NUMBERS = count(1)
 
 
+PAUSE_S = 60
+"""How long a test may pause within a transaction. A gateway may pause for `IDLE_S`, less than the pauses of a busy machine."""
+
+
 @pytest.fixture
-def postgres_url(postgres_server: str, postgres_template: str) -> Iterator[str]:
+def postgres_url(
+    postgres_server: str, postgres_template: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """The URL of a fresh, migrated PostgreSQL database."""
+    monkeypatch.setitem(postgres._SESSION, "idle_in_transaction_session_timeout", f"{PAUSE_S}s")
     name = f"books_{next(_NUMBERS)}"
     run_in_thread(create_database(postgres_server, name, template=postgres_template))
     yield database_url(postgres_server, name)

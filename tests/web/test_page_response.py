@@ -192,6 +192,9 @@ def is_page(exchange: Exchange) -> bool:
         ("/problems/x", True),
         ("/api/v2/apis", False),
         ("/docs", False),
+        ("/docs/operations/listing-create", True),
+        ("/docs/schemas/Listing", True),
+        ("/docs/payment.json", False),
     ],
 )
 def test_the_paths_of_pages(path: str, is_page_of_ours: bool) -> None:

@@ -193,7 +193,7 @@ _ADDRESS_LIMIT = Problem(
 
 
 CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets")
-PAGE_PREFIXES = (b"/apis/", b"/providers/", b"/status", b"/problems", b"/my", b"/signin")
+PAGE_PREFIXES = (b"/apis/", b"/providers/", b"/docs", b"/status", b"/problems", b"/my", b"/signin")
 _READS = ("GET", "HEAD")
 
 

@@ -8,7 +8,10 @@ from starlette.types import Receive, Scope, Send
 IS_PAGE = "is_page"
 """A flag in `scope["state"]`: the response is a page or a file of one. `ResponseHeaders` adds no `access-control-*` to it."""
 
-PAGE_PATHS = ("/apis/", "/providers/", "/status", "/problems", "/my", "/signin", "/signout")
+PAGE_PATHS = (
+    *("/apis/", "/providers/", "/docs/operations/", "/docs/schemas/"),
+    *("/status", "/problems", "/my", "/signin", "/signout"),
+)
 """Paths of pages, beside `/`. Their problems are HTML for every client that accepts HTML."""
 
 _PROOFS = frozenset(
