@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
 from tests.browser.chromium import BrowserBuild, NoBrowser, find_browser, find_node
 from tests.live.conftest import anvil, cluster, forkserver, furnished
@@ -18,6 +18,7 @@ from tests.live.conftest import anvil, cluster, forkserver, furnished
 __all__ = ["anvil", "cluster", "forkserver", "furnished"]
 
 HERE = Path(__file__).parent
+expect.set_options(timeout=30_000)  # milliseconds; a busy machine draws a page late
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -156,7 +156,7 @@ async def test_another_wallet_reads_that_it_is_no_operator(browser: Browser, sit
         await wallet.install(watched.context)
         await watched.goto("/")
         await watched.page.get_by_role("button", name="Test wallet").click()
-        await expect(watched.page.get_by_text("none of the setting operators")).to_be_visible()
+        await expect(watched.page.get_by_text("does not contain this wallet")).to_be_visible()
         await watched.check()
         assert await watched.goto("/") == 401
 
