@@ -123,10 +123,21 @@ def run_in(builder: Sequence[str], image: str, program: str, *arguments: str) ->
         _run(*builder, "rm", container)
 
 
+def read_system(builder: Sequence[str], base: str) -> tuple[str, str]:
+    """The files of a base image that `list_system_packages` reads."""
+    try:
+        return run_in(builder, base, "cat", DPKG_STATUS), run_in(builder, base, "cat", OS_RELEASE)
+    except subprocess.CalledProcessError:
+        raise SystemExit(
+            f"error: {base} has no {DPKG_STATUS} and {OS_RELEASE}: BASE must be a Debian image"
+        ) from None
+
+
 def list_system_packages(status: str, release: str) -> dict[str, Any]:
     """A CycloneDX document of the installed Debian packages. `status`: the content of dpkg's file; `release`: of os-release. The virtualenv has a document of its own (`make sbom`)."""
     system = dict(shlex.split(line)[0].split("=", 1) for line in release.splitlines() if "=" in line)
-    distribution = f"{system['ID']}-{system['VERSION_ID']}"
+    # Debian sid has no number.
+    distribution = f"{system['ID']}-{system.get('VERSION_ID', '')}".rstrip("-")
     components = []
     for block in status.strip().split("\n\n"):
         fields = dict(
@@ -171,6 +182,7 @@ def main() -> None:
     builder, wheel = shlex.split(options.builder), find_wheel()
     python = ask_python(builder, options.base)
     print(f"{options.base} has Python {python.version} on {python.machine}", flush=True)
+    status, release = read_system(builder, options.base)  # the image adds no Debian package
     with tempfile.TemporaryDirectory(prefix="tollway-image-") as name:
         folder = Path(name)
         write_context(folder, python=python, wheel=wheel)
@@ -180,7 +192,6 @@ def main() -> None:
         command = [*builder, *build, *arguments, "--tag", options.tag, "--file", str(CONTAINERFILE), name]
         subprocess.run(command, check=True)
     print(f"built {options.tag}")
-    status, release = (run_in(builder, options.tag, "cat", path) for path in (DPKG_STATUS, OS_RELEASE))
     options.sbom.parent.mkdir(parents=True, exist_ok=True)
     options.sbom.write_text(json.dumps(list_system_packages(status, release), indent=2) + "\n")
     print(f"wrote {options.sbom}")

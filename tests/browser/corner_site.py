@@ -7,16 +7,22 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import httpx
 import pytest
 from playwright.async_api import Browser
-from starlette.routing import Router
-from starlette.types import Receive, Scope, Send
 
 from tests.browser.watched_page import WatchedPage, answer_by, watch_page
-from tests.kit.admin_pages import HOST, LISTING, ORIGIN, open_browser, run_admin_app, sign_in
+from tests.kit.admin_pages import (
+    HOST,
+    LISTING,
+    ORIGIN,
+    open_browser,
+    open_failing_browser,
+    run_admin_app,
+    sign_in,
+)
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import sample_listing
@@ -27,7 +33,6 @@ from tests.kit.signed_in import open_signed_in as open_signed_in_pages
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.errors import StorageUnavailable
-from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.signatures import eip191_digest
 from tollway.identity.viewers import Viewer
 from tollway.ids import Address, ListingId
@@ -37,8 +42,6 @@ from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.storage.operator_figures import record_audit
-from tollway.web.admin_app import AdminApp, AdminHosts
-from tollway.web.page_assets import asset_router
 from tollway.web.page_session import PAGE_COOKIE
 
 SAMPLE, OWN, RETIRED = ListingId("api_sample"), ListingId("api_own"), ListingId("api_retired")
@@ -122,6 +125,8 @@ async def run_corner_site(folder: Path) -> AsyncIterator[CornerSite]:
                 "TOLLWAY_PUBLIC_URL": PUBLIC_URL,
                 "TOLLWAY_DATABASE_URL": f"sqlite:///{place}/books.sqlite3",
             }
+            if name == "full":
+                settings["TOLLWAY_GAS_KEYS_SANDBOX"] = "11" * 32
             apps[name] = await stack.enter_async_context(run_admin_app(**settings))
         payment = await fill(apps["full"])
         await retire(apps["empty"], LISTING.id)
@@ -132,7 +137,7 @@ async def run_corner_site(folder: Path) -> AsyncIterator[CornerSite]:
             stranger=await stack.enter_async_context(open_browser(apps["full"])),
             away_public=await stack.enter_async_context(_open_away_public()),
             away_mine=await stack.enter_async_context(_open_away_mine()),
-            away_admin=await stack.enter_async_context(_open_away_admin()),
+            away_admin=await stack.enter_async_context(open_failing_browser(StorageUnavailable("away"))),
         )
 
 
@@ -183,25 +188,6 @@ async def _open_away_mine() -> AsyncIterator[httpx.AsyncClient]:
         harness.services.stores.database.is_away = True
         yield harness.browser
         harness.services.stores.database.is_away = False
-
-
-@contextlib.asynccontextmanager
-async def _open_away_admin() -> AsyncIterator[httpx.AsyncClient]:
-    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
-        raise StorageUnavailable("away")
-
-    renderer = PageHarness().renderer
-    app = AdminApp(
-        metrics=fail,
-        pages=Router(asset_router(renderer.assets).routes, default=fail),
-        hosts=AdminHosts(listen_host="127.0.0.1", port=9402, names=()),
-        sign_in=cast(AdminSignIn, None),  # the sign-in page needs no session
-        renderer=renderer,
-        public_url=PUBLIC_URL,
-        entropy=lambda size: bytes(size),
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ORIGIN) as client:
-        yield client
 
 
 # ---- Rows.

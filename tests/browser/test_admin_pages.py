@@ -1,7 +1,5 @@
 """The operator's pages in a browser: from the link of the command to a suspended listing, accessible and narrow enough on every page."""
 
-import contextlib
-import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Route, expect
 
-from tests.browser.watched_page import WatchedPage, watch_page
+from tests.browser.watched_page import watch_operator_page, watch_page
 from tests.kit.ports import find_low_port
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,12 +29,9 @@ class Site:
     admin_url: str
 
     async def make_link(self) -> str:
-        """The path of a new link."""
         exit_code, output = await self.cluster.operate(self.gateway, "admin", "link")
         assert exit_code == 0, output
-        link: str = (output if isinstance(output, dict) else json.loads(output))["link"]
-        assert link.startswith(self.admin_url + "/enter?code=")
-        return link.removeprefix(self.admin_url)
+        return str(output["link"])
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -52,20 +47,10 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
         yield Site(cluster=cluster, gateway=gateway, api_id=api_id, admin_url=f"http://127.0.0.1:{port}")
 
 
-@contextlib.asynccontextmanager
-async def open_signed_in(browser: Browser, site: Site, **options: Any) -> AsyncIterator[WatchedPage]:
-    async with watch_page(browser, site.admin_url, **options) as watched:
-        await watched.goto(await site.make_link())
-        await watched.check()
-        await watched.page.get_by_role("button", name="Sign in").click()
-        await expect(watched.page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
-        yield watched
-
-
 async def test_an_operator_suspends_and_restores_a_listing_and_blocks_a_wallet(
     browser: Browser, site: Site
 ) -> None:
-    async with open_signed_in(browser, site) as watched:
+    async with watch_operator_page(browser, await site.make_link()) as watched:
         page = watched.page
         await watched.goto("/listings")
         await page.locator("summary", has_text="Suspend Sample quotes").click()
@@ -102,7 +87,7 @@ async def test_an_operator_suspends_and_restores_a_listing_and_blocks_a_wallet(
 async def test_figures_are_refreshed_in_front_until_the_button_stops_it(
     browser: Browser, site: Site, path: str, figure: str
 ) -> None:
-    async with open_signed_in(browser, site) as watched:
+    async with watch_operator_page(browser, await site.make_link()) as watched:
         page, sent = watched.page, []
 
         async def answer(route: Route) -> None:
@@ -141,7 +126,7 @@ async def test_without_javascript_the_figures_are_there_and_no_button_promises_m
     browser: Browser, site: Site
 ) -> None:
     async with watch_page(browser, site.admin_url, java_script_enabled=False) as watched:
-        await watched.goto(await site.make_link())
+        await watched.goto((await site.make_link()).removeprefix(site.admin_url))
         await watched.page.get_by_role("button", name="Sign in").click()
         for path in ("/", "/chains", "/gas", "/books"):
             assert await watched.goto(path) == 200
@@ -150,7 +135,7 @@ async def test_without_javascript_the_figures_are_there_and_no_button_promises_m
 
 
 async def test_signing_out_ends_the_session(browser: Browser, site: Site) -> None:
-    async with open_signed_in(browser, site) as watched:
+    async with watch_operator_page(browser, await site.make_link()) as watched:
         await watched.page.get_by_role("button", name="Sign out").click()
         await expect(watched.page.get_by_text("tollway gateway admin link")).to_be_visible()
         assert await watched.goto("/") == 401

@@ -1,6 +1,5 @@
 """The operator's pages in a browser: everything by keyboard alone, wallets of the operators, and one transaction read from a real chain."""
 
-import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +8,8 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from tests.browser.test_try_outcomes import tab_to
 from tests.browser.wallet_double import WalletDouble
-from tests.browser.watched_page import WatchedPage, watch_page
+from tests.browser.watched_page import watch_operator_page, watch_page
 from tests.kit.gateway_cluster import plain
 from tests.kit.ports import find_low_port
 
@@ -65,11 +63,6 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
         )
 
 
-async def activate(watched: WatchedPage, selector: str) -> None:
-    await tab_to(watched, selector)
-    await watched.page.keyboard.press("Enter")
-
-
 async def test_the_keyboard_alone_enters_suspends_restores_audits_and_leaves(
     browser: Browser, site: Site
 ) -> None:
@@ -77,34 +70,34 @@ async def test_the_keyboard_alone_enters_suspends_restores_audits_and_leaves(
     async with watch_page(browser, site.admin_url) as watched:
         page = watched.page
         await watched.goto(link.removeprefix(site.admin_url))
-        await activate(watched, 'form[action="/enter"] button')
+        await watched.push('form[action="/enter"] button')
         await expect(page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
-        await activate(watched, 'nav a[href="/listings"]')
+        await watched.push('nav a[href="/listings"]')
         await expect(page.get_by_role("heading", level=1)).to_have_text("Listings")
-        await activate(watched, "details summary")
-        await tab_to(watched, "details[open] input[name=reason]")
+        await watched.push("details summary")
+        await watched.tab_to("details[open] input[name=reason]")
         await page.keyboard.type("under review")
-        await activate(watched, "details[open] form button")
+        await watched.push("details[open] form button")
         await expect(page.get_by_role("button", name="Restore Sample quotes")).to_be_visible()
         reply = await site.cluster.call(site.gateway, site.api_id, "/echo")
         assert (reply.status, reply.code) == (503, "api_paused")
         await watched.check()
-        await tab_to(watched, "[aria-labelledby=suspended] input[name=reason]")
+        await watched.tab_to("[aria-labelledby=suspended] input[name=reason]")
         await page.keyboard.type("checked")
-        await activate(watched, "[aria-labelledby=suspended] form button")
+        await watched.push("[aria-labelledby=suspended] form button")
         await expect(page.get_by_text("No listing is suspended.")).to_be_visible()
         reply = await site.cluster.call(site.gateway, site.api_id, "/echo")
         assert reply.status == 402
-        await activate(watched, 'nav a[href="/books"]')
+        await watched.push('nav a[href="/books"]')
         await expect(page.get_by_role("heading", level=1)).to_have_text("Books")
-        await activate(watched, 'form[action="/admin/api/audit"] button')
+        await watched.push('form[action="/admin/api/audit"] button')
         for _ in range(20):  # the audit runs beside the page, which a reader loads again
             if await page.get_by_text("the ledger balances").count():
                 break
             await watched.goto("/books")
         await expect(page.get_by_text("the ledger balances")).to_be_visible()
         await watched.check()
-        await activate(watched, 'form[action="/signout"] button')
+        await watched.push('form[action="/signout"] button')
         await expect(page.get_by_text("tollway gateway admin link")).to_be_visible()
         assert await watched.goto("/") == 401
     (restored, suspended) = (await site.list_acts())[:2]
@@ -127,7 +120,7 @@ async def test_a_wallet_of_the_operators_signs_in_by_keyboard(
         assert await watched.goto("/") == 401
         await expect(page.get_by_role("button", name="Test wallet")).to_be_visible()
         await watched.check()
-        await activate(watched, "#signin-wallets button")
+        await watched.push("#signin-wallets button")
         await expect(page.get_by_role("status")).to_have_text("You declined. Nothing was signed.")
         await expect(page.locator("#signin-text")).to_contain_text(f"URI: {site.admin_url}")
         await watched.check()
@@ -178,21 +171,13 @@ async def test_under_another_name_the_message_names_that_name(browser: Browser, 
     assert f"URI: {other}" in text
 
 
-@contextlib.asynccontextmanager
-async def open_signed_in(browser: Browser, site: Site, **options: Any) -> AsyncIterator[WatchedPage]:
-    async with watch_page(browser, site.admin_url, **options) as watched:
-        await watched.goto((await site.operate("link"))["link"].removeprefix(site.admin_url))
-        await watched.page.get_by_role("button", name="Sign in").click()
-        await expect(watched.page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
-        yield watched
-
-
 @pytest.mark.parametrize(("theme", "width"), CORNERS)
 async def test_a_transaction_is_read_anew(browser: Browser, site: Site, theme: Any, width: int) -> None:
     payer = await site.cluster.wallet()
     tx_hash = await site.cluster.send_tokens(payer, site.provider.address, 20_000)
     options = {"color_scheme": theme, "viewport": {"width": width, "height": 800}}
-    async with open_signed_in(browser, site, **options) as watched:
+    link = (await site.operate("link"))["link"]
+    async with watch_operator_page(browser, link, **options) as watched:
         page = watched.page
         await watched.goto("/calls")
         await page.get_by_label("Look at one transaction anew").fill(str(tx_hash))

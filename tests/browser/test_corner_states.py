@@ -114,7 +114,7 @@ MY_AWAY: Rows = {path: (path, 503, AWAY) for path in ("/my", "/my/calls", "/my/s
 ADMIN_FULL: Rows = {
     "overview": ("/", 200, "payments are held"),
     "chains": ("/chains", 200, "127.0.0.1"),
-    "gas": ("/gas", 200, "Gas"),
+    "gas": ("/gas", 200, "Signed, not mined"),
     "calls": ("/calls", 200, HELD_CALLS[0]),
     "transaction": (f"/calls?transaction={tx_hash('tx')}", 200, "No node gave an answer"),
     "listings": ("/listings", 200, "Restore Listing 12"),
@@ -130,7 +130,7 @@ ADMIN_FULL: Rows = {
 ADMIN_EMPTY: Rows = {
     "overview": ("/", 200, "No node of"),
     "chains": ("/chains", 200, "not reachable"),
-    "gas": ("/gas", 200, "Gas"),
+    "gas": ("/gas", 200, "This gateway has no gas key"),
     "calls": ("/calls", 200, "No call has an unknown outcome."),
     "listings": ("/listings", 200, "No listing is suspended."),
     "wallets": ("/wallets", 200, "No wallet is blocked."),

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser
 
-from tests.browser.watched_page import WatchedPage, watch_page
+from tests.browser.watched_page import WatchedPage, watch_operator_page, watch_page
 from tests.kit.call_rows import call_record_row, insert_calls
-from tests.kit.gateway_cluster import sign_text
+from tests.kit.gateway_cluster import plain, sign_text
 from tests.kit.ports import find_low_port
 from tests.kit.signed_in import DAY_MS, MIXED
 from tollway.storage.database import connect_database
@@ -52,6 +52,9 @@ PUBLIC = (
     "api",
     "provider",
     "status",
+    "reference",
+    "reference of an operation",
+    "reference of a schema",
     "problems",
     "problem",
     "sign in",
@@ -92,13 +95,14 @@ OPERATORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A gateway whose tables are full. `big`: the listing with a long document."""
+    """A gateway whose tables are full. `big`: the listing with a long document. `payment`: a transaction of the reader."""
 
     cluster: Any
     gateway: Any
     provider: Any
     reader: Any
     big: str
+    payment: str
     admin_url: str
 
     def path_of(self, name: str) -> str:
@@ -110,6 +114,9 @@ class Site:
             "api": f"/apis/{self.big}",
             "provider": f"/providers/{self.provider.address}",
             "status": "/status",
+            "reference": "/docs",
+            "reference of an operation": "/docs/operations/createApi",
+            "reference of a schema": "/docs/schemas/ListingDraft",
             "problems": "/problems",
             "problem": "/problems/payment-outcome-unknown",
             "sign in": "/signin",
@@ -136,12 +143,16 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
         big = await cluster.publish(gateway, provider, name="Quotes of many coins", openapi=LONG_DOCUMENT)
     await fill_books(url, cluster, provider=provider, reader=reader)
     async with cluster.gateway(database_url=url, settings=settings) as gateway:
+        payment = await cluster.send_tokens(reader, provider.address, 20_000)
+        paid = await cluster.call(gateway, big, "/quotes/1/ETH", headers=plain(reader, payment))
+        assert paid.state in ("charged", "released"), paid.body
         yield Site(
             cluster=cluster,
             gateway=gateway,
             provider=provider,
             reader=reader,
             big=big,
+            payment=str(payment),
             admin_url=f"http://127.0.0.1:{port}",
         )
 
@@ -247,7 +258,12 @@ async def test_pages_of_a_reader_keep_their_budgets_uncompressed(
     browser: Browser, site: Site, side: str
 ) -> None:
     account = site.reader if side == "reader" else site.provider
-    paths = READERS if side == "reader" else {**PROVIDERS, "API with a long document": f"/my/apis/{site.big}"}
+    own = {"payment": f"/my/credit/{site.payment}"}
+    paths = (
+        {**READERS, **own}
+        if side == "reader"
+        else {**PROVIDERS, "API with a long document": f"/my/apis/{site.big}"}
+    )
     async with watch_page(browser, site.gateway.base_url) as watched:
         cookie = {
             "name": PAGE_COOKIE.name,
@@ -264,10 +280,7 @@ async def test_pages_of_a_reader_keep_their_budgets_uncompressed(
 async def test_pages_of_the_operator_keep_their_budgets_uncompressed(browser: Browser, site: Site) -> None:
     exit_code, output = await site.cluster.operate(site.gateway, "admin", "link")
     assert exit_code == 0, output
-    async with watch_page(browser, site.admin_url) as watched:
-        await watched.goto(output["link"].removeprefix(site.admin_url))
-        await watched.page.get_by_role("button", name="Sign in").click()
-        await expect(watched.page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
+    async with watch_operator_page(browser, output["link"]) as watched:
         await keep_budgets(watched, OPERATORS)
 
 

@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, expect
 
-from tests.browser.test_try_outcomes import tab_to
 from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage, watch_page
 from tests.kit.gateway_cluster import plain
@@ -44,17 +43,13 @@ class Keyboard:
     def __init__(self, watched: WatchedPage) -> None:
         self._watched = watched
         self.press = watched.page.keyboard.press
+        self.push = watched.push
 
     async def write(self, name: str, text: str) -> None:
         """Goes to a field and writes it anew."""
-        await tab_to(self._watched, f'[name="{name}"]')
+        await self._watched.tab_to(f'[name="{name}"]')
         await self.press("Control+A")
         await self._watched.page.keyboard.insert_text(text)
-
-    async def push(self, selector: str) -> None:
-        """Goes to a button, a link or a fold, and presses it."""
-        await tab_to(self._watched, selector)
-        await self.press("Enter")
 
     async def focused(self) -> str:
         return str(await self._watched.evaluate("document.activeElement.id"))
@@ -139,8 +134,7 @@ async def test_the_keyboard_alone_publishes_proves_edits_pauses_and_decides(
         await page.wait_for_url("**/my/sales?state=held**")
         await keys.push("tbody a")
         await page.wait_for_url("**/my/calls/**")
-        await tab_to(watched, "details[name=decision] > summary")
-        await keys.press("Enter")
+        await keys.push("details[name=decision] > summary")
         await watched.check()
         await keys.push('form[action$="/resolution"] button')
         await expect(page.locator(".ticket .stamp")).to_have_text("CHARGED")

@@ -232,19 +232,6 @@ async def test_printing_shows_the_ticket_alone(browser: Browser, site: Site) -> 
             assert await watched.page.locator(hidden).first.is_hidden(), hidden
 
 
-FILTERS = (
-    "",
-    "&role=provider",
-    "&status=succeeded",
-    "&status=failed",
-    "&status=unknown",
-    "&apiId=api_2",
-    "&from=2027-01-10",
-    "&to=2027-01-10",
-    "&from=2027-01-10&to=2027-01-12&apiId=api_1&status=succeeded",
-)
-
-
 async def test_an_owner_sees_two_agents_that_named_her_until_one_ends_it(
     browser: Browser, site: Site
 ) -> None:
@@ -258,9 +245,8 @@ async def test_an_owner_sees_two_agents_that_named_her_until_one_ends_it(
         shown = await page.locator(".labelled tbody th").all_inner_texts()
         assert set(shown) == {str(READER.address), str(SELLER.address)}
         assert str(THIRD.address) not in await page.content()
-        for query in FILTERS:
-            await watched.goto(f"/my/calls?wallet={READER.address}{query}")
-            await compare_file(site, watched, OTHER)
+        await watched.goto(f"/my/calls?wallet={READER.address}")
+        await compare_file(site, watched, OTHER)
         for path in ("calls", "credit", "spending"):
             assert await watched.goto(f"/my/{path}?wallet={THIRD.address}") == 404
         await withdraw_reader(browser, site, READER, OTHER)
@@ -323,11 +309,10 @@ async def list_named(watched: WatchedPage) -> set[str]:
 async def compare_file(site: Site, watched: WatchedPage, wallet: KeyWallet) -> None:
     """The rows of the list, over all of its pages, are those of its file."""
     link = watched.page.get_by_role("link", name="CSV of this list")
-    expected: list[list[str]] = []
-    if await link.count():
-        file = await site.client.get(await link.get_attribute("href") or "", headers=_as(site, wallet))
-        expected = read_file(file.text)
-    assert await read_list(watched) == expected
+    file = await site.client.get(await link.get_attribute("href") or "", headers=_as(site, wallet))
+    listed = await read_list(watched)
+    assert listed
+    assert listed == read_file(file.text)
 
 
 def read_file(text: str) -> list[list[str]]:
@@ -442,7 +427,7 @@ async def test_a_page_under_another_name_asks_the_wallet_for_no_signature(
     assert "personal_sign" not in wallet.counts
 
 
-async def test_a_lost_cookie_is_said_at_the_sign_in(browser: Browser, site: Site) -> None:
+async def test_a_lost_cookie_is_shown_at_the_sign_in(browser: Browser, site: Site) -> None:
     async with open_page(browser, site, wallet=None, width=320) as watched:
         await watched.goto("/signin?signed=yes&to=%2Fmy")
         await expect(watched.page.get_by_role("alert")).to_contain_text("did not keep the session")

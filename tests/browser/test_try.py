@@ -257,7 +257,7 @@ async def test_an_account_that_changes_signs_nothing(browser: Browser, site: Sit
     assert wallet.counts["eth_signTypedData_v4"] == 0
 
 
-async def test_too_little_money_is_said_before_anything_is_signed(browser: Browser, site: Site) -> None:
+async def test_too_little_money_is_shown_before_anything_is_signed(browser: Browser, site: Site) -> None:
     from tollway.sandbox.chain import make_account
 
     poor = make_account("poor")
@@ -460,8 +460,10 @@ async def test_the_button_rests_after_a_call(browser: Browser, site: Site) -> No
         await page.clock.pause_at(60_000)
         await page.get_by_role("button", name="Call").click()
         await expect(stamp(page)).to_have_text("FREE")
+        await expect(page.locator("[data-answer]")).to_contain_text('"currency": "USD"')
+        await page.clock.run_for(400)
         await expect(pay_button(page)).to_be_disabled()
-        await page.clock.run_for(1_000)
+        await page.clock.run_for(200)
         await expect(pay_button(page)).to_be_enabled()
 
 

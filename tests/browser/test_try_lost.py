@@ -19,6 +19,7 @@ from tests.browser.call_panel import (
     slip,
     stamp,
 )
+from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage
 
 __all__ = ["site"]
@@ -51,6 +52,24 @@ async def send_and_reload(page: Page) -> None:
     await expect(page.get_by_label("Transaction hash")).to_be_visible()
 
 
+async def send_and_wait(page: Page) -> None:
+    """Until the page offers to give the transfer up."""
+    await set_clock_back(page)
+    await send_and_reload(page)
+    await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
+    await let_minutes_pass(page)
+    await again_button(page).click()
+    await expect(page.get_by_label(NONE_SENT)).to_be_visible(timeout=30_000)
+
+
+async def check_paid_once(site: Site, wallet: WalletDouble, *, sent: int = 1) -> None:
+    """One call is paid, by the transaction that was mined. `sent`: how many the wallet was asked for."""
+    assert wallet.counts["eth_sendTransaction"] == sent
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["transaction"] == wallet.sent[0]
+    await site.check_books()
+
+
 async def test_a_replaced_transaction_is_paid_once_under_its_other_hash(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=84532, replaces=True)
     async with open_panel(browser, site, wallet) as watched:
@@ -63,10 +82,7 @@ async def test_a_replaced_transaction_is_paid_once_under_its_other_hash(browser:
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
         await expect(page.get_by_label("Transaction hash")).to_be_hidden()
-    assert wallet.counts["eth_sendTransaction"] == 1
-    (call,) = await site.calls(wallet)
-    assert call["payment"]["transaction"] == wallet.sent[0]
-    await site.check_books()
+    await check_paid_once(site, wallet)
 
 
 async def test_a_dropped_transaction_is_paid_anew_after_the_reader_gave_it_up(
@@ -77,12 +93,7 @@ async def test_a_dropped_transaction_is_paid_anew_after_the_reader_gave_it_up(
         browser, site, wallet, viewport={"width": 320, "height": 800}, color_scheme="dark"
     ) as watched:
         page = watched.page
-        await set_clock_back(page)
-        await send_and_reload(page)
-        await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
-        await let_minutes_pass(page)
-        await again_button(page).click()
-        await expect(page.get_by_label(NONE_SENT)).to_be_visible(timeout=30_000)
+        await send_and_wait(page)
         await watched.check()
         assert wallet.counts["eth_sendTransaction"] == 1
         wallet.drops = False
@@ -90,10 +101,7 @@ async def test_a_dropped_transaction_is_paid_anew_after_the_reader_gave_it_up(
         await page.get_by_label(NONE_SENT).check()
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
-    assert wallet.counts["eth_sendTransaction"] == 2
-    (call,) = await site.calls(wallet)
-    assert call["payment"]["transaction"] == wallet.sent[0]
-    await site.check_books()
+    await check_paid_once(site, wallet, sent=2)
 
 
 async def test_declining_to_sign_in_loses_nothing(browser: Browser, site: Site) -> None:
@@ -120,11 +128,7 @@ async def test_what_was_entered_for_one_payment_does_not_touch_the_next(browser:
     wallet = await site.wallet(chain_id=84532, replaces=True)
     async with open_panel(browser, site, wallet) as watched:
         page = watched.page
-        await set_clock_back(page)
-        await send_and_reload(page)
-        await let_minutes_pass(page)
-        await again_button(page).click()
-        await expect(page.get_by_label(NONE_SENT)).to_be_visible(timeout=30_000)
+        await send_and_wait(page)
         await page.get_by_label(NONE_SENT).check()
         await page.get_by_label("Transaction hash").fill(wallet.sent[0])
         await again_button(page).click()
@@ -158,7 +162,7 @@ async def test_what_was_entered_for_one_payment_does_not_touch_the_next(browser:
 @pytest.mark.parametrize(
     ("amount", "sentence"),
     [(1, "first transfer is kept"), (10**12, "The transaction that you entered failed")],
-    ids=["pays somebody else", "failed"],
+    ids=["pays another wallet", "failed"],
 )
 async def test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfer(
     browser: Browser, site: Site, amount: int, sentence: str
@@ -180,10 +184,7 @@ async def test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfe
         await wallet.release()
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
-    assert wallet.counts["eth_sendTransaction"] == 1
-    (call,) = await site.calls(wallet)
-    assert call["payment"]["transaction"] == wallet.sent[0]
-    await site.check_books()
+    await check_paid_once(site, wallet)
 
 
 async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
@@ -193,12 +194,8 @@ async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
     wallet = await site.wallet(chain_id=84532, holds=True)
     async with open_panel(browser, site, wallet) as watched:
         page = watched.page
-        await set_clock_back(page)
-        await send_and_reload(page)
-        await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
-        await let_minutes_pass(page)
-        await again_button(page).click()
-        await page.get_by_label(NONE_SENT).check(timeout=30_000)
+        await send_and_wait(page)
+        await page.get_by_label(NONE_SENT).check()
         await site.cluster.driver.rpc("evm_setIntervalMining", 0)
         try:
             await wallet.release()
@@ -209,7 +206,4 @@ async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
             await site.cluster.driver.rpc("evm_setIntervalMining", 1)
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
-    assert wallet.counts["eth_sendTransaction"] == 1
-    (call,) = await site.calls(wallet)
-    assert call["payment"]["transaction"] == wallet.sent[0]
-    await site.check_books()
+    await check_paid_once(site, wallet)

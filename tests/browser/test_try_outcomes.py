@@ -22,7 +22,6 @@ __all__ = ["site"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-TABS_MAX = 60
 KEEP_BLOB_TYPES = (
     "(() => { const make = URL.createObjectURL; window.blobTypes = [];"
     " URL.createObjectURL = (blob) => { blobTypes.push(blob.type); return make.call(URL, blob); }; return true; })()"
@@ -36,45 +35,31 @@ SHAPES = {
 }
 
 
-async def tab_to(watched: WatchedPage, selector: str) -> None:
-    """Presses Tab until the element has the focus. Every element on the way shows that it has it."""
-    for _ in range(TABS_MAX):
-        await watched.page.keyboard.press("Tab")
-        is_visible = await watched.evaluate(
-            "(() => { const style = getComputedStyle(document.activeElement); "
-            "return style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2; })()"
-        )
-        assert is_visible, await watched.evaluate("document.activeElement.outerHTML.slice(0, 200)")
-        if await watched.evaluate(f"document.activeElement.matches({selector!r})"):
-            return
-    raise AssertionError(f"{TABS_MAX} times Tab did not reach {selector}")
-
-
 async def test_the_keyboard_alone_finds_an_api_and_pays(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(names=("First wallet", "Second wallet"))
     async with watch_page(browser, site.gateway.base_url) as watched:
         page = watched.page
         await wallet.install(watched.context)
         await watched.goto("/")
-        await tab_to(watched, "input[type=search]")
+        await watched.tab_to("input[type=search]")
         await page.keyboard.type("sample")
         await page.keyboard.press("Enter")
         link = f'a[href="/apis/{site.apis["paid"]}"]'
         await expect(page.locator(link).first).to_be_visible()
-        await tab_to(watched, link)
+        await watched.tab_to(link)
         await page.keyboard.press("Enter")
         await expect(pay_button(page)).to_be_enabled()
-        await tab_to(watched, "[data-parameter=symbol]")
+        await watched.tab_to("[data-parameter=symbol]")
         await page.keyboard.press("Control+A")
         await page.keyboard.type("BTC")
-        await tab_to(watched, "[data-pay]")
+        await watched.tab_to("[data-pay]")
         await page.keyboard.press("Enter")
         await expect(page.get_by_role("button", name="Second wallet")).to_be_visible()
-        await tab_to(watched, ".ticket-choices button")
+        await watched.tab_to(".ticket-choices button")
         await page.keyboard.press("Space")
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
         await expect(page.locator("[data-answer]")).to_contain_text('"symbol": "BTC"')
-        await tab_to(watched, "[data-answer] pre")
+        await watched.tab_to("[data-answer] pre")
         await watched.check()
     assert len(await site.calls(wallet)) == 1
 

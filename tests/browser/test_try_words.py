@@ -15,10 +15,10 @@ from playwright.async_api import Browser, Route, expect
 
 from tests.browser.call_panel import CHAIN, Site, edit, open_panel, pay_button, site, slip, stamp
 from tests.browser.wallet_double import WalletDouble
-from tests.browser.watched_page import WatchedPage, watch_page
+from tests.browser.watched_page import WatchedPage, answer_by, watch_page
 from tests.kit.listings import sample_listing
 from tests.kit.message_catalog import PSEUDO, LongWords
-from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness
+from tests.kit.pages import PUBLIC_URL, PageHarness
 from tests.kit.signed_in import SELLER
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.page_call_form import WORDS
@@ -63,7 +63,7 @@ def said(key: str, *given: str) -> str:
     return text
 
 
-async def test_a_paid_call_is_told_in_long_words(browser: Browser, site: Site) -> None:
+async def test_a_paid_call_is_shown_in_long_words(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=CHAIN)
     async with open_long(browser, site, wallet) as watched:
         page = watched.page
@@ -76,7 +76,7 @@ async def test_a_paid_call_is_told_in_long_words(browser: Browser, site: Site) -
         await expect(pay_button(page)).to_have_text(said("pay", "0.01 USDC"))
 
 
-async def test_a_transaction_and_its_credit_are_told_in_long_words(browser: Browser, site: Site) -> None:
+async def test_a_transaction_and_its_credit_are_shown_in_long_words(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=CHAIN)
     async with open_long(browser, site, wallet) as watched:
         page = watched.page
@@ -112,7 +112,7 @@ async def test_every_end_fits_in_long_words(
         await expect(slip(watched.page)).to_contain_text(sentence)
 
 
-async def test_a_higher_price_and_a_released_call_are_told_in_long_words(
+async def test_a_higher_price_and_a_released_call_are_shown_in_long_words(
     browser: Browser, site: Site
 ) -> None:
     wallet = await site.wallet(chain_id=CHAIN)
@@ -134,21 +134,15 @@ async def test_public_pages_fit_in_long_words(browser: Browser) -> None:
     harness = PageHarness(catalogs={"en": LONG, PSEUDO: LONG})
     listing = sample_listing(provider=SELLER.address, name="Weather of the open sea", openapi=SAMPLE_DOCUMENT)
     await harness.catalog.publish(listing)
-    async with harness.open() as client:
-
-        async def answer(route: Route) -> None:
-            language = await route.request.header_value("accept-language") or ""
-            headers = {**BROWSER, "Accept-Language": language}
-            found = await client.request(route.request.method, route.request.url, headers=headers)
-            sent = {name: value for name, value in found.headers.items() if name != "content-encoding"}
-            await route.fulfill(status=found.status_code, headers=sent, body=found.content)
-
-        async with watch_page(browser, PUBLIC_URL, viewport=PHONE, locale=PSEUDO) as watched:
-            await watched.context.route("**/*", answer)
-            for path in (
-                *("/", "/?q=nothing", "/?maxPrice=abc", "/status", "/problems", "/problems/payment-pending"),
-                *(f"/apis/{listing.id}", f"/providers/{listing.provider}", "/nowhere"),
-            ):
-                await watched.goto(path)
-                assert await watched.page.locator("html").get_attribute("lang") == PSEUDO
-                await watched.check()
+    async with (
+        harness.open() as client,
+        watch_page(browser, PUBLIC_URL, viewport=PHONE, locale=PSEUDO) as watched,
+    ):
+        await watched.context.route("**/*", answer_by(client))
+        for path in (
+            *("/", "/?q=nothing", "/?maxPrice=abc", "/status", "/problems", "/problems/payment-pending"),
+            *(f"/apis/{listing.id}", f"/providers/{listing.provider}", "/nowhere"),
+        ):
+            await watched.goto(path)
+            assert await watched.page.locator("html").get_attribute("lang") == PSEUDO
+            await watched.check()

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Route
+from playwright.async_api import Browser, BrowserContext, CDPSession, Page, Route, expect
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"
 AXE_TAGS = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 STATUS_LINE = "Failed to load resource: the server responded with a status of"
 """The browser's own line about a 4xx or 5xx. It is no error of a page."""
+TABS_MAX = 60
 
 
 @dataclass(kw_only=True)
@@ -49,6 +50,24 @@ class WatchedPage:
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    async def tab_to(self, selector: str) -> None:
+        """Presses Tab until the element has the focus. Every element on the way shows that it has it."""
+        for _ in range(TABS_MAX):
+            await self.page.keyboard.press("Tab")
+            is_visible = await self.evaluate(
+                "(() => { const style = getComputedStyle(document.activeElement); "
+                "return style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2; })()"
+            )
+            assert is_visible, await self.evaluate("document.activeElement.outerHTML.slice(0, 200)")
+            if await self.evaluate(f"document.activeElement.matches({selector!r})"):
+                return
+        raise AssertionError(f"{TABS_MAX} times Tab did not reach {selector}")
+
+    async def push(self, selector: str) -> None:
+        """Goes to a button, a link or a fold by Tab, and presses Enter."""
+        await self.tab_to(selector)
+        await self.page.keyboard.press("Enter")
 
     async def check(self) -> None:
         """In any state of the page: axe finds nothing, nothing scrolls sideways, and there are no complaints."""
@@ -115,6 +134,18 @@ async def watch_page(browser: Browser, base_url: str, **options: Any) -> AsyncIt
         yield watched
     finally:
         await context.close()
+
+
+@contextlib.asynccontextmanager
+async def watch_operator_page(browser: Browser, link: str, **options: Any) -> AsyncIterator[WatchedPage]:
+    """The first page of an operator that a link of `tollway gateway admin link` signs in."""
+    admin_url, enter, code = link.partition("/enter?code=")
+    async with watch_page(browser, admin_url, **options) as watched:
+        await watched.goto(enter + code)
+        await watched.check()
+        await watched.page.get_by_role("button", name="Sign in").click()
+        await expect(watched.page.get_by_role("heading", level=1)).to_have_text("What needs an operator")
+        yield watched
 
 
 def answer_by(client: httpx.AsyncClient, **own: str) -> Callable[[Route], Awaitable[None]]:

@@ -116,7 +116,7 @@ async def look(
 
 
 @pytest.mark.parametrize(
-    ("chains", "level", "told"),
+    ("chains", "level", "words"),
     [
         (OneBlock(), "ok", "agree"),
         (OneBlock(block_time=NOW_S + 59), "ok", "agree"),
@@ -127,11 +127,11 @@ async def look(
     ],
 )
 async def test_the_id_and_the_time_of_a_chain_are_checked(
-    tmp_path: Path, chains: OneBlock, level: str, told: str
+    tmp_path: Path, chains: OneBlock, level: str, words: str
 ) -> None:
     finding = (await look(make_settings(tmp_path), chains))["chain_84532"]
     assert finding.level == level
-    assert told in finding.detail
+    assert words in finding.detail
 
 
 async def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
@@ -144,14 +144,14 @@ async def test_a_migrated_database_is_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("floor", "level", "told"),
+    ("floor", "level", "words"),
     [
         ("0007_gas_by_network", "warning", "is from a newer version; this one can serve"),
         ("9001_newer", "failed", "needs a newer version"),
     ],
 )
 async def test_newer_tables_are_served_from_down_to_their_floor(
-    tmp_path: Path, floor: str, level: str, told: str
+    tmp_path: Path, floor: str, level: str, words: str
 ) -> None:
     settings = make_settings(tmp_path)
     await look(settings, migrated=True)
@@ -161,7 +161,7 @@ async def test_newer_tables_are_served_from_down_to_their_floor(
     connection.close()
     finding = (await look(settings))["database"]
     assert finding.level == level
-    assert told in finding.detail
+    assert words in finding.detail
 
 
 async def test_tables_from_before_the_baseline_are_refused_and_stay_as_they_are(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ OLD_KEY, NEW_KEY = b"o" * 32, b"n" * 32
 
 
 @pytest.mark.parametrize(
-    ("sealed_with", "known", "level", "told"),
+    ("sealed_with", "known", "level", "words"),
     [
         ((), (KEY,), "ok", "all 0 secret(s)"),
         ((KEY,), (KEY,), "ok", "all 1 secret(s)"),
@@ -223,7 +223,7 @@ OLD_KEY, NEW_KEY = b"o" * 32, b"n" * 32
     ],
 )
 async def test_the_keys_must_open_every_stored_secret(
-    tmp_path: Path, sealed_with: tuple[bytes, ...], known: tuple[bytes, ...], level: str, told: str
+    tmp_path: Path, sealed_with: tuple[bytes, ...], known: tuple[bytes, ...], level: str, words: str
 ) -> None:
     keys = [Secret(key) for key in known]
     settings = make_settings(tmp_path, secret_keys=tuple(keys))
@@ -239,7 +239,7 @@ async def test_the_keys_must_open_every_stored_secret(
         await CatalogStore(database, sealer=sealer, now_ms=lambda: 1).publish(listing)
     await database.close()
     finding = (await look(settings))["seals"]
-    assert (finding.level, told in finding.detail) == (level, True), finding
+    assert (finding.level, words in finding.detail) == (level, True), finding
     assert "hush" not in finding.detail
 
 
@@ -274,7 +274,7 @@ async def test_a_network_that_can_settle_is_ok(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "level", "told"),
+    ("changes", "level", "words"),
     [
         ({}, "ok", "from 27; a settlement costs 2.7 now"),
         ({"min_nano": 10**6, "is_min_own": True}, "warning", "settlement_min = 0.001 is less than the 2.7"),
@@ -284,7 +284,7 @@ async def test_a_network_that_can_settle_is_ok(tmp_path: Path) -> None:
     ids=["default", "below cost", "own", "unknown"],
 )
 async def test_the_lowest_price_is_compared_with_the_cost_of_a_settlement(
-    tmp_path: Path, changes: dict[str, Any], level: str, told: str
+    tmp_path: Path, changes: dict[str, Any], level: str, words: str
 ) -> None:
     settings = settling(tmp_path)
     (network,) = settings.networks
@@ -292,18 +292,18 @@ async def test_the_lowest_price_is_compared_with_the_cost_of_a_settlement(
     settings = settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
     chain = chain_with_fees(base_fee_wei=10**10 - 1, tip_wei=1)
     finding = (await look(settings, chain))["settlement_min_84532"]
-    assert (finding.level, told in finding.detail) == (level, True), finding
+    assert (finding.level, words in finding.detail) == (level, True), finding
     chain.disconnect(CHAIN)
     gone = (await look(settings, chain))["settlement_min_84532"]
     assert gone.level == ("note" if level == "note" else "failed")
 
 
 @pytest.mark.parametrize(
-    ("floors", "level", "told"),
+    ("floors", "level", "is_low"),
     [(3, "ok", False), (2.9, "warning", True), (0.5, "warning", True)],
 )
 async def test_every_gas_key_is_named_with_its_balance(
-    tmp_path: Path, floors: float, level: str, told: bool
+    tmp_path: Path, floors: float, level: str, is_low: bool
 ) -> None:
     settings = settling(tmp_path)
     (network,) = settings.networks
@@ -318,7 +318,7 @@ async def test_every_gas_key_is_named_with_its_balance(
     chain.fund_gas(CHAIN, first, 10**18)
     chain.fund_gas(CHAIN, second, int(floors * 10**15))
     finding = (await look(settings, chain))["gas_keys_84532"]
-    assert (finding.level, "(low)" in finding.detail) == (level, told)
+    assert (finding.level, "(low)" in finding.detail) == (level, is_low)
     assert f"{first} has 1; {second} has 0.00" in finding.detail
     assert "gas_floor = 0.001" in finding.detail
     chain.disconnect(CHAIN)
@@ -361,7 +361,7 @@ async def test_a_withdrawn_rail_has_a_reason_without_a_key(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("status", "level", "told"),
+    ("status", "level", "words"),
     [
         (200, "ok", "settled by a facilitator"),
         (401, "ok", "settled by a facilitator"),
@@ -369,14 +369,14 @@ async def test_a_withdrawn_rail_has_a_reason_without_a_key(tmp_path: Path) -> No
         (502, "warning", "answers 502"),
     ],
 )
-async def test_a_facilitator_must_answer(tmp_path: Path, status: int | None, level: str, told: str) -> None:
+async def test_a_facilitator_must_answer(tmp_path: Path, status: int | None, level: str, words: str) -> None:
     settings = make_settings(tmp_path)
     (network,) = settings.networks
     rules = replace(network.settlement, facilitator=facilitator_at("https://facilitator.example/x402/"))
     settings = settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
     found = await look(settings, chain_with_fees(), facilitator_status=status)
     finding = found["settlement_84532"]
-    assert (finding.level, told in finding.detail) == (level, True)
+    assert (finding.level, words in finding.detail) == (level, True)
 
 
 @pytest.mark.parametrize(
@@ -445,7 +445,7 @@ WELL = figures("lease_renewal", 2.4)
 
 
 @pytest.mark.parametrize(
-    ("metrics", "level", "told"),
+    ("metrics", "level", "words"),
     [
         (background_metrics(WELL), "ok", "since the last good run of each task: lease_renewal 2 s"),
         (background_metrics(WELL, figures("gas_check", 60, failures=7)), "ok", "gas_check 60 s, lease_renewal 2 s"),
@@ -468,12 +468,12 @@ WELL = figures("lease_renewal", 2.4)
         (None, "note", "no gateway answers at http://127.0.0.1:9402/metrics now"),
     ],
 )  # fmt: skip
-async def test_the_age_of_each_last_good_run_is_told(
-    tmp_path: Path, metrics: str | None, level: str, told: str
+async def test_the_age_of_each_last_good_run_is_shown(
+    tmp_path: Path, metrics: str | None, level: str, words: str
 ) -> None:
     finding = (await look(make_settings(tmp_path), metrics=metrics))["background"]
     assert finding.level == level
-    assert told in finding.detail
+    assert words in finding.detail
 
 
 async def test_without_an_admin_address_no_age_can_be_read(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_mistake_ends_the_start_with_one_line_and_leaves_nothing_behind(tmp_pa
         assert {path.name for path in folder.iterdir()} == files, name
 
 
-def test_a_mistake_is_told_by_the_command_as_it_is_started(tmp_path: Path) -> None:
+def test_a_mistake_is_shown_by_the_command_as_it_is_started(tmp_path: Path) -> None:
     process = _start(tmp_path, {"TOLLWAY_LISTN": "127.0.0.1:1"})
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
     expected = {

@@ -23,7 +23,7 @@ from tollway.ids import format_network, read_id_entropy
 from tollway.storage.database import Database
 
 PRICE = 10_000
-DOOR = "GET /api/v2/gateway/{apiId}"
+ROOT = "GET /api/v2/gateway/{apiId}"
 UPSTREAM = "GET upstream"
 NODE = f"chain {format_network(CHAIN)}"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -124,13 +124,14 @@ class Story:
 
 COMMIT = {"tollway.commit.entries": 1, "tollway.commit.wait_us": None, "tollway.commit.write_us": None}
 SENT = ["tollway.dial", "tollway.claim", UPSTREAM]
+PAID = ["tollway.proof", "tollway.price", *SENT, "tollway.close"]
 STORIES: dict[str, Story] = {
     "unpaid": Story(
         act=lambda gateways: gateways.gateway.ask(),
         status=402,
         tree=["tollway.proof"],
         attributes={
-            DOOR: {"error.type": "payment_required"},
+            ROOT: {"error.type": "payment_required"},
             "tollway.proof": {"tollway.proof.kind": "none"},
         },
     ),
@@ -152,18 +153,18 @@ STORIES: dict[str, Story] = {
     "free": Story(
         act=call_free,
         status=200,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close"],
+        tree=PAID,
         attributes={
-            DOOR: {"tollway.rail": "none", "tollway.listing.id": "api_free"},
+            ROOT: {"tollway.rail": "none", "tollway.listing.id": "api_free"},
             "tollway.dial": {"tollway.dial.reused": False, "tollway.dial.addresses": 1},
         },
     ),
     "on known credit": Story(
         act=call_on_credit,
         status=200,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close"],
+        tree=PAID,
         attributes={
-            DOOR: {"tollway.outcome": "charged", "tollway.call.id": None, "tollway.rail": None},
+            ROOT: {"tollway.outcome": "charged", "tollway.call.id": None, "tollway.rail": None},
             "tollway.dial": {"tollway.dial.reused": True},
             "tollway.claim": COMMIT,
             "tollway.close": COMMIT,
@@ -173,12 +174,12 @@ STORIES: dict[str, Story] = {
         act=show_a_new_payment,
         status=200,
         tree=["tollway.proof", NODE, "tollway.price", *SENT, "tollway.close"],
-        attributes={DOOR: {"tollway.outcome": "charged", "tollway.rail": "tx"}, "tollway.claim": COMMIT},
+        attributes={ROOT: {"tollway.outcome": "charged", "tollway.rail": "tx"}, "tollway.claim": COMMIT},
     ),
     "a bound signature": Story(
         act=sign_the_request,
         status=200,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close"],
+        tree=PAID,
         attributes={"tollway.proof": {"tollway.proof.kind": "bound_key"}},
     ),
     "a repeat": Story(
@@ -201,7 +202,7 @@ STORIES: dict[str, Story] = {
             "  tollway.receipt",
         ],
         attributes={
-            DOOR: {"tollway.rail": "x402", "tollway.outcome": "charged"},
+            ROOT: {"tollway.rail": "x402", "tollway.outcome": "charged"},
             "tollway.proof": {"tollway.proof.kind": "eip3009_key"},
             "tollway.settle": {
                 "tollway.network": format_network(CHAIN),
@@ -214,22 +215,22 @@ STORIES: dict[str, Story] = {
     "an unpaid error": Story(
         act=get_an_unpaid_error,
         status=500,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close"],
-        attributes={DOOR: {"tollway.outcome": "released"}, UPSTREAM: {"http.response.status_code": 500}},
+        tree=PAID,
+        attributes={ROOT: {"tollway.outcome": "released"}, UPSTREAM: {"http.response.status_code": 500}},
     ),
     "a lost upstream": Story(
         act=lose_the_upstream,
         status=504,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close"],
+        tree=PAID,
         attributes={
-            DOOR: {"tollway.outcome": "held", "error.type": "upstream_timeout"},
+            ROOT: {"tollway.outcome": "held", "error.type": "upstream_timeout"},
             UPSTREAM: {"server.address": "127.0.0.1"},
         },
     ),
     "a stream": Story(
         act=read_a_stream,
         status=200,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close", "tollway.stream"],
+        tree=[*PAID, "tollway.stream"],
         attributes={
             "tollway.stream": {
                 "tollway.stream.bytes": 6,
@@ -243,7 +244,7 @@ STORIES: dict[str, Story] = {
     "a cut stream": Story(
         act=read_a_cut_stream,
         status=200,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close", "tollway.stream"],
+        tree=[*PAID, "tollway.stream"],
         attributes={
             "tollway.stream": {"tollway.stream.delivery": "partial", "tollway.stream.ended_by": "upstream"}
         },
@@ -251,7 +252,7 @@ STORIES: dict[str, Story] = {
     "a stream that its client leaves": Story(
         act=leave_a_stream,
         status=200,
-        tree=["tollway.proof", "tollway.price", *SENT, "tollway.close", "tollway.stream"],
+        tree=[*PAID, "tollway.stream"],
         attributes={
             "tollway.stream": {
                 "tollway.stream.bytes": 5,
@@ -270,7 +271,7 @@ async def test_a_call_has_the_tree_of_its_story(database: Database, name: str) -
         answer = await story.act(gateways)
         assert answer.status == story.status
         trace = gateways.trees.traces[-1]
-        assert draw(trace) == [DOOR, *(f"  {line}" for line in story.tree)]
+        assert draw(trace) == [ROOT, *(f"  {line}" for line in story.tree)]
         for span, expected in story.attributes.items():
             found = read_attributes(trace, span)
             assert expected.keys() <= found.keys(), span
@@ -300,7 +301,7 @@ async def leave_a_settlement(gateways: TracedGateways) -> str:
     answer = await make_payer(gateways).buy("GET", "/quote")
     assert (answer.status, answer.problem["code"]) == (503, "payment_outcome_unknown")
     (call,) = gateways.trees.traces[-1:]
-    return str(read_attributes(call, DOOR)["tollway.call.id"])
+    return str(read_attributes(call, ROOT)["tollway.call.id"])
 
 
 async def test_settlement_recovery_has_a_trace_of_the_call_that_it_ends(database: Database) -> None:
@@ -321,7 +322,7 @@ async def test_settlement_recovery_has_a_trace_of_the_call_that_it_ends(database
             "tollway.settle.fee_bumps": 0,
         }
         (call,) = [
-            one for one in gateways.trees.find(DOOR) if "tollway.settle" in {span.name for span in one}
+            one for one in gateways.trees.find(ROOT) if "tollway.settle" in {span.name for span in one}
         ]
         assert call[0].context.trace_id != trace[0].context.trace_id
         check_nothing_personal(gateways)
@@ -368,9 +369,9 @@ async def test_recovery_has_a_trace_of_the_calls_that_a_dead_gateway_left(databa
             await asked
         (trace,) = gateways.trees.find("tollway.recovery")
         assert draw(trace) == ["tollway.recovery", "  tollway.call"]
-        (call,) = gateways.trees.find(DOOR)
+        (call,) = gateways.trees.find(ROOT)
         assert read_attributes(trace, "tollway.call") == {
-            "tollway.call.id": read_attributes(call, DOOR)["tollway.call.id"],
+            "tollway.call.id": read_attributes(call, ROOT)["tollway.call.id"],
             "tollway.outcome": "unknown",
             "error.type": "gateway_died",
         }
@@ -390,7 +391,7 @@ async def test_work_on_a_call_is_traced_where_the_call_was(database: Database, i
         assert (read_id_entropy(call.id) < SAMPLED_PART * 2**30) is is_sampled
         await gateway.recover_chain()
         assert len(gateways.trees.find("tollway.settlement_recovery")) == int(is_sampled)
-        assert bool(gateways.trees.find(DOOR)) is is_sampled
+        assert bool(gateways.trees.find(ROOT)) is is_sampled
 
 
 async def test_an_unsampled_call_adds_nothing_to_what_the_writer_holds(database: Database) -> None:
@@ -406,7 +407,7 @@ async def test_the_writer_names_the_trace_of_an_entry_that_it_cannot_write(datab
     """It runs outside of the context of the call."""
     trees = SpanTrees()
     sampler = make_sampler(trees)
-    trace = sampler.start(DOOR, None, is_trusted=False)
+    trace = sampler.start(ROOT, None, is_trusted=False)
     assert trace is not None
     faulty = FaultyLedger(database, traces=sampler)
     await faulty.ledger.open()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from deploy.image import LOCK, BasePython, choose_requirements, list_system_packages
+from deploy.image import LOCK, BasePython, choose_requirements, list_system_packages, read_system
 
 LINES = """\
 alpha==1.0 \\
@@ -89,14 +89,20 @@ Version: 1:3.134
 RELEASE = 'PRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\nID=debian\nVERSION_ID="12"\n'
 
 
-def test_the_packages_of_the_system_are_listed_with_their_urls() -> None:
-    """Package URLs of type `deb`: the version is percent-encoded."""
-    document = list_system_packages(STATUS, RELEASE)
+@pytest.mark.parametrize(("release", "distribution"), [(RELEASE, "debian-12"), ("ID=debian\n", "debian")])
+def test_the_packages_of_the_system_are_listed_with_their_urls(release: str, distribution: str) -> None:
+    """Package URLs of type `deb`: the version is percent-encoded. Debian sid has no number."""
+    document = list_system_packages(STATUS, release)
     assert [component["purl"] for component in document["components"]] == [
-        "pkg:deb/debian/adduser@1%3A3.134?arch=all&distro=debian-12",
-        "pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro=debian-12",
+        f"pkg:deb/debian/adduser@1%3A3.134?arch=all&distro={distribution}",
+        f"pkg:deb/debian/libc6@2.36-9%2Bdeb12u13?arch=amd64&distro={distribution}",
     ]
     assert (document["bomFormat"], document["specVersion"]) == ("CycloneDX", "1.6")
+
+
+def test_a_base_that_is_not_debian_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"registry/alpine has no /var/lib/dpkg/status .* Debian image"):
+        read_system(("false",), "registry/alpine")
 
 
 def test_wheels_of_every_older_system_fit() -> None:

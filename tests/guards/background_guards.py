@@ -71,7 +71,7 @@ BACKGROUND_GUARDS = (
         "app.doctor_findings:describe_late_tasks",
         "        if task.age_s > max(",
         "        if False and task.age_s > max(",
-        test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_told",
+        test="cli/test_doctor.py::test_the_age_of_each_last_good_run_is_shown",
     ),
     guard(
         "K9",

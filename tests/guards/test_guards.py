@@ -80,7 +80,7 @@ def test_an_edit_changes_its_place_only(tmp_path: Path, place: str, changed: str
         ("elsewhere:one", "one", "no such module"),
     ],
 )
-def test_an_edit_that_does_not_apply_any_more_is_told(
+def test_an_edit_that_does_not_apply_any_more_is_shown(
     tmp_path: Path, place: str, before: str, reason: str
 ) -> None:
     (tmp_path / "house.py").write_text(HOUSE)

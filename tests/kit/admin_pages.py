@@ -4,18 +4,24 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import httpx
+from starlette.routing import Router
+from starlette.types import Receive, Scope, Send
 
 from tests.kit.ledger_records import tx_hash
 from tests.kit.listings import sample_listing
+from tests.kit.pages import PUBLIC_URL
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings
-from tollway.identity.admin_sessions import create_code
+from tollway.identity.admin_sessions import AdminSignIn, create_code
 from tollway.ids import Address
 from tollway.storage.admin_store import SqlAdminSessions
-from tollway.web.admin_app import ADMIN_COOKIE
+from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, AdminHosts
+from tollway.web.page_assets import asset_router, read_assets
+from tollway.web.page_renderer import PageRenderer
 
 HOST = "127.0.0.1:9402"
 ORIGIN = f"http://{HOST}"
@@ -46,6 +52,25 @@ async def run_admin_app(**environment: str) -> AsyncIterator[App]:
 
 def open_browser(app: App) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app.build_admin_app()), base_url=ORIGIN)
+
+
+def open_failing_browser(error: Exception) -> httpx.AsyncClient:
+    """At an admin address whose pages fail with `error`. Its open paths need no session."""
+
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    renderer = PageRenderer(read_assets(), public_url=PUBLIC_URL, test_money="none")
+    app = AdminApp(
+        metrics=fail,
+        pages=Router(asset_router(renderer.assets).routes, default=fail),
+        hosts=AdminHosts(listen_host="127.0.0.1", port=9402, names=()),
+        sign_in=cast(AdminSignIn, None),
+        renderer=renderer,
+        public_url=PUBLIC_URL,
+        entropy=lambda size: bytes(size),
+    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=ORIGIN)
 
 
 async def make_code(app: App) -> str:

@@ -98,7 +98,7 @@ class TracedGateways:
 async def open_traced_gateways(
     database: Database, *, ratio: float = 1.0, random: float = 0.0, **limits: Any
 ) -> AsyncIterator[TracedGateways]:
-    """Two gateways. `random`: what the sampler at the door draws for each call."""
+    """Two gateways. `random`: what the sampler draws for each call."""
     trees = SpanTrees()
     sampler = TraceSampler(trees, ratio=ratio, random=lambda: random, entropy=os.urandom, now_ns=time.time_ns)
     async with open_faulty_gateways(database, ["one", "two"], traces=sampler, **limits) as gateways:

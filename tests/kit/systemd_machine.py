@@ -82,15 +82,15 @@ class SystemdMachine:
 
     def _wait_booted(self) -> None:
         deadline = time.monotonic() + BOOT_DEADLINE_S
-        told = ""
-        while told not in ("running", "degraded"):
+        output = ""
+        while output not in ("running", "degraded"):
             assert self._process.poll() is None, self.log.read_text(errors="replace")
-            assert time.monotonic() < deadline, f"{told}\n{self.log.read_text(errors='replace')}"
+            assert time.monotonic() < deadline, f"{output}\n{self.log.read_text(errors='replace')}"
             time.sleep(POLL_S)
             children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
             if children:
                 self._init = int(children.split()[0])
-                told = self.try_run("systemctl is-system-running").stdout.strip()
+                output = self.try_run("systemctl is-system-running").stdout.strip()
 
     def try_run(self, script: str) -> "subprocess.CompletedProcess[str]":
         """Runs shell commands as root of the machine, in the home folder of root."""

@@ -2,13 +2,11 @@
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import httpx
 import pytest
 import structlog
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
-from starlette.types import Receive, Scope, Send
 
 from tests.kit.admin_pages import (
     ALICE,
@@ -21,17 +19,15 @@ from tests.kit.admin_pages import (
     list_acts,
     make_code,
     open_browser,
+    open_failing_browser,
     run_admin_app,
     send_form,
     sign_in,
 )
 from tollway.app.lifecycle import App
 from tollway.errors import StorageUnavailable
-from tollway.identity.admin_sessions import AdminSignIn
 from tollway.storage.admin_store import admin_code_table
-from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, AdminHosts
-from tollway.web.page_assets import read_assets
-from tollway.web.page_renderer import PageRenderer
+from tollway.web.admin_app import ADMIN_COOKIE
 
 
 @pytest.fixture
@@ -188,26 +184,8 @@ async def test_a_problem_has_its_title_code_and_request_id(app: App, browser: ht
     assert "Nothing was changed" not in answer.text
 
 
-def make_admin_app(error: Exception) -> AdminApp:
-    """An admin address whose pages fail with `error`. Its open paths need no session."""
-
-    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
-        raise error
-
-    return AdminApp(
-        metrics=fail,
-        pages=fail,
-        hosts=AdminHosts(listen_host="127.0.0.1", port=9402, names=()),
-        sign_in=cast(AdminSignIn, None),
-        renderer=PageRenderer(read_assets(), public_url="", test_money="none"),
-        public_url="https://gw.example.com",
-        entropy=lambda size: bytes(size),
-    )
-
-
 async def ask_failing_page(error: Exception) -> httpx.Response:
-    transport = httpx.ASGITransport(app=make_admin_app(error))
-    async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
+    async with open_failing_browser(error) as client:
         return await client.get("/enter?a=b", headers={"x-request-id": "req_of_the_test"})
 
 

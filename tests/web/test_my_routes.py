@@ -330,14 +330,23 @@ def read_rows(text: str) -> str:
     return text.partition("<tbody>")[2].partition("</tbody>")[0]
 
 
-@pytest.mark.parametrize("query", ["before=call_nowhere", "offset=30", "before=" + "x" * 65])
-async def test_a_place_that_does_not_exist_is_said(harness: SignedInHarness, query: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("before=call_nowhere", "Nothing is older than this place"),
+        ("offset=30", "The filter was not understood"),
+        ("before=" + "x" * 65, "The filter was not understood"),
+    ],
+)
+async def test_the_page_of_a_place_that_does_not_exist_says_so(
+    harness: SignedInHarness, query: str, sentence: str
+) -> None:
     await harness.services.write_calls(*MIXED)
     await harness.sign_in()
     answer = await harness.browser.get(f"/my/calls?{query}")
     words = PageReader(answer.text).words
     assert "This wallet has made no call yet" not in words
-    assert "Nothing is older than this place" in words or "The filter was not understood" in words
+    assert sentence in words
 
 
 async def test_the_file_of_an_older_page_is_the_whole_list(harness: SignedInHarness) -> None:

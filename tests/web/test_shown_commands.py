@@ -8,7 +8,6 @@ import pytest
 from typer.main import get_command
 
 from tests.kit.listings import show_listing
-from tests.kit.pages import PageHarness
 from tests.kit.signed_in import open_signed_in
 from tollway.cli.main import make_app
 from tollway.web.admin_findings import CHECK_TEXTS
@@ -68,9 +67,3 @@ async def test_the_command_that_an_agent_runs_for_its_owner_parses() -> None:
 def test_a_wrong_command_does_not_parse(command: str) -> None:
     with pytest.raises(Exception, match=r"(?i)missing|no such|no command"):
         parse(command)
-
-
-async def test_an_empty_catalog_shows_a_command_that_parses() -> None:
-    async with PageHarness().open() as browser:
-        for command in SHOWN.findall((await browser.get("/")).text):
-            parse(unescape(command))
