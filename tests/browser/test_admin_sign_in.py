@@ -90,7 +90,9 @@ async def test_the_keyboard_alone_enters_suspends_restores_audits_and_leaves(
         assert reply.status == 402
         await watched.push('nav a[href="/books"]')
         await expect(page.get_by_role("heading", level=1)).to_have_text("Books")
+        await expect(page.get_by_text("has run no audit from this page")).to_be_visible()
         await watched.push('form[action="/admin/api/audit"] button')
+        await expect(page.get_by_text("has run no audit from this page")).to_be_hidden()
         for _ in range(20):  # the audit runs beside the page, which a reader loads again
             if await page.get_by_text("the ledger balances").count():
                 break

@@ -141,11 +141,11 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
                 tags=[f"tag {number % 40}"],
             )
         big = await cluster.publish(gateway, provider, name="Quotes of many coins", openapi=LONG_DOCUMENT)
-    await fill_books(url, cluster, provider=provider, reader=reader)
-    async with cluster.gateway(database_url=url, settings=settings) as gateway:
         payment = await cluster.send_tokens(reader, provider.address, 20_000)
         paid = await cluster.call(gateway, big, "/quotes/1/ETH", headers=plain(reader, payment))
         assert paid.state in ("charged", "released"), paid.body
+    await fill_books(url, cluster, provider=provider, reader=reader)
+    async with cluster.gateway(database_url=url, settings=settings) as gateway:
         yield Site(
             cluster=cluster,
             gateway=gateway,
