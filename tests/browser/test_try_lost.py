@@ -204,6 +204,7 @@ async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
             await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
         finally:
             await site.cluster.driver.rpc("evm_setIntervalMining", 1)
+        await site.cluster.driver.rpc("evm_mine")  # the transfer is in a block before the page asks
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
     await check_paid_once(site, wallet)
