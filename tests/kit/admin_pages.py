@@ -16,7 +16,7 @@ from tests.kit.pages import PUBLIC_URL
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings
-from tollway.identity.admin_sessions import AdminSignIn, create_code
+from tollway.identity.admin_sessions import AdminSession, AdminSignIn, create_code
 from tollway.ids import Address
 from tollway.storage.admin_store import SqlAdminSessions
 from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, AdminHosts
@@ -54,8 +54,17 @@ def open_browser(app: App) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app.build_admin_app()), base_url=ORIGIN)
 
 
+class OneSession:
+    """A sign-in where every token is of one session."""
+
+    has_wallets = False
+
+    async def find_session(self, token: str) -> AdminSession:
+        return AdminSession(token_hash=b"", actor="operator@host", created_ms=0, expires_ms=1)
+
+
 def open_failing_browser(error: Exception) -> httpx.AsyncClient:
-    """At an admin address whose pages fail with `error`. Its open paths need no session."""
+    """At an admin address whose pages fail with `error`. Every cookie has a session; open paths need none."""
 
     async def fail(scope: Scope, receive: Receive, send: Send) -> None:
         raise error
@@ -65,7 +74,7 @@ def open_failing_browser(error: Exception) -> httpx.AsyncClient:
         metrics=fail,
         pages=Router(asset_router(renderer.assets).routes, default=fail),
         hosts=AdminHosts(listen_host="127.0.0.1", port=9402, names=()),
-        sign_in=cast(AdminSignIn, None),
+        sign_in=cast(AdminSignIn, OneSession()),
         renderer=renderer,
         public_url=PUBLIC_URL,
         entropy=lambda size: bytes(size),

@@ -27,7 +27,7 @@ from tests.kit.admin_pages import (
 from tollway.app.lifecycle import App
 from tollway.errors import StorageUnavailable
 from tollway.storage.admin_store import admin_code_table
-from tollway.web.admin_app import ADMIN_COOKIE
+from tollway.web.admin_app import ADMIN_COOKIE, refuse_form
 
 
 @pytest.fixture
@@ -184,9 +184,10 @@ async def test_a_problem_has_its_title_code_and_request_id(app: App, browser: ht
     assert "Nothing was changed" not in answer.text
 
 
-async def ask_failing_page(error: Exception) -> httpx.Response:
+async def ask_failing_page(error: Exception, method: str = "GET", path: str = "/enter?a=b") -> httpx.Response:
+    headers = {"x-request-id": "req_of_the_test", "cookie": f"{ADMIN_COOKIE.name}={'A' * 43}"}
     async with open_failing_browser(error) as client:
-        return await client.get("/enter?a=b", headers={"x-request-id": "req_of_the_test"})
+        return await client.request(method, path, headers=headers)
 
 
 async def test_storage_that_is_away_is_a_page_that_says_when_to_try_again() -> None:
@@ -195,6 +196,25 @@ async def test_storage_that_is_away_is_a_page_that_says_when_to_try_again() -> N
     assert answer.headers["retry-after"].isdigit()
     assert 'href="/enter?a=b">Try again</a>' in answer.text
     assert 'href="https://gw.example.com/problems/storage-unavailable"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("error", "method", "is_unchanged", "is_unknown"),
+    [
+        (refuse_form("No address."), "POST", True, False),
+        (StorageUnavailable("the commit has no result"), "POST", False, True),
+        (ZeroDivisionError(), "POST", False, True),
+        (StorageUnavailable("gone"), "GET", False, False),
+        (refuse_form("No address."), "GET", False, False),
+    ],
+)
+async def test_a_failed_change_is_no_promise_that_nothing_was_changed(
+    error: Exception, method: str, is_unchanged: bool, is_unknown: bool
+) -> None:
+    """The database may have written a change whose commit had no result."""
+    answer = await ask_failing_page(error, method, "/admin/api/admissions")
+    assert ("Nothing was changed." in answer.text) is is_unchanged
+    assert ("The change may have been made." in answer.text) is is_unknown
 
 
 async def test_a_defect_is_a_page_with_the_request_id_of_the_log() -> None:

@@ -24,6 +24,20 @@ def test_sizes_are_rounded_down(size_bytes: int, text: str) -> None:
     assert format_size(size_bytes) == text
 
 
+@pytest.mark.parametrize(("held_count", "text"), [(0, "0"), (9_999, "9999"), (10_000, "at least 10000")])
+def test_a_count_that_was_cut_is_no_exact_number(held_count: int, text: str) -> None:
+    found = books_json(
+        last_audit=None,
+        held_count=held_count,
+        held=(),
+        seals=(),
+        sizes=BookSizes(tables=(), size_bytes=0),
+        rules={},
+        profiles={},
+    )
+    assert found["heldPayments"] == text
+
+
 def test_a_held_payment_of_an_asset_that_the_settings_lost_is_shown_by_its_key() -> None:
     held = HeldPayment(
         chain_id=USDC.chain_id,

@@ -32,8 +32,10 @@ from tollway.ids import CallId
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.web.history_routes import call_json
-from tollway.web.my_routes import choose_destination
+from tollway.web.my_routes import choose_destination, end_of_day, suggest_until
 from tollway.web.page_session import PAGE_COOKIE, make_form_token
+from tollway.web.query import parse_time
+from tollway.web.viewer_routes import read_until
 
 
 @pytest.fixture
@@ -599,6 +601,14 @@ async def test_a_permission_that_is_not_good_is_marked_at_its_field(
     assert f'id="error-{field}"' in answer.text
     assert f'value="{address}"' in answer.text
     assert "Only you." in PageReader(answer.text).words
+
+
+@pytest.mark.parametrize("days_max", [1, 30, 365, 366, DEFAULT_LIMITS.viewer_days_max])
+@pytest.mark.parametrize("time", ["00:00:00.000Z", "12:00:00.000Z", "23:59:59.998Z"])
+def test_the_suggested_day_of_a_permission_is_accepted_to_its_end(days_max: int, time: str) -> None:
+    now_ms = parse_time(f"2026-11-28T{time}")
+    suggested = suggest_until(now_ms, days_max=days_max)
+    assert read_until({"until": end_of_day(suggested)}, now_ms=now_ms, days_max=days_max) > now_ms
 
 
 HOSTILE = '"><script>alert(1)</script>\u202e'

@@ -202,6 +202,7 @@ def respond_entry(request: Request, *, code: str, has_wallets: bool, status: int
 
 def explain_problem(request: Request, problem: Problem) -> Response:
     """The page of a refused or failed request, with what to do next."""
+    state = request.scope["state"]
     status = status_of(problem.code)
     view = view_problem(problem, request.scope, status=status, request_id=request_id_of(request.scope))
     headers = {} if view.retry_after_s is None else {"Retry-After": str(view.retry_after_s)}
@@ -211,8 +212,10 @@ def explain_problem(request: Request, problem: Problem) -> Response:
         status=status,
         headers=headers,
         problem=view,
-        is_unchanged=request.method == "POST" and problem.code is not Code.INTERNAL_ERROR,
-        public_url=request.scope["state"]["public_url"],
+        # A commit whose result never came may have been written (503); a defect may come after it (500).
+        is_unchanged=request.method == "POST" and status < status_of(Code.INTERNAL_ERROR),
+        is_unknown=request.method == "POST" and status >= status_of(Code.INTERNAL_ERROR) and "session" in state,
+        public_url=state["public_url"],
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 from tollway.chain.networks import ChainRules, NetworkProfile
 from tollway.fleet import BookSizes, EncryptedValues, HeldPayment
 from tollway.ids import ChainId, format_network
+from tollway.web.admin_findings import count
 from tollway.web.query import format_time
 
 _KIB = 1024
@@ -22,12 +23,12 @@ def books_json(
     rules: Mapping[ChainId, ChainRules],
     profiles: Mapping[ChainId, NetworkProfile],
 ) -> dict[str, Any]:
-    """`last_audit`: when it ended and how many differences it found, of any gateway, page or command. `held_count` is counted to 10,000; `held` has the first of them."""
+    """`last_audit`: when it ended and how many differences it found, of any gateway, page or command. `held_count` is counted to 10,000, so a text says "at least"; `held` has the first of them."""
     return {
         "lastAudit": None
         if last_audit is None
         else {"ended": format_time(last_audit[0]), "differences": last_audit[1]},
-        "heldPayments": held_count,
+        "heldPayments": count(held_count, 10_000),
         "held": [_held_json(one, rules, profiles) for one in held],
         "seals": [
             {

@@ -417,8 +417,8 @@ class ListForm:
     def read(cls, request: Request, *, now_ms: int) -> "ListForm":
         pairs = read_form_query(request.scope["query_string"])
         as_of = pairs.pop("asOf", "")
-        place = read_query(ListPlace, urlencode({"asOf": as_of}).encode() if as_of else b"")
-        as_of_ms = now_ms if place.as_of_ms is None else min(place.as_of_ms, now_ms)
+        moment = read_query(ListMoment, urlencode({"asOf": as_of}).encode() if as_of else b"")
+        as_of_ms = now_ms if moment.as_of_ms is None else min(moment.as_of_ms, now_ms)
         return cls(given=pairs, as_of_ms=as_of_ms)
 
     def parse(self, model: type[F]) -> tuple[F | None, Mapping[str, str]]:
@@ -455,8 +455,8 @@ class ListForm:
 
 
 def suggest_until(now_ms: int, *, days_max: int) -> str:
-    """The day until which the command of the page lets the reader read: a year from now, or as far as the gateway allows."""
-    return format_time(now_ms + min(SUGGESTED_DAYS, days_max) * DAY_MS)[:10]
+    """The day until which the command of the page lets the reader read: a year from now, or the last day that the gateway allows to its end."""
+    return format_time(now_ms + min(SUGGESTED_DAYS, max(days_max - 1, 0)) * DAY_MS)[:10]
 
 
 def end_of_day(text: str) -> str:
@@ -464,7 +464,7 @@ def end_of_day(text: str) -> str:
     return f"{text}T23:59:59.999Z" if _DAY.fullmatch(text) else text
 
 
-class ListPlace(QueryModel):
+class ListMoment(QueryModel):
     """The moment of the first page of a list."""
 
     as_of_ms: Annotated[int | None, parsed(parse_time)] = Field(None, alias="asOf")
