@@ -103,7 +103,7 @@ OTHER_FAILURES = {
 """The other codes with such a status -> whose they are."""
 _OWN = f'outcome=~"{"|".join(OWN_FAILURES)}"'
 _LEAST = f"{limits.GAS_FLOORS_MIN} * max by (network) (tollway_gas_floor_wei)"
-_OTHERS = "|".join(limits.OTHERS_PHASES)
+_OTHERS = "|".join(limits.EXTERNAL_PHASES)
 
 
 def _minutes(seconds: int) -> str:

@@ -19,7 +19,7 @@ OWN_FAILURES_MAX = 0.01
 """The share of calls that may fail because of the gateway (`OWN_FAILURES`)."""
 CALL_PHASE_WINDOW_S = 600
 CALL_PHASE_P95_MAX_S = 0.25
-OTHERS_PHASES = ("upstream", "settle")
+EXTERNAL_PHASES = ("upstream", "settle")
 """Phases of a call in which it waits for a provider or a chain."""
 COMMIT_WINDOW_S = 600
 COMMIT_P99_MAX_S = 0.2

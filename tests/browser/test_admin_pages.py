@@ -16,6 +16,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 WALLET = "0x" + "ab" * 20
 REFRESH_MS = 10_000
+FRESH = "Figures are refreshed; load the page again for states and findings."
+STALE = "The last refresh failed, and the figures are old. Load the page again."
 HIDE = "Object.defineProperty(document, 'hidden', {{ configurable: true, get: () => {0} }}); true"
 
 
@@ -119,7 +121,16 @@ async def test_figures_are_refreshed_in_front_until_the_button_stops_it(
         assert len(sent) == 2
         await start.click()
         await expect(shown).to_have_text("refreshed 3")
+        note = page.locator("[data-live-note]")
+        await expect(note).to_have_text(FRESH)
+        await page.unroute("**/admin/api/*")
+        await page.route("**/admin/api/*", lambda route: route.fulfill(status=401))  # an ended session
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(note).to_have_text(STALE)
         await watched.check()
+        await page.unroute("**/admin/api/*")
+        await page.clock.fast_forward(REFRESH_MS)
+        await expect(note).to_have_text(FRESH)
 
 
 async def test_without_javascript_the_figures_are_there_and_no_button_promises_more(

@@ -26,8 +26,8 @@ def test_a_renamed_field_is_found_in_each_module_that_reads_it() -> None:
     found = check_modules(json.dumps(document).encode(), MODULES)
     assert found.returncode != 0
     for module, field in (
-        ("signin.js", "domain"),
-        ("signin.js", "detail"),
+        ("wallet.js", "domain"),
+        ("wallet.js", "detail"),
         ("try.js", "detail"),
         ("try.js", "options"),
         ("try.js", "payTo"),

@@ -112,7 +112,7 @@ MY_ERRORS: Rows = {
 MY_AWAY: Rows = {path: (path, 503, AWAY) for path in ("/my", "/my/calls", "/my/sales", "/my/apis/new")}
 
 ADMIN_FULL: Rows = {
-    "overview": ("/", 200, "payments are held"),
+    "overview": ("/", 200, "Payments held"),
     "chains": ("/chains", 200, "127.0.0.1"),
     "gas": ("/gas", 200, "Signed, not mined"),
     "calls": ("/calls", 200, HELD_CALLS[0]),

@@ -3,6 +3,7 @@
 The first transfer is never forgotten before it is known to have failed or another one has paid: no node has to know a transfer that is on its way.
 """
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,7 @@ from tests.browser.call_panel import (
 )
 from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage
+from tollway.web.page_call_form import WORDS
 
 __all__ = ["site"]
 
@@ -29,6 +31,37 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 UNKNOWN = "The gateway's nodes do not know this transfer"
 NONE_SENT = "My wallet shows no transfer"
 POLLS_MAX = 300
+PROBLEM = {"requestId": "req_1", "status": 429, "type": "about:blank"}
+PROVIDER_FAILED = {
+    "status": 502,
+    "headers": {
+        "content-type": "application/problem+json",
+        "tollway-payment-state": "released",
+        "tollway-credit-remaining": "0.03 USDC",
+        "proxy-status": '"gateway"; error=http_protocol_error',
+    },
+    "body": json.dumps(
+        {
+            **PROBLEM,
+            "code": "upstream_bad_response",
+            "title": "Bad response from upstream",
+            "detail": "Not HTTP.",
+        }
+    ),
+}
+REFUSALS = {
+    "another site": (
+        {"json": {"domain": "elsewhere.example", "message": "Sign in", "nonce": "1"}},
+        WORDS["otherDomain"],
+    ),
+    "too many": (
+        {
+            "status": 429,
+            "json": {**PROBLEM, "code": "rate_limited", "detail": "Too many sign-ins from this address."},
+        },
+        "Too many sign-ins from this address.",
+    ),
+}
 
 
 def again_button(page: Page) -> Any:
@@ -121,6 +154,29 @@ async def test_declining_to_sign_in_loses_nothing(browser: Browser, site: Site) 
     assert await site.calls(wallet) == []
 
 
+@pytest.mark.parametrize("refused", REFUSALS)
+async def test_a_sign_in_that_the_gateway_refuses_says_why_and_loses_nothing(
+    browser: Browser, site: Site, refused: str
+) -> None:
+    wallet = await site.wallet(chain_id=84532, replaces=True)
+    answer, sentence = REFUSALS[refused]
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await page.route("**/api/v2/auth/nonce", lambda route: route.fulfill(**answer))
+        await page.get_by_label("a transaction on Sandbox").check()
+        await pay_button(page).click()
+        await expect(slip(page)).to_contain_text("Paid in", timeout=30_000)
+        await page.reload()
+        await again_button(page).click()
+        await expect(slip(page)).to_contain_text(sentence, timeout=30_000)
+        await expect(slip(page)).not_to_contain_text(WORDS["unreachable"])
+        await page.unroute("**/api/v2/auth/nonce")
+        await again_button(page).click()
+        await expect(slip(page)).to_contain_text(UNKNOWN, timeout=30_000)
+    assert wallet.counts["personal_sign"] == 1
+    assert wallet.counts["eth_sendTransaction"] == 1
+
+
 # ---- A second payment must not be made, and the first must not be forgotten.
 
 
@@ -185,6 +241,43 @@ async def test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfe
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
     await check_paid_once(site, wallet)
+
+
+async def test_an_entered_transaction_that_was_accepted_stays_when_the_provider_fails(
+    browser: Browser, site: Site
+) -> None:
+    """The gateway accepted the entered transaction, and the provider failed: the price is credit of that transaction, and the first one may be dead."""
+    wallet = await site.wallet(chain_id=84532, holds=True)
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await send_and_reload(page)
+        entered = await site.cluster.driver.send_token(
+            key=wallet.accounts[0].key,
+            token=site.cluster.playground.token,
+            to=site.provider.address,
+            amount=30_000,
+        )
+        await page.route(
+            "**/api/v2/gateway/**",
+            lambda route: (
+                route.fulfill(**PROVIDER_FAILED)
+                if route.request.headers.get("x-payment-tx") == str(entered)
+                else route.continue_()
+            ),
+        )
+        await page.get_by_label("Transaction hash").fill(str(entered))
+        await again_button(page).click()
+        await expect(stamp(page)).to_have_text("RELEASED", timeout=30_000)
+        await expect(slip(page)).not_to_contain_text("first transfer is kept")
+        assert await read_payment(watched) == {}
+        await page.unroute("**/api/v2/gateway/**")
+        await page.get_by_label("a transaction on Sandbox").check()
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+    assert wallet.counts["eth_sendTransaction"] == 1
+    (call,) = await site.calls(wallet)
+    assert call["payment"]["transaction"] == str(entered)
+    await site.check_books()
 
 
 async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(

@@ -172,7 +172,7 @@ OPERATOR_GUARDS = (
     guard(
         "T6",
         "no hidden character is on a page of the operator",
-        "web.admin_calls:show_line",
+        "registry.text:join_lines",
         "drop_refused_characters(text)",
         "text",
         test="browser/test_admin_hostile.py::test_texts_on_every_page_stay_text",

@@ -16,7 +16,7 @@ from tollway.web.query import format_time
     ("changes", "waits_for", "held_until"),
     [
         ({"state": CallState.SETTLING, "held_until_ms": None}, "transaction", None),
-        ({"state": CallState.UNKNOWN, "held_until_ms": NOW_MS}, "clock", format_time(NOW_MS)),
+        ({"state": CallState.UNKNOWN, "held_until_ms": NOW_MS}, "deadline", format_time(NOW_MS)),
         ({"state": CallState.UNKNOWN, "held_until_ms": None}, "provider", None),
     ],
 )

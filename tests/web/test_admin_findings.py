@@ -199,6 +199,26 @@ def test_names_what_needs_an_operator_the_worst_first(
     assert all((RUNBOOKS / f"{finding.alert}.md").exists() for finding in findings if finding.alert)
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"held_payments": 1}, "Payments held: 1, after a restore or because nodes disagree"),
+        (fleet(audit_differences=1), "Differences between balances and calls in the last audit: 1"),
+        (
+            fleet(open_calls={"settling": (5, limits.SETTLING_AGE_MAX_S + 60)}),
+            f"The oldest settlement began {format_age(limits.SETTLING_AGE_MAX_S + 60)} ago. Open: 5",
+        ),
+        (
+            fleet(open_calls={"unknown": (1, limits.HELD_AGE_MAX_S + 60)}),
+            f"The oldest call of unknown outcome began {format_age(limits.HELD_AGE_MAX_S + 60)} ago. Open: 1",
+        ),
+    ],
+)
+def test_a_count_reads_the_same_for_one_and_for_many(changes: dict[str, Any], text: str) -> None:
+    (finding,) = find_findings(replace(QUIET, **changes))
+    assert finding.text == text
+
+
 def test_each_window_is_that_of_its_alert() -> None:
     asked: list[float] = []
 

@@ -42,6 +42,12 @@ EXPECTED = {
 }
 
 
+def test_the_first_phase_is_shown_in_words() -> None:
+    recent = replace(STILL, phases={"door": times(100, bound=0.005)})
+    figures = list_figures(replace(QUIET, find_increase=lambda _: recent))
+    assert figures["ownP95"] == "10 ms (request checks)"
+
+
 def test_without_calls_nothing_is_divided_by_zero() -> None:
     figures = list_figures(replace(QUIET, find_increase=lambda _: replace(STILL, seconds=0)))
     assert (figures["callsPerSecond"], figures["ownFailures"]) == ("0.00", "0 of 0")

@@ -81,7 +81,7 @@ async def test_the_overview_names_what_needs_an_operator_the_worst_first(
     assert "DatabaseWentBack" in alerts
     assert answer["figures"]["heldPayments"] == "1"
     page = (await browser.get("/")).text
-    assert page.index("No node of") < page.index("payments are held")
+    assert page.index("No node of") < page.index("Payments held: 1")
     for name, value in answer["figures"].items():
         if name not in ("asOf", "inFlight", "window"):
             assert f'data-live="figures.{name}">{value}<' in page

@@ -335,7 +335,7 @@ def read_rows(text: str) -> str:
 @pytest.mark.parametrize(
     ("query", "sentence"),
     [
-        ("before=call_nowhere", "Nothing is older than this place"),
+        ("before=call_nowhere", "No row is older"),
         ("offset=30", "The filter was not understood"),
         ("before=" + "x" * 65, "The filter was not understood"),
     ],

@@ -9,6 +9,7 @@ import pytest
 from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness, PageReader
 from tollway.registry.openapi import METHODS
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
+from tollway.web.problems import problem_name
 from tollway.web.reference_views import Reference
 
 
@@ -65,4 +66,7 @@ def test_an_operation_without_a_group_is_in_one_named_by_its_path() -> None:
         "components": {"schemas": {}},
         "x-problem-sets": {},
     }
-    assert [name for name, _ in Reference(document).groups] == ["Registry", "Webhooks"]
+    assert [name for name, _ in Reference(document, name_problem=problem_name).groups] == [
+        "Registry",
+        "Webhooks",
+    ]

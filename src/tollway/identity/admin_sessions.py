@@ -92,6 +92,11 @@ class AdminSignIn:
         self._now_ms = now_ms
         self._entropy = entropy
 
+    @property
+    def has_wallets(self) -> bool:
+        """Whether any wallet may sign in. False: the routes for wallets do not exist."""
+        return bool(self.operators)
+
     async def open_session(self, code: str) -> str | None:
         """Spends the code and returns the token of a new session; None where the code does not count."""
         code_hash = hash_token(code)

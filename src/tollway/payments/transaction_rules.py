@@ -47,7 +47,7 @@ class VerificationInput:
     """The input of a verification, besides the facts: the rules of one network and the terms of one listing.
 
     `assets`: the accepted assets on that chain. `age_credit_s`: the part of the payment's age in which no gateway was ready.
-    `is_admitted`: the operator or the provider accepts the transaction although it is late. `held_before_s`: after a restore of
+    `is_admitted`: an operator accepts the transaction although it is late. `held_before_s`: after a restore of
     the database, older transactions count only when they are admitted.
     """
 

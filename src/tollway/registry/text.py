@@ -54,6 +54,11 @@ def drop_refused_characters(text: str) -> str:
     return "".join(kept)
 
 
+def join_lines(text: str) -> str:
+    """The text in one line, without its refused characters. Markup stays, so escape it."""
+    return " ".join(drop_refused_characters(text).split())
+
+
 def _is_refused(char: str, before: str) -> bool:
     """Whether a character is refused. `before`: the previous character, empty for the first."""
     if char in _SELECTORS:

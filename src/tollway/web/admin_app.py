@@ -152,7 +152,7 @@ class AdminApp:
         session = None if token is None else await self._sign_in.find_session(token)
         if session is None or token is None:
             status = status_of(Code.AUTHENTICATION_REQUIRED)
-            return respond_entry(request, code="", has_wallets=bool(self._sign_in.operators), status=status)
+            return respond_entry(request, code="", has_wallets=self._sign_in.has_wallets, status=status)
         state["session"], state["session_token"] = session, token
         return None
 
@@ -214,7 +214,9 @@ def explain_problem(request: Request, problem: Problem) -> Response:
         problem=view,
         # A commit whose result never came may have been written (503); a defect may come after it (500).
         is_unchanged=request.method == "POST" and status < status_of(Code.INTERNAL_ERROR),
-        is_unknown=request.method == "POST" and status >= status_of(Code.INTERNAL_ERROR) and "session" in state,
+        is_unknown=request.method == "POST"
+        and status >= status_of(Code.INTERNAL_ERROR)
+        and "session" in state,
         public_url=state["public_url"],
     )
 

@@ -3,22 +3,17 @@
 from typing import Any
 
 from tollway.ledger.records import CallRecord, CallState
-from tollway.registry.text import drop_refused_characters
+from tollway.registry.text import join_lines
 from tollway.web.query import format_time
 
 
-def show_line(text: str) -> str:
-    """A provider's or an operator's words in one line, without hidden characters, for a page that escapes them. What an operator moderates keeps its markup, as text."""
-    return " ".join(drop_refused_characters(text).split())
-
-
 def call_json(call: CallRecord) -> dict[str, Any]:
-    """An open call for an operator. `waitsFor`: `transaction` (settlement recovery reads the chain until it is decided), `clock` (its provider decides, else the price
+    """An open call for an operator. `waitsFor`: `transaction` (settlement recovery reads the chain until it is decided), `deadline` (its provider decides, else the price
     comes back at `heldUntil`), or `provider` (nothing but its provider, the chain or a repeat decides it)."""
     return {
         "id": call.id,
         "listing": call.listing_id,
-        "listingName": show_line(call.listing_name),
+        "listingName": join_lines(call.listing_name),
         "provider": str(call.provider),
         "payer": None if call.payer is None else str(call.payer),
         "price": call.price,
@@ -28,7 +23,7 @@ def call_json(call: CallRecord) -> dict[str, Any]:
         "since": format_time(call.created_ms),
         "waitsFor": find_wait(call),
         "heldUntil": None if call.held_until_ms is None else format_time(call.held_until_ms),
-        "error": None if call.error is None else show_line(call.error),
+        "error": None if call.error is None else join_lines(call.error),
     }
 
 
@@ -36,4 +31,4 @@ def find_wait(call: CallRecord) -> str:
     """What an open call waits for."""
     if call.state is CallState.SETTLING:
         return "transaction"
-    return "provider" if call.held_until_ms is None else "clock"
+    return "provider" if call.held_until_ms is None else "deadline"

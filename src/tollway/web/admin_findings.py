@@ -17,6 +17,7 @@ from tollway.alert_limits import (
     COMMIT_P99_MAX_S,
     COMMIT_WINDOW_S,
     EVENT_WINDOW_S,
+    EXTERNAL_PHASES,
     GAS_BUDGET_USED_MAX,
     GAS_FLOORS_MIN,
     HELD_AGE_MAX_S,
@@ -26,7 +27,6 @@ from tollway.alert_limits import (
     NODE_FAILURES_MAX,
     NODE_HEAD_READ_S,
     NODE_WINDOW_S,
-    OTHERS_PHASES,
     OVERLOAD_WINDOW_S,
     OVERLOADED_PER_S_MAX,
     OWN_FAILURES_MAX,
@@ -155,7 +155,7 @@ def _find_stopped(facts: OverviewFacts) -> Iterator[OperatorFinding]:
 def _find_money(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     differences = facts.fleet.audit_differences
     if differences:
-        words = f"The last audit found {differences} differences between balances and calls"
+        words = f"Differences between balances and calls in the last audit: {differences}"
         yield OperatorFinding(
             severity=Severity.MONEY,
             text=words,
@@ -164,19 +164,21 @@ def _find_money(facts: OverviewFacts) -> Iterator[OperatorFinding]:
             page="/books",
         )
     if facts.held_payments:
-        words = f"{count(facts.held_payments, 10_000)} payments are held, after a restore or because nodes disagree"
+        words = (
+            f"Payments held: {count(facts.held_payments, 10_000)}, after a restore or because nodes disagree"
+        )
         yield OperatorFinding(severity=Severity.MONEY, text=words, alert="DatabaseWentBack", page="/books")
     for state, age_s_max, alert, what in (
-        ("settling", SETTLING_AGE_MAX_S, "SettlementsUndecided", "settlement waits"),
-        ("unknown", HELD_AGE_MAX_S, "HeldMoneyOld", "call of unknown outcome holds its price"),
+        ("settling", SETTLING_AGE_MAX_S, "SettlementsUndecided", "settlement"),
+        ("unknown", HELD_AGE_MAX_S, "HeldMoneyOld", "call of unknown outcome"),
     ):
         number, age_s = facts.fleet.open_calls.get(state, (0, 0.0))
         if age_s > age_s_max:
-            words = f"The oldest {what} for {format_age(age_s)}; {count(number, 10_000)} in all"
+            words = f"The oldest {what} began {format_age(age_s)} ago. Open: {count(number, 10_000)}"
             yield OperatorFinding(severity=Severity.MONEY, text=words, alert=alert, page="/calls")
     for seals in facts.seals:
         if seals.kind == "secrets" and seals.lost:
-            words = f"No key opens {seals.lost} secrets of listings or webhooks: put the missing key behind the first one"
+            words = f"Secrets of listings or webhooks that no key opens: {seals.lost}. Put the missing key behind the first one"
             yield OperatorFinding(
                 severity=Severity.MONEY, text=words, alert="SecretsStale", command=DOCTOR, page="/books"
             )
@@ -235,7 +237,7 @@ def _find_nodes(facts: OverviewFacts) -> Iterator[OperatorFinding]:
             differs = events.node_disagreements.get((network.network, str(node.number)), 0)
             if differs:
                 words["NodeDisagrees"] = (
-                    f"{name} differed {differs:.0f} times from nodes that agree, in {events.seconds:.0f} s"
+                    f"{name} differed from nodes that agree. Times in {events.seconds:.0f} s: {differs:.0f}"
                 )
             for alert, text in words.items():
                 yield OperatorFinding(severity=Severity.DEGRADED, text=text, alert=alert, page="/chains")
@@ -275,7 +277,7 @@ def _find_slow(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     events = facts.find_increase(EVENT_WINDOW_S)
     lapses = events.lease_lapses.get((), 0)
     if lapses:
-        words = f"This gateway stood still for longer than its lease, {lapses:.0f} times in {events.seconds:.0f} s"
+        words = f"This gateway was paused for longer than its lease. Times in {events.seconds:.0f} s: {lapses:.0f}"
         yield degraded(words, "LeaseLapsed")
 
 
@@ -286,7 +288,7 @@ def _find_fleet(facts: OverviewFacts) -> Iterator[OperatorFinding]:
         return OperatorFinding(severity=Severity.UPKEEP, text=words, alert=alert, command=command, page=page)
 
     if fleet.sales_hours_behind is not None and fleet.sales_hours_behind >= SALES_HOURS_BEHIND_MAX:
-        words = f"{fleet.sales_hours_behind} hours of sales are due and not written; sums are read from the calls meanwhile"
+        words = f"Hours of sales that are due and not written: {fleet.sales_hours_behind}. Sums are read from the calls meanwhile"
         yield upkeep(words, "", DOCTOR)
     if fleet.audit_s is not None and now_s - fleet.audit_s > AUDIT_AGE_MAX_S:
         words = f"The last audit ended {format_age(now_s - fleet.audit_s)} ago"
@@ -295,12 +297,12 @@ def _find_fleet(facts: OverviewFacts) -> Iterator[OperatorFinding]:
         words = f"The last backup ended {format_age(now_s - fleet.backup_s)} ago"
         yield upkeep(words, "BackupOld", "tollway gateway backup")
     if fleet.secrets_stale:
-        words = f"{fleet.secrets_stale} encrypted values need a key that is not the first"
+        words = f"Encrypted values that need another key than the first: {fleet.secrets_stale}"
         yield upkeep(words, "SecretsStale", "tollway gateway secrets reencrypt", "/books")
     versions = sorted({one.build.version for one in facts.gateways if one.is_alive and one.build is not None})
     unknown = sum(1 for one in facts.gateways if one.is_alive and one.build is None)
     if len(versions) + bool(unknown) > 1:
-        others = f" and {unknown} of a release before" if unknown else ""
+        others = f" and {unknown} of an older release" if unknown else ""
         words = f"Gateways of different versions run: {', '.join(versions)}{others}"
         yield upkeep(words, "VersionsDiffer", DOCTOR)
 
@@ -318,7 +320,7 @@ def find_phases(recent: MetricsSample) -> dict[str, float]:
     found = {
         phase: find_quantile(0.95, DURATION_BUCKETS_S, buckets)
         for phase, buckets in recent.phases.items()
-        if phase not in OTHERS_PHASES
+        if phase not in EXTERNAL_PHASES
     }
     return {phase: seconds for phase, seconds in found.items() if seconds is not None}
 

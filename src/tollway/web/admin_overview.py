@@ -31,6 +31,8 @@ _OTHERS_FAILURES = frozenset(
     if status_of(code) >= status_of(Code.INTERNAL_ERROR) and code not in OWN_FAILURES
 )
 """Server errors that are not the gateway's own: of providers, and refusals of load."""
+_PHASE_WORDS = {"door": "request checks"}
+"""Words for a phase whose name in the metrics does not say what it is."""
 
 
 class FleetReader(Protocol):
@@ -143,7 +145,9 @@ def _list_traffic(recent: MetricsSample) -> dict[str, str]:
         "ownFailures": f"{count_own_failures(recent):.0f} of {total:.0f}",
         "otherFailures": f"{_count(recent, _OTHERS_FAILURES):.0f} of {total:.0f}",
         "upstreamP95": _format_s(upstream_s),
-        "ownP95": "–" if slowest is None else f"{_format_s(phases[slowest])} ({slowest})",
+        "ownP95": "–"
+        if slowest is None
+        else f"{_format_s(phases[slowest])} ({_PHASE_WORDS.get(slowest, slowest)})",
     }
 
 

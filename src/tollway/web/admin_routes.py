@@ -32,6 +32,7 @@ from tollway.registry.moderation import (
     restore_listing,
     suspend_listing,
 )
+from tollway.registry.text import join_lines
 from tollway.web.admin_app import (
     NO_STORE,
     NONCE_PATH,
@@ -47,7 +48,7 @@ from tollway.web.admin_app import (
     session_of,
 )
 from tollway.web.admin_books import books_json
-from tollway.web.admin_calls import call_json, show_line
+from tollway.web.admin_calls import call_json
 from tollway.web.admin_chains import chain_json
 from tollway.web.admin_gas import gas_json
 from tollway.web.admin_overview import OverviewServices, read_overview
@@ -223,11 +224,11 @@ class AdminRoutes:
 
     async def show_calls(self, request: Request) -> Response:
         """With `transaction` the page begins with that transaction, read now."""
-        calls, asked = self._services.open_calls, request.query_params.get("transaction", "")
+        calls, text = self._services.open_calls, request.query_params.get("transaction", "")
         return respond_page(
             request,
             "admin_calls.j2",
-            looked=await self._services.transactions.describe(request, asked) if asked else None,
+            inspected=await self._services.transactions.describe(request, text) if text else None,
             unknown=[call_json(call) for call in (await calls.list_open("unknown"))[:CALLS_SHOWN]],
             settling=[call_json(call) for call in (await calls.list_open("settling"))[:CALLS_SHOWN]],
         )
@@ -240,17 +241,17 @@ class AdminRoutes:
         return JSONResponse({"calls": [call_json(call) for call in found]}, headers=NO_STORE)
 
     async def show_listings(self, request: Request) -> Response:
-        words = show_line(request.query_params.get("q", ""))[:256]
+        words = join_lines(request.query_params.get("q", ""))[:256]
         found = await self._services.catalog.search(
             ListingQuery(words=words or None, limit=FOUND_SHOWN, sort="relevance" if words else "newest")
         )
         suspended = [
             {
                 "id": one.id,
-                "name": show_line(one.name),
+                "name": join_lines(one.name),
                 "provider": str(one.provider),
                 "since": format_time(one.suspended_ms),
-                "reason": show_line(one.reason),
+                "reason": join_lines(one.reason),
             }
             for one in await self._services.catalog.list_suspended()
         ]
@@ -263,7 +264,7 @@ class AdminRoutes:
             found=[
                 {
                     "id": one.listing.id,
-                    "name": show_line(one.listing.name),
+                    "name": join_lines(one.listing.name),
                     "provider": str(one.listing.provider),
                 }
                 for one in found.found
@@ -272,7 +273,7 @@ class AdminRoutes:
 
     async def show_wallets(self, request: Request) -> Response:
         blocked = [
-            {"wallet": str(one.wallet), "since": format_time(one.since_ms), "reason": show_line(one.reason)}
+            {"wallet": str(one.wallet), "since": format_time(one.since_ms), "reason": join_lines(one.reason)}
             for one in await self._services.moderation.list_blocked()
         ]
         return respond_page(request, "admin_wallets.j2", blocked=blocked)
@@ -314,10 +315,10 @@ class AdminRoutes:
         acts = [
             {
                 "at": format_time(act.origin.at_ms),
-                "actor": show_line(act.origin.actor),
+                "actor": join_lines(act.origin.actor),
                 "kind": act.kind,
-                "target": show_line(act.target),
-                "reason": show_line(act.origin.reason),
+                "target": join_lines(act.target),
+                "reason": join_lines(act.origin.reason),
             }
             for act in await self._services.acts.list_acts(limit=ACTS_SHOWN)
         ]

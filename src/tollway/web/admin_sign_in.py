@@ -11,6 +11,7 @@ from tollway.errors import Code, Problem, Refusal
 from tollway.identity.admin_sessions import ENTRY_PATH, SESSION_TTL_S, AdminSignIn
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.limits import Limits
+from tollway.registry.text import join_lines
 from tollway.web.admin_app import (
     ADMIN_COOKIE,
     origins_of,
@@ -21,7 +22,6 @@ from tollway.web.admin_app import (
     respond_entry,
     session_of,
 )
-from tollway.web.admin_calls import show_line
 from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import (
     charge_sign_in,
@@ -35,22 +35,18 @@ SIGN_OUT = "/signout"
 
 
 class AdminSignInPages:
-    """The handlers of the sign-in. Many tasks may call them at once."""
+    """The handlers of the sign-in. Many tasks may call them at once. `has_wallets` False: the routes for wallets do not exist."""
 
     def __init__(self, sign_in: AdminSignIn, rate_limit: SignInRateLimit, *, limits: Limits) -> None:
         self._sign_in = sign_in
+        self.has_wallets = sign_in.has_wallets
         self._rate_limit = rate_limit
         self._limits = limits
 
     async def show_entry(self, request: Request) -> Response:
         """The form of a link. It spends nothing: browsers and chat programs load links in advance."""
-        code = show_line(request.query_params.get("code", ""))[:64]
+        code = join_lines(request.query_params.get("code", ""))[:64]
         return respond_entry(request, code=code, has_wallets=self.has_wallets)
-
-    @property
-    def has_wallets(self) -> bool:
-        """Whether any wallet may sign in. False: the routes for wallets do not exist."""
-        return bool(self._sign_in.operators)
 
     async def enter(self, request: Request) -> Response:
         """Spends the code of a link."""

@@ -31,8 +31,8 @@ VARY = "Cookie, Accept-Language, Accept-Encoding"
 THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
 GZIP_LEVEL = 6
 
-_BELOW = {"/": "/apis/", "/my": "/my//"}
-"""Where the pages below an entry of a navigation begin, if not at its own path: `/my` is the overview, beside `/my/calls` and the others."""
+_BELOW = {"/": "/apis/", "/my": None}
+"""Where the pages below an entry of a navigation begin, if not at its own path. None for no page: `/my` is the overview, beside `/my/calls` and the others."""
 _PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=()"
 _LOOPBACK = ("http://127.0.0.1", "http://localhost")
 
@@ -74,7 +74,8 @@ class Frame:
         """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it, else empty."""
         if self.current == href:
             return "page"
-        return "true" if self.current.startswith(_BELOW.get(href, f"{href}/")) else ""
+        below = _BELOW.get(href, f"{href}/")
+        return "true" if below is not None and self.current.startswith(below) else ""
 
 
 class PageRenderer:

@@ -244,7 +244,7 @@ class PageRoutes:
 
 def read_reference() -> Reference:
     """Reads the file of the contract. It takes milliseconds: call it in a thread."""
-    return Reference(parse_yaml_object(CONTRACT_PATH.read_bytes()))
+    return Reference(parse_yaml_object(CONTRACT_PATH.read_bytes()), name_problem=problem_name)
 
 
 def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) -> ApiOperation:

@@ -18,7 +18,7 @@ from tollway.money import format_decimal
 from tollway.registry.catalog import CatalogFacets, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import ChargeOn, Listing
 from tollway.registry.quality import DayQuality, Quality
-from tollway.registry.text import drop_refused_characters
+from tollway.registry.text import join_lines
 from tollway.web.chart_svg import BarChart, ChartStep, lay_out_bars
 
 NAME_LENGTH_MAX, WORDS_LENGTH_MAX, PROSE_LENGTH_MAX = 120, 280, 2_000
@@ -182,7 +182,7 @@ def view_filters(
     ]
     filters = ("network", "currency", "tag", "maxPrice", "minSuccessRate", "verified", "provider")
     return FilterView(
-        words=" ".join(drop_refused_characters(given.get("q", "")).split()),
+        words=join_lines(given.get("q", "")),
         price_max=given.get("maxPrice", ""),
         success_min=given.get("minSuccessRate", ""),
         is_verified=given.get("verified") == "true",

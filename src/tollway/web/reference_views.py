@@ -5,11 +5,12 @@ each operation, which `/openapi.json` names for each status only.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from tollway.errors import Code
 from tollway.registry.openapi import METHODS
 
 _SCHEMAS = "#/components/schemas/"
@@ -51,17 +52,17 @@ class ReferenceContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceResponse:
-    """A response of an operation. `status`: a status or `default`. `codes`: of the problems that it can be, where it names them itself."""
+    """A response of an operation. `status`: a status or `default`. `problems`: the names and codes of those that it can be, where it names them itself."""
 
     status: str
     description: str
     contents: Sequence[ReferenceContent]
-    codes: Sequence[str]
+    problems: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceOperation:
-    """An operation with all that its page shows. `credentials`: the ways to sign in, one of which is needed; empty where none is. `codes`: of its problems."""
+    """An operation with all that its page shows. `credentials`: the ways to sign in, one of which is needed; empty where none is. `problems`: their names and codes."""
 
     line: ReferenceLine
     description: str
@@ -69,7 +70,7 @@ class ReferenceOperation:
     fields: Sequence[ReferenceField]
     bodies: Sequence[ReferenceContent]
     responses: Sequence[ReferenceResponse]
-    codes: Sequence[str]
+    problems: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,9 +83,10 @@ class ReferenceSchema:
 
 
 class Reference:
-    """The operations and schemas of a contract, by name. It never changes after its construction."""
+    """The operations and schemas of a contract, by name. It never changes after its construction. `name_problem`: of the page of a problem."""
 
-    def __init__(self, document: Mapping[str, Any]) -> None:
+    def __init__(self, document: Mapping[str, Any], *, name_problem: Callable[[Code], str]) -> None:
+        self._name_problem = name_problem
         self._components = document["components"]
         self._sets: Mapping[str, Sequence[str]] = document[_PROBLEM_SETS]
         self.operations = {
@@ -126,7 +128,7 @@ class Reference:
             ],
             bodies=_view_contents(operation.get("requestBody", {})),
             responses=[self._view_response(str(status), one) for status, one in responses.items()],
-            codes=tuple(dict.fromkeys(codes)),
+            problems=self._name_problems(dict.fromkeys(codes)),
         )
 
     def _view_field(self, given: Mapping[str, Any]) -> ReferenceField:
@@ -149,8 +151,12 @@ class Reference:
             status=status,
             description=response.get("description", ""),
             contents=[one for one in _view_contents(response) if not (codes and one.media_type == _PROBLEM)],
-            codes=codes,
+            problems=self._name_problems(codes),
         )
+
+    def _name_problems(self, codes: Iterable[str]) -> tuple[tuple[str, str], ...]:
+        """The names of the pages of problems, with their codes."""
+        return tuple((self._name_problem(Code(code)), code) for code in codes)
 
     def _list_codes(self, names: Sequence[str]) -> Iterator[str]:
         """The codes of a list that names codes and sets of codes."""

@@ -38,7 +38,7 @@ LISTINGS_MAX = ROWS_MAX
 SALES_ROWS_MAX = 15
 """Listings in the table of sales of one asset, those with the most charged."""
 CHOICES_MAX = 20
-"""APIs that the filter of the sales offers, the newest. The table leads to the others."""
+"""APIs that the filter of the sales offers, the newest. Others are chosen with `apiId` in the address."""
 OPERATIONS_SHOWN_MAX = 50
 CSV_COLUMNS = (
     *("start", "step", "apiId", "apiName", "network", "asset", "currency"),
@@ -249,7 +249,7 @@ def _optional_time(ms: int | None) -> str | None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalesRowView:
     """The sums of one listing in one asset, or of all. `amounts`: decimals, by state. `failed`: calls that were released. `p95_ms`: of the quality of the listing, which has its paid
-    calls of 30 days in every range; None without a measurement, and for the sum of all."""
+    calls of 30 days in every range; None without a measurement, for the sum of all, and for listings after the newest 100."""
 
     href: str
     name: str

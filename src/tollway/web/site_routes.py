@@ -41,7 +41,7 @@ from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
 from tollway.registry.listing import Listing, payable_assets
-from tollway.registry.text import drop_refused_characters
+from tollway.registry.text import join_lines
 from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
@@ -56,7 +56,7 @@ NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
 
 def write_home(page: ListingPage, query: ListingQuery) -> str:
     """The home page as an HTML document. `query`: the search of `page`."""
-    words = " ".join(drop_refused_characters(query.words or "").split())
+    words = join_lines(query.words or "")
     found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
     heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
     return (

@@ -360,9 +360,13 @@ export function readOutcome(response, problem) {
   return problem !== null && UNDECIDED.has(problem.code) && response.status !== 402 ? null : readState(response);
 }
 
-/** Whether the payment that was shown did not pay this call. One that is spent says `charged`, or `held`, of its other calls. @param {Problem | null} problem @param {PaymentState} state */
-export function isNotPaid(problem, state) {
-  return state === "none" || (problem !== null && (state !== "held" || problem.code === "payment_already_used"));
+/**
+ * Whether the payment that was shown did not pay this call. One that is spent says `charged`, or `held`, of its other calls. A server error comes after the payment was accepted: where its
+ * price is released, it is credit.
+ * @param {number} status @param {Problem | null} problem @param {PaymentState} state
+ */
+export function isNotPaid(status, problem, state) {
+  return state === "none" || (problem !== null && status < 500 && (state !== "held" || problem.code === "payment_already_used"));
 }
 
 /**

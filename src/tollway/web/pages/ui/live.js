@@ -1,4 +1,5 @@
-// Refreshes the figures of a page every 10 s, into the text nodes that are there, while the tab is in front. A button stops it.
+// Refreshes the figures of a page every 10 s, into the text nodes that are there, while the tab is in front. A button stops it. A sentence says what is not refreshed, and when the
+// last refresh failed.
 //
 // The button names the JSON of the page; `data-live` of an element is a path into it, such as `networks.0.nodes.1.head`. `data-none` is the text of a null.
 
@@ -20,9 +21,8 @@ function find(content, path) {
 
 /** @param {string} source */
 async function refresh(source) {
-  if (isStopped || document.hidden) return;
   const response = await fetch(source, { credentials: "same-origin", cache: "no-store" });
-  if (!response.ok) return;
+  if (!response.ok) throw new Error(`HTTP ${response.status}`);
   const content = await response.json();
   for (const found of document.querySelectorAll("[data-live]")) {
     const node = /** @type {HTMLElement} */ (found);
@@ -34,9 +34,22 @@ async function refresh(source) {
 
 for (const found of document.querySelectorAll("[data-live-switch]")) {
   const button = /** @type {HTMLButtonElement} */ (found);
-  const again = () => refresh(button.dataset.liveSwitch ?? "").catch(() => {});
+  const note = /** @type {HTMLElement} */ (document.querySelector("[data-live-note]"));
+  const say = (/** @type {string | undefined} */ sentence) => {
+    if (note.textContent !== sentence) note.textContent = sentence ?? "";
+  };
+  const again = async () => {
+    if (isStopped || document.hidden) return;
+    try {
+      await refresh(button.dataset.liveSwitch ?? "");
+      say(note.dataset.fresh);
+    } catch {
+      say(note.dataset.stale);
+    }
+  };
   const show = () => {
     button.textContent = (isStopped ? button.dataset.start : button.dataset.stop) ?? "";
+    say(isStopped ? "" : note.dataset.fresh);
   };
   button.addEventListener("click", () => {
     isStopped = !isStopped;

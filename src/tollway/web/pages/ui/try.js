@@ -7,7 +7,7 @@ import {
   CallSlip, RecoveryFields, decode, encode, enterHash, followChoices, format, isInternal, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
   readStored, restoreFirst, sendCall, showAnswer,
 } from "./call_slip.js";
-import { CALL_TYPES, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
+import { CALL_TYPES, GatewayRefused, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
 
 const DEAD_MS = 500;
 const ATTEMPTS_MAX = 60;
@@ -97,6 +97,7 @@ class TryPanel {
   /** @param {unknown} error */
   explain(error) {
     if (error instanceof Stop) return error.message;
+    if (error instanceof GatewayRefused) return error.message || this.say("unreachable");
     if (error instanceof WalletRefused) {
       const way = this.chosenWay();
       const given = way ? [way.name, String(way.chainId)] : [];
@@ -316,7 +317,7 @@ class TryPanel {
 
   /** @param {Intent} intent */
   async show(intent) {
-    let isTold = false;
+    let isNoted = false;
     let needed = "";
     for (let attempt = 0; attempt < ATTEMPTS_MAX; attempt++) {
       let response = null;
@@ -330,8 +331,8 @@ class TryPanel {
       const state = response && readOutcome(response, problem);
       if (state && needed) this.slip.update(this.words.confirmations, this.say("confirmed", needed, needed));
       if (response && state) return this.finish(intent, response, problem, state);
-      if (response && !isTold && isInternal(problem)) {
-        isTold = true;
+      if (response && !isNoted && isInternal(problem)) {
+        isNoted = true;
         this.slip.note(this.say("notKnown"));
       }
       if (problem?.code === "payment_pending" && Number.isInteger(problem.confirmationsNeeded)) {
@@ -371,7 +372,7 @@ class TryPanel {
   /** @param {Intent} intent @param {Response} response @param {Problem | null} problem @param {import("./call_slip.js").PaymentState} state */
   async finish(intent, response, problem, state) {
     this.endClock();
-    if (isNotPaid(problem, state) && this.returnToFirst(intent)) {
+    if (isNotPaid(response.status, problem, state) && this.returnToFirst(intent)) {
       this.slip.note(this.say("firstKept"), true);
     } else {
       this.keepCredit(intent, response, state);
@@ -588,8 +589,6 @@ const lower = (text) => (text === null || text === undefined ? "" : String(text)
 
 /** @param {number} ms */
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
-
-
 
 const form = document.querySelector("[data-call]");
 if (form instanceof HTMLFormElement) new TryPanel(form);

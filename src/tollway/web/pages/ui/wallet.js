@@ -37,6 +37,34 @@ export function watchWallets(show) {
   } else if (found.size === 0) show([]);
 }
 
+// ---- Signing in.
+
+/** @typedef {import("tollway:contract").components["schemas"]} Schemas */
+
+/** The gateway refused a request of a sign-in or of a session. The message is the detail of its problem; empty where another program answered. */
+export class GatewayRefused extends Error {}
+
+/** The message to sign, from the gateway. A message for another site is shown to no wallet. Throws `GatewayRefused`, `WalletRefused`, or the error of `fetch`.
+ * @param {string} path @param {object} body @returns {Promise<string>} */
+export async function fetchMessage(path, body) {
+  const { domain, message } = /** @type {Schemas["Nonce"]} */ (await fetchJson("POST", path, { body }));
+  if (domain !== location.host) throw new WalletRefused("otherDomain");
+  return String(message);
+}
+
+/** The JSON of a response without cookies; null for none. @param {string} method @param {string} path @param {{ body?: object, token?: string }} given @returns {Promise<any>} */
+export async function fetchJson(method, path, { body, token }) {
+  const response = await fetch(path, {
+    method,
+    credentials: "omit",
+    cache: "no-store",
+    headers: { ...(body && { "content-type": "application/json" }), ...(token && { authorization: `Bearer ${token}` }) },
+    body: body && JSON.stringify(body),
+  });
+  if (!response.ok) throw new GatewayRefused(/** @type {Partial<Schemas["Problem"]> | null} */ (await response.json().catch(() => null))?.detail);
+  return response.status === 204 ? null : await response.json();
+}
+
 /** Asks a wallet. Throws `Declined` where the person says no, and the wallet's own error otherwise.
  * @param {Wallet} wallet @param {string} method @param {unknown[]} params @param {() => void} [onSilence] called once after a minute without a response */
 export async function ask(wallet, method, params = [], onSilence = () => {}) {
@@ -65,9 +93,9 @@ const UNKNOWN_CHAIN = 4902;
 
 /** @typedef {{ chainId: number, name: string, network: object | null }} Chain */
 
-/** A request that the wallet did not grant. `kind`: declined, wrongChain, unknownChain or failed. */
+/** A request that the wallet did not grant, or that no wallet gets. `kind`: declined, wrongChain, unknownChain, otherDomain or failed. */
 export class WalletRefused extends Error {
-  /** @param {"declined" | "wrongChain" | "unknownChain" | "failed"} kind @param {string} [text] */
+  /** @param {"declined" | "wrongChain" | "unknownChain" | "otherDomain" | "failed"} kind @param {string} [text] */
   constructor(kind, text = "") {
     super(text);
     this.kind = kind;

@@ -1,14 +1,11 @@
 // What the gateway's ledger knows of a wallet, for the panel that pays: the state of a transaction, and credit. Only the wallet itself may ask, so it signs in first: a message that
 // moves no money. Loaded when it is needed.
 
-import { signMessage } from "./wallet.js";
+import { fetchJson, fetchMessage, signMessage } from "./wallet.js";
 
 /** @typedef {import("./wallet.js").Wallet} Wallet */
 /** @typedef {{ wallet: Wallet, address: string, chainId: number, onSilence: () => void }} Reader */
 /** @typedef {"mined" | "pending" | "unknown" | "failed"} TransactionState */
-
-/** The gateway did not answer, or its answer has another shape. */
-export class NoAnswer extends Error {}
 
 /**
  * What became of each transaction. `unknown`: the nodes of the gateway do not have it, so it was replaced, dropped, or goes a way that they do not see.
@@ -32,7 +29,7 @@ function stateOf(payment) {
 export async function findCredit(reader, { chainId, token, payTo }) {
   const asset = `eip155:${chainId}/${token ? `erc20:${token}` : "slip44:60"}`.toLowerCase();
   const [{ payments }] = await read(reader, ["/api/v2/payments?limit=100"]);
-  if (!Array.isArray(payments)) throw new NoAnswer();
+  if (!Array.isArray(payments)) throw new TypeError("the answer has no payments");
   let most = null;
   for (const one of payments) {
     if (String(one.asset).toLowerCase() !== asset || String(one.payee).toLowerCase() !== payTo.toLowerCase()) continue;
@@ -45,30 +42,12 @@ export async function findCredit(reader, { chainId, token, payTo }) {
 /** Reads paths in a session of its own. @param {Reader} reader @param {string[]} paths @returns {Promise<any[]>} */
 async function read(reader, paths) {
   const { wallet, address, chainId, onSilence } = reader;
-  const challenge = await send("POST", "/api/v2/auth/nonce", { body: { address, chainId } });
-  if (challenge.domain !== location.host) throw new NoAnswer(); // a wallet signs for no other site
-  const signature = await signMessage(wallet, address, String(challenge.message), onSilence);
-  const { accessToken } = await send("POST", "/api/v2/auth/session", { body: { message: challenge.message, signature } });
+  const message = await fetchMessage("/api/v2/auth/nonce", { address, chainId });
+  const signature = await signMessage(wallet, address, message, onSilence);
+  const { accessToken } = await fetchJson("POST", "/api/v2/auth/session", { body: { message, signature } });
   try {
-    return await Promise.all(paths.map((path) => send("GET", path, { token: accessToken })));
+    return await Promise.all(paths.map((path) => fetchJson("GET", path, { token: accessToken })));
   } finally {
-    void send("DELETE", "/api/v2/auth/session", { token: accessToken }).catch(() => {});
-  }
-}
-
-/** @param {string} method @param {string} path @param {{ body?: object, token?: string }} given @returns {Promise<any>} */
-async function send(method, path, { body, token }) {
-  try {
-    const response = await fetch(path, {
-      method,
-      credentials: "omit",
-      cache: "no-store",
-      headers: { ...(body && { "content-type": "application/json" }), ...(token && { authorization: `Bearer ${token}` }) },
-      body: body && JSON.stringify(body),
-    });
-    if (!response.ok) throw new NoAnswer();
-    return response.status === 204 ? null : await response.json();
-  } catch {
-    throw new NoAnswer();
+    void fetchJson("DELETE", "/api/v2/auth/session", { token: accessToken }).catch(() => {});
   }
 }
