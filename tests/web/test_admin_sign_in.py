@@ -119,7 +119,7 @@ async def test_without_operators_wallets_have_no_routes_and_no_button(
 async def test_another_wallet_opens_no_session(browser: httpx.AsyncClient) -> None:
     answer = await show(browser, await ask_message(browser, OTHER), OTHER)
     assert answer.status_code == 401
-    assert "none of the setting operators" in answer.text
+    assert "The setting operators does not contain this wallet" in answer.text
     assert "set-cookie" not in answer.headers
     forged = await show(browser, await ask_message(browser), OTHER)
     assert forged.status_code == 401
