@@ -116,7 +116,7 @@ ADMIN_FULL: Rows = {
     "chains": ("/chains", 200, "127.0.0.1"),
     "gas": ("/gas", 200, "Signed, not mined"),
     "calls": ("/calls", 200, HELD_CALLS[0]),
-    "transaction": (f"/calls?transaction={tx_hash('tx')}", 200, "No node gave an answer"),
+    "transaction": (f"/calls?transaction={tx_hash('tx')}", 200, "No node gave a usable answer"),
     "listings": ("/listings", 200, "Restore Listing 12"),
     "search of listings": ("/listings?q=quotes", 200, "Suspend Sample quotes"),
     "wallets": ("/wallets", 200, "Unblock"),
