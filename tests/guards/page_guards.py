@@ -98,8 +98,8 @@ PAGE_GUARDS = (
         "T6",
         "hidden characters of a search stay out of the page",
         "web.page_views:view_filters",
-        'words=" ".join(drop_refused_characters(given.get("q", "")).split())',
-        'words=" ".join(given.get("q", "").split())',
+        'words=join_lines(given.get("q", "")),',
+        'words=" ".join(given.get("q", "").split()),',
         test=WORDS,
     ),
     guard(
