@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
+from tollway.storage import postgres
 from tollway.storage.postgres import (
     COMMAND_TIMEOUT_S,
     PostgresConnector,
@@ -270,9 +271,10 @@ async def test_reads_the_server_settings_that_can_lose_commits(database: Postgre
 
 
 async def test_writes_that_wait_for_a_paused_gateways_transaction_continue(
-    database: PostgresDatabase,
+    database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session of the paused gateway ends before the others give up on its lock."""
+    monkeypatch.setitem(postgres._SESSION, "idle_in_transaction_session_timeout", f"{postgres.IDLE_S}s")
     await database.write(run("INSERT INTO t VALUES (1)"))
     still = await database.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
     await still.execute("BEGIN")

@@ -25,7 +25,7 @@ from tollway.web.problems import status_of
 from tollway.web.query import format_time
 
 _QUOTED = frozenset(code.value for code in Code if status_of(code) == status_of(Code.PAYMENT_REQUIRED))
-_OTHERS_FAILURES = frozenset(
+_OTHER_FAILURES = frozenset(
     code.value
     for code in Code
     if status_of(code) >= status_of(Code.INTERNAL_ERROR) and code not in OWN_FAILURES
@@ -143,7 +143,7 @@ def _list_traffic(recent: MetricsSample) -> dict[str, str]:
         "callsPerSecond": f"{total / seconds:.2f}",
         "paymentRequiredPerSecond": f"{_count(recent, _QUOTED) / seconds:.2f}",
         "ownFailures": f"{count_own_failures(recent):.0f} of {total:.0f}",
-        "otherFailures": f"{_count(recent, _OTHERS_FAILURES):.0f} of {total:.0f}",
+        "otherFailures": f"{_count(recent, _OTHER_FAILURES):.0f} of {total:.0f}",
         "upstreamP95": _format_s(upstream_s),
         "ownP95": "–"
         if slowest is None
