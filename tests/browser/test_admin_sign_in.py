@@ -182,7 +182,7 @@ async def test_a_transaction_is_read_anew(browser: Browser, site: Site, theme: A
     async with watch_operator_page(browser, link, **options) as watched:
         page = watched.page
         await watched.goto("/calls")
-        await page.get_by_label("Look at one transaction anew").fill(str(tx_hash))
+        await page.get_by_label("Read one transaction again").fill(str(tx_hash))
         await page.get_by_role("button", name="Read the chains").click()
         await expect(page.get_by_text("The ledger has no payment of this transaction.")).to_be_visible()
         await expect(page.get_by_role("region", name="Transfers on")).to_contain_text("0.02 USDC")
@@ -194,7 +194,7 @@ async def test_a_transaction_is_read_anew(browser: Browser, site: Site, theme: A
         await expect(table).to_contain_text("✓ 0.02 USDC")
         await expect(table).to_contain_text("0.01 USDC")
         await watched.check()
-        await page.get_by_label("Look at one transaction anew").fill("0x" + "ab" * 32)
+        await page.get_by_label("Read one transaction again").fill("0x" + "ab" * 32)
         await page.get_by_role("button", name="Read the chains").click()
         await expect(page.get_by_text("The nodes do not know this transaction.")).to_be_visible()
         await watched.check()

@@ -118,7 +118,7 @@ async def test_forms_of_the_operator_work(browser: Browser, site: CornerSite) ->
         await page.get_by_role("button", name=re.compile(f"Unblock {WALLET}", re.I)).click()
         await expect(page.get_by_role("button", name=re.compile(f"Unblock {WALLET}", re.I))).to_have_count(0)
         await watched.goto("/calls")
-        await page.get_by_label("Look at one transaction anew").fill(site.payment)
+        await page.get_by_label("Read one transaction again").fill(site.payment)
         await page.get_by_role("button", name="Read the chains").click()
         await expect(page.get_by_role("heading", name=site.payment)).to_be_visible()
         await watched.goto("/books")
