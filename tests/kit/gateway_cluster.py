@@ -45,6 +45,8 @@ from tollway.storage.history import audit
 from tollway.storage.period_books import read_sales, read_spending
 
 API = "/api/v2"
+PAGE_ROWS = 1000
+"""Calls in a page of the history."""
 PRICE_UNITS = 10_000
 """Base units of a call at 0.01 USDC."""
 
@@ -347,9 +349,15 @@ class GatewayCluster:
         }
 
     async def history(self, gateway: GatewayAddress, account: FundedAccount, query: str = "") -> list[Any]:
-        reply = await self.control(gateway, account, "GET", f"/history?limit=1000{query}")
-        assert reply.status == 200, reply.body
-        return list(reply.json["calls"])
+        """All calls of the account, newest first."""
+        calls: list[Any] = []
+        while True:
+            before = f"&before={calls[-1]['id']}" if calls else ""
+            reply = await self.control(gateway, account, "GET", f"/history?limit={PAGE_ROWS}{query}{before}")
+            assert reply.status == 200, reply.body
+            calls += reply.json["calls"]
+            if len(reply.json["calls"]) < PAGE_ROWS:
+                return calls
 
     async def payment(self, gateway: GatewayAddress, account: FundedAccount, tx_hash: TxHash) -> Any:
         reply = await self.control(gateway, account, "GET", f"/payments/{tx_hash}")

@@ -46,7 +46,6 @@ WAITING = {
 }
 """Answers after which a caller asks the same again."""
 RUNNING = ("forwarding", "settling")
-HISTORY_PAGE = 1_000
 USED = {"payment_already_used", "nonce_reused"}
 BROKEN = {"upstream_bad_response", "upstream_unreachable"}
 
@@ -415,11 +414,7 @@ class KillLoad:
     async def _history(self, gateway: Any, payer: Any) -> list[Any]:
         """Every call of a payer."""
         if payer.address not in self._histories:
-            calls = page = await self.cluster.history(gateway, payer)
-            while len(page) == HISTORY_PAGE:
-                page = await self.cluster.history(gateway, payer, f"&before={page[-1]['id']}")
-                calls = [*calls, *page]
-            self._histories[payer.address] = calls
+            self._histories[payer.address] = await self.cluster.history(gateway, payer)
         return self._histories[payer.address]
 
     async def check_chain(self) -> int:
