@@ -3,13 +3,13 @@
 Each is the whole page of a real gateway (`shown_gateway`) in Chromium. A page that is wider than its window, or complains, makes no picture.
 """
 
+import argparse
 import asyncio
 import base64
 import contextlib
 import json
 import os
 import platform
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -163,7 +163,9 @@ async def take_picture(
 
 
 def main() -> None:
-    asyncio.run(make_pictures(Path(sys.argv[1]) if len(sys.argv) > 1 else IMAGES))
+    parser = argparse.ArgumentParser(prog="python -m tests.browser.screenshots")
+    parser.add_argument("folder", nargs="?", type=Path, default=IMAGES, help="where the pictures are written")
+    asyncio.run(make_pictures(parser.parse_args().folder))
 
 
 if __name__ == "__main__":
