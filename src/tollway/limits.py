@@ -93,9 +93,7 @@ class FixedLimits:
     webhook_origin_interval_s: float = 1.0  # between two requests to an origin
     webhook_in_flight_max: int = 64  # attempts at once, of all endpoints
     webhook_poll_s: float = 0.5  # between two looks at the set of active endpoints, and at the outbox
-    webhook_events_max: int = (
-        100_000  # new events that are not copied to endpoints yet; then every webhook stops
-    )
+    webhook_events_max: int = 100_000  # new events not copied to endpoints yet; then every webhook stops
     webhook_pending_max: int = 10_000  # events that wait for one endpoint; then it stops
 
     # The ledger, and the responses that it stores.

@@ -225,9 +225,7 @@ async def test_an_entered_transaction_that_does_not_pay_leaves_the_first_transfe
 ) -> None:
     wallet = await site.wallet(chain_id=84532, holds=True)
     stranger = await site.cluster.wallet()
-    other = await site.cluster.driver.send_token(
-        key=stranger.key, token=site.cluster.playground.token, to=stranger.address, amount=amount
-    )
+    other = await site.cluster.send_tokens(stranger, stranger.address, amount)
     async with open_panel(browser, site, wallet) as watched:
         page = watched.page
         await send_and_reload(page)
@@ -251,12 +249,7 @@ async def test_an_entered_transaction_that_was_accepted_stays_when_the_provider_
     async with open_panel(browser, site, wallet) as watched:
         page = watched.page
         await send_and_reload(page)
-        entered = await site.cluster.driver.send_token(
-            key=wallet.accounts[0].key,
-            token=site.cluster.playground.token,
-            to=site.provider.address,
-            amount=30_000,
-        )
+        entered = await site.cluster.send_tokens(wallet.accounts[0], site.provider.address, 30_000)
         await page.route(
             "**/api/v2/gateway/**",
             lambda route: (

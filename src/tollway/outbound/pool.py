@@ -109,9 +109,8 @@ _CLOSE_S = 1.0
 @cache
 def open_tls_context() -> ssl.SSLContext:
     """The TLS context: the system's roots, host names verified, HTTP/1.1 only. Made when the first https upstream is dialled."""
-    context = ssl.SSLContext(
-        ssl.PROTOCOL_TLS_CLIENT
-    )  # not `create_default_context`, which opens the file of SSLKEYLOGFILE
+    # Not `create_default_context`, which opens the file of SSLKEYLOGFILE.
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_default_certs()
     context.set_alpn_protocols(["http/1.1"])
     return context
