@@ -475,6 +475,14 @@ async def test_a_trial_that_the_upstream_refuses_has_an_exit_code(setup: Setup) 
                 "The body is longer; the gateway returns its first 64 KiB.",
             ],
         ),
+        (
+            {"body": "", "warnings": [{"detail": "No caller gets \x1b[31mx."}, "no object", {}]},
+            [
+                "The upstream answered 200 in 12 ms; a caller would pay 0.01 USDC.",
+                "warning: No caller gets \ufffd[31mx.",
+                "warning:",
+            ],
+        ),
     ],
 )
 def test_a_trial_on_a_terminal(changes: dict[str, Any], lines: list[str]) -> None:

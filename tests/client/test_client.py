@@ -495,6 +495,9 @@ async def test_a_provider_reads_patches_tries_and_decides(make, gateway):
         "wouldCharge": True,
         "callId": "call_1",
         "body": "hi",
+        "warnings": [
+            {"code": "header_not_returned", "detail": "No caller gets it.", "pointer": "/headers/a"}
+        ],
     }
     call = {
         "id": "call_1",
@@ -519,6 +522,7 @@ async def test_a_provider_reads_patches_tries_and_decides(make, gateway):
     assert (changed.revision, changed.etag) == (2, '"r2-b"')
     tried = await do(client.try_out("api_9", "/a?b=1", method="POST", content="x"))
     assert (tried.would_charge, tried.body, tried.is_cut) == (True, "hi", False)
+    assert [one.code for one in tried.warnings] == ["header_not_returned"]
     assert (await do(client.resolve("call_1", "released"))).payment.state == "released"
     _, patch, asked, decided = gateway.seen
     assert (patch.method, patch.headers["if-match"], patch.content) == ("PATCH", '"r1-a"', b'{"tags":null}')

@@ -14,6 +14,7 @@ from tollway.gateway.headers import (
     forward_fields,
     is_forwardable,
     is_loop,
+    list_dropped,
     proxy_status,
     render_fields,
     rewrite_location,
@@ -350,6 +351,14 @@ def _returned(raw: Headers, *, keep_length: bool = False) -> Headers:
         b"access-control-expose-headers",
         b"sign-in-with-x",
         b"tollway-" + b"a" * RETURNED_NAME_BYTES_MAX,
+        b"X-Accel-Redirect",
+        b"x_accel_expires",
+        b"x-envoy-immediate-health-check-fail",
+        b"CDN-Cache-Control",
+        b"a" * RETURNED_NAME_BYTES_MAX + b"-cdn-cache-control",
+        b"Surrogate-Control",
+        b"Speculation-Rules",
+        b"Use-As-Dictionary",
     ],
 )
 def test_drops_what_only_the_gateway_may_say(name: bytes) -> None:
@@ -373,7 +382,7 @@ def test_passes_the_rest_through_in_order() -> None:
         (b"Vary", b"a"),
         (b"Vary", b"b"),
         (b"X-Any", b"\xff\tz"),
-        (b"WWW-Authenticate", b'Basic realm="x"'),
+        (b"WWW-Authenticate", b'Bearer realm="x"'),
         (b"Cache-Control", b"public"),
     ]
     assert _returned(raw) == [(name.lower(), value) for name, value in raw]
@@ -403,6 +412,8 @@ def test_a_length_is_returned_once_and_only_with_keep_length() -> None:
         (b"location", b"javascript:alert(1)"),
         (b"www-authenticate", b"Payment id=1"),
         (b"www-authenticate", b'Basic realm="x", payment id=1'),
+        (b"www-authenticate", b'Basic realm="x"'),
+        (b"www-authenticate", b'Bearer realm="x", Negotiate'),
     ],
 )
 def test_drops_headers_that_would_break_or_deceive(name: bytes, value: bytes) -> None:
@@ -412,6 +423,41 @@ def test_drops_headers_that_would_break_or_deceive(name: bytes, value: bytes) ->
 def test_connection_strips_what_it_names_on_the_way_back() -> None:
     raw = [(b"X-Hop", b"1"), (b"Connection", b"close, x-hop"), (b"X-End", b"2")]
     assert _returned(raw)[0] == (b"x-end", b"2")
+
+
+def test_no_nomination_removes_the_cache_rule() -> None:
+    raw = [(b"Cache-Control", b"max-age=60"), (b"Connection", b"cache-control, vary"), (b"Vary", b"*")]
+    assert _returned(raw) == [(b"cache-control", b"private, no-store")]
+
+
+def test_names_each_dropped_header_once_with_a_reason() -> None:
+    raw = [
+        (b"Content-Type", b"a/b"),
+        (b"Content-Length", b"3"),
+        (b"Connection", b"x-hop"),
+        (b"X-Hop", b"1"),
+        (b"X-Accel-Redirect", b"/a"),
+        (b"X-Accel-Redirect", b"/b"),
+        (b"Set-Cookie", b"a=b"),
+        (b"Tollway-Price", b"0"),
+        (b"WWW-Authenticate", b'Bearer realm="x"'),
+        (b"WWW-Authenticate", b'Basic realm="x"'),
+        (b"Location", b"javascript:alert(1)"),
+        (b"X-Content-Type-Options", b"nosniff"),
+    ]
+    returned = caller_headers(raw, keep_length=False, endpoint=ENDPOINT, target="/v1", gateway_path=PATH)
+    dropped = list_dropped(raw, returned)
+    assert list(dropped) == [
+        "x-hop",
+        "x-accel-redirect",
+        "set-cookie",
+        "tollway-price",
+        "www-authenticate",
+        "location",
+        "x-content-type-options",
+    ]
+    assert dropped["x-accel-redirect"] == "a proxy or a cache in front of the gateway would obey it"
+    assert "password" in dropped["www-authenticate"]
 
 
 def test_every_answer_is_guarded_once() -> None:

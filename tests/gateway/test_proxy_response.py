@@ -7,7 +7,7 @@ import pytest
 
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
-from tests.kit.upstream import Answerer, Arrived, plain, until
+from tests.kit.upstream import Answerer, Arrived, plain, raw, until
 from tollway.gateway.proxy import ResponseRecorder
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState, Dialect
@@ -223,7 +223,10 @@ async def leave_early(gateway: InProcessGateway, rest: bytes) -> None:
         ("s-maxage=600, max-age=60", "private, max-age=60"),
         ("max-age=60", "private, max-age=60"),
         ("private, max-age=60", "private, max-age=60"),
-        ("no-store", "private, no-store"),
+        ("no-store", "no-store"),
+        ('public, s-maxage=600, private="x"', "private"),
+        ("no-store, must-understand", "no-store"),
+        ('max-age=60, ext="', "private, no-store"),
     ],
 )
 async def test_what_one_caller_paid_for_is_not_for_a_shared_cache(
@@ -231,6 +234,22 @@ async def test_what_one_caller_paid_for_is_not_for_a_shared_cache(
 ) -> None:
     gateway.upstream.answer = plain(b"dear", headers=() if said is None else (f"Cache-Control: {said}",))
     assert (await payer.buy()).headers["cache-control"] == told
+
+
+async def test_interim_heads_and_trailers_of_an_upstream_reach_no_caller(
+    gateway: InProcessGateway, payer: Payer
+) -> None:
+    obeyed = b"X-Accel-Redirect: /my/wallets\r\nLink: </my>; rel=preload\r\n"
+    gateway.upstream.answer = raw(
+        b"HTTP/1.1 103 Early Hints\r\n"
+        + obeyed
+        + b"\r\nHTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Accel-Redirect\r\n\r\n4\r\ndear\r\n0\r\n"
+        + obeyed
+        + b"\r\n"
+    )
+    answer = await payer.buy()
+    assert (answer.status, answer.body) == (200, b"dear")
+    assert not {"x-accel-redirect", "link", "trailer"} & set(answer.headers)
 
 
 async def test_a_free_response_keeps_the_cache_rule_of_its_provider(gateway: InProcessGateway) -> None:

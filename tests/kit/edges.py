@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import httpx
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,6 +24,8 @@ FILES = {"caddy": "Caddyfile", "nginx": "nginx.conf", "envoy": "envoy.yaml"}
 HOST = "gateway.example.com"
 UP_DEADLINE_S = 20.0
 _CERTIFICATES = "/etc/ssl/tollway"
+_ENVOY_ADMIN = "admin-address"
+_ADMIN_OF_A_FREE_PORT = "admin: { address: { socket_address: { address: 127.0.0.1, port_value: 0 } } }\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,9 +136,11 @@ def _prepare_envoy(folder: Path, port: int, gateway_port: int) -> Edge:
         (_CERTIFICATES, str(folder)),
         ("address: 0.0.0.0, port_value: 443", f"address: 127.0.0.1, port_value: {port}"),
         ("port_value: 8402", f"port_value: {gateway_port}"),
+        ("static_resources:\n", f"{_ADMIN_OF_A_FREE_PORT}static_resources:\n"),
     )
     config.write_text(text)
-    arguments = ("-c", str(config), "--disable-hot-restart", "-l", "error", "--concurrency", "1")
+    arguments = ("-c", str(config), "--disable-hot-restart", "-l", "error", "--concurrency", "1",
+                 "--admin-address-path", str(folder / _ENVOY_ADMIN))  # fmt: skip
     return Edge(
         name="envoy",
         port=port,
@@ -171,6 +176,16 @@ async def run_edge(edge: Edge) -> AsyncIterator[Edge]:
     finally:
         process.terminate()
         process.wait(timeout=UP_DEADLINE_S)
+
+
+async def read_envoy_counter(edge: Edge, name: str) -> int:
+    """A counter of a running Envoy."""
+    address = (edge.config.parent / _ENVOY_ADMIN).read_text().strip()
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.get(f"http://{address}/stats", params={"filter": f"^{re.escape(name)}$"})
+    found = re.fullmatch(re.escape(name) + r": ([0-9]+)\s*", answer.text)
+    assert found is not None, answer.text
+    return int(found[1])
 
 
 def trust_everything() -> ssl.SSLContext:

@@ -19,8 +19,9 @@ import pytest
 import pytest_asyncio
 from yarl import URL
 
-from tests.kit.edges import HOST, NAMES, prepare_edge, run_edge, trust_everything
+from tests.kit.edges import HOST, NAMES, prepare_edge, read_envoy_counter, run_edge, trust_everything
 from tests.kit.gateway_cluster import API, PRICE_UNITS, GatewayCluster, Reply, bound
+from tests.kit.gateway_cluster import plain as unbound
 from tests.kit.ports import find_low_ports
 from tests.kit.upstream import Arrived, hang_up, plain, run_upstream
 from tollway.limits import DEFAULT_LIMITS
@@ -220,6 +221,78 @@ async def test_a_large_head_of_an_upstream_arrives(front: Front) -> None:
         sum(len(value) for name, value in reply.headers.items() if name.lower().startswith("x-part"))
         == 40_000
     )
+
+
+OBEYED = (
+    "X-Accel-Redirect: {again}",
+    "X-Accel-Limit-Rate: 1",
+    "X-Accel-Expires: 600",
+    "X-Accel-Buffering: yes",
+    "X-Accel-Charset: utf-16",
+    "X-Sendfile: /etc/hostname",
+    "X-Envoy-Immediate-Health-Check-Fail: 1",
+    "X-Envoy-Degraded: 1",
+    "CDN-Cache-Control: max-age=600",
+    "Surrogate-Control: max-age=600",
+    'Cache-Control: public, s-maxage=600, private="x"',
+    'WWW-Authenticate: Basic realm="gateway"',
+)
+"""What an intermediary or a browser would do by. `{again}`: the path of the same call."""
+
+
+async def test_an_api_does_not_steer_the_proxy(front: Front) -> None:
+    """A payment of three prices: one call, one charge, one response."""
+    async with run_upstream() as upstream:
+        api_id = await front.cluster.publish(
+            front.gateway, front.provider, endpoint=upstream.url, name="Steering"
+        )
+        upstream.arrived.clear()  # the probe of the publication
+        again = f"{API}/gateway/{api_id}/again"
+        upstream.answer = plain(
+            b"the paid response", headers=tuple(line.replace("{again}", again) for line in OBEYED)
+        )
+        tx_hash = await front.cluster.send_tokens(front.caller, front.provider.address, 3 * PRICE_UNITS)
+        reply = await front.call("/x", api_id=api_id, headers=unbound(front.caller, tx_hash))
+        assert (reply.status, reply.body, reply.state) == (200, b"the paid response", "charged")
+        assert [arrived.target for arrived in upstream.arrived] == ["/x"]
+    payment = await front.cluster.payment(front.gateway, front.caller, tx_hash)
+    assert len(payment["calls"]) == 1
+    assert reply.headers["Cache-Control"] == "private"
+    sent = {line.partition(":")[0].lower() for line in OBEYED} - {"cache-control"}
+    assert not sent & {name.lower() for name in reply.headers}
+
+
+async def test_nginx_obeys_no_header_of_a_response(cluster: GatewayCluster, tmp_path: Path) -> None:
+    """A server that is no gateway stands behind it. The page of the redirect would be a second request."""
+    (port,) = find_low_ports(1)
+    async with run_upstream() as server:
+        server.answer = plain(b"whole", headers=("X-Accel-Redirect: /other", "X-Accel-Charset: utf-16"))
+        edge = prepare_edge("nginx", tmp_path, port=port, gateway_port=server.port)
+        account = await cluster.wallet()
+        front = Front(cluster=cluster, gateway=None, port=port, provider=account, caller=account)
+        async with run_edge(edge):
+            reply = await front.send("/paid")
+    assert (reply.status, reply.body) == (200, b"whole")
+    assert [arrived.target for arrived in server.arrived] == ["/paid"]
+    assert reply.headers["Strict-Transport-Security"] == "max-age=31536000"
+
+
+async def test_an_api_does_not_take_the_gateway_out_of_rotation(
+    cluster: GatewayCluster, tmp_path: Path
+) -> None:
+    """Envoy counts such a response as a failed health check, and takes the gateway out until the next probe."""
+    (port,) = find_low_ports(1)
+    async with cluster.gateway(public_url=f"https://{HOST}") as gateway, run_upstream() as upstream:
+        edge = prepare_edge("envoy", tmp_path, port=port, gateway_port=gateway.port)
+        account = await cluster.wallet()
+        front = Front(cluster=cluster, gateway=gateway, port=port, provider=account, caller=account)
+        api_id = await cluster.publish(gateway, account, endpoint=upstream.url, pricePerRequest="0")
+        upstream.answer = plain(headers=("X-Envoy-Immediate-Health-Check-Fail: 1",))
+        async with run_edge(edge):
+            replies = [await front.call("/x", api_id=api_id) for _ in range(3)]
+            failures = await read_envoy_counter(edge, "cluster.tollway.health_check.passive_failure")
+    assert [reply.status for reply in replies] == [200] * 3
+    assert failures == 0
 
 
 @pytest.mark.parametrize("name", NAMES)

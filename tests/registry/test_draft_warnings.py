@@ -62,3 +62,21 @@ def test_a_warning_names_headers_that_are_not_forwarded() -> None:
     (warnings,) = list_warnings(replace(listing("0"), openapi=document, forward_headers=("x-known",)), ASSETS)
     assert (warnings.code, warnings.pointer) == ("header_not_forwarded", "/forwardHeaders")
     assert warnings.detail.endswith("contain: X-Lang, X-Tenant.")
+
+
+def test_a_warning_names_response_headers_that_no_caller_gets() -> None:
+    promised = {"headers": {"X-Accel-Expires": {}, "ETag": {}, "Content-Length": {}, "Set-Cookie": {}, 7: {}}}
+    document = {
+        "openapi": "3.1.0",
+        "paths": {
+            "/a": {
+                "get": {"responses": {"200": {"$ref": "#/components/responses/Promised"}}},
+                "post": {"responses": {"default": promised, "404": None}},
+                "put": {"responses": []},
+            }
+        },
+        "components": {"responses": {"Promised": promised}},
+    }
+    (warning,) = list_warnings(replace(listing("0"), openapi=document), ASSETS)
+    assert (warning.code, warning.pointer) == ("header_not_returned", "/openapi")
+    assert warning.detail.endswith("gets: x-accel-expires, set-cookie.")

@@ -174,6 +174,23 @@ async def test_says_what_a_caller_would_pay(
     await harness.check_nothing_recorded()
 
 
+async def test_names_each_header_that_no_caller_gets(harness: Harness) -> None:
+    await harness.gateway.publish()
+    harness.gateway.upstream.answer = plain(
+        b"ok", headers=("X-Accel-Redirect: /my/wallets", "X-Any: 1", 'WWW-Authenticate: Basic realm="x"')
+    )
+    shown = (await harness.send()).json()
+    assert shown["headers"]["x-any"] == "1"
+    assert not {"x-accel-redirect", "www-authenticate"} & set(shown["headers"])
+    assert [(one["code"], one["pointer"]) for one in shown["warnings"]] == [
+        ("header_not_returned", "/headers/x-accel-redirect"),
+        ("header_not_returned", "/headers/www-authenticate"),
+    ]
+    assert shown["warnings"][0]["detail"] == (
+        "No caller gets the response header x-accel-redirect: a proxy or a cache in front of the gateway would obey it."
+    )
+
+
 async def test_a_paused_listing_can_be_tried(harness: Harness) -> None:
     await harness.gateway.publish(status="paused")
     assert (await harness.send()).json()["status"] == 200

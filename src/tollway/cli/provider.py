@@ -368,6 +368,10 @@ def describe_trial(result: Mapping[str, Any]) -> Iterator[str]:
         yield "The body is no text; --json prints it in base64."
     if result.get("isCut"):
         yield "The body is longer; the gateway returns its first 64 KiB."
+    warnings = result.get("warnings")
+    for warning in warnings if isinstance(warnings, list) else []:
+        if isinstance(warning, Mapping):
+            yield plain_line(f"warning: {format_value(warning.get('detail'))}")
 
 
 def verify(

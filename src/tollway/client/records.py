@@ -178,7 +178,7 @@ class ListingDetails:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResponse:
     """The response of an upstream to a trial call. `would_charge`: whether a caller would pay `price` for it. `body`: text; `body_base64` where it is
-    none. `is_cut`: the body was longer. `call_id`: what the upstream saw."""
+    none. `is_cut`: the body was longer. `call_id`: what the upstream saw. `warnings`: headers of the upstream that no caller gets."""
 
     status: int
     price: str
@@ -189,6 +189,7 @@ class TrialResponse:
     body_base64: str | None = None
     is_cut: bool = False
     latency_ms: int | None = None
+    warnings: tuple[ListingNotice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

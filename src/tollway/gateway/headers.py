@@ -1,10 +1,11 @@
 """Header tables: which request headers are refused, which are forwarded, which response headers are returned. Pure.
 
 Every paid call runs this code: the tables are frozen sets, and each function makes one pass. Requests use an allow-list, responses a
-deny-list. Framing headers are never copied in either direction.
+deny-list of classes (`registry.response_headers`). Framing headers are never copied in either direction.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
@@ -17,6 +18,14 @@ from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint
 from tollway.registry.header_names import ALWAYS_FORWARDED
 from tollway.registry.listing import UpstreamAuth
+from tollway.registry.response_headers import (
+    FRAMING_NAMES,
+    GROUP_REASONS,
+    REFUSED_CHALLENGE,
+    UNSTORED,
+    find_dropped,
+    make_private,
+)
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -261,41 +270,6 @@ _SECURITY_HEADERS = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
 )
-_NOT_RETURNED = _HOP_BY_HOP | {
-    # The server writes its own framing.
-    b"content-length",
-    # State and policies that a browser would keep for the gateway's origin.
-    b"set-cookie",
-    b"set-cookie2",
-    b"strict-transport-security",
-    b"public-key-pins",
-    b"public-key-pins-report-only",
-    b"clear-site-data",
-    b"alt-svc",
-    b"nel",
-    b"report-to",
-    b"reporting-endpoints",
-    b"expect-ct",
-    b"service-worker-allowed",
-    b"origin-agent-cluster",
-    b"accept-ch",
-    b"critical-ch",
-    # Replaced by headers of the gateway.
-    b"content-security-policy",
-    b"content-security-policy-report-only",
-    b"x-content-type-options",
-    # Headers that only the gateway sends.
-    b"payment-receipt",
-    b"proxy-status",
-    b"idempotency-replayed",
-    b"settlement-overrides",
-    b"x-request-id",
-    b"sign-in-with-x",
-    b"accept-signature",
-    b"cdn-loop",
-}
-_NOT_RETURNED_PREFIXES = (b"tollway-", b"x-payment-", b"payment-", b"access-control-")
-_NOT_RETURNED_EXACT = frozenset({b"x-payment", b"x-signature"})
 _URI_HEADERS = frozenset({b"content-location", b"link", b"refresh", b"sourcemap", b"x-sourcemap"})
 _QUERY = re.compile(rb"\?[^\s<>\"'#]*")
 _DECODES_MAX = 3
@@ -303,12 +277,14 @@ SECRET_BYTES_MIN = 6
 """A listing's secret of fewer bytes is not searched for in the upstream's headers."""
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
-_PAYMENT_CHALLENGE = re.compile(rb"(?:^|,)\s*payment(?:\s|,|$)", re.I)
 
 
 RETURNED_NAMES_KEPT = 2_048
 RETURNED_NAME_BYTES_MAX = 64
 """The cache of `_is_returned` holds no longer names."""
+CACHE_RULES_KEPT = 256
+CACHE_RULE_BYTES_MAX = 128
+"""The cache of `make_private` holds no longer values."""
 
 
 def _is_token(name: bytes) -> bool:
@@ -316,11 +292,12 @@ def _is_token(name: bytes) -> bool:
 
 
 def _is_returned(name: bytes) -> bool:
-    """Whether a response header of this name is returned to the caller. Framing headers are handled elsewhere."""
-    return not name.startswith(_NOT_RETURNED_PREFIXES) and name not in _NOT_RETURNED_EXACT and _is_token(name)
+    """Whether a response header of this name is returned to the caller."""
+    return _is_token(name) and find_dropped(name.decode()) is None
 
 
 _is_returned_again = lru_cache(maxsize=RETURNED_NAMES_KEPT)(_is_returned)
+_make_private_again = lru_cache(maxsize=CACHE_RULES_KEPT)(make_private)
 
 
 def caller_headers(
@@ -337,8 +314,7 @@ def caller_headers(
 
     `keep_length`: only for a response to HEAD and for a body of more than one message; a wrong length beside a single message would
     desynchronise the connection. `target`: path and query as sent upstream; `gateway_path`: `/api/v2/gateway/{apiId}`; both rewrite
-    `Location`. `is_private`: the response is paid, so it is marked private for shared caches (RFC 9111 §5.2.2.7) for every
-    `Cache-Control` of the upstream. `secret`: the secret of the listing. Its query parameter is removed from every header with URIs; a header that
+    `Location`. `is_private`: the response is paid, so every `Cache-Control` of the upstream is made private (`make_private`). `secret`: the secret of the listing. Its query parameter is removed from every header with URIs; a header that
     still contains its value is dropped. Bodies are not searched.
     """
     parameter = secret.name if secret is not None and secret.location == "query" else ""
@@ -348,7 +324,7 @@ def caller_headers(
     has_cache_rule = has_length = False
     for raw_name, value in raw:
         name = raw_name.lower()
-        if name in _NOT_RETURNED:
+        if name in FRAMING_NAMES:
             if name == b"connection":
                 nominated |= _tokens(value)
             elif name == b"content-length" and keep_length and not has_length and value.isdigit():
@@ -369,30 +345,47 @@ def caller_headers(
             value = _QUERY.sub(
                 lambda found: _drop_parameter(found[0].decode("latin-1"), parameter).encode("latin-1"), value
             )
-        elif name == b"www-authenticate" and _PAYMENT_CHALLENGE.search(value):
-            continue  # an automatic client would pay the payee of this challenge
+        elif name == b"www-authenticate" and REFUSED_CHALLENGE.search(value):
+            continue
         if secret_value and _contains_secret(value, secret_value):
             continue
         if name == b"cache-control":
             has_cache_rule = True
-            value = _make_private(value) if is_private else value
+            if is_private:
+                is_short = len(value) <= CACHE_RULE_BYTES_MAX
+                value = _make_private_again(value) if is_short else make_private(value)
         returned.append((name, value))
     if nominated:
         returned = [header for header in returned if header[0] not in nominated]
-    if not has_cache_rule:
-        returned.append(
-            (b"cache-control", b"private, no-store")
-        )  # without a rule of the upstream, no shared cache may store a paid response
+    if not has_cache_rule or b"cache-control" in nominated:
+        # Without a rule of the upstream, no shared cache may store a paid response.
+        returned.append((b"cache-control", UNSTORED))
     returned.extend(_SECURITY_HEADERS)
     return returned
 
 
-def _make_private(value: bytes) -> bytes:
-    if b"private" in value.lower():
-        return value
-    directives = (directive.strip() for directive in value.split(b","))
-    kept = [one for one in directives if not one.lower().startswith((b"public", b"s-maxage"))]
-    return b", ".join([b"private", *kept])
+def list_dropped(raw: RawHeaders, returned: RawHeaders) -> dict[str, str]:
+    """The headers of an upstream of which at least one field is not among the returned ones, in their order, with the reason. Framing is left out.
+
+    `raw`: as the upstream sent them; `returned`: what `caller_headers` made of them.
+    """
+    sent, kept = Counter(name.lower() for name, _ in raw), Counter(name for name, _ in returned)
+    dropped: dict[str, str] = {}
+    for name, count in sent.items():
+        text = _format_name(name)
+        row = find_dropped(text)
+        if row is None and count > kept[name]:
+            is_challenge = name == b"www-authenticate"
+            dropped[text] = _CHALLENGE_REASON if is_challenge else _VALUE_REASON
+        elif row is not None and row.group != "framing":
+            dropped[text] = GROUP_REASONS[row.group]
+    return dropped
+
+
+_CHALLENGE_REASON = "a client would ask for a password, or pay, in the name of the gateway"
+_VALUE_REASON = (
+    "its value has the listing's secret, is not valid in HTTP, or Connection names it as one of this hop"
+)
 
 
 def rewrite_location(

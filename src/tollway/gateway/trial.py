@@ -6,13 +6,13 @@ tried, so that its provider sees that it works before it is resumed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
 from tollway.errors import Problem, Refusal, UpstreamTimeout
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import load_plain
-from tollway.gateway.headers import check_control_headers, is_loop
+from tollway.gateway.headers import check_control_headers, is_loop, list_dropped
 from tollway.gateway.messages import CallRefused, Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import LOOP
 from tollway.gateway.proxy import Proxy
@@ -39,10 +39,12 @@ _OWN_HEADERS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialResult:
     """The response of the upstream. `is_charged`: whether a caller would pay `price` for this status. `body`: at most `RESPONSE_BYTES_MAX`
-    bytes; `is_cut`: the upstream sent more. `call_id`: what the upstream saw; the ledger has no such call."""
+    bytes; `is_cut`: the upstream sent more. `call_id`: what the upstream saw; the ledger has no such call. `dropped`: names of headers of the upstream that
+    no caller gets, in lower case, with the reason."""
 
     status: int
     headers: Headers
+    dropped: Mapping[str, str]
     body: bytes
     is_cut: bool
     latency_ms: int
@@ -92,6 +94,7 @@ class TrialCalls:
             async with self._proxy.connect(payment) as upstream:
                 await payment.claim()
                 response = await self._proxy.exchange(upstream, payment)
+                dropped = list_dropped(upstream.headers, response.headers)
         except CallRefused as refused:  # its call id and its link are of no row
             problem = replace(refused.problem, call_id=None, members={}, payment_state="none")
             raise Refusal(problem) from refused
@@ -100,6 +103,7 @@ class TrialCalls:
         return TrialResult(
             status=response.status,
             headers=[header for header in response.headers if not header[0].startswith(_OWN_HEADERS)],
+            dropped=dropped,
             body=body[:RESPONSE_BYTES_MAX],
             is_cut=len(body) > RESPONSE_BYTES_MAX,
             latency_ms=self._clock.now_ms() - request.received_ms,

@@ -26,6 +26,7 @@ from tollway.registry.listing import (
     UpstreamAuth,
     has_documented_operations,
     list_unforwarded,
+    list_unreturned,
     payable_assets,
 )
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
@@ -645,13 +646,14 @@ def list_warnings(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWar
 
 
 def _warn_about_headers(listing: Listing) -> tuple[ListingWarning, ...]:
-    names = list_unforwarded(listing, most=HEADERS_NAMED_MAX)
-    if not names:
-        return ()
-    detail = (
-        f"The document requires or allows headers that forwardHeaders does not contain: {', '.join(names)}."
-    )
-    return (ListingWarning(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"),)
+    found = []
+    if names := list_unforwarded(listing, most=HEADERS_NAMED_MAX):
+        detail = f"The document requires or allows headers that forwardHeaders does not contain: {', '.join(names)}."
+        found.append(ListingWarning(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"))
+    if names := list_unreturned(listing, most=HEADERS_NAMED_MAX):
+        detail = f"The document has response headers that no caller gets: {', '.join(names)}."
+        found.append(ListingWarning(code="header_not_returned", detail=detail, pointer="/openapi"))
+    return tuple(found)
 
 
 def _warn_about_price(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:

@@ -16,6 +16,7 @@ from tollway.money import Asset, Price
 from tollway.registry.header_names import ALWAYS_FORWARDED, is_header_name, is_reserved_header
 from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import priced_verb
+from tollway.registry.response_headers import find_dropped
 
 DESCRIBED_CHARACTERS_MAX = 100_000
 """The maximum length of the methods and paths of a document, together, that a version of the terms records."""
@@ -312,6 +313,20 @@ def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
         if len(found) >= most:
             break
     return list(found.values())[:most]
+
+
+def list_unreturned(listing: Listing, *, most: int) -> list[str]:
+    """The first response headers of the document that no caller gets, at most `most`, in lower case. Framing is left out."""
+    document = ProviderDocument(listing.openapi or {})
+    found: dict[str, None] = {}
+    for operation in document.operations:
+        for name in document.list_response_headers(operation):
+            row = find_dropped(name)
+            if row is not None and row.group != "framing":
+                found[name] = None
+        if len(found) >= most:
+            break
+    return list(found)[:most]
 
 
 T = TypeVar("T")

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 from urllib.parse import unquote
 
+from tollway.registry.header_names import is_header_name
 from tollway.registry.text import find_refused_character
 
 METHODS = ("get", "put", "post", "delete", "options", "head", "patch")
 DOCUMENT_OPERATIONS_MAX = 2_000
 PARAMETERS_MAX, NAME_LENGTH_MAX = 50, 128
+RESPONSES_MAX = 20
 REFERENCES_MAX = 8
 PATH_LENGTH_MAX = 2_048
 
@@ -98,6 +100,15 @@ class ProviderDocument:
             if (name, "path") not in found:
                 yield DocumentParameter(name=name, place="path", is_required=True, content={})
         yield from list(found.values())[:PARAMETERS_MAX]
+
+    def list_response_headers(self, operation: DocumentOperation) -> Iterator[str]:
+        """The names of headers of the responses of an operation, in lower case."""
+        responses = operation.content.get("responses")
+        for raw in list(responses.values())[:RESPONSES_MAX] if isinstance(responses, Mapping) else ():
+            headers = (self.resolve(raw) or {}).get("headers")
+            for name in list(headers)[:PARAMETERS_MAX] if isinstance(headers, Mapping) else ():
+                if isinstance(name, str) and is_header_name(name.replace("_", "-")):
+                    yield name.lower()
 
 
 def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:

@@ -22,7 +22,11 @@ from tollway.ids import Address, ListingId
 from tollway.limits import KIB, Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
 from tollway.registry.catalog import Catalog
-from tollway.registry.draft import METHOD_LENGTH_MAX, PATH_LENGTH_MAX
+from tollway.registry.draft import (
+    METHOD_LENGTH_MAX,
+    PATH_LENGTH_MAX,
+    ListingWarning,
+)
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import CatalogEntry
 from tollway.registry.moderation import BlockedWallet, explain_block
@@ -30,7 +34,7 @@ from tollway.validation import RequestModel, check_members, to_field_error, valu
 from tollway.web.auth_routes import client_address_of
 from tollway.web.json import parse_json_object
 from tollway.web.listing_edits import ProvenWallet, find_public_listing
-from tollway.web.listing_json import render_json
+from tollway.web.listing_json import render_json, warnings_json
 from tollway.web.problems import describe_errors, request_id_of
 from tollway.web.query import NoParameters, read_query
 
@@ -207,6 +211,14 @@ def trial_json(result: TrialResult) -> dict[str, Any]:
         "latencyMs": result.latency_ms,
         "callId": result.call_id,
         "wouldCharge": result.is_charged,
+        "warnings": warnings_json(
+            ListingWarning(
+                code="header_not_returned",
+                detail=f"No caller gets the response header {name}: {reason}.",
+                pointer=f"/headers/{name.replace('~', '~0')}",
+            )
+            for name, reason in result.dropped.items()
+        ),
         "price": result.price.text,
         "currency": result.currency,
     }
