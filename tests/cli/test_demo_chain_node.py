@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import tollway
+from tollway.sandbox.anvil_binary import AnvilPackage, cached_binary, name_platform
 
 DEADLINE_S = 60
 RUN = "from tollway.cli import main; main()"
@@ -134,3 +135,19 @@ def test_a_named_binary_that_is_none_is_refused_without_a_fetch(
     assert (done.returncode, done.stdout) == (1, "")
     assert "TOLLWAY_ANVIL names /nowhere/anvil, which is no program" in done.stderr
     assert registry.paths == []
+
+
+@pytest.mark.parametrize("place", ["above", "cache"])
+def test_a_planted_program_does_not_run(machine: dict[str, str], place: str, tmp_path: Path) -> None:
+    """`above`: in node_modules of a parent of the current folder, which may be that of another user."""
+    package = AnvilPackage.load(platform_name=name_platform())
+    assert package is not None
+    above = tmp_path / "node_modules" / package.name / "bin" / "anvil"
+    planted = above if place == "above" else cached_binary(package, machine)
+    planted.parent.mkdir(parents=True)
+    planted.write_text(f"#!/bin/sh\n: > {tmp_path}/it-ran\n")
+    planted.chmod(0o755)
+    done = run(machine)
+    assert done.returncode == 1
+    assert ("nothing was fetched" if place == "above" else "SHA-256 differs. It was not run.") in done.stderr
+    assert not (tmp_path / "it-ran").exists()

@@ -24,6 +24,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 from tests.guards.moves import MOVES
+from tollway.sandbox.anvil_binary import AnvilUnavailable, find_anvil
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -202,6 +203,7 @@ class Workshop:
                 cwd=ROOT,
                 env={
                     **kept,
+                    **_name_anvil(),
                     "PYTHONPATH": str(self._source),
                     "PYTHONDONTWRITEBYTECODE": "1",
                     "COLUMNS": "400",
@@ -250,6 +252,15 @@ def _conclude(breakage: Breakage, run: Run) -> Verdict:
     else:
         said = "NOT NOTICED" if run.is_good else f"pytest ended with {run.code}: {run.output[-600:]}"
     return Verdict(breakage=breakage, is_caught=False, said=said)
+
+
+@cache
+def _name_anvil() -> dict[str, str]:
+    """The chain node of this checkout for tests that run from a copy of the package, which has no node_modules."""
+    try:
+        return {"TOLLWAY_ANVIL": str(find_anvil())}
+    except AnvilUnavailable:
+        return {}
 
 
 @contextmanager

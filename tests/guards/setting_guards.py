@@ -181,4 +181,20 @@ SETTING_GUARDS = (
         "        if False:\n",
         test="app/test_lifecycle.py::test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it",
     ),
+    guard(
+        "K6",
+        "the demo runs no program of a folder above the current one",
+        "sandbox.anvil_binary:find_checkout",
+        "    return checkout if",
+        "    return Path.cwd().parent if Path.cwd().parent else checkout if",
+        test="cli/test_demo_chain_node.py::test_a_planted_program_does_not_run",
+    ),
+    guard(
+        "K6",
+        "the demo runs no other program than the released one",
+        "sandbox.anvil_binary:check_binary",
+        "    if digest != package.binary_sha256:\n",
+        "    if False:\n",
+        test="sandbox/test_anvil_binary.py::test_another_binary_is_refused_and_no_other_place_is_tried",
+    ),
 )

@@ -19,6 +19,7 @@ from tollway.sandbox.anvil_binary import (
     cached_binary,
     fetch_anvil,
     find_anvil,
+    find_checkout,
     name_platform,
     parse_integrity,
     read_registry,
@@ -48,6 +49,7 @@ def package_of(tarball: bytes) -> AnvilPackage:
         version="1.7.1",
         tarball_bytes=len(tarball),
         sha512=hashlib.sha512(tarball).digest(),
+        binary_sha256=hashlib.sha256(PROGRAM).digest(),
     )
 
 
@@ -99,6 +101,12 @@ def test_the_table_has_the_digests_of_the_lock_file() -> None:
         for path, entry in locked.items()
         if path.startswith(prefix) and path != f"{prefix}win32-amd64"  # Tollway does not run there
     }
+
+
+def test_the_digest_of_the_binary_is_that_of_the_installed_package() -> None:
+    package = AnvilPackage.load(platform_name=name_platform())
+    assert package is not None
+    assert package.binary_sha256.hex() == hashlib.sha256(find_anvil().read_bytes()).hexdigest()
 
 
 def test_the_package_of_this_platform_is_that_of_the_lock_file() -> None:
@@ -207,25 +215,52 @@ def make_program(path: Path) -> Path:
 
 def test_the_binary_is_the_first_of_name_checkout_cache_and_path(tmp_path: Path) -> None:
     environment = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
-    package = AnvilPackage.load(platform_name=name_platform())
-    assert package is not None
-    modules = tmp_path / "node_modules" / "@foundry-rs" / f"anvil-{name_platform()}" / "bin" / "anvil"
+    package = package_of(TARBALL)
+    modules = tmp_path / "node_modules" / "@foundry-rs" / "anvil-linux-amd64" / "bin" / "anvil"
     named = make_program(tmp_path / "own" / "node")
     places = [tmp_path / "bin" / "anvil", cached_binary(package, environment), modules]
     with pytest.raises(AnvilMissing, match="tollway demo --yes"):
-        find_anvil(folders=iter([tmp_path]), environment=environment)
+        find_anvil(checkout=tmp_path, package=package, environment=environment)
     for place in places:
         make_program(place)
-        assert find_anvil(folders=iter([tmp_path]), environment=environment) == place
+        assert find_anvil(checkout=tmp_path, package=package, environment=environment) == place
     environment["TOLLWAY_ANVIL"] = str(named)
-    assert find_anvil(folders=iter([tmp_path]), environment=environment) == named
+    assert find_anvil(checkout=tmp_path, package=package, environment=environment) == named
+
+
+@pytest.mark.parametrize("place", ["node_modules", "cache"])
+def test_another_binary_is_refused_and_no_other_place_is_tried(tmp_path: Path, place: str) -> None:
+    environment = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
+    package = package_of(TARBALL)
+    modules = tmp_path / "node_modules" / "@foundry-rs" / "anvil-linux-amd64" / "bin" / "anvil"
+    binary = make_program(modules if place == "node_modules" else cached_binary(package, environment))
+    make_program(tmp_path / "bin" / "anvil")
+    binary.write_bytes(PROGRAM + b"# planted")
+    with pytest.raises(AnvilUnavailable, match=r"SHA-256 differs. It was not run."):
+        find_anvil(checkout=tmp_path, package=package, environment=environment)
+
+
+def test_the_checkout_is_that_of_the_package_and_of_no_folder_around_it(tmp_path: Path) -> None:
+    (tmp_path / "package-lock.json").write_text("{}")
+    module = tmp_path / "src" / "tollway" / "sandbox" / "anvil_binary.py"
+    assert find_checkout(module) == tmp_path
+    assert find_checkout(tmp_path / "lib" / "tollway" / "sandbox" / "anvil_binary.py") is None
+    (tmp_path / "package-lock.json").unlink()
+    assert find_checkout(module) is None
+
+
+def test_a_tarball_with_another_binary_is_refused(registry: Registry, tmp_path: Path) -> None:
+    registry.content = pack(bin__anvil=b"another")
+    with pytest.raises(AnvilUnavailable, match="SHA-256 differs"):
+        fetch_anvil(package_of(registry.content), registry=registry.url, target=tmp_path / "anvil")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_a_name_that_is_no_program_is_refused_although_another_binary_is_there(tmp_path: Path) -> None:
     make_program(tmp_path / "anvil")
     environment = {"PATH": str(tmp_path), "TOLLWAY_ANVIL": str(tmp_path / "nothing")}
     with pytest.raises(AnvilUnavailable, match="is no program"):
-        find_anvil(folders=iter(()), environment=environment)
+        find_anvil(environment=environment)
 
 
 def test_the_cache_is_the_users_own_setting(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Finds the anvil binary, the chain node of the sandbox; and fetches it from the npm registry where the caller agrees.
 
-The digest and the size of the package are in `anvil_package.json`, which a test compares with `package-lock.json`. A file with another digest is never
-unpacked, and only the one binary is. Nothing of npm or Node runs. The registry is npm's own setting, because some machines reach only a mirror.
+The digests of the package and of its binary are in `anvil_package.json`, which a test compares with `package-lock.json`. A tarball with another digest is never
+unpacked, and only the one binary is. A binary of node_modules or of the cache is compared with its SHA-256 at every start, and another one never runs. Nothing of npm or Node
+runs. The registry is npm's own setting, because some machines reach only a mirror.
 """
 
 import base64
@@ -14,7 +15,7 @@ import shutil
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -47,12 +48,13 @@ class AnvilMissing(AnvilUnavailable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnvilPackage:
-    """The npm package with the binary of one platform. `sha512`: of its tarball."""
+    """The npm package with the binary of one platform. `sha512`: of its tarball. `binary_sha256`: of `BINARY_MEMBER`."""
 
     name: str
     version: str
     tarball_bytes: int
     sha512: bytes
+    binary_sha256: bytes
 
     @classmethod
     def load(cls, *, platform_name: str) -> Self | None:
@@ -66,6 +68,7 @@ class AnvilPackage:
             version=table["version"],
             tarball_bytes=entry["tarballBytes"],
             sha512=parse_integrity(entry["integrity"]),
+            binary_sha256=bytes.fromhex(entry["binarySha256"]),
         )
 
     def url(self, registry: str) -> str:
@@ -94,25 +97,29 @@ def name_platform() -> str:
     return f"{sys.platform}-{ {'x86_64': 'amd64', 'aarch64': 'arm64'}.get(machine, machine) }"
 
 
-def find_anvil(*, folders: Iterator[Path] | None = None, environment: Mapping[str, str] = os.environ) -> Path:
-    """The binary, not its Node launcher: the one that `TOLLWAY_ANVIL` names; else of node_modules in a checkout, of the cache, of PATH.
+def find_anvil(
+    *,
+    checkout: Path | None = None,
+    package: AnvilPackage | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Path:
+    """The binary, not its Node launcher: the one that `TOLLWAY_ANVIL` names; else of node_modules in the checkout of this package, of the cache, of PATH.
 
-    Raises `AnvilMissing` where `fetch_anvil` can help, else `AnvilUnavailable`.
+    The first that exists is taken; in node_modules and in the cache it must be the binary of `package`, by default that of this platform. Raises
+    `AnvilMissing` where `fetch_anvil` can help, else `AnvilUnavailable`.
     """
     if named := environment.get("TOLLWAY_ANVIL"):
         path = Path(named).expanduser()
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise AnvilUnavailable(f"TOLLWAY_ANVIL names {path}, which is no program; name the anvil binary")
         return path
-    package = AnvilPackage.load(platform_name=name_platform())
-    places = [
-        folder / "node_modules" / "@foundry-rs" / f"anvil-{name_platform()}" / "bin" / "anvil"
-        for folder in (list_checkouts() if folders is None else folders)
-    ]
-    places += [cached_binary(package, environment)] if package is not None else []
-    for place in places:
-        if place.is_file():
-            return place
+    package = package or AnvilPackage.load(platform_name=name_platform())
+    if package is not None:
+        own = checkout or find_checkout()
+        places = [] if own is None else [own / "node_modules" / package.name / "bin" / "anvil"]
+        for place in (*places, cached_binary(package, environment)):
+            if place.is_file():
+                return check_binary(place, package)
     on_path = shutil.which("anvil", path=environment.get("PATH"))
     if on_path is not None:
         return Path(on_path)
@@ -124,11 +131,27 @@ def find_anvil(*, folders: Iterator[Path] | None = None, environment: Mapping[st
     )
 
 
-def list_checkouts() -> Iterator[Path]:
-    """The folders whose node_modules may have the binary."""
-    yield from Path(__file__).resolve().parents
-    here = Path.cwd()
-    yield from (here, *here.parents)
+def find_checkout(module: Path = Path(__file__)) -> Path | None:
+    """The folder of the checkout that this package runs from; None for an installed one. The current folder and its parents may be those of other users."""
+    *_, sources, checkout = module.resolve().parents[:4]
+    return checkout if sources.name == "src" and (checkout / "package-lock.json").is_file() else None
+
+
+def check_binary(binary: Path, package: AnvilPackage) -> Path:
+    """The path, of a file with the SHA-256 of the package's binary. Raises `AnvilUnavailable` for another file, which must not run."""
+    try:
+        with binary.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").digest()
+    except OSError as exc:
+        raise AnvilUnavailable(
+            f"{binary} cannot be read: {exc.strerror}. Delete it, and start again"
+        ) from exc
+    if digest != package.binary_sha256:
+        raise AnvilUnavailable(
+            f"{binary} is not the anvil {package.version} that Tollway was released with: its SHA-256 differs. It was not run. "
+            "Delete it and start again, or name a binary of your own with TOLLWAY_ANVIL"
+        )
+    return binary
 
 
 def cached_binary(package: AnvilPackage, environment: Mapping[str, str] = os.environ) -> Path:
@@ -169,6 +192,7 @@ def fetch_anvil(package: AnvilPackage, *, registry: str, target: Path) -> Path:
                 _copy_binary(archive, output)
         except (tarfile.TarError, KeyError, EOFError) as exc:
             raise AnvilUnavailable(f"the package {package.name} holds no {BINARY_MEMBER}") from exc
+        check_binary(binary, package)
         binary.chmod(0o755)
         binary.replace(target)
     return target
