@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Self
 
-from starlette.types import Scope
+from starlette.types import ASGIApp, Scope
 
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.chain import MemoryChain
@@ -649,10 +649,17 @@ def gateway_listing(name: str = "api_quotes", upstream_url: str = "http://127.0.
 @asynccontextmanager
 async def serve(gateway: InProcessGateway) -> AsyncIterator[int]:
     """The port of loopback at which the real server serves this gateway."""
+    async with serve_app(gateway.app, limits=gateway.limits) as port:
+        yield port
+
+
+@asynccontextmanager
+async def serve_app(app: ASGIApp, *, limits: Limits) -> AsyncIterator[int]:
+    """The port of loopback at which the real server serves this application."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    server = HttpServer(gateway.app, host="127.0.0.1", port=port, limits=gateway.limits)
+    server = HttpServer(app, host="127.0.0.1", port=port, limits=limits)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve())
         try:

@@ -1,5 +1,6 @@
 """The admin address: who reaches the operator's pages, and under which names."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -24,10 +25,12 @@ from tests.kit.admin_pages import (
     send_form,
     sign_in,
 )
+from tests.kit.gateway import serve_app
 from tollway.app.lifecycle import App
 from tollway.errors import StorageUnavailable
+from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.admin_store import admin_code_table
-from tollway.web.admin_app import ADMIN_COOKIE, refuse_form
+from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, refuse_form
 
 
 @pytest.fixture
@@ -143,6 +146,36 @@ async def test_the_public_listener_has_no_such_page_and_ignores_its_cookie(
     ) as public:
         for path in ("/books", "/acts", "/enter", "/admin/api/overview"):
             assert (await public.get(path)).status_code == 404
+
+
+async def test_a_second_sign_in_ends_the_session_that_the_browser_had(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    first = browser.headers["cookie"]
+    await sign_in(app, browser)
+    assert browser.headers["cookie"] != first
+    assert (await browser.get("/")).status_code == 200
+    browser.headers["cookie"] = first
+    assert (await browser.get("/")).status_code == 401
+
+
+async def test_a_form_that_never_ends_is_refused_and_its_connection_ends(app: App) -> None:
+    admin = app.build_admin_app()
+    assert isinstance(admin, AdminApp)
+    admin._form_deadline_s = 0.01
+    async with serve_app(admin, limits=DEFAULT_LIMITS) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = (
+            f"POST /enter HTTP/1.1\r\nHost: {HOST}\r\nSec-Fetch-Site: same-origin\r\n"
+            "Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 4000\r\n\r\nc"
+        )
+        writer.write(head.encode())
+        async with asyncio.timeout(30):
+            answer = await reader.read()  # to the end of the connection
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"too slowly" in answer
 
 
 async def test_signing_out_ends_the_session_at_every_gateway(app: App, browser: httpx.AsyncClient) -> None:

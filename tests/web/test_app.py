@@ -52,6 +52,7 @@ def make_app(
             Route("/api/v2/apis", create, methods=["POST"]),
             Route("/api/v2/apis/{api_id}", show, methods=["GET"]),
             Route("/api/v2/bug", bug, methods=["GET"]),
+            Route("/my/bug", bug, methods=["GET"]),
         ]
     )
 
@@ -117,6 +118,14 @@ async def test_an_exception_in_either_app_is_one_log_line_and_a_problem(path: st
     assert answer.headers.get("tollway-payment-state") == state
     assert answer.json()["paymentState"] == (state or "none")
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["unhandled_error"]
+
+
+async def test_a_failed_private_page_has_no_cors_header() -> None:
+    answer = await ask("GET", "/my/bug", headers={"Origin": "https://other.example"})
+    assert answer.status_code == 500
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert (await ask("GET", "/api/v2/bug")).headers["access-control-allow-origin"] == "*"
 
 
 async def test_every_get_route_answers_head_without_a_body() -> None:

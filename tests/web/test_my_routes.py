@@ -232,6 +232,70 @@ async def test_a_file_of_a_reader_is_for_this_origin_alone_and_never_stored(
     assert "no-store" in answer.headers["cache-control"]
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("POST", "/signin", 400),
+        ("GET", "/signin", 200),
+        ("PUT", "/signin", 405),
+        ("POST", "/signout", 401),
+        ("GET", "/my", 303),
+        ("GET", "/my/calls/call_1.x", 303),
+        ("GET", "/my/nothing", 404),
+        ("POST", "/my/calls/call_0/resolution", 401),
+        ("GET", "/my/calls.csv", 401),
+        ("PUT", "/apis/api_1", 404),
+        ("GET", "/apis/api_1", 404),
+        ("GET", "/problems/nothing", 404),
+        ("DELETE", "/", 404),
+    ],
+)
+@pytest.mark.parametrize("accept", ["application/json", "text/html"])
+async def test_no_page_of_another_site_reads_the_sign_in_or_a_problem_of_a_page(
+    harness: SignedInHarness, method: str, path: str, status: int, accept: str
+) -> None:
+    headers = {"Origin": "https://other.example", "Accept": accept}
+    answer = await harness.browser.request(method, path, headers=headers)
+    assert answer.status_code == status
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_a_sign_in_itself_has_no_cors_header(harness: SignedInHarness) -> None:
+    for answer in (await harness.sign_in(), await harness.browser.get("/signin")):
+        assert answer.status_code == 303
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("path", ["/signin", "/signout", "/my", "/my/wallets", "/m%79/wallets"])
+async def test_a_preflight_of_a_private_path_allows_no_other_origin(
+    harness: SignedInHarness, path: str
+) -> None:
+    headers = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    answer = await harness.browser.options(path, headers=headers)
+    assert answer.status_code == 204
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    public = await harness.browser.options("/api/v2/history", headers=headers)
+    assert public.headers["access-control-allow-origin"] == "*"
+
+
+async def test_a_second_sign_in_ends_the_session_that_the_browser_had(harness: SignedInHarness) -> None:
+    await harness.sign_in()
+    first = harness.token
+    message = await harness.message_for(SELLER)
+    signature = "0x" + SELLER.sign(eip191_digest(message.encode())).hex()
+    refused = await harness.post("/signin", {"message": message, "signature": "0x12"})
+    assert refused.status_code == 401
+    assert (await harness.browser.get("/my/calls")).status_code == 200
+    harness.browser.cookies.set(PAGE_COOKIE.name, first, domain="gw.example.com")
+    answer = await harness.post("/signin", {"message": message, "signature": signature})
+    assert answer.status_code == 303, answer.text
+    second = answer.cookies[PAGE_COOKIE.name]
+    harness.browser.cookies.clear()
+    for token, status in ((first, 303), (second, 200)):
+        shown = await harness.browser.get("/my/calls", headers={"Cookie": f"{PAGE_COOKIE.name}={token}"})
+        assert shown.status_code == status
+
+
 async def test_a_query_with_too_many_fields_is_refused(harness: SignedInHarness) -> None:
     await harness.sign_in()
     answer = await harness.browser.get("/my/calls?" + "&".join(["a=1"] * 101))

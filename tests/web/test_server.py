@@ -15,12 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
 
-from tests.kit.gateway import CALLS, HeaderPairs, InProcessGateway, open_gateway, serve
+from tests.kit.gateway import (
+    CALLS,
+    PUBLIC_URL,
+    HeaderPairs,
+    InProcessGateway,
+    open_gateway,
+    serve,
+    serve_app,
+)
 from tests.kit.upstream import Arrived, plain, raw, say_nothing, until
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Price
+from tollway.web.admission import LoadShedder
+from tollway.web.app import build_app
 from tollway.web.server import HttpServer, PortTaken
 
 MIB = 1024 * 1024
@@ -453,6 +466,37 @@ async def test_http_1_0_is_answered_and_closed(free: ServedGateway) -> None:
         assert await line.is_closed()
 
 
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"GET /healthz HTTP/1.0\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.0\r\nHost:\r\n\r\n", 200),
+        (b"GET /healthz HTTP/1.0\r\nHost: a/b\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"GET " + CALLS.encode() + b"api_quotes HTTP/1.0\r\n\r\n", 200),
+    ],
+    ids=("a probe", "an empty host", "a bad host", "HTTP/1.1", "a call"),
+)
+async def test_only_http_1_0_may_have_no_host(request_bytes: bytes, status: int) -> None:
+    """As the probes of some load balancers."""
+    async with open_gateway(free_calls_per_minute=10) as gateway:
+        await gateway.publish(price=FREE)
+        app = build_app(
+            call_app=gateway.app,
+            routers=[Router([Route("/healthz", say_ok)])],
+            public_url=PUBLIC_URL,
+            limits=gateway.limits,
+            clock=lambda: 0.0,
+            entropy=bytes,
+            shedder=LoadShedder(limits=gateway.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
+        )
+        async with serve_app(app, limits=gateway.limits) as port:
+            served = ServedGateway(gateway=gateway, port=port)
+            async with served.line() as line:
+                await line.send(request_bytes)
+                assert (await line.read_response()).status == status
+
+
 async def test_two_hosts_are_refused(free: ServedGateway) -> None:
     async with free.line() as line:
         await line.send(ask("GET", "", "Host: other.example"))
@@ -717,6 +761,10 @@ async def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
         got += len(await reader.readexactly(len(body) - got))
         writer.close()
     assert got == len(body)
+
+
+async def say_ok(request: Request) -> Response:
+    return Response("ok")
 
 
 async def nothing(scope: object, receive: object, send: object) -> None:

@@ -86,11 +86,15 @@ class PageSignIn:
         """Issues a nonce that counts for a page session only."""
         return await self._sign_in.create_challenge(self.uri)
 
-    async def open_session(self, *, text: str, signature: bytes, client_address: str) -> NewPageSession:
-        """Opens a page session for the wallet that signed. Raises what `SignIn.prove` raises."""
+    async def open_session(
+        self, *, text: str, signature: bytes, client_address: str, replaced: str | None = None
+    ) -> NewPageSession:
+        """Opens a page session for the wallet that signed. `replaced`: the token that the browser had, whose session ends first. Raises what `SignIn.prove` raises."""
         message = await self._sign_in.prove(
             text=text, signature=signature, uris=(self.uri,), client_address=client_address
         )
+        if replaced is not None:  # the browser forgets its token, so nothing else can end that session
+            await self.close_session(replaced)
         now_ms = self._now_ms()
         token = format_token(self._entropy(32))
         token_hash = hash_token(token)

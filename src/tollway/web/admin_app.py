@@ -4,6 +4,7 @@ The public listener never serves these pages and never reads their cookie. `Host
 stranger's page points at this address (DNS rebinding) gets 403. Scrapers come by address, so `/metrics` does not look at `Host`.
 """
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
@@ -30,6 +31,8 @@ SESSION_PATH = "/admin/api/session"
 """The routes of wallets that sign in."""
 OPEN_PATHS = (ENTRY_PATH, NONCE_PATH, SESSION_PATH, "/favicon.svg")
 FORM_BYTES_MAX = 8_192
+FORM_DEADLINE_S = 10.0
+"""For a whole body, from the first read."""
 NO_STORE = {"Cache-Control": "no-store"}
 SECTIONS = tuple(
     Section(href=href, label=label)
@@ -85,8 +88,10 @@ class AdminApp:
         renderer: PageRenderer,
         public_url: str,
         entropy: Callable[[int], bytes],
+        form_deadline_s: float = FORM_DEADLINE_S,
     ) -> None:
         self._metrics = metrics
+        self._form_deadline_s = form_deadline_s
         self._pages = pages
         self._hosts = hosts
         self._sign_in = sign_in
@@ -108,6 +113,7 @@ class AdminApp:
             unbind_request(before)
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        receive = _within(self._form_deadline_s, receive)
         request = Request(scope, receive)
         is_started = False
         plain_send = _without_sniffing(send)
@@ -155,6 +161,35 @@ class AdminApp:
             return respond_entry(request, code="", has_wallets=self._sign_in.has_wallets, status=status)
         state["session"], state["session_token"] = session, token
         return None
+
+
+def _within(deadline_s: float, receive: Receive) -> Receive:
+    """Ends a body that has not arrived whole in time, with a Refusal where it is read."""
+    ends_s: float | None = None
+    is_whole = False
+
+    async def receive_in_time() -> Message:
+        nonlocal ends_s, is_whole
+        if is_whole:
+            return await receive()
+        if ends_s is None:
+            ends_s = asyncio.get_running_loop().time() + deadline_s
+        try:
+            async with asyncio.timeout_at(ends_s):
+                message = await receive()
+        except TimeoutError:
+            raise Refusal(_TOO_SLOW) from None
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
+
+
+_TOO_SLOW = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The form arrived too slowly, and nothing was changed. Send it again over a faster connection.",
+    reason="too_slow",
+)
 
 
 def _without_sniffing(send: Send) -> Send:

@@ -54,7 +54,7 @@ class AdminSignInPages:
         token = await self._sign_in.open_session(read_one(fields, "code"))
         if token is None:
             raise Refusal(_CODE_SPENT)
-        return _open(token)
+        return await self._open(request, token)
 
     async def issue_nonce(self, request: Request) -> Response:
         """A nonce for a message of the admin origin, and the message to sign."""
@@ -71,7 +71,15 @@ class AdminSignInPages:
         token = await self._sign_in.open_wallet_session(
             origin=origin, text=message, signature=signature, client_address=client_address_of(request)
         )
-        return _open(token)
+        return await self._open(request, token)
+
+    async def _open(self, request: Request, token: str) -> Response:
+        """Gives the browser its new session, and ends the one that it had: it forgets that token, so nothing else can end it."""
+        replaced = ADMIN_COOKIE.read(request)
+        session = None if replaced is None else await self._sign_in.find_session(replaced)
+        if session is not None:
+            await self._sign_in.close_session(session)
+        return redirect_to("/", {"Set-Cookie": ADMIN_COOKIE.set(token, max_age_s=SESSION_TTL_S)})
 
     async def sign_out(self, request: Request) -> Response:
         await read_admin_form(request, SIGN_OUT)
@@ -88,10 +96,6 @@ def find_origin(request: Request) -> PublicOrigin:
     except ValueError:
         pass
     raise refuse_form("Send this request from a page of this address, with its Origin.")
-
-
-def _open(token: str) -> Response:
-    return redirect_to("/", {"Set-Cookie": ADMIN_COOKIE.set(token, max_age_s=SESSION_TTL_S)})
 
 
 _CODE_SPENT = Problem(

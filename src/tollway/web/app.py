@@ -57,8 +57,8 @@ def build_app(
     app = OverloadLimit(app, shedder=shedder, public_url=public_url, metrics=metrics)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
     app = HeadWithoutBody(app)
-    app = ResponseHeaders(app)
     app = ErrorBoundary(app, public_url=public_url)
+    app = ResponseHeaders(app)
     app = AccessLog(app, clock=clock, metrics=metrics)
     app = RequestId(app, entropy=entropy, trusted_proxies=parse_proxies(trusted_proxies))
     return Dispatcher(

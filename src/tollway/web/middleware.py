@@ -18,7 +18,7 @@ from tollway.ids import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
 from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
-from tollway.web.page_response import IS_PAGE, is_private_path
+from tollway.web.page_response import IS_PAGE, is_for_this_origin, is_private_path
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
 RawHeaders = list[tuple[bytes, bytes]]
@@ -29,6 +29,7 @@ _HOST = re.compile(
     rb"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})+(?::[0-9]*)?|\[[0-9A-Fa-fvV:.]+\](?::[0-9]*)?"
 )
 """`uri-host [ ":" port ]` (RFC 3986 §3.2.2), not empty, because every target here has an authority."""
+_VERSIONS_WITHOUT_HOST = frozenset({"1", "1.0"})
 _FORWARDED_MAX = 20
 _UNLIMITED_PATHS = frozenset({"/healthz", "/readyz"})
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
@@ -40,8 +41,9 @@ _RESPONSE_HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
+_CORS_PREFIX = b"access-control-"
 _PRIVATE_HEADERS = (
-    *(header for header in _RESPONSE_HEADERS if not header[0].startswith(b"access-control-")),
+    *(header for header in _RESPONSE_HEADERS if not header[0].startswith(_CORS_PREFIX)),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _log = structlog.get_logger(__name__)
@@ -111,7 +113,11 @@ def is_preflight(scope: Scope) -> bool:
 
 
 async def answer_preflight(scope: Scope, send: Send) -> None:
-    """Allows every method and header from every origin, without credentials: the gateway has no cookies."""
+    """Allows every method and header from every origin, without credentials: no path but the private ones reads a cookie. Those allow no other origin."""
+    if is_private_path(scope["path"]):
+        await send({"type": "http.response.start", "status": NO_CONTENT, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        return
     requested = b", ".join(
         value for name, value in scope["headers"] if name == b"access-control-request-headers"
     )
@@ -194,8 +200,14 @@ class ResponseHeaders:
         async def adding_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers: RawHeaders = list(message.get("headers", ()))
+                is_closed = is_for_this_origin(scope["path"], message["status"])
+                if is_closed:  # a problem has CORS headers of its own
+                    headers = [header for header in headers if not header[0].startswith(_CORS_PREFIX)]
                 present = {name for name, _ in headers}
-                own = (*_headers_of(scope), (b"x-request-id", request_id_of(scope).encode("ascii")))
+                own = (
+                    *_headers_of(scope, is_closed=is_closed),
+                    (b"x-request-id", request_id_of(scope).encode("ascii")),
+                )
                 headers += [header for header in own if header[0] not in present]
                 message = {**message, "headers": headers}
             await send(message)
@@ -203,11 +215,11 @@ class ResponseHeaders:
         await self._app(scope, receive, adding_send)
 
 
-def _headers_of(scope: Scope) -> RawHeaders:
-    """The headers that a response of this request gets where it lacks them. A page has its own."""
+def _headers_of(scope: Scope, *, is_closed: bool) -> RawHeaders:
+    """The headers that a response of this request gets where it lacks them. A page has its own. `is_closed`: other origins may not read it."""
     if scope["state"].get(IS_PAGE):
         return []
-    return list(_PRIVATE_HEADERS if is_private_path(scope["path"]) else _RESPONSE_HEADERS)
+    return list(_PRIVATE_HEADERS if is_closed else _RESPONSE_HEADERS)
 
 
 class HeadWithoutBody:
@@ -293,19 +305,18 @@ def check_request_line(scope: Scope, *, limits: Limits) -> Problem | None:
 
 
 def _check_host(scope: Scope) -> Problem | None:
-    """Checks the syntax of `Host`. A second `Host` fails the check of control headers. The host selects nothing; `public_url` does."""
-    for name, value in scope["headers"]:
-        if name == b"host":
-            if _HOST.fullmatch(value) is not None:
-                return None
-            return _bad_host(
-                "Host is not a host name or an address with an optional port. Correct the header."
-            )
-    return (
-        None
-        if scope["http_version"] == "1.0"
-        else _bad_host("The request has no Host. HTTP/1.1 requires the header.")
-    )
+    """Checks the syntax of `Host`. A second `Host` fails the check of control headers. The host selects nothing; `public_url` does.
+
+    The server adds an empty `Host` to a request without one, and calls HTTP/1.0 `1`: the probes of some load balancers are such requests.
+    """
+    host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    if _HOST.fullmatch(host) is not None:
+        return None
+    if host:
+        return _bad_host("Host is not a host name or an address with an optional port. Correct the header.")
+    if scope["http_version"] in _VERSIONS_WITHOUT_HOST:
+        return None
+    return _bad_host("The request has no Host. HTTP/1.1 requires the header.")
 
 
 def _bad_host(detail: str) -> Problem:

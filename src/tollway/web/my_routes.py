@@ -147,7 +147,10 @@ class SignInPages:
         fields = await self._services.access.read_first_form(request)
         message, signature = read_signed_message(fields)
         session = await self._services.sign_in.open_session(
-            text=message, signature=signature, client_address=client_address_of(request)
+            text=message,
+            signature=signature,
+            client_address=client_address_of(request),
+            replaced=PAGE_COOKIE.read(request),
         )
         there = choose_destination(read_field(fields, "to"))
         # The page of the sign-in sees whether the browser kept the cookie, and leads on.

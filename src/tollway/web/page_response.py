@@ -29,6 +29,7 @@ _PROOFS = frozenset(
         b"idempotency-key",
     }
 )
+_STATUS_PROBLEM_MIN = 400
 _REFUSED_CODING = re.compile(r";\s*q=0(?:\.0*)?\s*$")
 
 
@@ -40,9 +41,17 @@ class PageResponse(Response):
         await super().__call__(scope, receive, send)
 
 
+_PRIVATE_PATHS = ("/my", "/signin", "/signout")
+
+
 def is_private_path(path: str) -> bool:
-    """Whether the path belongs to a signed-in reader. Its files have no CORS headers, as its pages have none."""
-    return path == "/my" or path.startswith("/my/")
+    """Whether the path belongs to a signed-in reader, or to the sign-in. Its files and preflights have no CORS headers, as its pages have none."""
+    return path in _PRIVATE_PATHS or path.startswith("/my/")
+
+
+def is_for_this_origin(path: str, status: int) -> bool:
+    """Whether only pages of this origin may read the response: of a private path, and a problem of any page."""
+    return is_private_path(path) or (status >= _STATUS_PROBLEM_MIN and is_page_path(path))
 
 
 def is_page_path(path: str) -> bool:
