@@ -1,12 +1,15 @@
 """The geometry of charts: bars inside of the box, stacked, visible, with a table of the same steps."""
 
+import re
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tollway.web.chart_svg import (
     BOTTOM,
     HEIGHT,
+    HEIGHT_MIN,
     TOP,
     WIDTH,
     ChartStep,
@@ -34,6 +37,44 @@ def test_bars_stay_inside_and_stand_on_each_other(rows: list[tuple[float, float]
     lower = {bar.x: bar for bar in chart.bars if bar.series == 0}
     for bar in (one for one in chart.bars if one.series == 1 and one.x in lower):
         assert bar.y + bar.height == pytest.approx(lower[bar.x].y, abs=0.02)
+
+
+ANY_VALUE = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from(
+    (0, 5e-324, 1e-323, 2.2e-308, 1e-9, 1, 10**40, 1e300, 1.7976931348623157e308, 10**400)
+)
+
+
+@settings(derandomize=True, max_examples=500)
+@given(st.lists(st.lists(ANY_VALUE, max_size=8), max_size=400))
+@example([])
+@example([[5e-324]])
+@example([[1.7976931348623157e308, 1.7976931348623157e308]])
+@example([[float("inf")], [1]])
+@example([[float("nan"), -1.0, 1.0]])
+def test_any_series_is_a_picture_of_numbers_inside_of_its_box(rows: list[list[float]]) -> None:
+    chart = lay_out_bars([step(*row) for row in rows], series=("a",) * 8, summary="")
+    drawn = [value for row in rows for value in row if value > 0]
+    assert len(chart.bars) == len(drawn)
+    assert chart.is_empty is not bool(drawn)
+    for bar in chart.bars:
+        assert 0 <= bar.x <= bar.x + bar.width <= WIDTH + 0.1
+        assert HEIGHT_MIN <= bar.height <= HEIGHT - BOTTOM
+        assert 0 <= bar.y <= bar.y + bar.height <= HEIGHT - BOTTOM + 0.1
+    for number, path in chart.outlines:
+        assert re.fullmatch(r"(?:M[0-9.]+ [0-9.]+h[0-9.]+v[0-9.]+h-[0-9.]+z)+", path), (
+            f"series {number}: {path}"
+        )
+    for line in chart.lines:
+        assert TOP <= line.y <= HEIGHT - BOTTOM
+        assert re.fullmatch(r"[0-9][0-9,]*(?:\.[0-9]+)?(?:e-[0-9]+)?", line.label), line.label
+
+
+@settings(derandomize=True, max_examples=500)
+@given(st.floats(min_value=5e-324, max_value=1e300))
+def test_a_ceiling_is_the_least_round_number_above_any_value(value: float) -> None:
+    ceiling = round_up_nicely(value)
+    assert value <= ceiling <= value * 10
+    assert f"{ceiling:.0e}"[0] in "125"
 
 
 def test_a_chart_without_values_is_empty() -> None:
@@ -65,6 +106,9 @@ def test_ceilings_are_round(value: float, ceiling: float) -> None:
     assert round_up_nicely(value) == pytest.approx(ceiling)
 
 
-@pytest.mark.parametrize(("value", "text"), [(1000, "1,000"), (0.5, "0.5"), (2.50, "2.5"), (0, "0")])
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1000, "1,000"), (0.5, "0.5"), (2.50, "2.5"), (0, "0"), (1.0000001, "1"), (2.5e-7, "2.5e-07")],
+)
 def test_numbers_are_short(value: float, text: str) -> None:
     assert format_number(value) == text

@@ -3,6 +3,7 @@
 Values of one step are stacked in their order, the first at the bottom. Lengths are in the units of the view box. A template draws; it computes nothing.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,11 @@ GAP_SHARE = 0.25
 HEIGHT_MIN = 1.5
 """A value above zero is never invisible."""
 
-_NICE = (1, 2, 5)
+VALUE_MAX = 1e300
+"""Larger values are drawn as this one: the sum of a step stays a number."""
+_NICE = (1, 2, 5, 10)
+_PLAIN_MIN = 1e-6
+"""A smaller number is written with its power of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,15 +82,16 @@ class BarChart:
 
 
 def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: str) -> BarChart:
-    """A chart with a bar for each step. Every step has a value of every series."""
-    highest = max((sum(step.values) for step in steps), default=0)
+    """A chart with a bar for each step. Every step has a value of every series. Values that are no number count as 0."""
+    heights = [[_limit(value) for value in step.values] for step in steps]
+    highest = max((sum(values) for values in heights), default=0.0)
     ceiling = round_up_nicely(highest)
     room = HEIGHT - BOTTOM - TOP
     slot = WIDTH / max(len(steps), 1)
     bars: list[ChartBar] = []
-    for position, step in enumerate(steps):
+    for position, values in enumerate(heights):
         foot = float(HEIGHT - BOTTOM)
-        for number, value in enumerate(step.values):
+        for number, value in enumerate(values):
             if value <= 0:
                 continue
             height = round(max(room * value / ceiling, HEIGHT_MIN), 1)
@@ -114,17 +120,21 @@ def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: 
 
 
 def round_up_nicely(value: float) -> float:
-    """The least of 1, 2 and 5 times a power of ten that is not below the value; 1 for zero."""
+    """The least of 1, 2 and 5 times a power of ten that is not below the value, at most 10 times `VALUE_MAX`; 1 for zero."""
     if value <= 0:
         return 1
-    power = 1.0
-    while power * 10 <= value:
-        power *= 10
-    while power > value:
-        power /= 10
-    return next((step * power for step in _NICE if step * power >= value), 10 * power)
+    exponent = math.floor(math.log10(value))
+    # A text is read exactly: products of powers lose the smallest numbers, whose next lower power is 0.
+    ceilings = (float(f"{step}e{exponent}") for step in _NICE)
+    return next(ceiling for ceiling in ceilings if ceiling >= value)
+
+
+def _limit(value: float) -> float:
+    return float(min(value, VALUE_MAX)) if value > 0 else 0.0
 
 
 def format_number(value: float) -> str:
     """With thousands separated by commas, and without superfluous decimals."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.6f}".rstrip("0")
+    if 0 < value < _PLAIN_MIN:
+        return f"{value:g}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.6f}".rstrip("0").rstrip(".")
