@@ -406,7 +406,7 @@ async def test_a_call_that_was_cut_and_repeated_has_an_end_when_its_provider_dec
     await wait_finished(ledger, claim.call_id)
     assert isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
     await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2))
-    assert await ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS + 7) is True
+    assert await ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS + 7) is CallState.CONSUMED
     record = await ledger.find_call(claim.call_id)
     assert (record.state, record.completed_ms) == (CallState.CONSUMED, NOW_MS + 7)
 
@@ -576,7 +576,7 @@ async def test_the_provider_decides_unknown_calls_only(
     claim = await bring(ledger, await paid(ledger, 10, is_final=False), before)
     left = await rest(ledger)
     is_unknown = before is CallState.UNKNOWN
-    assert await ledger.resolve(claim.call_id, after, now_ms=NOW_MS) is is_unknown
+    assert await ledger.resolve(claim.call_id, after, now_ms=NOW_MS) is (after if is_unknown else None)
     assert await state(ledger, claim.call_id) is (after if is_unknown else before)
     assert await rest(ledger) == (10 if is_unknown and after is CallState.RELEASED else left)
     await assert_balanced(ledger)

@@ -513,7 +513,7 @@ async def test_a_repeat_of_a_lost_call_may_end_unknown_and_be_decided_by_the_pro
     await conclude(ledger, claim, is_orphaned=True)
     await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2))
-    assert await ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS) is True
+    assert await ledger.resolve(claim.call_id, CallState.CONSUMED, now_ms=NOW_MS) is CallState.CONSUMED
     await assert_balanced(ledger)
 
 

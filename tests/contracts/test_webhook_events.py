@@ -154,6 +154,25 @@ async def settle(ledger: Ledger) -> None:
     )
 
 
+async def charge_by_authorisation(ledger: Ledger, *, is_moved: bool = True) -> None:
+    """The provider charges a held call, and settlement recovery ends it."""
+    claim = authorized_claim(authorization_of(10))
+    await ledger.books.claim(claim)
+    await ledger.books.close(ends(claim, CallState.UNKNOWN, **HELD))
+    await ledger.take()
+    moved = await ledger.books.resolve(claim.call_id, CallState.CONSUMED, now_ms=ledger.webhooks.now_ms)
+    assert moved is CallState.SETTLING
+    assert await ledger.take() == []
+    transfer = transfer_in() if is_moved else None
+    await ledger.books.conclude(
+        claim.call_id, epoch=1, transfer=transfer, is_orphaned=True, now_ms=ledger.webhooks.now_ms
+    )
+
+
+async def charge_what_cannot_settle(ledger: Ledger) -> None:
+    await charge_by_authorisation(ledger, is_moved=False)
+
+
 async def credit(ledger: Ledger) -> None:
     await ledger.pay()
 
@@ -186,6 +205,8 @@ MOVES: dict[Callable[[Ledger], Awaitable[Any]], list[tuple[str, str | None]]] = 
     release: [],
     hold: [(HELD_TYPE, "unknown")],
     release_by_the_clock: [(RESOLVED, "released")],
+    charge_by_authorisation: [(RESOLVED, "consumed")],
+    charge_what_cannot_settle: [(RESOLVED, "released")],
     charge_a_repeat: [(CHARGED, "consumed")],
     release_a_repeat: [(RESOLVED, "released")],
     settle: [(CHARGED, "consumed")],

@@ -51,6 +51,7 @@ from tollway.ledger.records import (
     PaymentState,
     RecordedTransaction,
     RequestName,
+    decide_resolution,
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -217,18 +218,21 @@ class MemoryLedger(MemoryFinality):
             epoch=call.epoch, remaining_units=self._rest_of(call) or 0, rail=call.rail, before=before
         )
 
-    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-        if after not in (CallState.RELEASED, CallState.CONSUMED):
-            raise ValueError("an unknown call is resolved to released or consumed")
+    async def resolve(self, call_id: CallId, outcome: CallState, *, now_ms: int) -> CallState | None:
         self._answer()
         call = self._rows.calls.get(call_id)
         if call is None or call.state is not CallState.UNKNOWN:
-            return False
-        if after is CallState.CONSUMED and is_unpaid(call):
-            return False
-        self._move(call, after)
-        call.completed_ms = now_ms
-        return True
+            return None
+        held = self._held_by(call)
+        self._move(call, decide_resolution(outcome, is_unpaid=is_unpaid(call)))
+        if call.state is not CallState.SETTLING:
+            call.completed_ms = now_ms
+            return call.state
+        if held is not None:
+            held.is_orphaned, held.looked_ms = True, 0
+        if call.close is not None:
+            call.close = replace(call.close, upstream_status=None)
+        return call.state
 
     async def renew_ownership(self, *, now_ms: int) -> None:
         self._answer()

@@ -31,6 +31,7 @@ from tollway.ledger.records import (
     Rail,
     RequestName,
     SettlementAttempt,
+    is_charged_by_provider,
 )
 
 
@@ -50,6 +51,10 @@ class MemoryCall:
     error: str | None = None
     finish: Finish | None = None
     completed_ms: int | None = None
+
+    @property
+    def is_charged_by_provider(self) -> bool:
+        return is_charged_by_provider(self.state, None if self.close is None else self.close.upstream_status)
 
     @property
     def order(self) -> tuple[int, CallId]:

@@ -99,6 +99,12 @@ class MemorySettling(MemoryMoves):
         held = self._rows.authorizations.get(key)
         return None if held is None else self._authorized(held)
 
+    async def find_call_authorization(self, call_id: CallId) -> AuthorizedCall | None:
+        self._answer()
+        call = self._rows.calls.get(call_id)
+        held = None if call is None else self._held_by(call)
+        return None if held is None else self._authorized(held)
+
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
     ) -> Closed | Fenced | NonceUnavailable:
@@ -154,6 +160,7 @@ class MemorySettling(MemoryMoves):
         ending = decide_settlement_end(
             is_moved=transfer is not None,
             is_orphaned=is_orphaned,
+            is_charged_by_provider=call.is_charged_by_provider,
             has_stored_response=self._has_answer(call_id),
             method=call.claim.method,
             digest=call.claim.digest,

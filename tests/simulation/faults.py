@@ -176,12 +176,12 @@ class Faults(Forwarding):
         fact = self.truth.facts[call_id]
         was_decided, fact.is_decided = fact.is_decided, True
         try:
-            is_moved = await self._pick(self._gateways).resolve(call_id, after, now_ms=self.machine.now_ms)
+            moved = await self._pick(self._gateways).resolve(call_id, after, now_ms=self.machine.now_ms)
         except StorageUnavailable:
-            is_moved = False
-        self._tell("resolve", call=call_id, after=after.value, outcome=is_moved)
+            moved = None
+        self._tell("resolve", call=call_id, after=after.value, outcome=moved)
         self._check("resolve")
-        fact.is_decided = was_decided or is_moved
+        fact.is_decided = was_decided or moved is not None
 
     async def _start(self) -> None:
         self._born += 1

@@ -451,6 +451,10 @@ class SettlementLedger(Protocol):
         """The newest call that claimed this authorisation. The call holds it unless it is `released`."""
         ...
 
+    async def find_call_authorization(self, call_id: CallId) -> AuthorizedCall | None:
+        """The call with its authorisation; None where no authorisation pays it, or its authorisation pays a later call."""
+        ...
+
     async def close(self, close: Close) -> Closed | Fenced:
         """Moves a call of this gateway out of `forwarding`. Written, not flushed, when it returns.
 
@@ -475,7 +479,7 @@ class SettlementLedger(Protocol):
         """Ends `settling`, durable. `transfer`: the settled transfer, recorded as a payment; None: there is none and there will be none, and
         the call is `released`. For the waiting gateway (`is_orphaned` False; its own call and epoch): `consumed`. For settlement
         recovery (`is_orphaned` True; an orphaned call, or one that is `unknown` and unpaid): `consumed` where its response is stored,
-        or where the same request may run again (lost: one more run); else `released`, and the payment is credit. Returns the new
+        where its provider charged it (`resolve`), or where the same request may run again (lost: one more run); else `released`, and the payment is credit. Returns the new
         state; None: another move was first. `now_ms`: of the shared clock; the row of the call then has exactly this time. For the waiting
         gateway it is retried and dropped like `close`."""
         ...
@@ -544,8 +548,10 @@ class Ledger(SettlementLedger, Protocol):
         """The calls that take from a payment, newest first."""
         ...
 
-    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-        """Moves an `unknown` call to the state that the provider decides: `released` or `consumed`. False where it is not `unknown`."""
+    async def resolve(self, call_id: CallId, outcome: CallState, *, now_ms: int) -> CallState | None:
+        """Ends an `unknown` call as its provider decides: `released` or `consumed`. Returns the new state; None where the call is not `unknown`.
+        `consumed` for a call whose authorisation has not moved its money is `settling`, and the call is orphaned: settlement recovery
+        settles it, and it ends `consumed` only with the transfer."""
         ...
 
 

@@ -2,13 +2,14 @@
 
     claimed ──> forwarding ──┬──> consumed <──> reorged
                  ^   ^       ├──> released         (mined again, or paid from the next transfer: consumed)
-                 │   │       └──> unknown ──> released | consumed
+                 │   │       └──> unknown ──> released | consumed | settling
                  │   └───────────────┘ a repeat of the same request
                  └── consumed, with a response that its upstream cut or its gateway dropped: repeats until one gets a response
                      (dropped, and it cannot run again: unknown)
 
 `settling` is a state of calls that an authorisation (x402, MPP) pays. An authorisation pays exactly one call: it is claimed before
-the call is forwarded and settled after the upstream's response, and its transfer is then recorded as a payment. A call holds *parts*:
+the call is forwarded and settled after the upstream's response, and its transfer is then recorded as a payment. Where no response came,
+the provider may decide that the call was served: `unknown` -> `settling`, without an upstream status. A call holds *parts*:
 units of the payment of its proof, and of other payments of the same credit account where that payment has too little. The parts sum
 up to its price in every state that takes the price, and to nothing once it is released. A `reorged` call holds less than its price;
 the difference is a debt of its payer.
@@ -44,7 +45,9 @@ MOVES: dict[CallState, frozenset[CallState]] = {
     CallState.SETTLING: frozenset({CallState.CONSUMED, CallState.RELEASED}),
     CallState.CONSUMED: frozenset({CallState.REORGED, CallState.FORWARDING, CallState.UNKNOWN}),
     CallState.RELEASED: frozenset(),
-    CallState.UNKNOWN: frozenset({CallState.FORWARDING, CallState.RELEASED, CallState.CONSUMED}),
+    CallState.UNKNOWN: frozenset(
+        {CallState.FORWARDING, CallState.SETTLING, CallState.RELEASED, CallState.CONSUMED}
+    ),
     CallState.REORGED: frozenset({CallState.CONSUMED}),
 }
 """The allowed next states of each state."""
@@ -383,26 +386,42 @@ UNKNOWN_DIGEST = bytes(32)
 class SettlementEnd(StrEnum):
     """The ends of `settling`."""
 
-    BOUGHT = "bought"  # consumed: the caller has the response, or it is stored
+    BOUGHT = "bought"  # consumed: the caller has the response, or it is stored, or the provider decided so
     LOST = "lost"  # consumed, but the response reached no caller: the same request may run again once
     CREDIT = "credit"  # released: the transfer is the payer's credit
     VOID = "void"  # released: there is no transfer, and there will be none
+
+
+def decide_resolution(outcome: CallState, *, is_unpaid: bool) -> CallState:
+    """The next state of an `unknown` call that its provider decides: `released` or `consumed`. `is_unpaid`: an authorisation pays the call, and its
+    money has not moved. To charge such a call is to settle it: only the chain ends it."""
+    if outcome not in (CallState.RELEASED, CallState.CONSUMED):
+        raise ValueError("an unknown call is resolved to released or consumed")
+    return CallState.SETTLING if outcome is CallState.CONSUMED and is_unpaid else outcome
+
+
+def is_charged_by_provider(state: CallState, upstream_status: int | None) -> bool:
+    """Whether a call is settling because its provider decided that it was served. Every other settlement follows the head of a response, and has
+    its status."""
+    return state is CallState.SETTLING and upstream_status is None
 
 
 def decide_settlement_end(
     *,
     is_moved: bool,
     is_orphaned: bool,
+    is_charged_by_provider: bool = False,
     has_stored_response: bool,
     method: str,
     digest: bytes,
     runs_left: int,
 ) -> SettlementEnd:
     """Decides the end of a call in `settling`. `is_orphaned`: no caller waited, so no caller got the response. A call that cannot run again
-    becomes credit and not lost: else the payer could not use the money."""
+    becomes credit and not lost: else the payer could not use the money. `is_charged_by_provider`: the provider decided that the call was
+    served."""
     if not is_moved:
         return SettlementEnd.VOID
-    if not is_orphaned or has_stored_response:
+    if not is_orphaned or has_stored_response or is_charged_by_provider:
         return SettlementEnd.BOUGHT
     can_run_again = _can_run_again(method, digest, runs_left)
     return SettlementEnd.LOST if can_run_again else SettlementEnd.CREDIT

@@ -194,6 +194,13 @@ def write_claimed(
         check_count(connection.execute(at.values(row)).rowcount, 1)
 
 
+def lock_authorization(connection: Connection, call_id: CallId) -> None:
+    """Locks the authorisation of a call, where it has one. It comes before the locks of payments and calls: a transaction that concludes takes them in
+    the same order."""
+    columns = authorization_table.c
+    connection.execute(select(columns.call_id).where(columns.call_id == call_id).with_for_update()).all()
+
+
 def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
     calls = call_table.c
     is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)

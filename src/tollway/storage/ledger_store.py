@@ -53,6 +53,7 @@ from tollway.storage.database import Database, Work, write_retried
 from tollway.storage.group_commit import FINISH_DELAY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
 from tollway.storage.ledger_batch import BatchRules, Reopen, Reopened
+from tollway.storage.ledger_tables import authorization_table
 from tollway.storage.recovery import (
     AbandonedCall,
     BootMark,
@@ -207,13 +208,15 @@ class LedgerStore:
         assert isinstance(outcome, Fenced)
         return outcome
 
-    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-        if after not in (CallState.RELEASED, CallState.CONSUMED):
-            raise ValueError("an unknown call is resolved to released or consumed")
-        return await write_retried(
-            self._database,
-            partial(recovery.resolve, call_id=call_id, after=after, now_ms=now_ms, events=self._events),
+    async def resolve(self, call_id: CallId, outcome: CallState, *, now_ms: int) -> CallState | None:
+        work = partial(
+            recovery.resolve,
+            call_id=call_id,
+            outcome=outcome,
+            now_ms=self._clock.translate(now_ms),
+            events=self._events,
         )
+        return await write_retried(self._database, work)
 
     # ---- Settlements.
 
@@ -287,6 +290,16 @@ class LedgerStore:
             return self._database.read(work)
 
         return await self._find_written(find)
+
+    async def find_call_authorization(self, call_id: CallId) -> AuthorizedCall | None:
+        work = partial(
+            authorizations.read_authorized,
+            which=authorization_table.c.call_id == call_id,
+            limit=1,
+            answered_since_ms=self._answered_since_ms(),
+        )
+        found = await self._database.read(work)
+        return found[0] if found else None
 
     async def find_exhausted(self, claim: Claim) -> Exhausted | NonceUsed | None:
         # A late end may belong to the call that holds or has spent the payment.

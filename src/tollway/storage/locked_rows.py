@@ -23,6 +23,7 @@ from tollway.ledger.records import (
     Payment,
     PaymentState,
     debits_after,
+    is_charged_by_provider,
     is_move_allowed,
 )
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
@@ -56,9 +57,14 @@ class LockedCall:
     created_ms: int
     moved_ms: int
     latency_ms: int | None
+    upstream_status: int | None
     payment_id: int | None
     price_units: int
     parts: Parts
+
+    @property
+    def is_charged_by_provider(self) -> bool:
+        return is_charged_by_provider(self.state, self.upstream_status)
 
     @property
     def is_unpaid(self) -> bool:
@@ -134,7 +140,9 @@ class LockedRows:
         return holding.state
 
     def _note_move(self, call: LockedCall, after: CallState, *, at_ms: int) -> None:
-        kind = call_event_of(call.state, after, rail=call.rail, cut=call.cut, attempts=call.attempts)
+        # A settlement that the provider decided ends the hold of the call.
+        before = CallState.UNKNOWN if call.is_charged_by_provider else call.state
+        kind = call_event_of(before, after, rail=call.rail, cut=call.cut, attempts=call.attempts)
         if kind is not None:
             self._events += self._log.make_events(
                 kind, (call.provider, call.payer), subject=call.id, state=after.value, at_ms=at_ms
@@ -312,6 +320,7 @@ _CALL_COLUMNS = (
     "created_ms",
     "moved_ms",
     "latency_ms",
+    "upstream_status",
     "payment_id",
     "price_units",
     "taken_units",
@@ -382,6 +391,7 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         created_ms,
         moved_ms,
         latency_ms,
+        upstream_status,
         payment_id,
         price_units,
         taken_units,
@@ -405,6 +415,7 @@ def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> Locke
         created_ms=created_ms,
         moved_ms=moved_ms,
         latency_ms=latency_ms,
+        upstream_status=upstream_status,
         payment_id=payment_id,
         price_units=price_units,
         parts=parts,

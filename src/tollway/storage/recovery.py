@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, delete, insert, literal_column, select, text, update
 
 from tollway.ids import CallId
-from tollway.ledger.records import CallState, Interruption
-from tollway.storage.authorizations import mark_calls_orphaned
+from tollway.ledger.records import CallState, Interruption, decide_resolution
+from tollway.storage.authorizations import lock_authorization, mark_calls_orphaned
 from tollway.storage.ledger_tables import UNPAID, authorization_table, call_table, owner_table
 from tollway.storage.locked_rows import LockedRows
 from tollway.storage.restore_detection import RestoreDetector
@@ -271,20 +271,27 @@ def recover_calls(
 def resolve(
     connection: Connection,
     call_id: CallId,
-    after: CallState,
+    outcome: CallState,
     *,
     now_ms: int,
     events: EventLog = NO_EVENTS,
-) -> bool:
+) -> CallState | None:
+    """Ends an unknown call as its provider decides. A charge by authorisation goes to settlement recovery, in the same transaction."""
     locked_rows = LockedRows(connection, events=events)
+    lock_authorization(connection, call_id)
     call = locked_rows.lock_with_payments([call_id]).get(call_id)
     if call is None or call.state is not CallState.UNKNOWN:
-        return False
-    if after is CallState.CONSUMED and call.is_unpaid:
-        return False
-    locked_rows.move(call, after, moved_ms=now_ms, completed_ms=now_ms)
+        return None
+    after = decide_resolution(outcome, is_unpaid=call.is_unpaid)
+    if after is CallState.SETTLING:
+        # No upstream status: by that `is_charged_by_provider` knows the call later.
+        after = locked_rows.move(call, after, moved_ms=now_ms, upstream_status=None)
+    else:
+        after = locked_rows.move(call, after, moved_ms=now_ms, completed_ms=now_ms)
     locked_rows.write()
-    return True
+    if after is CallState.SETTLING:
+        mark_calls_orphaned(connection, [call_id])
+    return after
 
 
 def _find_left_open(

@@ -169,6 +169,7 @@ class BatchSettlement:
         end = decide_settlement_end(
             is_moved=conclude.transfer is not None,
             is_orphaned=conclude.is_orphaned,
+            is_charged_by_provider=call.is_charged_by_provider,
             has_stored_response=authorization.has_stored_response,
             method=authorization.method,
             digest=authorization.digest,
