@@ -175,3 +175,15 @@ def test_held_calls_have_their_amount_age_payer_and_sum(gateway, lines):
 )
 def test_an_age_is_days_hours_or_minutes(value, age):
     assert format_age(value, now=datetime(2026, 11, 23, 20, 0, 20, tzinfo=UTC)) == age
+
+
+SETTLING = {**HELD, "status": "pending", "payment": {**HELD["payment"], "rail": "x402", "heldUntil": None}}
+
+
+def test_a_charge_that_is_being_settled_says_so(gateway, lines):
+    gateway.call = SETTLING
+    told = " ".join(lines("history", "resolve", HELD["id"], "--charge"))
+    assert "The signed payment is being settled" in told
+    assert "Read the call again in a few seconds: tollway history CALL." in told
+    assert "The call is in progress" not in told
+    assert "The call is in progress" in " ".join(lines("history", HELD["id"]))

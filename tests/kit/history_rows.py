@@ -6,6 +6,7 @@ from dataclasses import replace
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery, JoinedCredit, ListedPayment, PaymentQuery
 from tollway.ledger.records import (
+    AUTHORIZED_RAILS,
     CallRecord,
     CallState,
     Delivery,
@@ -13,8 +14,10 @@ from tollway.ledger.records import (
     PaymentState,
     Rail,
     RecordedTransaction,
+    decide_resolution,
 )
 from tollway.money import Asset
+from tollway.payments.held_calls import ChargeFault
 
 PAYER, PROVIDER, STRANGER = Address(b"p" * 20), Address(b"q" * 20), Address(b"s" * 20)
 NOW_MS = 1_795_252_500_007
@@ -92,6 +95,7 @@ class FakeRecords:
         self.unknown: tuple[CallId, ...] = ()
         self.joined: tuple[JoinedCredit, ...] = ()
         self.held_before_ms: int | None = None
+        self.charge_fault: ChargeFault | None = None
 
     async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
         return RecordedTransaction(payments=(), is_admitted=False, held_before_ms=self.held_before_ms)
@@ -130,9 +134,18 @@ class FakeRecords:
     async def joined_credit(self, call_id: CallId, *, limit: int) -> tuple[JoinedCredit, ...]:
         return self.joined[:limit]
 
-    async def resolve(self, call_id: CallId, after: CallState, *, now_ms: int) -> bool:
-        call = self.calls[call_id]
-        if call.state is not CallState.UNKNOWN:
-            return False
-        self.calls[call_id] = replace(call, state=after)
-        return True
+    async def find_charge_fault(self, call: CallRecord, *, client_address: str) -> ChargeFault | None:
+        return self.charge_fault
+
+    async def resolve(
+        self, call: CallRecord, outcome: CallState, *, client_address: str
+    ) -> CallState | ChargeFault | None:
+        """As `HeldCalls` does. Another request may have decided the call since it was read."""
+        now = self.calls[call.id]
+        if now.state is not CallState.UNKNOWN:
+            return None
+        if outcome is CallState.CONSUMED and self.charge_fault is not None:
+            return self.charge_fault
+        after = decide_resolution(outcome, is_unpaid=now.rail in AUTHORIZED_RAILS)
+        self.calls[call.id] = replace(now, state=after)
+        return after

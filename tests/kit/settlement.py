@@ -39,6 +39,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import GasBudget, SettlementMetrics
+from tollway.payments.held_calls import HeldCalls
 from tollway.payments.receipts import ReceiptPoller
 from tollway.payments.settlement import Orphans, Settlement, SettlementOrder, SettlementOutcome
 from tollway.payments.settlement_recovery import SettlementRecovery
@@ -116,6 +117,15 @@ class SettlementServices:
         shared |= {"ledger": ledger, "rules": rules, "gas_budget": self.gas_budget, "replacer": replacer}
         self.settlement = Settlement(
             receipt_poller=self.receipt_poller, orphans=self.orphans, rate_limiter=RateLimiter(), **shared
+        )
+        self.held_calls = HeldCalls(
+            ledger=ledger,
+            chains=chains,
+            rules=rules,
+            gas_budget=self.gas_budget,
+            open_lookup=self.settlement.open_lookup,
+            limits=limits,
+            now_ms=now_ms,
         )
         self.settlement_recovery = SettlementRecovery(traces=traces, **shared)
 

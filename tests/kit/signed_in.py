@@ -13,10 +13,13 @@ import httpx
 from starlette.requests import Request
 
 from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_blocks import authorizing_token
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import find_block_in
 from tests.kit.pages import BROWSER, PUBLIC_URL, RULES, PageHarness, PageReader, no_calls
 from tests.kit.payer import KeyWallet
+from tests.kit.settlement import SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
 from tollway.app.page_wiring import signed_in_routers
 from tollway.chain.port import ChainReader, ContractResult, LookupQuota
@@ -35,6 +38,7 @@ from tollway.outbound.policy import Endpoint
 from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.draft import DraftRules
+from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.identity_store import SqlPageSessions, SqlSessions
 from tollway.storage.payments import PaymentLedgerStore
@@ -81,6 +85,18 @@ class Services:
         self.settings = settings.model_copy(update={"limits": limits})
         self.database = database
         self.ledger = SqlLedger(database, owner_id="one", now_ms=lambda: self.now_ms)
+        self.chain = MemoryChain(RULES.chain_id)
+        assert USDC.token is not None
+        self.chain.deploy(RULES.chain_id, USDC.token, authorizing_token(USDC))
+        self.settlement = SettlementServices(
+            settlement_rules(chain_id=RULES.chain_id),
+            ledger=self.ledger,
+            gas=GasStore(database),
+            chains=self.chain,
+            rules={RULES.chain_id: RULES},
+            limits=DEFAULT_LIMITS,
+            now_ms=lambda: self.now_ms,
+        )
         self.call_history = HistoryStore(database, limits=DEFAULT_LIMITS)
         self.payments = PaymentLedgerStore(database)
         self.period_books = PeriodBookStore(database, limits=limits)
@@ -242,6 +258,7 @@ class SignedInHarness:
         self.page_routers = signed_in_routers(
             services,
             public,
+            held_calls=services.settlement.held_calls,
             origin=parse_origin(PUBLIC_URL),
             rate_limit=rate_limit,
             find_asset=find_asset,
@@ -255,7 +272,7 @@ class SignedInHarness:
                 signin_router(services.sign_in, rate_limit, limits=DEFAULT_LIMITS),
                 history_router(
                     call_history=services.call_history,
-                    ledger=services.ledger,
+                    held_calls=services.settlement.held_calls,
                     payment_ledger=services.payments,
                     wallet=make_wallet_dependency(authenticator, body_bytes_max=65_536),
                     resolve_wallet=own_books,

@@ -200,7 +200,9 @@ class Laws:
             need(not fact.is_shown, "what was shown became credit", call_id)
             is_charged = state is CallState.SETTLING and fact.is_decided
             need(
-                not is_charged or call.claim.payment_id is None, "what the provider charged became credit", call_id
+                not is_charged or call.claim.payment_id is None,
+                "what the provider charged became credit",
+                call_id,
             )
             return
         if not fact.sends:

@@ -32,8 +32,10 @@ from tollway.ledger.records import (
     CallRecord,
     CallState,
     PaymentState,
+    Rail,
 )
 from tollway.money import Asset
+from tollway.payments.held_calls import ChargeFault
 from tollway.web.history_routes import (
     TransactionStatus,
     call_json,
@@ -72,7 +74,7 @@ async def ask(
 
     router = history_router(
         call_history=records,
-        ledger=records,  # type: ignore[arg-type]  # only `resolve` is called here
+        held_calls=records,  # type: ignore[arg-type]  # only `resolve` is called here
         payment_ledger=records,  # type: ignore[arg-type]  # only `find_transaction` is called here
         wallet=authenticate,
         resolve_wallet=resolve_wallet,
@@ -263,6 +265,54 @@ async def test_the_provider_resolves_an_unknown_call(outcome: str, status: str) 
     again = await ask(records, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
     assert again.status_code == 200
     assert records.calls[UNKNOWN.id].state is CallState(outcome)
+
+
+AUTHORIZED = replace(UNKNOWN, rail=Rail.X402, tx_hash=None)
+
+
+async def test_a_charge_by_authorisation_is_accepted_and_not_charged_yet() -> None:
+    records, path = FakeRecords([AUTHORIZED]), "/history/call_1/resolution"
+    for _ in range(2):  # the same decision again changes nothing
+        answer = await ask(records, path, wallet=PROVIDER, method="POST", body=b'{"outcome":"consumed"}')
+        record = answer.json()
+        assert (answer.status_code, record["status"], record["payment"]["state"]) == (202, "pending", "held")
+    answer = await ask(records, path, wallet=PROVIDER, method="POST", body=b'{"outcome":"released"}')
+    assert (answer.status_code, answer.json()["reason"]) == (412, "not_unknown")
+    assert records.calls[AUTHORIZED.id].state is CallState.SETTLING
+
+
+@pytest.mark.parametrize("fault", list(ChargeFault))
+async def test_a_call_that_can_only_be_released_names_the_reason(fault: ChargeFault) -> None:
+    records, path = FakeRecords([AUTHORIZED]), "/history/call_1/resolution"
+    records.charge_fault = fault
+    answer = await ask(records, path, wallet=PROVIDER, method="POST", body=b'{"outcome":"consumed"}')
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], problem["reason"]) == (
+        412,
+        "precondition_failed",
+        fault.value,
+    )
+    assert "It can only be released" in problem["detail"]
+    assert records.calls[AUTHORIZED.id] == AUTHORIZED
+    answer = await ask(records, path, wallet=PROVIDER, method="POST", body=b'{"outcome":"released"}')
+    assert (answer.status_code, answer.json()["payment"]["state"]) == (200, "released")
+
+
+async def test_a_call_that_another_request_has_decided_alike_is_no_refusal() -> None:
+    records = DecidedMeanwhile([AUTHORIZED])
+    body = b'{"outcome":"consumed"}'
+    answer = await ask(records, "/history/call_1/resolution", wallet=PROVIDER, method="POST", body=body)
+    assert answer.status_code == 202
+
+
+class DecidedMeanwhile(FakeRecords):
+    """Between the read and the decision of a call, another request charges it."""
+
+    async def resolve(
+        self, call: CallRecord, outcome: CallState, *, client_address: str
+    ) -> CallState | ChargeFault | None:
+        await super().resolve(call, CallState.CONSUMED, client_address=client_address)
+        return await super().resolve(call, outcome, client_address=client_address)
 
 
 @pytest.mark.parametrize(

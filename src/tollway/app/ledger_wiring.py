@@ -17,6 +17,7 @@ from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ledger.history import CallHistory
 from tollway.ledger.ledger import Ledger, PaymentLedger
 from tollway.ledger.sales import PeriodBooks
+from tollway.payments.held_calls import HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.web.auth_routes import WalletDependency
 from tollway.web.exports import ExportServices, export_router
@@ -55,6 +56,7 @@ class LedgerServices(BookFileServices, Protocol):
 def ledger_routers(
     services: LedgerServices,
     *,
+    held_calls: HeldCalls,
     wallet: WalletDependency,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
@@ -66,7 +68,7 @@ def ledger_routers(
     return [
         history_router(
             call_history=call_history,
-            ledger=services.ledger,
+            held_calls=held_calls,
             payment_ledger=services.payments,
             wallet=wallet,
             resolve_wallet=access.resolve_wallet,

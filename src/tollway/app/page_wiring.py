@@ -15,6 +15,7 @@ from tollway.identity.siwe import PublicOrigin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ids import ChainId
 from tollway.ledger.ledger import PaymentLedger
+from tollway.payments.held_calls import HeldCalls
 from tollway.web.admission import SignInRateLimit
 from tollway.web.history_routes import FindAsset
 from tollway.web.my_routes import NOT_YOURS, MyServices, my_router
@@ -58,6 +59,7 @@ def signed_in_routers(
     services: SignedInServices,
     public: PageServices,
     *,
+    held_calls: HeldCalls,
     origin: PublicOrigin,
     rate_limit: SignInRateLimit,
     find_asset: FindAsset,
@@ -80,7 +82,7 @@ def signed_in_routers(
         access=access,
         rate_limit=rate_limit,
         call_history=services.call_history,
-        ledger=services.ledger,
+        held_calls=held_calls,
         payment_ledger=services.payments,
         books=books,
         find_asset=find_asset,

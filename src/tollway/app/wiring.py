@@ -53,6 +53,7 @@ from tollway.outbound.dns import TxtRecords
 from tollway.outbound.probes import Fetcher, OwnershipChecker
 from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTransport
 from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
+from tollway.payments.held_calls import HeldCalls
 from tollway.payments.mpp import Challenger
 from tollway.payments.receipts import ReceiptPoller
 from tollway.payments.settlement import Orphans, Settlement
@@ -175,6 +176,15 @@ class SettlementServices:
             now_ms=now_ms,
             rate_limiter=rate_limiter,
             metrics=metrics,
+        )
+        self.held_calls = HeldCalls(
+            ledger=ledger,
+            chains=chains,
+            rules=rules,
+            gas_budget=gas_budget,
+            open_lookup=self.settlement.open_lookup,
+            limits=limits,
+            now_ms=now_ms,
         )
         self._settlement_recovery = SettlementRecovery(
             ledger=ledger,
@@ -400,6 +410,7 @@ class AsgiBuilder:
                 listing_router(listing_services, selling.edits),
                 *ledger_routers(
                     services,
+                    held_calls=services.settlement_services.held_calls,
                     wallet=wallet,
                     find_asset=self._find_asset,
                     receipt_signer=self._receipt_signer,
@@ -461,6 +472,7 @@ class AsgiBuilder:
             *signed_in_routers(
                 self._services,
                 public,
+                held_calls=self._services.settlement_services.held_calls,
                 origin=self._origin,
                 rate_limit=rate_limit,
                 find_asset=self._find_asset,

@@ -51,6 +51,10 @@ ADVICE = {
     "reorged": "The chain replaced the block of the payment. A payment that is gone is owed to the provider: pay it before the next call.",
 }
 """What to do about a call, by the state of its payment."""
+SETTLING_ADVICE = (
+    "The signed payment is being settled: it is charged when the transfer is in a block, and released if that cannot happen any more. "
+    "Read the call again in a few seconds: tollway history CALL."
+)
 PENDING_ADVICE = "The call is in progress. Read it again in a few seconds."
 
 
@@ -123,14 +127,22 @@ def history(
                 return
             else:
                 found = client.fetch_document(shown.request(limit=limit, offset=offset))
-        _print_found(found, is_one=call_id is not None, is_held=is_held, as_json=as_json)
+        _print_found(
+            found,
+            is_one=call_id is not None,
+            is_held=is_held,
+            as_json=as_json,
+            is_decided=outcome is not None,
+        )
 
 
-def _print_found(found: Mapping[str, Any], *, is_one: bool, is_held: bool, as_json: bool) -> None:
+def _print_found(
+    found: Mapping[str, Any], *, is_one: bool, is_held: bool, as_json: bool, is_decided: bool
+) -> None:
     if not is_for_people(as_json=as_json):
         print_json(found)
     elif is_one:
-        print_call(found)
+        print_call(found, is_decided=is_decided)
     elif is_held:
         print_held(found, now=datetime.now(UTC))
     else:
@@ -282,10 +294,10 @@ def format_age(value: object, *, now: datetime) -> str:
     return f"{hours} h {minutes % 60} min" if hours else f"{max(0, minutes)} min"
 
 
-def print_call(call: Mapping[str, Any]) -> None:
-    """Prints one call whole, and what to do about it."""
+def print_call(call: Mapping[str, Any], *, is_decided: bool = False) -> None:
+    """Prints one call whole, and what to do about it. `is_decided`: its provider decided it just now, so a pending one is being settled."""
     print_members(dict(_list_members(call)))
-    advice = advise(call)
+    advice = SETTLING_ADVICE if is_decided and call.get("status") == "pending" else advise(call)
     if advice:
         open_console().print(Text(plain_line(advice)))
 

@@ -3,7 +3,7 @@
 Read only, except that a provider may resolve a call whose outcome is unknown. A response never contains a record of another wallet.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -22,12 +22,13 @@ from tollway.ledger.history import (
     PaymentPlace,
     PaymentQuery,
 )
-from tollway.ledger.ledger import Ledger, PaymentLedger
-from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState
+from tollway.ledger.ledger import PaymentLedger
+from tollway.ledger.records import CallRecord, CallState, Payment, PaymentState, is_charged_by_provider
 from tollway.ledger.sales import SUM_STATES
 from tollway.money import Asset
+from tollway.payments.held_calls import ChargeFault, HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatus
-from tollway.web.auth_routes import WalletDependency, make_x402_wallet_dependency
+from tollway.web.auth_routes import WalletDependency, client_address_of, make_x402_wallet_dependency
 from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.query import (
@@ -48,6 +49,7 @@ CALLS_SHOWN_MAX = 100
 ID_LENGTH_MAX = 64
 
 _ERROR_STATUS_MIN = 400
+_OK, _ACCEPTED = 200, 202
 
 FindAsset = Callable[[ChainId, str], Asset | None]
 """The asset with this ledger key on a chain; None if it is no longer configured."""
@@ -64,7 +66,7 @@ ResolveWallet = Callable[[Address, Address | None], Awaitable[Address]]
 def history_router(
     *,
     call_history: CallHistory,
-    ledger: Ledger,
+    held_calls: HeldCalls,
     payment_ledger: PaymentLedger,
     wallet: WalletDependency,
     resolve_wallet: ResolveWallet,
@@ -77,8 +79,12 @@ def history_router(
     async def resolve_call(request: Request) -> JSONResponse:
         caller = await wallet(request)
         call = await find_sold_call(call_history, request.path_params["call_id"], caller.address)
-        await decide_call(ledger, call, _read_outcome(await request.body()), now_ms=now_ms())
-        return JSONResponse(call_json(await find_call(call_history, call.id, caller.address), find_asset))
+        outcome = _read_outcome(await request.body())
+        decided = await decide_call(
+            held_calls, call_history, call, outcome, client_address=client_address_of(request)
+        )
+        status = _ACCEPTED if decided.state is CallState.SETTLING else _OK
+        return JSONResponse(call_json(decided, find_asset), status_code=status)
 
     async def list_payments(request: Request) -> JSONResponse:
         caller = await wallet(request)
@@ -438,14 +444,36 @@ async def find_sold_call(call_history: CallHistory, call_id: str, provider: Addr
     return call
 
 
-async def decide_call(ledger: Ledger, call: CallRecord, outcome: CallState, *, now_ms: int) -> None:
-    """Ends a call whose outcome is unknown. Raises Refusal (412) for another call, but not for a repeat of the same decision."""
-    if not await ledger.resolve(call.id, outcome, now_ms=now_ms) and not _is_settled_as(call, outcome):
+async def decide_call(
+    held_calls: HeldCalls,
+    call_history: CallHistory,
+    call: CallRecord,
+    outcome: CallState,
+    *,
+    client_address: str,
+) -> CallRecord:
+    """Ends a held call, and returns it as it is then: `settling` while its authorisation is being settled. Raises Refusal (412) where it cannot be
+    charged, and for a call that is not held, but not for a repeat of the same decision."""
+    decided = await held_calls.resolve(call, outcome, client_address=client_address)
+    if isinstance(decided, ChargeFault):
+        raise _refusal(Code.PRECONDITION_FAILED, CHARGE_FAULTS[decided], decided.value)
+    after = await find_call(call_history, call.id, call.provider)
+    if decided is None and not _is_decided_as(after, outcome):
         raise _refusal(
             Code.PRECONDITION_FAILED,
-            "The outcome of this call is known, so there is nothing to resolve. Read the call for its state.",
+            "This call is not held: it has an outcome, it is being settled, or its request runs again. Read the call for its state.",
             "not_unknown",
         )
+    return after
+
+
+_RELEASE_ONLY = "so the call cannot be charged any more. It can only be released; nothing was taken from the payer for it."
+CHARGE_FAULTS: Mapping[ChargeFault, str] = {
+    ChargeFault.EXPIRED: f"The signed payment of this call was valid for a limited time, which is over, {_RELEASE_ONLY}",
+    ChargeFault.USED: f"The payer has cancelled the signed payment of this call or used its nonce for another transfer, {_RELEASE_ONLY}",
+    ChargeFault.NOT_SETTLED: f"This gateway settles no signed payments in this currency on this network now, {_RELEASE_ONLY}",
+}
+"""Why a held call can only be released."""
 
 
 def _read_outcome(raw: bytes) -> CallState:
@@ -466,8 +494,10 @@ def _read_outcome(raw: bytes) -> CallState:
     return CallState(str(outcome))
 
 
-def _is_settled_as(call: CallRecord, outcome: CallState) -> bool:
+def _is_decided_as(call: CallRecord, outcome: CallState) -> bool:
     """Whether the call is already resolved with this outcome, so that a repeated resolution changes nothing."""
+    if is_charged_by_provider(call.state, call.upstream_status):
+        return outcome is CallState.CONSUMED
     return call.state is outcome and call.upstream_status is None
 
 

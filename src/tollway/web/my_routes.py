@@ -22,9 +22,10 @@ from tollway.identity.sessions import SIGN_IN_PAGE_PATH
 from tollway.identity.viewers import DAY_MS, BookAccess
 from tollway.ids import Address, ChainId
 from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
-from tollway.ledger.ledger import Ledger, PaymentLedger
+from tollway.ledger.ledger import PaymentLedger
 from tollway.ledger.records import CallRecord, CallState, Payment
 from tollway.limits import Limits
+from tollway.payments.held_calls import HeldCalls
 from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import charge_sign_in, client_address_of
 from tollway.web.history_routes import (
@@ -91,7 +92,7 @@ class MyServices:
     access: PageAccess
     rate_limit: SignInRateLimit
     call_history: CallHistory
-    ledger: Ledger
+    held_calls: HeldCalls
     payment_ledger: PaymentLedger
     books: BookAccess
     find_asset: FindAsset
@@ -210,6 +211,7 @@ class BookPages:
     async def show_call(self, request: Request, reader: Reader) -> Response:
         owner = await self._find_owner(request, reader)
         call = await find_call(self._history, request.path_params["call_id"], owner)
+        can_resolve = call.provider == reader.address and call.state is CallState.UNKNOWN
         ticket = view_ticket(
             call,
             reader.address,
@@ -217,6 +219,12 @@ class BookPages:
             self._services.profiles,
             wallet=other_wallet(owner, reader),
             block=await self._find_block(call),
+            can_resolve=can_resolve,
+            charge_fault=await self._services.held_calls.find_charge_fault(
+                call, client_address=client_address_of(request)
+            )
+            if can_resolve
+            else None,
         )
         return self._respond(request, reader, "my_call.j2", ticket=ticket)
 
@@ -233,7 +241,13 @@ class BookPages:
         if outcome not in ("consumed", "released") or read_field(fields, "confirmed") != "yes":
             raise Refusal(_NO_OUTCOME)
         call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
-        await decide_call(self._services.ledger, call, CallState(outcome), now_ms=self._services.now_ms())
+        await decide_call(
+            self._services.held_calls,
+            self._history,
+            call,
+            CallState(outcome),
+            client_address=client_address_of(request),
+        )
         return redirect_to(link_call(call.id, None))
 
     # ---- Payments.

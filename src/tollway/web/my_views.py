@@ -11,8 +11,9 @@ from tollway.chain.networks import NetworkProfile
 from tollway.discovery.safe_text import clean_line
 from tollway.identity.viewers import Viewer
 from tollway.ids import Address, CallId, ChainId
-from tollway.ledger.records import CallRecord, CallState, Payment
+from tollway.ledger.records import CallRecord, CallState, Payment, is_charged_by_provider
 from tollway.money import Asset, format_decimal
+from tollway.payments.held_calls import ChargeFault
 from tollway.web.history_routes import (
     FindAsset,
     call_status,
@@ -148,7 +149,7 @@ class TicketStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketView:
-    """The ticket of a call. `can_resolve`: the reader decides the outcome of the call. `calls_href`: the list of which it is a row. Sizes in bytes."""
+    """The ticket of a call. `can_resolve`: the reader decides the outcome of the call; `charge_fault`: why it can only be released. `calls_href`: the list of which it is a row. Sizes in bytes."""
 
     id: str
     api_name: str
@@ -176,6 +177,8 @@ class TicketView:
     request_id: str
     idempotency_key: str | None
     can_resolve: bool
+    charge_fault: str | None
+    is_settling: bool
     calls_href: str
     receipt_href: str
 
@@ -188,6 +191,8 @@ def view_ticket(
     *,
     wallet: Address | None,
     block: int | None,
+    can_resolve: bool,
+    charge_fault: ChargeFault | None,
 ) -> TicketView:
     """`wallet`: whose books have the call, None for the reader's own. `block`: of the transaction, None where the ledger does not have it."""
     row = view_call_row(call, find_asset)
@@ -221,7 +226,9 @@ def view_ticket(
         held_until=None if call.held_until_ms is None else format_time(call.held_until_ms),
         request_id=clean_line(call.request_id, 128),
         idempotency_key=None if call.idempotency_key is None else clean_line(call.idempotency_key, 255),
-        can_resolve=call.provider == reader and call.state is CallState.UNKNOWN,
+        can_resolve=can_resolve,
+        charge_fault=None if charge_fault is None else charge_fault.value,
+        is_settling=is_charged_by_provider(call.state, call.upstream_status),
         calls_href=link_book("/my/calls", wallet, role=role),
         receipt_href=link_book(f"/my/calls/{quote(call.id, safe='')}/receipt", wallet),
     )
