@@ -150,7 +150,8 @@ class FakeGatewayHandler(BaseHTTPRequestHandler):
             return self._send_stream(self.server.stream)
         if self.path.endswith("/free"):
             return self._json(200, {"free": True}, headers=[("tollway-payment-state", "none")])
-        if "payment-signature" in self.headers and self.server.next_unknown is not None:
+        is_paid = tx is not None or "payment-signature" in self.headers
+        if is_paid and self.server.next_unknown is not None:
             return self._answer(*self.server.next_unknown)
         if "payment-signature" in self.headers:
             receipt = {"success": True, "transaction": PAID_BY, "network": f"eip155:{CHAIN}"}

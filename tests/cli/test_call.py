@@ -68,6 +68,26 @@ def test_an_authorisation_without_an_outcome_is_for_later_and_can_be_given_up(ru
     assert run("wallet", "abandon", made[1]["authorization"]).exit_code == 1
 
 
+@pytest.mark.parametrize("is_settling", [True, False])
+@pytest.mark.parametrize("status", [502, 200])
+def test_a_response_without_a_payment_state_is_an_unknown_outcome(run, gateway, status, is_settling):
+    """Such as the page of a proxy before a gateway that died: nothing says that nothing was paid."""
+    gateway.is_settling = is_settling
+    gateway.next_unknown = (status, "text/html", b"<html>Bad gateway</html>")
+    done = run("call", "api_1", "/x", "-X", "POST", "-d", "order")
+    assert done.exit_code == 3, done.output
+    assert done.stdout == ""
+    error = json.loads(done.stderr)["error"]
+    assert (error["code"], error["detail"].startswith(f"A response with status {status} ")) == (
+        "gateway_unreachable",
+        True,
+    )
+    made = json.loads(run("wallet", "payments").stdout)
+    assert [payment["rail"] for payment in made] == ["x402" if is_settling else "tx"]
+    if is_settling:
+        assert [payment["state"] for payment in made] == ["open"]
+
+
 @pytest.mark.parametrize(
     ("words", "code", "exit_code"),
     [

@@ -307,7 +307,11 @@ class FakeGateway:
         return httpx.Response(
             status,
             content=json.dumps(problem),
-            headers={"content-type": "application/problem+json", **(headers or {})},
+            headers={
+                "content-type": "application/problem+json",
+                "tollway-payment-state": str(problem.get("paymentState", "none")),
+                **(headers or {}),
+            },
         )
 
     def option(self, **changes: object) -> dict:

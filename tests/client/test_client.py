@@ -251,7 +251,11 @@ def refusal(status, code, **members):
         return httpx.Response(
             status,
             content=json.dumps({"code": code, "detail": code, **members}),
-            headers={"content-type": "application/problem+json", "retry-after": "0"},
+            headers={
+                "content-type": "application/problem+json",
+                "tollway-payment-state": members.get("paymentState", "none"),
+                "retry-after": "0",
+            },
         )
 
     return answer

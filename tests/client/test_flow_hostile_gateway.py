@@ -69,7 +69,7 @@ class HostileGateway:
         status, code, state = DENIALS[self.word]
         if self.next_options is not None:
             self.fake.options = self.next_options
-        headers = {} if state is None else {"tollway-payment-state": state}
+        headers = {"tollway-payment-state": state}
         if code is None:
             return httpx.Response(status, text="sorry", headers=self.fake.relayed(state, status=status))
         return self.fake.refuse(status, code, headers={**headers, "retry-after": "1"})
@@ -82,7 +82,7 @@ class HostileGateway:
 DENIALS = {
     "402": (402, "payment_verification_failed", "none"),
     "402 settlement failed": (402, "payment_settlement_failed", "released"),
-    "402 asked again": (402, "payment_required", None),
+    "402 asked again": (402, "payment_required", "none"),
     "402 expired": (402, "payment_expired", "none"),
     "released": (502, "upstream_unreachable", "released"),
     "released, relayed": (500, None, "released"),

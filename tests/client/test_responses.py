@@ -18,7 +18,7 @@ from tollway.client.responses import (
     read_node_response,
     read_response,
 )
-from tollway.client.steps import NodeError, NodeResult, NodeUnavailable
+from tollway.client.steps import NodeError, NodeResult, NodeUnavailable, SendCall
 
 BOMBS = [b"[" * 500_000, b'{"result":' * 500_000, b"[" * 100_000 + b"]" * 100_000]
 HASH = "0x" + "ab" * 32
@@ -35,7 +35,7 @@ def _lifted_recursion_limit() -> Iterator[None]:
 @pytest.mark.usefixtures("_lifted_recursion_limit")
 @pytest.mark.parametrize("bomb", BOMBS, ids=("array", "object", "closed"))
 def test_deep_nesting_is_no_document(bomb: bytes) -> None:
-    assert read_response(httpx.Response(402), bomb).problem is None
+    assert read_response(SendCall(), httpx.Response(402), bomb).problem is None
     assert read_node_response(200, bomb) == NodeUnavailable(detail="HTTP 200 without JSON-RPC")
 
 
@@ -51,7 +51,7 @@ def test_deep_nesting_is_no_document(bomb: bytes) -> None:
     ],
 )
 def test_a_problem_is_an_object_or_none(content: bytes | None, problem: object) -> None:
-    answer = read_response(httpx.Response(402, headers={"Retry-After": "3"}), content)
+    answer = read_response(SendCall(), httpx.Response(402, headers={"Retry-After": "3"}), content)
     assert (answer.status, answer.problem, answer.retry_after_s) == (402, problem, 3)
 
 

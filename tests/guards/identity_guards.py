@@ -395,11 +395,19 @@ IDENTITY_GUARDS = (
     ),
     guard(
         "K2",
-        "a patch does not move a secret to another origin",
-        "registry.listing_patch:_find_lost_secret",
-        '    if keeps_secret and _is_moved(patch.get("endpoint"), previous):\n',
-        "    if False:\n",
-        test="web/test_listing_routes_patch.py::test_a_kept_secret_does_not_move_to_another_origin",
+        "no edit moves a secret to another origin",
+        "registry.draft:_find_lost_secret",
+        "    if not moves_secret(given, previous):\n",
+        "    if True:\n",
+        test="web/test_listing_routes_patch.py::test_no_edit_moves_a_kept_secret_to_another_origin",
+    ),
+    guard(
+        "K2",
+        "a replacement of a whole listing keeps the rule of the secret",
+        "registry.draft:parse_draft",
+        "_find_lost_secret(body if given is None else given, previous)",
+        "(() if given is None else _find_lost_secret(given, previous))",
+        test="web/test_listing_routes_patch.py::test_no_edit_moves_a_kept_secret_to_another_origin",
     ),
     # ---- Pages.
     guard(
@@ -551,8 +559,8 @@ IDENTITY_GUARDS = (
         "K2",
         "a form with a document keeps the rule of the secret",
         "registry.listing_patch:parse_form",
-        "_find_lost_secret(members, previous)",
-        "[]",
+        "given=members",
+        "given=merged",
         test="web/test_selling_routes.py::test_the_stored_secret_is_on_no_page_and_stays",
     ),
     guard(

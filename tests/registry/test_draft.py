@@ -458,7 +458,7 @@ def test_other_absent_fields_take_their_default_in_an_update() -> None:
 
 def test_a_kept_secret_still_needs_https() -> None:
     body = {**BODY, "endpoint": "http://api.example.com"}
-    assert refused(body, previous=published()) == ["/endpoint endpoint"]
+    assert refused(body, previous=published()) == ["/upstreamAuth/value required", "/endpoint endpoint"]
     accepted({**body, "upstreamAuth": None}, previous=published())
 
 

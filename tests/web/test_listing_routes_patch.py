@@ -207,6 +207,50 @@ async def test_a_kept_secret_does_not_move_to_another_origin(harness: ListingRou
     assert (await harness.send("PATCH", path, given, headers=MERGE)).status_code == 200
 
 
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "PATCH?dryRun=true"])
+@pytest.mark.parametrize(
+    ("auth", "is_refused"),
+    [
+        ({}, True),  # left out: kept
+        ({"upstreamAuth": {"in": "header", "name": "X-Other", "value": None}}, True),
+        ({"upstreamAuth": {"in": "header", "name": "X-Other", "value": "n3w"}}, False),
+        ({"upstreamAuth": None}, False),
+    ],
+)
+async def test_no_edit_moves_a_kept_secret_to_another_origin(
+    harness: ListingRoutesHarness, method: str, auth: dict[str, Any], is_refused: bool
+) -> None:
+    created = await harness.publish(**FULL)
+    verb, _, query = method.partition("?")
+    path = f"{APIS}/{created['id']}" + (f"?{query}" if query else "")
+    whole = {**BODY, **FULL}
+    del whole["upstreamAuth"]
+    before = await harness.stored(created["id"])
+    body = {**(whole if verb == "PUT" else {}), "endpoint": "https://other.example.com", **auth}
+    headers = MERGE if verb == "PATCH" else {}
+    answer = await harness.send(verb, path, body, headers=headers)
+    if not is_refused:
+        assert answer.status_code == 200, answer.text
+        return
+    assert answer.status_code == 422
+    assert "/upstreamAuth/value" in places_of(answer)
+    assert "other.example.com" not in " ".join(harness.probed)
+    assert await harness.stored(created["id"]) == before
+
+
+async def test_a_replacement_at_the_same_origin_keeps_the_secret(harness: ListingRoutesHarness) -> None:
+    created = await harness.publish(**FULL)
+    whole = {**BODY, **FULL}
+    del whole["upstreamAuth"]
+    answer = await harness.send(
+        "PUT", f"{APIS}/{created['id']}", {**whole, "endpoint": "https://api.example.com/v9"}
+    )
+    assert answer.status_code == 200, answer.text
+    stored = await harness.stored(created["id"])
+    assert stored.upstream_auth is not None
+    assert stored.upstream_auth.value == FULL["upstreamAuth"]["value"]
+
+
 async def test_a_dry_run_shows_the_listing_and_writes_nothing(harness: ListingRoutesHarness) -> None:
     created = await harness.publish(**FULL)
     path = f"{APIS}/{created['id']}"

@@ -32,7 +32,7 @@ from tollway.client import (
 )
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import ClientOptions, check_tls
-from tollway.client.errors import IssuersUnusable
+from tollway.client.errors import GatewayUnreachable, IssuersUnusable
 from tollway.client.transfer import RailChoice
 from tollway.errors import StorageUnavailable
 
@@ -275,8 +275,14 @@ def explained_caller_failures(*, as_json: bool, sent: Mapping[str, Any] | None =
         yield
     except (CallerFailure, StorageUnavailable) as exc:
         print_failure(exc, as_json=as_json, sent=sent)
-        is_later = exc.is_retryable if isinstance(exc, CallerFailure) else not isinstance(exc, StoreUnusable)
-        raise typer.Exit(LATER if is_later else REFUSED) from exc
+        raise typer.Exit(LATER if _is_open(exc) else REFUSED) from exc
     except (KeyUnusable, ValueError, httpx.InvalidURL) as exc:
         print_failure(exc, as_json=as_json)
         raise typer.Exit(USAGE) from exc
+
+
+def _is_open(failure: CallerFailure | StorageUnavailable) -> bool:
+    """Whether the command can succeed later, or the outcome of its request is unknown."""
+    if isinstance(failure, StorageUnavailable):
+        return not isinstance(failure, StoreUnusable)
+    return failure.is_retryable or (isinstance(failure, GatewayUnreachable) and failure.is_sent)

@@ -522,7 +522,7 @@ class TollwayClient(PayingClient[httpx.BaseTransport]):
                 exchange.content = self._read_problem(response) if is_from_gateway(response) else None
         except (httpx.TransportError, ResponseTooLong) as exc:
             return describe_failure(exc)
-        return read_response(response, exchange.content)
+        return read_response(step, response, exchange.content)
 
     def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
         if response.is_stream_consumed:  # a transport that reads ahead, such as httpx.MockTransport
@@ -708,7 +708,7 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
                 exchange.content = await self._read_problem(response) if is_from_gateway(response) else None
         except (httpx.TransportError, ResponseTooLong) as exc:
             return describe_failure(exc)
-        return read_response(response, exchange.content)
+        return read_response(step, response, exchange.content)
 
     async def _read(self, response: httpx.Response, *, bytes_max: int) -> bytes:
         if response.is_stream_consumed:  # a transport that reads ahead, such as httpx.MockTransport

@@ -132,7 +132,8 @@ class AnswerMalformed(CallerFailure):
 
 
 class GatewayUnreachable(CallerFailure):
-    """No response arrived from the gateway. `is_sent`: the request may have left."""
+    """No response of the gateway arrived, or only one that does not name the state of the payment, such as a proxy's own 502. `is_sent`: the request
+    may have left, so the call may be served and charged."""
 
     code = "gateway_unreachable"
     is_retryable = True

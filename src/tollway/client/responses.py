@@ -18,12 +18,14 @@ from tollway.client.errors import AnswerUnreadable, GatewayProblem, GatewayUnrea
 from tollway.client.fee_limit import format_fee
 from tollway.client.response_rules import CallResult
 from tollway.client.steps import (
+    PAYMENT_STATES,
     GatewayResponse,
     NodeError,
     NodeOutcome,
     NodeResult,
     NodeUnavailable,
     NoResponse,
+    SendCall,
 )
 from tollway.client.x402 import SettlementReceipt, read_receipt
 from tollway.ids import TxHash
@@ -33,7 +35,8 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentInfo:
-    """The payment of a call by the headers of its response. `state`: none, charged, released or held.
+    """The payment of a call by the headers of its response. `state`: none, charged, released or held. A call whose response names no state has
+    none: its request carried no payment (`read_response`).
 
     `rail`: `tx` (a payment's first call), `credit` (a later one), `x402`, or None.
     `fee_max`: the maximum network fee of a new transaction.
@@ -131,8 +134,24 @@ def is_retryable_response(response: httpx.Response) -> bool:
     return not is_relayed and response.status_code in (429, 503)
 
 
-def read_response(response: httpx.Response, content: bytes | None) -> GatewayResponse:
-    """The outcome of a call step. `content`: the body of the gateway's own problem, None for every other response."""
+def read_response(
+    step: SendCall, response: httpx.Response, content: bytes | None
+) -> GatewayResponse | NoResponse:
+    """The outcome of a call step. `content`: the body of the gateway's own problem, None for every other response.
+
+    The gateway names the payment state in every response to a call. A response without one, of any status, is of a proxy before the
+    gateway: where the request carried a payment, the gateway may have sent it on and charged it, so its outcome is unknown."""
+    answered = _parse_response(response, content)
+    if step.carries_payment and answered.payment_state not in PAYMENT_STATES:
+        detail = (
+            f"A response with status {answered.status} arrived without a payment state, so it is not the gateway's: a proxy before the gateway may have sent it. "
+            "Whether the call was served and charged is unknown."
+        )
+        return NoResponse(is_sent=True, detail=detail)
+    return answered
+
+
+def _parse_response(response: httpx.Response, content: bytes | None) -> GatewayResponse:
     problem: object = None
     if content is not None:
         try:

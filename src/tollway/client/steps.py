@@ -112,6 +112,15 @@ class SendCall:
     headers: HeaderPairs = field(default=(), repr=False)
     method: str | None = None
 
+    @property
+    def carries_payment(self) -> bool:
+        return any(name.lower() in PROOF_HEADERS for name, _ in self.headers)
+
+
+PROOF_HEADERS = frozenset({"x-payment-tx", "payment-signature"})
+"""The headers in which this client shows a payment."""
+PAYMENT_STATES = frozenset({"none", "charged", "released", "held"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayResponse:
@@ -159,7 +168,7 @@ class GatewayResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoResponse:
-    """No response arrived. `is_sent` False: no byte of the request was sent."""
+    """No response of the gateway arrived. `is_sent` False: no byte of the request was sent."""
 
     is_sent: bool
     detail: str

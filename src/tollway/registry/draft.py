@@ -27,6 +27,7 @@ from tollway.registry.listing import (
     has_documented_operations,
     list_unforwarded,
     list_unreturned,
+    moves_secret,
     payable_assets,
 )
 from tollway.registry.openapi import DOCUMENT_OPERATIONS_MAX, count_operations
@@ -128,12 +129,13 @@ class Draft:
 
 
 def parse_draft(
-    body: object, rules: DraftRules, *, previous: Listing | None
+    body: object, rules: DraftRules, *, previous: Listing | None, given: Mapping[str, Any] | None = None
 ) -> Draft | tuple[FieldError, ...]:
     """The body of a create (`previous` None) or of an update, or all its errors, at most `ERRORS_MAX`.
 
     Absent fields take their default. In an update, absent `upstreamAuth`, `openapi` and `openapiUrl` keep their values,
-    and `null` removes them. Errors are in the order of the fields of `ListingBody`.
+    and `null` removes them. An update that keeps the secret and moves the endpoint to another origin is refused. `given`: the members that the provider
+    sent, where `body` has others too; None: `body`. Other errors are in the order of the fields of `ListingBody`.
     """
     if not isinstance(body, dict):
         return (FieldError(code="type", detail="the body must be a JSON object", pointer=""),)
@@ -143,9 +145,19 @@ def parse_draft(
         rules=rules,
         check_between=lambda values: _check_between_members(values, body, rules, previous),
     )
+    lost = () if previous is None else _find_lost_secret(body if given is None else given, previous)
     if checked.model is None:
-        return tuple(to_field_error(*error) for error in checked.errors[:ERRORS_MAX])
-    return _to_draft(checked.model, rules, previous)
+        return (*lost, *(to_field_error(*error) for error in checked.errors))[:ERRORS_MAX]
+    return lost or _to_draft(checked.model, rules, previous)
+
+
+def _find_lost_secret(given: Mapping[str, Any], previous: Listing) -> tuple[FieldError, ...]:
+    if not moves_secret(given, previous):
+        return ()
+    detail = (
+        "must be given again: the endpoint moves to another origin, and the gateway sends the secret there"
+    )
+    return (FieldError(code="required", detail=detail, pointer="/upstreamAuth/value"),)
 
 
 def find_nothing_served(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
@@ -359,3 +360,31 @@ class RevisionCache(Generic[T]):
         if len(self._entries) > self._entries_max:
             self._entries.popitem(last=False)
         return made
+
+
+# ---- The secret of an edited listing.
+
+
+def moves_secret(given: Mapping[str, Any], previous: Listing) -> bool:
+    """Whether an edit moves the endpoint to another origin and keeps the stored secret, which the gateway would send there. `given`: the members that
+    the provider sent, of a whole body, a patch or a form."""
+    auth = given.get("upstreamAuth", {})
+    keeps_secret = (
+        previous.upstream_auth is not None and isinstance(auth, Mapping) and auth.get("value") is None
+    )
+    return keeps_secret and _is_moved(given.get("endpoint"), previous)
+
+
+def _is_moved(endpoint: object, previous: Listing) -> bool:
+    if not isinstance(endpoint, str) or endpoint == previous.endpoint:
+        return False
+    return _read_origin(endpoint) != _read_origin(previous.endpoint)
+
+
+def _read_origin(url: str) -> tuple[str, str] | None:
+    """Scheme and authority; None for a malformed URL. Two spellings of one origin count as two: the secret is then asked for once more."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    return parts.scheme, parts.netloc.lower()

@@ -2,12 +2,11 @@
 
 The target of a patch is the stored listing in the form of the create body, and the result is checked whole by the rules of that body. Absent members stay,
 `null` sets the default, objects merge, arrays are replaced whole. Two rules are stricter than RFC 7396: a patch cannot carry an OpenAPI document, in which
-`null` has a meaning, and an endpoint at another origin needs the secret again.
+`null` has a meaning, and as in every edit an endpoint at another origin needs the secret again (`registry.draft`).
 """
 
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from tollway.errors import FieldError
 from tollway.ids import format_network
@@ -36,13 +35,9 @@ def parse_patch(
     target: dict[str, Any] = list_members(previous)
     if "upstreamAuth" in patch:
         target["upstreamAuth"] = _list_secret_members(previous)
-    draft = parse_draft(_restore_removed(merge_patch(target, patch), patch), rules, previous=previous)
-    errors = [
-        *_find_unknown_nulls(patch),
-        *_refuse_patched_document(patch),
-        *_find_lost_secret(patch, previous),
-    ]
-    return _join_errors(draft, errors)
+    merged = _restore_removed(merge_patch(target, patch), patch)
+    draft = parse_draft(merged, rules, previous=previous, given=patch)
+    return _join_errors(draft, [*_find_unknown_nulls(patch), *_refuse_patched_document(patch)])
 
 
 def parse_form(
@@ -56,7 +51,7 @@ def parse_form(
     merged = _restore_removed(merge_patch(target, body), members)
     if "openapi" in members:
         merged["openapi"] = members["openapi"]
-    return _join_errors(parse_draft(merged, rules, previous=previous), _find_lost_secret(members, previous))
+    return parse_draft(merged, rules, previous=previous, given=members)
 
 
 def _join_errors(
@@ -141,33 +136,6 @@ def _refuse_patched_document(patch: Mapping[str, Any]) -> list[FieldError]:
         "a patch can only remove the document with null; give openapiUrl, or replace the listing with PUT"
     )
     return [FieldError(code="not_patchable", detail=detail, pointer="/openapi")]
-
-
-def _find_lost_secret(patch: Mapping[str, Any], previous: Listing) -> list[FieldError]:
-    """The error of an endpoint that moves to another origin while the secret stays."""
-    auth = patch.get("upstreamAuth", {})
-    keeps_secret = (
-        previous.upstream_auth is not None and isinstance(auth, Mapping) and auth.get("value") is None
-    )
-    if keeps_secret and _is_moved(patch.get("endpoint"), previous):
-        detail = "must be given again: the endpoint moves to another origin, and the gateway sends the secret there"
-        return [FieldError(code="required", detail=detail, pointer="/upstreamAuth/value")]
-    return []
-
-
-def _is_moved(endpoint: object, previous: Listing) -> bool:
-    if not isinstance(endpoint, str) or endpoint == previous.endpoint:
-        return False
-    return _read_origin(endpoint) != _read_origin(previous.endpoint)
-
-
-def _read_origin(url: str) -> tuple[str, str] | None:
-    """Scheme and authority; None for a malformed URL. Two spellings of one origin count as two: the secret is then asked for once more."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return None
-    return parts.scheme, parts.netloc.lower()
 
 
 def list_dropped_operations(listing: Listing, previous: Listing) -> tuple[Operation, ...]:
