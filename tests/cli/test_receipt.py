@@ -53,6 +53,11 @@ def test_each_mismatch_is_named_and_the_exit_code_is_1(verify):
     assert [(one["code"], one["field"]) for one in told["mismatches"]] == [("changed", "payload")]
 
 
+def test_a_member_that_stands_twice_is_not_valid(verify):
+    text = json.dumps(signed_receipt()).replace('"amount": ', '"amount": "99999", "amount": ', 1)
+    assert "has the member amount twice" in verify(receipt=text, code=1)["error"]["detail"]
+
+
 def test_a_key_that_the_document_does_not_list_is_named(verify):
     keys = describe_signers(authority="127.0.0.1:8402", signers=[Address(b"\x22" * 20)])
     told = verify(keys=keys, code=1)

@@ -24,6 +24,33 @@ def test_a_receipt_that_is_no_json_is_not_valid(receipt: str | bytes) -> None:
     assert [one.code for one in verify_receipt(receipt, DID).mismatches] == ["malformed"]
 
 
+@pytest.mark.parametrize(
+    ("before", "twice", "name"),
+    [
+        ('"amount": "10000"', '"amount": "99999", "amount": "10000"', "amount"),
+        ('"amount": "10000"', '"amount": "10000", "amount": "10000"', "amount"),
+        ('"amount": "10000"', '"\\u0061mount": "99999", "amount": "10000"', "amount"),
+        ('"domain": {', '"domain": {"name": "Other", ', "name"),
+        ('"format": "eip712"', '"payload": {}, "format": "eip712"', "payload"),
+    ],
+)
+def test_a_receipt_with_a_member_twice_is_not_valid(before: str, twice: str, name: str) -> None:
+    """A reader that takes the other one of the two would see what no key has signed."""
+    text = json.dumps(signed_receipt())
+    assert before in text
+    verdict = verify_receipt(text.replace(before, twice, 1), DID)
+    (mismatch,) = verdict.mismatches
+    assert (mismatch.code, verdict.signer) == ("malformed", None)
+    assert mismatch.detail == f"the receipt has the member {name} twice."
+
+
+def test_a_did_document_with_a_member_twice_is_none() -> None:
+    twice = DID.replace('"id": ', '"id": "did:web:other.example", "id": ', 1)
+    assert twice != DID
+    with pytest.raises(ValueError, match="the DID document has the member id twice"):
+        verify_receipt(json.dumps(signed_receipt()), twice)
+
+
 @pytest.mark.parametrize("did", ["", "[]", "{}", json.dumps({**DID_DOCUMENT, "verificationMethod": []})])
 def test_without_keys_nothing_is_verified(did: str) -> None:
     with pytest.raises(ValueError, match="the DID document"):

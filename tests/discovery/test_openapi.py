@@ -204,6 +204,7 @@ def test_unsupported_methods_and_added_headers_are_left_out() -> None:
         {"name": "key", "in": "query", "required": True},
         {"name": "q", "in": "query"},
         {"name": "X-Payment-Tx", "in": "header"},
+        {"name": "Idempotency-Key", "in": "header", "required": True, "schema": {"default": "shared"}},
         {"name": "Authorization", "in": "header"},
         {"name": "session", "in": "cookie"},
         {"name": "X-Lang", "in": "header"},

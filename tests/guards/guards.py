@@ -13,6 +13,7 @@ from tests.guards.limit_guards import LIMIT_GUARDS
 from tests.guards.middleware_guards import MIDDLEWARE_GUARDS
 from tests.guards.operator_guards import OPERATOR_GUARDS
 from tests.guards.outbound_guards import OUTBOUND_GUARDS
+from tests.guards.outcome_guards import OUTCOME_GUARDS
 from tests.guards.page_guards import PAGE_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
@@ -46,6 +47,7 @@ GUARDS = (
     *MIDDLEWARE_GUARDS,
     *RATE_GUARDS,
     *RECEIPT_GUARDS,
+    *OUTCOME_GUARDS,
     *CALLER_GUARDS,
     *BOOK_GUARDS,
     *SHOWN_GUARDS,

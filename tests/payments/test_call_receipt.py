@@ -240,6 +240,25 @@ def test_whatever_is_no_receipt_is_refused_and_never_fails(damage: Damage, code:
     assert codes_of(receipt) == [code]
 
 
+@pytest.mark.parametrize(
+    "rewrite",
+    [
+        lambda text: text[:-2] + {"1b": "00", "1c": "01"}[text[-2:]],
+        str.upper,
+        lambda text: "0X" + text[2:],
+        lambda text: "0x" + text[2:].upper(),
+        lambda text: text + "\n",
+    ],
+    ids=["v of 0 or 1", "all upper", "0X", "upper digits", "line end"],
+)
+@pytest.mark.parametrize("is_x402", [False, True])
+def test_a_signature_in_another_text_is_refused(rewrite: Callable[[str], str], is_x402: bool) -> None:
+    receipt: Any = signed_receipt()
+    part = receipt["x402"] if is_x402 else receipt
+    part["signature"] = rewrite(part["signature"])
+    assert codes_of(receipt) == ["x402_changed" if is_x402 else "changed"]
+
+
 @pytest.mark.parametrize("document", [None, [], 7, "receipt"])
 def test_a_document_that_is_no_object_is_malformed(document: object) -> None:
     verdict = verify_call_receipt(document, KEYS)

@@ -14,6 +14,27 @@ from tollway.registry.openapi import DocumentParameter, Place
 
 PROVIDER = Address.parse("0x" + "11" * 20)
 
+CONTROLS = (
+    *(
+        "Idempotency-Key",
+        "X-Payment",
+        "X-Payment-Tx",
+        "X-Payment-Whatever",
+        "X-Signature",
+        "X-Signature-Params",
+    ),
+    *("X-Signature-Other", "PAYMENT-SIGNATURE", "Payment-Other", "Tollway-Max-Price", "X-Tollway-Other"),
+    *(
+        "Signature",
+        "Signature-Input",
+        "Signature-Agent",
+        "SIGN-IN-WITH-X",
+        "sign-in-with-other",
+        "AUTHORIZATION",
+    ),
+    *("Cookie", "Set-Cookie", "Proxy-Authorization"),
+)
+
 
 @pytest.mark.parametrize(
     ("methods", "method", "is_taken"),
@@ -41,7 +62,7 @@ def test_get_includes_head(methods: tuple[str, ...], method: str, is_taken: bool
         ("header", "X-KEY", True),
         ("header", "Accept", False),
         ("header", "Authorization", False),
-        ("header", "X-Payment-Tx", False),
+        *(("header", name, False) for name in CONTROLS),
         ("header", "Connection", False),
         ("header", "a b", False),
         ("header", "a_b", False),

@@ -15,6 +15,7 @@ from tollway.cli.output import is_for_people, open_console, print_failure, print
 from tollway.client.receipts import (
     KEYS_BYTES_MAX,
     RECEIPT_BYTES_MAX,
+    RepeatedMember,
     SignersUnavailable,
     fetch_signers,
     find_keys_url,
@@ -64,6 +65,9 @@ def verify(
     except SignersUnavailable as exc:
         print_failure(ValueError(f"{exc}; give a saved one with --keys FILE"), as_json=as_json)
         raise typer.Exit(LATER) from exc
+    except RepeatedMember as exc:
+        print_failure(exc, as_json=as_json)
+        raise typer.Exit(REFUSED) from exc
     except ValueError as exc:
         print_failure(exc, as_json=as_json)
         raise typer.Exit(USAGE) from exc

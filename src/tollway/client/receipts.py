@@ -3,7 +3,9 @@
 `verify_receipt` needs no network: an accountant keeps the receipts and `did.json` with the books.
 """
 
+import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import httpx
@@ -11,12 +13,17 @@ from pydantic_core import from_json
 
 from tollway.client.deadline import fetch_bounded
 from tollway.client.provider import check_origin
+from tollway.client.safe_text import plain_line
 from tollway.identity.did_document import DID_PATH, PublishedSigners, read_signers
-from tollway.payments.call_receipt import ReceiptVerdict, find_gateway, verify_call_receipt
+from tollway.payments.call_receipt import Mismatch, ReceiptVerdict, find_gateway, verify_call_receipt
 
 RECEIPT_BYTES_MAX = 65_536
 KEYS_BYTES_MAX = 65_536
 FETCH_DEADLINE_S = 10.0
+
+
+class RepeatedMember(ValueError):
+    """An object of the document has a member twice. Readers would differ in which of the two counts (RFC 8259 §4)."""
 
 
 class SignersUnavailable(Exception):
@@ -32,22 +39,33 @@ def verify_receipt(receipt: str | bytes, did_document: str | bytes) -> ReceiptVe
     signers = parse_signers(did_document)
     try:
         document: object = parse_document(receipt, "the receipt", bytes_max=RECEIPT_BYTES_MAX)
+    except RepeatedMember as exc:
+        return ReceiptVerdict(signer=None, mismatches=(Mismatch(code="malformed", detail=f"{exc}."),))
     except ValueError:
         document = None
     return verify_call_receipt(document, signers)
 
 
 def parse_document(text: str | bytes, what: str, *, bytes_max: int) -> Mapping[str, Any]:
-    """Raises ValueError with a sentence that begins with `what`."""
+    """Raises ValueError with a sentence that begins with `what`; `RepeatedMember` for an object with a member twice."""
     if len(text) > bytes_max:
         raise ValueError(f"{what} is larger than {bytes_max} bytes")
     try:
-        document = from_json(text)
+        document = from_json(text)  # bounds the depth, too
+        repeated: list[str] = []
+        json.loads(text, object_pairs_hook=partial(_note_repeated, repeated))
     except ValueError as exc:
         raise ValueError(f"{what} is no JSON: {exc}") from exc
+    if repeated:
+        raise RepeatedMember(f"{what} has the member {plain_line(repeated[0])[:64]} twice")
     if isinstance(document, dict):
         return document
     raise ValueError(f"{what} is no JSON object")
+
+
+def _note_repeated(repeated: list[str], pairs: list[tuple[str, object]]) -> None:
+    names = [name for name, _ in pairs]
+    repeated += [name for name in names if names.count(name) > 1][:1]
 
 
 def parse_signers(did_document: str | bytes) -> PublishedSigners:

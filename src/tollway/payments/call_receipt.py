@@ -7,6 +7,7 @@ with the same names and values, in the domain `x402 receipt`, signed by the same
 A changed list of fields, or a changed meaning of one, is a new version of the domain. The callers' client imports this module.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -251,9 +252,15 @@ def _is_of_kind(value: object, kind: str) -> bool:
     return isinstance(value, str) and not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
+_SIGNATURE: Final = re.compile(r"0x[0-9a-f]{128}1[bc]")
+"""The one text of a signature: lower case, and `v` 27 or 28, as every signer here writes it. With 0 and 1 as well, one receipt would have two texts."""
+
+
 def _recover_signer(digest: bytes, signature: object) -> Address | None:
+    if not isinstance(signature, str) or _SIGNATURE.fullmatch(signature) is None:
+        return None
     try:
-        return recover(digest, parse_signature(signature)) if isinstance(signature, str) else None
+        return recover(digest, parse_signature(signature))
     except ValueError:
         return None
 
@@ -272,7 +279,7 @@ def _check_signer(
     if signer in keys.addresses:
         return
     if signer is None:
-        detail = "The signature is no signature of 65 bytes that a key can have made over these fields."
+        detail = "The signature is no signature of 65 bytes, in lower case and with v 27 or 28, that a key can have made over these fields."
         yield Mismatch(code="changed", detail=detail, field="signature")
     elif is_x402_good:
         yield Mismatch(

@@ -53,11 +53,6 @@ _RESERVED = frozenset(
         "origin",
         # payment, wallet proofs and sign-in
         "x-payment",
-        "x-signature",
-        "x-signature-params",
-        "sign-in-with-x",
-        "signature",
-        "signature-input",
         "accept-signature",
         "content-digest",
         "settlement-overrides",
@@ -75,10 +70,17 @@ _RESERVED_PREFIXES = (
     "x-tollway-",
     "x-payment-",
     "payment-",
+    "x-signature",
+    "signature",
+    "sign-in-with-",
     "x-forwarded-",
     "access-control-",
     "sec-",
 )
+
+
+_CONTROLS = frozenset({"authorization", "idempotency-key"})
+"""Headers that the gateway reads of a request, and that a listing may forward all the same."""
 
 
 def is_header_name(name: str) -> bool:
@@ -90,3 +92,9 @@ def is_reserved_header(name: str) -> bool:
     """True for a header that a listing may neither forward nor set. `Authorization` is allowed."""
     lower = name.lower()
     return lower in _RESERVED or lower.startswith(_RESERVED_PREFIXES)
+
+
+def is_control_header(name: str) -> bool:
+    """True for a header that decides about a call at the gateway: its payment, proof, key or framing. A provider's document never makes it a field of a form, a
+    tool or a description of an API: a value from there would reach the gateway."""
+    return name.lower() in _CONTROLS or is_reserved_header(name)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
-from tollway.registry.header_names import ALWAYS_FORWARDED, is_header_name, is_reserved_header
+from tollway.registry.header_names import ALWAYS_FORWARDED, is_control_header, is_header_name
 from tollway.registry.openapi import DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import priced_verb
 from tollway.registry.response_headers import find_dropped
@@ -276,8 +276,8 @@ def payable_assets(
     )
 
 
-_IGNORED_HEADERS = frozenset({"accept", "content-type", "authorization"})
-"""OpenAPI 3.1 §4.8.12.1: parameters with these names are ignored."""
+_IGNORED_HEADERS = frozenset({"accept", "content-type"})
+"""OpenAPI 3.1 §4.8.12.1: parameters with these names are ignored, and `Authorization`, which is a control header here."""
 
 
 def accepts_method(methods: Sequence[str], method: str) -> bool:
@@ -286,13 +286,13 @@ def accepts_method(methods: Sequence[str], method: str) -> bool:
 
 
 def is_sent_by_caller(listing: Listing, parameter: DocumentParameter) -> bool:
-    """Whether the caller sends this parameter: the gateway does not add it, and it is not a reserved header."""
+    """Whether the caller sends this parameter: the gateway does not add it, and it is no control header of the gateway."""
     auth, lower = listing.upstream_auth, parameter.name.lower()
     if auth is not None and lower == auth.name.lower():
         return False
     if parameter.place != "header":
         return True
-    return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_reserved_header(lower)
+    return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_control_header(lower)
 
 
 def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
