@@ -9,12 +9,14 @@ import pytest
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import CHAIN, Payer
+from tollway.ids import ChainId
 from tollway.ledger.records import Dialect
 from tollway.money import Price
 from tollway.registry.listing import Operation
 
 OLD, NEW = Price.parse("0.001"), Price.parse("10")
 OLD_UNITS, NEW_UNITS = 1_000, 10_000_000
+OTHER_CHAIN = ChainId(1)
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 Story = tuple[str, str, dict[str, Any], dict[str, Any]]
 
@@ -56,6 +58,12 @@ NEVER_SOLD: dict[str, Story] = {
         "/any",
         {"price": OLD, "methods": ("GET",)},
         {"methods": (), "price": NEW},
+    ),
+    "a call on another network": (
+        "GET",
+        "/any",
+        {"price": OLD, "networks": (OTHER_CHAIN,)},
+        {"price": NEW, "networks": (CHAIN,)},
     ),
     "a paused listing": (
         "GET",

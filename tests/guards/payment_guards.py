@@ -340,6 +340,22 @@ PAYMENT_GUARDS = (
     ),
     guard(
         "P15",
+        "a version sets no price on a network that it did not name",
+        "payments.pricing:_sets_price_on",
+        "return terms.until_ms is None or chain_id in terms.networks",
+        "return True",
+        test="payments/test_pricing.py::test_an_older_version_sets_a_price_only_on_its_networks",
+    ),
+    guard(
+        "P15",
+        "credit of a network that the listing no longer names buys calls",
+        "payments.pricing:_sets_price_on",
+        "terms.until_ms is None or ",
+        "",
+        test="payments/test_pricing.py::test_the_current_version_counts_on_a_network_that_it_dropped_long_ago",
+    ),
+    guard(
+        "P15",
         "a change of status begins a version of the terms",
         "registry.listing:Listing.current_terms",
         "            status=self._find_status(),\n",

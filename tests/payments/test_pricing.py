@@ -1,5 +1,6 @@
 """The price rules as tables: no edit between quote and call costs the caller."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
-from tollway.money import Asset, Price
+from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.pricing import (
     OperationPrice,
     Payee,
@@ -16,6 +17,7 @@ from tollway.payments.pricing import (
     find_chains,
     find_lowest_price,
     find_payees,
+    list_requirements,
 )
 from tollway.registry.listing import ChargeOn, Terms
 
@@ -134,6 +136,58 @@ def test_a_changed_currency_is_remembered_like_a_price() -> None:
     old = operation_prices(("0.01", 9_999, 3_000))
     assert due(new + old) is None
     assert due(new + old, block_s=3_300) == "0.01"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "price"),
+    [
+        ((TEST,), (BASE,), "10"),  # sold on a test network before
+        ((OTHER,), (BASE,), "10"),
+        ((TEST, BASE), (BASE,), "0.001"),
+        ((BASE,), (OTHER,), "0.001"),  # dropped a minute ago: the old quote counts
+        ((OTHER,), (TEST,), "10"),  # credit of a network that no version names
+    ],
+)
+@pytest.mark.parametrize("block_s", [None, 70_000])
+def test_an_older_version_sets_a_price_only_on_its_networks(
+    old: tuple[ChainId, ...], new: tuple[ChainId, ...], price: str, block_s: int | None
+) -> None:
+    given = [
+        OperationPrice(terms=version(60, networks=new), price=Price.parse("10")),
+        OperationPrice(terms=version(99_999, 60, networks=old), price=Price.parse("0.001")),
+    ]
+    assert due(given, block_s=block_s) == price
+
+
+def test_the_current_version_counts_on_a_network_that_it_dropped_long_ago() -> None:
+    given = [
+        OperationPrice(terms=version(9_000, networks=(OTHER,)), price=Price.parse("10")),
+        OperationPrice(terms=version(99_999, 9_000, networks=(BASE,)), price=Price.parse("0.001")),
+    ]
+    assert due(given) == "10"
+
+
+def test_both_rails_have_the_same_lowest_price_on_each_network() -> None:
+    """Every combination of networks of the current version and two older ones, on the networks of the current one."""
+    domain = TokenDomain(name="USDC", version="2")
+    assets = {
+        one: Asset(chain_id=one, token=TOKEN, symbol="USDC", decimals=6, domain=domain) for one in RULES
+    }
+    signed = {
+        one: ChainRules(chain_id=one, kind=RULES[one].kind, confirmations=((0, 1),), assets=(assets[one],))
+        for one in RULES
+    }
+    named = [(BASE,), (OTHER,), (TEST,), (BASE, OTHER), (TEST, BASE)]
+    for current, before, first in product(named, named, named):
+        given = [
+            OperationPrice(terms=version(10, networks=current), price=Price.parse("10")),
+            OperationPrice(terms=version(500, 10, networks=before), price=Price.parse("0.1")),
+            OperationPrice(terms=version(9_000, 500, networks=first), price=Price.parse("0.001")),
+        ]
+        required = list_requirements(given, signed, timeout_s=30, now_ms=NOW_S * 1000, limits=DEFAULT_LIMITS)
+        for chain_id in current:
+            lowest = min(one.units for one in required if one.asset.chain_id == chain_id)
+            assert Price.parse(due(given, asset=assets[chain_id]) or "0").units_in(assets[chain_id]) == lowest
 
 
 def test_a_free_listing_has_no_price() -> None:

@@ -4,7 +4,8 @@ A provider may edit a listing between the quote and the payment. Such an edit co
 paid price that was recently in force, and a payment counts if its payee was recently the listing's `payTo`.
 
 A requirement is network, token, amount and payee, built from the gateway's own rows and never from what a caller sent. Every
-requirement comes from one version of a listing's terms: the network of one version is never combined with the price of another.
+requirement comes from one version of a listing's terms: the network of one version is never combined with the price of another, on
+any rail.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ def find_lowest_price(
     limits: Limits,
     first_call_block_s: int | None,
 ) -> OperationPrice | None:
-    """The lowest paid price in `asset`'s currency that was in force within the last ten minutes, with its version.
+    """The lowest paid price in `asset`'s currency that was in force on its network within the last ten minutes, with its version.
 
     `first_call_block_s`: for the first call of a payment, the time of the payment's block; this call costs the lowest price since
     ten minutes before that block. None for a later call. Returns None when no version in that time has a price in this currency.
@@ -56,12 +57,19 @@ def find_lowest_price(
         operation_price
         for operation_price in operation_prices
         if operation_price.terms.currency == asset.symbol
+        and _sets_price_on(operation_price.terms, asset.chain_id)
         and not operation_price.price.is_free
         and operation_price.terms.is_in_force_since(since_ms)
     ]
     if not counting:
         return None
     return min(counting, key=lambda operation_price: operation_price.price.nano)
+
+
+def _sets_price_on(terms: Terms, chain_id: ChainId) -> bool:
+    """An older version sets a price only on a network that it named: else a price on a test network would be one on a main network.
+    The current version sets one on each, because credit of a network that it no longer names still buys calls."""
+    return terms.until_ms is None or chain_id in terms.networks
 
 
 def find_price_end_ms(operation_prices: Sequence[OperationPrice], *, now_ms: int, limits: Limits) -> float:
