@@ -1,11 +1,13 @@
 """The health of networks: the last check counts; a node of another chain, an absence and a lasting absence are distinguished."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
 from structlog.testing import capture_logs
 
-from tollway.chain.nodes import NodeHealth
+from tests.kit.chain import MemoryChain
+from tollway.chain.nodes import NodeHealth, read_head_times
 from tollway.errors import ChainMismatch, ChainUnavailable
 from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
@@ -133,3 +135,18 @@ async def test_the_time_away_begins_with_the_first_failed_check() -> None:
         await health.find_wrong_chain_nodes()
         assert health.away_s(BASE) == away_s
     assert health.away_s(OTHER) is None
+
+
+async def test_the_heads_of_networks_that_respond_are_read_at_once() -> None:
+    chains = MemoryChain(BASE, OTHER)
+    for chain_id, time in ((BASE, 1_900_000_000), (OTHER, 1_800_000_000)):
+        chains.mine(chain_id, time=time)
+    strange = ChainId(1)
+    assert await read_head_times(chains, (BASE, OTHER, BASE, strange)) == {
+        BASE: 1_900_000_000,
+        OTHER: 1_800_000_000,
+    }
+    chains.disconnect(OTHER)
+    assert await read_head_times(chains, (BASE, OTHER)) == {BASE: 1_900_000_000}
+    chains.barrier = asyncio.Event()
+    assert await read_head_times(chains, (BASE, OTHER), deadline_s=0) == {}

@@ -932,12 +932,15 @@ def hash_of(number: int, fork: int = 0) -> bytes:
     return (0xB000 + number + fork).to_bytes(32, "big")
 
 
-async def test_a_tip_has_the_lowest_values_of_the_agreeing_nodes(make_node, make_reader) -> None:
+async def test_a_tip_has_the_lowest_blocks_and_the_latest_time_of_the_agreeing_nodes(
+    make_node, make_reader
+) -> None:
     first, first_url = await make_node()
     second, second_url = await make_node()
     first.blocks.update(latest=first.block(12), finalized=first.block(2))
     reader = await make_reader(first_url, second_url, agreement_min=2)
-    assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, finalized_number=2)
+    head_time = int(first.block(12)["timestamp"], 16)
+    assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, head_time=head_time, finalized_number=2)
     second.http = fail
     with pytest.raises(ChainUnavailable):
         await reader.fetch_tip(CHAIN)
@@ -952,7 +955,8 @@ async def test_without_the_finalized_tag_the_final_block_is_unknown(
     _, other_url = await make_node()
     script.blocks["finalized"] = answer
     reader = await make_reader(url, other_url, agreement_min=agreement_min)
-    assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, finalized_number=None)
+    tip = await reader.fetch_tip(CHAIN)
+    assert (tip.head_number, tip.finalized_number) == (10, None)
 
 
 async def test_block_hashes_are_read_in_batches(make_node, make_reader) -> None:

@@ -115,7 +115,7 @@ async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
 def make_store(database: Database, clock: Callable[[], int]) -> CatalogStore:
     numbers = count()
     sealer = Sealer(b"k" * 32, entropy=lambda size: next(numbers).to_bytes(size, "big"))
-    return CatalogStore(database, sealer=sealer, now_ms=clock)
+    return CatalogStore(database, sealer=sealer, now_ms=clock, shared_clock=lambda connection, now_ms: now_ms)
 
 
 @pytest.fixture

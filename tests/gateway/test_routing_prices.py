@@ -12,7 +12,7 @@ from tests.kit.payer import CHAIN, Payer
 from tollway.ids import ChainId
 from tollway.ledger.records import Dialect
 from tollway.money import Price
-from tollway.registry.listing import Operation
+from tollway.registry.listing import DESCRIBED_CHARACTERS_MAX, Operation
 
 OLD, NEW = Price.parse("0.001"), Price.parse("10")
 OLD_UNITS, NEW_UNITS = 1_000, 10_000_000
@@ -29,6 +29,9 @@ def document(*paths: str) -> dict[str, Any]:
     return {"openapi": "3.1.0", "paths": {path: {"get": {}} for path in paths}}
 
 
+LONG = [f"/{'long' * 14}/{number}" for number in range(1_980)]
+"""More than a version of the terms records as text."""
+assert sum(map(len, LONG)) > DESCRIBED_CHARACTERS_MAX
 SOLD = operation("GET", "/sold", OLD)
 REFUSING = {"price": OLD, "other_paths": "refuse", "operations": (SOLD,)}
 
@@ -46,6 +49,12 @@ NEVER_SOLD: dict[str, Story] = {
         "/new",
         {"price": OLD, "other_paths": "refuse", "openapi": document("/sold")},
         {"openapi": document("/sold", "/new"), "operations": (operation("GET", "/new"),)},
+    ),
+    "an operation that a very large document did not describe": (
+        "GET",
+        "/new",
+        {"price": OLD, "other_paths": "refuse", "openapi": document(*LONG, "/sold")},
+        {"openapi": document(*LONG, "/new"), "price": NEW},
     ),
     "a method that was refused": (
         "POST",
@@ -98,6 +107,24 @@ WAS_SOLD: dict[str, Story] = {
         "/sold",
         {"price": OLD, "other_paths": "refuse", "openapi": document("/sold")},
         {"openapi": document("/sold", "/new"), "price": NEW},
+    ),
+    "the last operation of a very large document": (
+        "GET",
+        "/sold",
+        {"price": OLD, "other_paths": "refuse", "openapi": document(*LONG, "/sold")},
+        {"price": NEW},
+    ),
+    "the last operation of a very large document, which changes too": (
+        "GET",
+        "/sold",
+        {"price": OLD, "other_paths": "refuse", "openapi": document(*LONG, "/sold")},
+        {"price": NEW, "openapi": document("/new", *LONG[1:], "/sold")},
+    ),
+    "the last operation of a very large document that serves other paths now": (
+        "GET",
+        "/sold",
+        {"price": OLD, "other_paths": "refuse", "openapi": document(*LONG, "/sold")},
+        {"price": NEW, "other_paths": "serve"},
     ),
     "a method beside which another is served": (
         "GET",

@@ -18,6 +18,7 @@ from tests.guards.page_guards import PAGE_GUARDS
 from tests.guards.passage_guards import PASSAGE_GUARDS
 from tests.guards.payment_guards import PAYMENT_GUARDS
 from tests.guards.plain_guards import PLAIN_GUARDS
+from tests.guards.price_guards import PRICE_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.receipt_guards import RECEIPT_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
@@ -40,6 +41,7 @@ GUARDS = (
     *PAYMENT_GUARDS,
     *CHAIN_GUARDS,
     *PLAIN_GUARDS,
+    *PRICE_GUARDS,
     *KEY_GUARDS,
     *DECISION_GUARDS,
     *SETTING_GUARDS,

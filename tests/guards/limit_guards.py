@@ -392,8 +392,8 @@ LIMIT_GUARDS = (
         "X5",
         "creating listings has a rate",
         "web.listing_edits:ListingEdits.publish",
-        "        await self._limits.charge(writer.provider, client_address=writer.client_address)\n        if begun",
-        "        if begun",
+        "        await self._limits.charge(writer.provider, client_address=writer.client_address)\n        heads",
+        "        heads",
         test="web/test_listing_routes.py::test_creates_per_wallet_and_hour_are_limited_and_only_created_listings_count",
     ),
     guard(

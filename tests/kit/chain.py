@@ -271,9 +271,9 @@ class MemoryChain:
 
     async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
         chain = await self._ask_trusted("fetch_tip", chain_id, Quorum.AGREED)
-        head = chain.blocks[-1].number
-        final = None if self.has_no_final_tag else max(0, head - self._finality_depth)
-        return ChainTip(head_number=head, finalized_number=final)
+        head = chain.blocks[-1]
+        final = None if self.has_no_final_tag else max(0, head.number - self._finality_depth)
+        return ChainTip(head_number=head.number, head_time=head.time, finalized_number=final)
 
     async def fetch_block_hashes(self, chain_id: ChainId, numbers: Sequence[int]) -> BlockHashes:
         chain = await self._ask_trusted("fetch_block_hashes", chain_id, Quorum.AGREED)

@@ -64,6 +64,7 @@ from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.plain_metrics import PlainHistograms
 from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.catalog import NO_HEADS, HeadTimes
 from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.quality import QualityTally
 from tollway.storage.catalog_store import CatalogStore
@@ -195,6 +196,7 @@ class InProcessGateway:
             limits=limits,
             now_ms=self._clock,
             find_older_terms=self._find_older_terms,
+            find_payee_heads=self.catalog.list_payee_heads,
         )
         self.breaker = CircuitBreaker(limits=limits)
         self.signer = UpstreamSigner.derive([SECRET])
@@ -423,15 +425,17 @@ class InProcessGateway:
 
     # ---- Listings.
 
-    async def publish(self, name: str = "api_quotes", **changes: Any) -> Listing:
-        """A listing of 0.01 USDC a call, on sale for a day; every field can be given."""
+    async def publish(
+        self, name: str = "api_quotes", *, heads: HeadTimes = NO_HEADS, **changes: Any
+    ) -> Listing:
+        """A listing of 0.01 USDC a call, on sale for a day; every field can be given. `heads`: of its networks as it is published."""
         listing = replace(self.sample(name), **changes)
-        await self.catalog.publish(listing)
+        await self.catalog.publish(listing, heads=heads)
         return listing
 
-    async def revise(self, listing: Listing, **changes: Any) -> Listing:
+    async def revise(self, listing: Listing, *, heads: HeadTimes = NO_HEADS, **changes: Any) -> Listing:
         changed = replace(listing, updated_ms=self.now_ms, **changes)
-        await self.catalog.revise(changed, expected_revision=listing.revision)
+        await self.catalog.revise(changed, expected_revision=listing.revision, heads=heads)
         return replace(changed, revision=listing.revision + 1)
 
     def sample(self, name: str) -> Listing:

@@ -75,6 +75,9 @@ class Counter:
         async def find_older_terms(entry: CatalogEntry, moment_ms: int) -> CatalogEntry:
             return entry
 
+        async def find_payee_heads(entry: CatalogEntry, chain_id: object) -> dict[Address, int]:
+            return {}
+
         return TransactionVerifier(
             payments=self.ledger,
             readiness=self.ledger,
@@ -85,6 +88,7 @@ class Counter:
             limits=LIMITS,
             now_ms=self.now_ms,
             find_older_terms=find_older_terms,
+            find_payee_heads=find_payee_heads,
         )
 
     def entry(self, currency: str) -> CatalogEntry:

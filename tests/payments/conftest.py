@@ -75,6 +75,8 @@ class VerifierHarness:
         self.provider, self.caller, self.thief = (self.wallet(n) for n in ("provider", "caller", "thief"))
         self.older: list[Terms] = []
         self.older_asked = 0
+        self.heads: dict[ChainId, dict[Address, int]] = {}
+        self.heads_asked = 0
         self.shown: list[tuple[str, str]] = []
         self.transaction_verifier = self.make_till()
         self._hashes = 0
@@ -91,6 +93,7 @@ class VerifierHarness:
             limits=DEFAULT_LIMITS,
             now_ms=self.now_ms,
             find_older_terms=self._find_older_terms,
+            find_payee_heads=self._find_payee_heads,
             on_outcome=lambda network, outcome: self.shown.append((network, outcome)),
         )
 
@@ -101,6 +104,10 @@ class VerifierHarness:
         self.older_asked += 1
         older = [version for version in self.older if version.is_in_force_since(moment_ms)]
         return replace(entry, versions=(*entry.versions, *older))
+
+    async def _find_payee_heads(self, entry: CatalogEntry, chain_id: ChainId) -> dict[Address, int]:
+        self.heads_asked += 1
+        return self.heads.get(chain_id, {})
 
     @staticmethod
     def wallet(name: str) -> KeyWallet:

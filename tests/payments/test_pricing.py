@@ -12,6 +12,7 @@ from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.pricing import (
     OperationPrice,
     Payee,
+    begin_by_heads,
     does_credit_count,
     find_assets,
     find_chains,
@@ -247,6 +248,17 @@ def test_a_payee_counts_from_a_day_before_the_block(
     assert {payee.address: NOW_S - payee.since_s for payee in found} == payees
     assert len(found) == len(payees)
     assert all(isinstance(payee, Payee) for payee in found)
+
+
+@pytest.mark.parametrize(
+    ("head_s", "since_s"), [(None, NOW_S), (NOW_S - 75, NOW_S - 75), (NOW_S, NOW_S), (NOW_S + 500, NOW_S)]
+)
+def test_a_payee_begins_at_the_head_of_its_network_where_that_is_earlier(
+    head_s: int | None, since_s: int
+) -> None:
+    payees = (Payee(address=P, since_s=NOW_S), Payee(address=Q, since_s=7))
+    heads = {} if head_s is None else {P: head_s}
+    assert begin_by_heads(payees, heads) == (Payee(address=P, since_s=since_s), payees[1])
 
 
 def test_assets_are_those_of_the_networks_and_currencies_of_that_time() -> None:

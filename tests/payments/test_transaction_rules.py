@@ -17,6 +17,7 @@ from tollway.money import UNITS_MAX, Asset
 from tollway.payments.pricing import Payee
 from tollway.payments.transaction_rules import (
     Accepted,
+    BeforeListing,
     BlockInFuture,
     HeldByRestore,
     NoLongerPays,
@@ -378,9 +379,28 @@ def test_a_payment_mined_before_a_restore_is_held(held_before_s: int | None, is_
 def test_a_payment_is_at_most_a_minute_older_than_its_payee(since_s: int, counts: bool) -> None:
     payees = (Payee(address=P, since_s=NOW_S - since_s),)
     result = ask(facts(pay(A, P, 10)), payees=payees)
-    assert (
-        isinstance(result, Accepted) if counts else result == Refused(reason=TransactionReason.BEFORE_LISTING)
-    )
+    assert isinstance(result, Accepted) if counts else result == BeforeListing()
+
+
+@pytest.mark.parametrize("since_s", [3_539, 0, -1_000_000])
+def test_an_admitted_payment_counts_however_new_its_payee_is(since_s: int) -> None:
+    payees = (Payee(address=P, since_s=NOW_S - since_s),)
+    assert isinstance(ask(facts(pay(A, P, 10)), payees=payees, is_admitted=True), Accepted)
+
+
+@pytest.mark.parametrize(
+    ("logs", "result"),
+    [
+        ((pay(A, P, 10), pay(P, A, 10)), Refused(reason=TransactionReason.RETURNED)),
+        ((pay(A, Q, 10),), Refused(reason=TransactionReason.WRONG_RECIPIENT)),
+        ((pay(A, P, 10),), BeforeListing()),
+        ((pay(A, P, 2**70),), BeforeListing()),
+    ],
+)
+def test_a_payment_before_its_payee_is_refused_only_where_no_value_reached_the_payee(
+    logs: Any, result: Any
+) -> None:
+    assert ask(facts(*logs), payees=(Payee(address=P, since_s=NOW_S),)) == result
 
 
 def test_a_payee_that_is_too_new_does_not_affect_another() -> None:

@@ -5,6 +5,7 @@ import pytest
 from tollway.errors import Code
 from tollway.ids import TxHash
 from tollway.payments.transaction_rules import (
+    BeforeListing,
     BlockInFuture,
     HeldByRestore,
     NotThePayer,
@@ -26,6 +27,7 @@ from tollway.payments.transaction_rules import (
         (BlockInFuture(seconds=7_200), Code.PAYMENT_PENDING, "block_in_future", 60),
         (NotThePayer(), Code.PAYER_MISMATCH, None, None),
         (TooOld(age_s=90_000), Code.PAYMENT_TOO_OLD, None, None),
+        (BeforeListing(), Code.PAYMENT_TOO_OLD, "before_listing", None),
         (HeldByRestore(), Code.PAYMENT_HELD, None, None),
     ],
 )

@@ -135,7 +135,7 @@ class TestFirstPresentation:
             ("authorised", (FAILED, "authorization_transfer")),
             ("empty", (FAILED, "no_transfer")),
             ("old", (Code.PAYMENT_TOO_OLD, None)),
-            ("before the listing", (FAILED, "before_listing")),
+            ("before the listing", (Code.PAYMENT_TOO_OLD, "before_listing")),
             ("too large", (FAILED, "amount_too_large")),
         ],
     )

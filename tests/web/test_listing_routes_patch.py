@@ -1,6 +1,6 @@
 """`PATCH /apis/{apiId}`: media type, precondition, the order of refusals, versions, and races; and what PUT says of what it drops."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +9,16 @@ import pytest
 from tests.kit.listing_routes import (
     ALICE,
     APIS,
+    BASE,
     BOB,
     BODY,
+    OPTIMISM,
     ListingRoutesHarness,
     code_of,
     open_listing_routes,
     places_of,
 )
+from tollway.ids import ChainId
 from tollway.outbound.policy import Endpoint
 
 MERGE = {"content-type": "application/merge-patch+json"}
@@ -80,6 +83,37 @@ async def test_a_change_of_terms_is_one_version(harness: ListingRoutesHarness) -
         ("0.02", 2),
         ("0.010", 0),
     ]
+
+
+async def test_the_heads_of_networks_are_read_where_a_payee_begins() -> None:
+    asked: list[tuple[ChainId, ...]] = []
+
+    async def read_heads(chain_ids: Sequence[ChainId]) -> dict[ChainId, int]:
+        asked.append(tuple(chain_ids))
+        return dict.fromkeys(chain_ids, 1_700_000_000 - 100 - len(asked))
+
+    async with open_listing_routes(read_heads=read_heads) as harness:
+        created = await harness.publish(networks=["eip155:8453"])
+        path, catalog = f"{APIS}/{created['id']}", harness.stores.catalog
+        for patch in (
+            {"pricePerRequest": "0.02"},
+            {"networks": ["eip155:10", "eip155:8453"]},
+            {"payTo": str(BOB)},
+            {"payTo": str(BOB), "description": "the same payee"},
+        ):
+            harness.now_ms += 1_000
+            assert (await harness.send("PATCH", path, patch, headers=MERGE)).status_code == 200
+        assert asked == [(BASE,), (OPTIMISM,), (OPTIMISM, BASE)]
+        entry = await catalog.find(created["id"])
+        assert entry is not None
+        first_s, added_s, changed_s = (1_700_000_000 - 100 - number for number in (1, 2, 3))
+        assert await catalog.list_payee_heads(entry, BASE) == {ALICE: first_s, BOB: changed_s}
+        assert await catalog.list_payee_heads(entry, OPTIMISM) == {ALICE: added_s, BOB: changed_s}
+        keyed = await harness.send("POST", APIS, BODY, headers={"idempotency-key": "a key of this request"})
+        assert (keyed.status_code, len(asked)) == (201, 4)
+        entry = await catalog.find(keyed.json()["id"])
+        assert entry is not None
+        assert set(await catalog.list_payee_heads(entry, BASE)) == {ALICE}
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,7 @@ class App:
             limits=limits,
             now_ms=now_ms,
             find_older_terms=self._load_older_terms,
+            find_payee_heads=self.catalog.list_payee_heads,
             on_outcome=lambda network, outcome: self.metrics.payments.labels(network, outcome).inc(),
         )
         self.settlement_services = SettlementServices(

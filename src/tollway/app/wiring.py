@@ -22,7 +22,7 @@ from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules
-from tollway.chain.nodes import NodeHealth
+from tollway.chain.nodes import NodeHealth, read_head_times
 from tollway.chain.port import ChainReader, SettlementChain
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
@@ -687,6 +687,7 @@ class AsgiBuilder:
             rate_limiter=services.rate_limiter,
             is_unprotected=services.fetcher.is_unprotected,
             fetch_document=services.fetcher.fetch_document,
+            read_heads=partial(read_head_times, services.chains),
             describe_draft=self._document_services().describe_draft,
             find_owner=services.reputation_services.ownerships.find_owner
             if settings.require_ownership

@@ -9,6 +9,7 @@ contradicts itself, and raises `ChainUnavailable` when no node is left.
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -22,7 +23,7 @@ import aiohttp
 import structlog
 
 from tollway.chain.networks import describe_network
-from tollway.chain.port import ChainReader, Quorum
+from tollway.chain.port import ChainReader, Quorum, WatchedChain
 from tollway.chain.responses import BlockHeader, UnusableResponse, parse_batch, parse_quantity
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.ids import ChainId, format_network
@@ -372,6 +373,28 @@ class NodePool:
         for failure in failures or ["no node is configured"]:
             exc.add_note(failure)
         return exc
+
+
+HEADS_DEADLINE_S = 5.0
+"""The longest time for which an edit waits for the heads of its networks."""
+
+
+async def read_head_times(
+    chains: WatchedChain, chain_ids: Iterable[ChainId], *, deadline_s: float = HEADS_DEADLINE_S
+) -> dict[ChainId, int]:
+    """The time of the newest block of each chain, in unix seconds, without the chains that did not respond within the deadline. Reads
+    all at once. Raises nothing."""
+    found: dict[ChainId, int] = {}
+
+    async def read(chain_id: ChainId) -> None:
+        with contextlib.suppress(ChainUnavailable, TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                found[chain_id] = (await chains.fetch_tip(chain_id)).head_time
+
+    async with asyncio.TaskGroup() as group:
+        for chain_id in frozenset(chain_ids) & frozenset(chains.chain_ids):
+            group.create_task(read(chain_id))
+    return found
 
 
 AWAY_INTERVAL_S = 10.0

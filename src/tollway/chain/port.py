@@ -88,9 +88,10 @@ class Disputed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainTip:
     """The lowest head and the lowest final block of as many nodes as the network requires. `finalized_number` None: one of them has
-    no `finalized` block."""
+    no `finalized` block. `head_time`: the latest time of their heads, in unix seconds."""
 
     head_number: int
+    head_time: int
     finalized_number: int | None
 
 

@@ -117,7 +117,9 @@ async def read_tip(node: RpcNode, session: Session) -> ChainTip:
         [("eth_getBlockByNumber", ["latest", False]), ("eth_getBlockByNumber", ["finalized", False])],
     )
     head = _parse_head(node, latest)
-    return ChainTip(head_number=head.number, finalized_number=parse_final_tag(finalized, head=head))
+    return ChainTip(
+        head_number=head.number, head_time=head.time, finalized_number=parse_final_tag(finalized, head=head)
+    )
 
 
 async def read_head(node: RpcNode, session: Session) -> None:

@@ -254,7 +254,7 @@ class RpcReader:
         return found
 
     async def fetch_tip(self, chain_id: ChainId) -> ChainTip:
-        """The lowest head and final block of the nodes: honest nodes may differ in both."""
+        """The lowest head and final block of the nodes, and their latest time: honest nodes may differ in all."""
 
         async def read(node: RpcNode) -> ChainTip:
             return await read_tip(node, self._open_session)
@@ -265,6 +265,7 @@ class RpcReader:
         final = [tip.finalized_number for tip in reports if tip.finalized_number is not None]
         return ChainTip(
             head_number=min(tip.head_number for tip in reports),
+            head_time=max(tip.head_time for tip in reports),
             finalized_number=min(final) if len(final) == len(reports) else None,
         )
 

@@ -5,7 +5,7 @@ exist and what a request must contain. The document is untrusted: no content of 
 request is refused only where the document clearly requires a missing part.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import unquote_plus
@@ -29,9 +29,10 @@ from tollway.registry.listing import (
     RevisionCache,
     Terms,
     accepts_method,
+    digest_operation,
     is_sent_by_caller,
 )
-from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
+from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import PathTree, filter_by_method, find_most_specific, loose_path, normal_path
 
 REQUEST_SCHEMAS_MAX = 1_000
@@ -279,12 +280,12 @@ class Router:
         self, listing: Listing, index: int, version: Terms
     ) -> DescribedOperations[bool] | None:
         """The described operations of an older version. `index`: its position among the older versions of this revision."""
-        if not version.described:
+        if not version.described and not version.described_digests:
             return None
         found = self._old_descriptions.find(listing, index)
         if found is None:
             found = self._old_descriptions.put(listing, index, DescribedOperations())
-            for method, path in version.described:
+            for method, path in _list_operations(listing, version):
                 if accepts_method(version.methods, method):  # the same rule as for the current version
                     found.add(method=method, path=path, value=True)
         return found
@@ -302,6 +303,17 @@ class Router:
             endpoint = parse_endpoint(listing.endpoint, allow_private=self._allow_private)
             self._endpoints[listing.endpoint] = endpoint
         return endpoint
+
+
+def _list_operations(listing: Listing, version: Terms) -> Iterator[tuple[str, str]]:
+    """The described operations of an older version. Of those that it records by digest, the ones that the present document has: no other
+    is served now."""
+    yield from version.described
+    digests = frozenset(version.described_digests)
+    if digests and listing.openapi is not None:
+        for operation in walk_operations(listing.openapi):
+            if digest_operation(operation.method, operation.path) in digests:
+                yield operation.method, operation.path
 
 
 def _build_target(request: ProxyRequest, listing: Listing, endpoint: Endpoint) -> str | Problem:

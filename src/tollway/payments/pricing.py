@@ -9,7 +9,7 @@ any rail.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import inf
 
@@ -32,7 +32,8 @@ class OperationPrice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payee:
-    """A wallet whose payments count. `since_s`: the first time (unix seconds) that it was the listing's `payTo`."""
+    """A wallet whose payments count. `since_s`: the first time (unix seconds) that it was the listing's `payTo`: by the clock of the
+    ledger, or by the clock of its network where that is earlier (`begin_by_heads`)."""
 
     address: Address
     since_s: int
@@ -93,6 +94,19 @@ def find_payees(versions: Sequence[Terms], *, block_time_s: int, limits: Limits)
         first_seen[version.pay_to] = version.since_ms if known is None else min(known, version.since_ms)
     counting = dict.fromkeys(v.pay_to for v in versions if v.is_in_force_since(since_ms))
     return tuple(Payee(address=address, since_s=first_seen[address] // 1000) for address in counting)
+
+
+def begin_by_heads(payees: Sequence[Payee], heads: Mapping[Address, int]) -> tuple[Payee, ...]:
+    """The payees, each from the time of its network's head as it began, where that is known and earlier than the ledger's clock: the
+    blocks of a network that lags have the network's time. `heads`: unix seconds, by payee.
+
+    A head is read just before the version is written, so every block after it has at least its time. A payment from before the payee
+    therefore counts by the slack of `transaction_rules` only. Without a head the clock of the ledger decides, which is never earlier
+    than that of a network that lags; a head that a node dates ahead changes nothing."""
+    return tuple(
+        replace(payee, since_s=min(payee.since_s, heads.get(payee.address, payee.since_s)))
+        for payee in payees
+    )
 
 
 def find_assets(

@@ -25,6 +25,9 @@ from tollway.payments.pricing import Payee
 PAYEE_SLACK_S = 60
 """The clocks of chain and gateway may differ by this much."""
 
+BEFORE_LISTING = "before_listing"
+"""The `reason` of `payment_too_old` for a payment to the right wallet from before it was the listing's `payTo`."""
+
 
 class TransactionReason(StrEnum):
     """Why a transaction does not pay for this listing. Public (`reason` of `payment_verification_failed`)."""
@@ -39,7 +42,6 @@ class TransactionReason(StrEnum):
     RETURNED = "returned"  # the payee sent it back in the same transaction
     BELOW_LEDGER_UNIT = "below_ledger_unit"
     AMOUNT_TOO_LARGE = "amount_too_large"
-    BEFORE_LISTING = "before_listing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class VerificationInput:
     """The input of a verification, besides the facts: the rules of one network and the terms of one listing.
 
     `assets`: the accepted assets on that chain. `age_credit_s`: the part of the payment's age in which no gateway was ready.
-    `is_admitted`: an operator accepts the transaction although it is late. `held_before_s`: after a restore of
+    `is_admitted`: an operator accepts the transaction although it is late, or older than the payee. `held_before_s`: after a restore of
     the database, older transactions count only when they are admitted.
     """
 
@@ -95,6 +97,11 @@ class TooOld:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeforeListing:
+    """The transaction moved value to the payee before the payee was the listing's `payTo`. Only an operator can admit it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldByRestore:
     """The transaction was mined before the database was restored: the lost part of the ledger may contain its use."""
 
@@ -106,7 +113,9 @@ class Refused:
     reason: TransactionReason
 
 
-VerificationResult = Accepted | Pending | BlockInFuture | NotThePayer | TooOld | HeldByRestore | Refused
+VerificationResult = (
+    Accepted | Pending | BlockInFuture | NotThePayer | TooOld | BeforeListing | HeldByRestore | Refused
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +141,11 @@ def find_movements(facts: ChainFacts, given: VerificationInput) -> tuple[Movemen
     return tuple(found)
 
 
+def is_before(facts: ChainFacts, payee: Payee) -> bool:
+    """Whether the transaction is older than the payee, by more than the slack."""
+    return facts.block_time < payee.since_s - PAYEE_SLACK_S
+
+
 def verify_transaction(
     facts: ChainFacts, given: VerificationInput, signers: Sequence[Address], *, limits: Limits
 ) -> VerificationResult:
@@ -153,8 +167,9 @@ def verify_transaction(
 
 def _find_worth(
     facts: ChainFacts, given: VerificationInput, signers: Sequence[Address]
-) -> "list[_Worth] | NotThePayer | Refused":
-    """The payments of the transaction to this listing at any depth and age; never an empty list."""
+) -> "list[_Worth] | NotThePayer | BeforeListing | Refused":
+    """The payments of the transaction to this listing at any depth and age; never an empty list. A refusal means that no value
+    reached a payee: a payment that is too old for its payee is `BeforeListing`."""
     if not facts.succeeded:
         return Refused(reason=TransactionReason.TRANSACTION_FAILED)
     movements = find_movements(facts, given)
@@ -166,15 +181,16 @@ def _find_worth(
     unauthorized = [m for m in mine if not m.is_by_authorization]
     if not unauthorized:
         return Refused(reason=TransactionReason.AUTHORIZATION_TRANSFER)
-    timely = [m for m in unauthorized if facts.block_time >= m.payee.since_s - PAYEE_SLACK_S]
-    if not timely:
-        return Refused(reason=TransactionReason.BEFORE_LISTING)
-    payments = [(m.asset, _new_payment(facts, m)) for m in timely if m.base_units > 0]
-    if not payments:
+    paid = [m for m in unauthorized if m.base_units > 0]
+    if not paid:
         return Refused(reason=TransactionReason.RETURNED)
-    worth = [(asset, payment) for asset, payment in payments if payment.value_units > 0]
-    if not worth:
+    valued = [m for m in paid if m.asset.floor_to_ledger(m.base_units) > 0]
+    if not valued:
         return Refused(reason=TransactionReason.BELOW_LEDGER_UNIT)
+    timely = [m for m in valued if given.is_admitted or not is_before(facts, m.payee)]
+    if not timely:
+        return BeforeListing()
+    worth = [(m.asset, _new_payment(facts, m)) for m in timely]
     if any(payment.value_units > UNITS_MAX for _, payment in worth):
         return Refused(reason=TransactionReason.AMOUNT_TOO_LARGE)
     return worth
@@ -355,7 +371,7 @@ FUTURE_RETRY_S_MAX = 60
 
 
 def explain_result(
-    result: Pending | BlockInFuture | NotThePayer | TooOld | HeldByRestore | Refused,
+    result: Pending | BlockInFuture | NotThePayer | TooOld | BeforeListing | HeldByRestore | Refused,
 ) -> Problem:
     match result:
         case Pending():
@@ -381,6 +397,14 @@ def explain_result(
                 code=Code.PAYMENT_TOO_OLD,
                 detail=f"The payment was mined {result.age_s} seconds ago and is too old for its first use. "
                 "The operator or the provider can admit it.",
+                payment_state="none",
+            )
+        case BeforeListing():
+            return Problem(
+                code=Code.PAYMENT_TOO_OLD,
+                detail="The payment was mined before its payee became the payTo of this listing. Do not pay again: the operator or the "
+                "provider can admit it.",
+                reason=BEFORE_LISTING,
                 payment_state="none",
             )
         case HeldByRestore():
@@ -451,5 +475,4 @@ _DETAILS = {
     TransactionReason.RETURNED: "The payee returned the value in the same transaction.",
     TransactionReason.BELOW_LEDGER_UNIT: "The amount is below the smallest unit of the ledger.",
     TransactionReason.AMOUNT_TOO_LARGE: "The amount is larger than one payment in the ledger can be.",
-    TransactionReason.BEFORE_LISTING: "The transaction is older than the listing's payTo.",
 }

@@ -23,11 +23,18 @@ from tollway.ledger.ledger import PaymentLedger, Readiness
 from tollway.ledger.records import Payment, PaymentState, RecordedTransaction
 from tollway.limits import Limits
 from tollway.money import Asset
-from tollway.payments.pricing import does_credit_count, find_assets, find_chains, find_payees
+from tollway.payments.pricing import (
+    begin_by_heads,
+    does_credit_count,
+    find_assets,
+    find_chains,
+    find_payees,
+)
 from tollway.payments.proof import Proof
 from tollway.payments.transaction_lookup import LookupCharge, TransactionLookup
 from tollway.payments.transaction_rules import (
     Accepted,
+    BeforeListing,
     BlockInFuture,
     HeldByRestore,
     NotThePayer,
@@ -39,6 +46,7 @@ from tollway.payments.transaction_rules import (
     VerificationResult,
     explain_result,
     find_movements,
+    is_before,
     not_mined,
     other_network,
     refuse_transaction,
@@ -49,6 +57,8 @@ from tollway.registry.listing import CatalogEntry
 
 CONTRACT_PAYERS_MAX = 4
 WALLETS_MAX = 10_000
+FindPayeeHeads = Callable[[CatalogEntry, ChainId], Awaitable[Mapping[Address, int]]]
+"""The time of the network's head as each payee of the entry's versions began, where it is known: the earliest of each."""
 UNCLAIMED_MAX = 300
 """Signature checks of one contract wallet, beyond those of its claims, that cost no look-up. More than one client address can have
 in flight."""
@@ -245,6 +255,7 @@ class TransactionVerifier:
         limits: Limits,
         now_ms: Callable[[], int],
         find_older_terms: Callable[[CatalogEntry, int], Awaitable[CatalogEntry]],
+        find_payee_heads: FindPayeeHeads,
         on_outcome: Callable[[str, str], None] = lambda network, outcome: None,
     ) -> None:
         """`on_outcome` receives the outcome of each look-up: the network, and `accepted` or the code."""
@@ -256,6 +267,7 @@ class TransactionVerifier:
         self._limits = limits
         self._now_ms = now_ms
         self._find_older_terms = find_older_terms
+        self._find_payee_heads = find_payee_heads
         self._on_outcome = on_outcome
         self._signer_check = SignerCheck(signature_verifier)
         self.lookup = TransactionLookup(chains)
@@ -535,7 +547,11 @@ class TransactionVerifier:
             is_admitted=verification.recorded.is_admitted,
             held_before_s=None if held_before_ms is None else held_before_ms // 1000,
         )
-        payers = [movement.payer for movement in find_movements(facts, given)]
+        movements = find_movements(facts, given)
+        if any(is_before(facts, movement.payee) for movement in movements):  # read only when it decides
+            heads = await self._find_payee_heads(entry, facts.chain_id)
+            given = replace(given, payees=begin_by_heads(given.payees, heads))
+        payers = [movement.payer for movement in movements]
         signers = await self._signer_check.find_signers(verification.presented, facts.chain_id, payers)
         result = verify_transaction(facts, given, signers, limits=self._limits)
         return await self._name_internal_transfer(result, facts, given)
@@ -608,7 +624,7 @@ def _keep_unfinal(result: VerificationResult | NotMined) -> VerificationResult |
 
 _NetworkResult = VerificationResult | NotMined | TollwayError
 
-_URGENCY = (Pending, BlockInFuture, HeldByRestore, TooOld, NotThePayer, Refused)
+_URGENCY = (Pending, BlockInFuture, HeldByRestore, TooOld, BeforeListing, NotThePayer, Refused)
 """The order in which results are reported. A result that can still become a payment comes before a refusal with status 402."""
 
 

@@ -4,7 +4,9 @@ A key of `POST /apis` is held by one request at a time, under a lease. A listing
 (`Catalog.publish_once`): a key without a response is a listing that does not exist.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from tollway.ids import Address, ChainId, ListingId
@@ -13,6 +15,11 @@ from tollway.registry.listing import CatalogEntry, Listing, Terms
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 
 CREATION_KEY_TTL_S = 86_400
+
+
+HeadTimes = Mapping[ChainId, int]
+"""The time of the newest block of some networks, in unix seconds."""
+NO_HEADS: HeadTimes = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,20 +186,34 @@ class Catalog(Protocol):
     """The store of listings and their terms. Every method is atomic, durable when it returns, and raises `StorageUnavailable`
     when the store is unavailable."""
 
-    async def publish(self, listing: Listing) -> None:
-        """Adds a listing and its first terms."""
+    async def publish(self, listing: Listing, *, heads: HeadTimes = NO_HEADS) -> None:
+        """Adds a listing and its first terms. `heads`: read just before, of its networks."""
         ...
 
-    async def publish_once(self, listing: Listing, *, under: CreationBegun, answer: CreationResponse) -> bool:
+    async def publish_once(
+        self,
+        listing: Listing,
+        *,
+        under: CreationBegun,
+        answer: CreationResponse,
+        heads: HeadTimes = NO_HEADS,
+    ) -> bool:
         """Writes the listing as `publish` does and, in the same transaction, the response under its idempotency key. False, and
         nothing written, when another request holds the key."""
         ...
 
     async def revise(
-        self, listing: Listing, *, expected_revision: int, act: OperatorAct | None = None
+        self,
+        listing: Listing,
+        *,
+        expected_revision: int,
+        act: OperatorAct | None = None,
+        heads: HeadTimes = NO_HEADS,
     ) -> Revised | RevisionConflict:
         """Replaces a listing that has `expected_revision`; new terms begin when they differ from the last ones.
 
+        The new terms begin, and the last ones end, at the time of the ledger's clock: the clocks of gateways differ, and an edit must
+        not end a price before its callers have seen the next one. `heads`: read just before, where the edit changes `payTo`.
         The stored revision is `expected_revision` + 1; the one of the record does not count. To retire or suspend a listing, set
         `retired_ms` or `suspended_ms`. `act`: the operator's act that makes the change, recorded in its transaction. A suspension
         has the time and the reason of its act (`suspended_ms`, `suspended_reason`).
@@ -206,6 +227,11 @@ class Catalog(Protocol):
 
     async def terms_since(self, listing_id: ListingId, moment_ms: int) -> tuple[Terms, ...]:
         """All versions that were in force at any time since `moment_ms`, newest first."""
+        ...
+
+    async def list_payee_heads(self, entry: CatalogEntry, chain_id: ChainId) -> Mapping[Address, int]:
+        """The time of the network's head, in unix seconds, as each payee of the entry's versions began: the earliest of each. A payee
+        is missing where no node returned it."""
         ...
 
     async def reputation(self, listing_id: ListingId) -> Reputation:

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
@@ -20,7 +21,9 @@ from tollway.registry.paths import priced_verb
 from tollway.registry.response_headers import find_dropped
 
 DESCRIBED_CHARACTERS_MAX = 100_000
-"""The maximum length of the methods and paths of a document, together, that a version of the terms records."""
+"""The maximum length of the methods and paths of a document, together, that a version of the terms records as text; of each further
+operation it records a digest."""
+_DIGEST_CHARACTERS = 16
 
 
 class ChargeOn(StrEnum):
@@ -87,7 +90,8 @@ class Terms:
     """One version of a listing's operations, prices and payee, and the time in which it was in force.
 
     `until_ms` is None for the version in force. `networks` are in the listing's order of preference. `described`: method and
-    path of each operation of the provider's document, where `other_paths` is `refuse`; else empty.
+    path of each operation of the provider's document, where `other_paths` is `refuse`; else empty. `described_digests`: of the
+    operations beyond `DESCRIBED_CHARACTERS_MAX` (`digest_operation`).
     `status`: `unrecorded` for a version of older tables, which do not record it.
     """
 
@@ -103,6 +107,7 @@ class Terms:
     status: TermsStatus
     since_ms: int
     until_ms: int | None
+    described_digests: tuple[str, ...] = ()
 
     @property
     def is_active(self) -> bool:
@@ -154,6 +159,7 @@ class Listing:
 
     def current_terms(self, *, since_ms: int) -> Terms:
         """The version of the terms that this state of the listing puts in force at `since_ms`."""
+        described, digests = self._list_described()
         return Terms(
             price=self.price,
             currency=self.currency,
@@ -162,29 +168,36 @@ class Listing:
             operations=self.operations,
             other_paths=self.other_paths,
             methods=self.methods,
-            described=self._list_described(),
+            described=described,
+            described_digests=digests,
             charge_on=self.charge_on,
             status=self._find_status(),
             since_ms=since_ms,
             until_ms=None,
         )
 
-    def _list_described(self) -> tuple[tuple[str, str], ...]:
-        """Operations in the order of the document, up to the maximum length."""
+    def _list_described(self) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+        """Operations in the order of the document, up to the maximum length, and the digests of the others."""
         if self.other_paths == "serve" or self.openapi is None:
-            return ()
-        remaining, found = DESCRIBED_CHARACTERS_MAX, []
+            return (), ()
+        remaining, found, digests = DESCRIBED_CHARACTERS_MAX, [], []
         for operation in walk_operations(self.openapi):
             remaining -= len(operation.method) + len(operation.path)
-            if remaining < 0:
-                break
-            found.append((operation.method, operation.path))
-        return tuple(found)
+            if remaining >= 0:
+                found.append((operation.method, operation.path))
+            else:
+                digests.append(digest_operation(operation.method, operation.path))
+        return tuple(found), tuple(digests)
 
     def _find_status(self) -> TermsStatus:
         if self.retired_ms is not None:
             return "retired"
         return self.status if self.suspended_ms is None else "suspended"
+
+
+def digest_operation(method: str, path: str) -> str:
+    """The digest of one operation of a document. Only the provider chooses what it is made from, so 64 bits are enough."""
+    return sha256(f"{method} {path}".encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,19 +13,21 @@ from functools import partial
 from typing import Any, Literal
 
 import structlog
-from sqlalchemy import Connection, Row, delete, exists, insert, select, update
+from sqlalchemy import Connection, Row, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from tollway.errors import StorageUnavailable
-from tollway.ids import Address, ListingId
+from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import MIB
 from tollway.operator_acts import ActKind, OperatorAct
 from tollway.registry.catalog import (
+    NO_HEADS,
     SUSPENDED_MAX,
     TERMS_RETENTION_S,
     CatalogFacets,
     CreationBegun,
     CreationResponse,
+    HeadTimes,
     ListingMatch,
     ListingPage,
     ListingQuery,
@@ -44,6 +46,7 @@ from tollway.storage.catalog_tables import (
     listing_table,
     listing_values,
     network_table,
+    payee_head_table,
     read_document,
     read_listing,
     read_listings,
@@ -58,7 +61,9 @@ from tollway.storage.creation_store import finish_creation
 from tollway.storage.database import Database, T, Work
 from tollway.storage.encryption import Sealer
 from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
+from tollway.storage.recovery import SharedClock, read_shared_clock
 from tollway.storage.reputation_store import end_stale_proof
+from tollway.storage.statements import has_table
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 FRESH_MS = 1_000
@@ -180,6 +185,7 @@ class CatalogStore:
         now_ms: Callable[[], int],
         only_verified: bool = False,
         events: EventLog = NO_EVENTS,
+        shared_clock: SharedClock = read_shared_clock,
     ) -> None:
         """`only_verified`: searches return only listings with proved ownership. `events`: of proofs that an edit ends."""
         self._events = events
@@ -187,6 +193,7 @@ class CatalogStore:
         self._database = database
         self._sealer = sealer
         self._now_ms = now_ms
+        self._shared_clock = shared_clock
         self._cache = ListingCache()
         self._facets: _KeptFacets | None = None
 
@@ -194,33 +201,53 @@ class CatalogStore:
         """Drops all cached listings, after a restore of the database."""
         self._cache.forget_all()
 
-    async def publish(self, listing: Listing) -> None:
+    async def publish(self, listing: Listing, *, heads: HeadTimes = NO_HEADS) -> None:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> None:
-            _publish(connection, listing, sealed)
+            now_ms = self._shared_clock(connection, listing.created_ms)
+            _publish(connection, listing, sealed, heads, now_ms=now_ms)
 
         await self._add(listing, work)
 
-    async def publish_once(self, listing: Listing, *, under: CreationBegun, answer: CreationResponse) -> bool:
+    async def publish_once(
+        self,
+        listing: Listing,
+        *,
+        under: CreationBegun,
+        answer: CreationResponse,
+        heads: HeadTimes = NO_HEADS,
+    ) -> bool:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> bool:
             if not finish_creation(connection, under, answer):
                 return False
-            _publish(connection, listing, sealed)
+            now_ms = self._shared_clock(connection, listing.created_ms)
+            _publish(connection, listing, sealed, heads, now_ms=now_ms)
             return True
 
         return await self._add(listing, work)
 
     async def revise(
-        self, listing: Listing, *, expected_revision: int, act: OperatorAct | None = None
+        self,
+        listing: Listing,
+        *,
+        expected_revision: int,
+        act: OperatorAct | None = None,
+        heads: HeadTimes = NO_HEADS,
     ) -> Revised | RevisionConflict:
         sealed = self._seal(listing)
 
         def work(connection: Connection) -> Revised | RevisionConflict:
             outcome = _revise(
-                connection, listing, sealed, expected_revision, events=self._events, now_ms=self._now_ms()
+                connection,
+                listing,
+                sealed,
+                expected_revision,
+                heads,
+                events=self._events,
+                now_ms=self._shared_clock(connection, listing.updated_ms),
             )
             if act is not None and isinstance(outcome, Revised):
                 record_act(connection, act)
@@ -268,6 +295,25 @@ class CatalogStore:
             if seq is None:
                 return ()
             return _load_terms(connection, seq, moment_ms)
+
+        return await self._database.read(work)
+
+    async def list_payee_heads(self, entry: CatalogEntry, chain_id: ChainId) -> Mapping[Address, int]:
+        head, terms = payee_head_table.c, terms_table.c
+        is_same_version = (terms.listing_seq == head.listing_seq) & (terms.version == head.version)
+        statement = (
+            select(terms.pay_to, func.min(head.head_s))
+            .join_from(payee_head_table, terms_table, is_same_version)
+            .join(listing_table, listing_table.c.seq == head.listing_seq)
+            .where(listing_table.c.id == entry.listing.id, head.chain_id == chain_id)
+            .where(terms.since_ms >= entry.versions[-1].since_ms)
+            .group_by(terms.pay_to)
+        )
+
+        def work(connection: Connection) -> dict[Address, int]:
+            if not has_table(connection, payee_head_table):
+                return {}
+            return {Address(pay_to): head_s for pay_to, head_s in connection.execute(statement)}
 
         return await self._database.read(work)
 
@@ -411,12 +457,14 @@ def secret_label(listing_id: ListingId, location: str, name: str) -> bytes:
     return f"{listing_id}\n{location}\n{name}".encode()
 
 
-def _publish(connection: Connection, listing: Listing, sealed: _Sealed) -> None:
+def _publish(
+    connection: Connection, listing: Listing, sealed: _Sealed, heads: HeadTimes, *, now_ms: int
+) -> None:
     values = {**listing_values(listing), **sealed}
     seq = connection.scalar(insert(listing_table).values(values).returning(listing_table.c.seq))
     assert seq is not None
     _write_document(connection, seq, listing)
-    _begin_terms(connection, seq, 1, listing.current_terms(since_ms=listing.created_ms))
+    _begin_terms(connection, seq, 1, listing.current_terms(since_ms=now_ms), heads)
     if is_shown(listing):
         _index_listing(connection, seq, listing)
 
@@ -426,6 +474,7 @@ def _revise(
     listing: Listing,
     sealed: _Sealed,
     expected_revision: int,
+    heads: HeadTimes,
     *,
     events: EventLog,
     now_ms: int,
@@ -444,7 +493,7 @@ def _revise(
         return RevisionConflict(revision=row.revision)
     connection.execute(delete(document_table).where(document_table.c.listing_seq == row.seq))
     _write_document(connection, row.seq, listing)
-    _renew_terms(connection, row.seq, listing)
+    _renew_terms(connection, row.seq, listing, heads, now_ms=now_ms)
     end_stale_proof(connection, row.seq, listing, events=events, now_ms=now_ms)
     if row.is_shown:
         _unindex_listing(connection, row.seq)
@@ -463,24 +512,30 @@ def _write_document(connection: Connection, seq: int, listing: Listing) -> None:
         connection.execute(insert(document_table).values(values))
 
 
-def _renew_terms(connection: Connection, seq: int, listing: Listing) -> None:
+def _renew_terms(
+    connection: Connection, seq: int, listing: Listing, heads: HeadTimes, *, now_ms: int
+) -> None:
     """Ends the current version of the terms and begins another one when the listing sells other operations or has other prices."""
     terms = terms_table.c
     newest = select(terms_table).where(terms.listing_seq == seq)
     row = connection.execute(newest.order_by(terms.version.desc()).limit(1)).one()
     last = read_terms(row)
-    # The clocks of gateways differ, but a version must not end before its begin.
-    now_ms = max(listing.updated_ms, last.since_ms)
+    # The clock may step back, but a version must not end before its begin.
+    now_ms = max(now_ms, last.since_ms)
     if listing.current_terms(since_ms=last.since_ms) == last:
         return
     ended = update(terms_table).where(terms.listing_seq == seq, terms.version == row.version)
     connection.execute(ended.values(until_ms=now_ms))
-    _begin_terms(connection, seq, row.version + 1, listing.current_terms(since_ms=now_ms))
+    _begin_terms(connection, seq, row.version + 1, listing.current_terms(since_ms=now_ms), heads)
 
 
-def _begin_terms(connection: Connection, seq: int, version: int, terms: Terms) -> None:
+def _begin_terms(connection: Connection, seq: int, version: int, terms: Terms, heads: HeadTimes) -> None:
     values = {"listing_seq": seq, "version": version, **terms_values(terms)}
     connection.execute(insert(terms_table).values(values))
+    if heads and has_table(connection, payee_head_table):
+        of_version = {"listing_seq": seq, "version": version}
+        rows = [{**of_version, "chain_id": chain_id, "head_s": head_s} for chain_id, head_s in heads.items()]
+        connection.execute(insert(payee_head_table), rows)
 
 
 def _load_terms(connection: Connection, seq: int, since_ms: int) -> tuple[Terms, ...]:

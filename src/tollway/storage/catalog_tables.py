@@ -132,6 +132,17 @@ terms_table = Table(
     CheckConstraint("until_ms IS NULL OR until_ms >= since_ms", name="ends_after_it_begins"),
 )
 
+# The time of a network's head as a version with a new payTo began, in unix seconds, where a node returned it.
+payee_head_table = Table(
+    "listing_payee_head",
+    metadata,
+    _listing_seq("listing_payee_head"),
+    Column("version", BigInteger, nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("head_s", BigInteger, nullable=False),
+    PrimaryKeyConstraint("listing_seq", "version", "chain_id", name="pk_listing_payee_head"),
+)
+
 tag_table = Table(
     "listing_tag",
     metadata,
@@ -320,6 +331,10 @@ def read_listing(row: Any, *, auth: UpstreamAuth | None, openapi: Mapping[str, A
     )
 
 
+_DIGEST = ""
+"""In place of a method in `listing_terms.described`: the text beside it is the digest of an operation."""
+
+
 def terms_values(terms: Terms) -> dict[str, Any]:
     """Every column of a version of terms except its listing and its number."""
     return {
@@ -331,7 +346,7 @@ def terms_values(terms: Terms) -> dict[str, Any]:
         "operations": _write_operations(terms.operations),
         "other_paths": terms.other_paths,
         "methods": _write(terms.methods),
-        "described": _write(terms.described),
+        "described": _write([*terms.described, *((_DIGEST, digest) for digest in terms.described_digests)]),
         "charge_on": terms.charge_on.value,
         "status": terms.status,
         "since_ms": terms.since_ms,
@@ -341,6 +356,7 @@ def terms_values(terms: Terms) -> dict[str, Any]:
 
 def read_terms(row: Row[Any]) -> Terms:
     """Parses a row. An ended version without a recorded status sets no price, because its operations are unknown."""
+    described = [(method, path) for method, path in json.loads(row.described or "[]")]
     return Terms(
         price=Price(text=row.price, nano=row.price_nano),
         currency=row.currency,
@@ -349,7 +365,8 @@ def read_terms(row: Row[Any]) -> Terms:
         operations=_read_operations(row.operations),
         other_paths=row.other_paths or "refuse",
         methods=_read_texts(row.methods or "[]"),
-        described=tuple((method, path) for method, path in json.loads(row.described or "[]")),
+        described=tuple(one for one in described if one[0] != _DIGEST),
+        described_digests=tuple(digest for method, digest in described if method == _DIGEST),
         charge_on=ChargeOn(row.charge_on),
         status=row.status or "unrecorded",
         since_ms=row.since_ms,

@@ -20,11 +20,18 @@ from tollway.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from tollway.ids import Address, ListingId, format_id
+from tollway.ids import Address, ChainId, ListingId, format_id
 from tollway.limits import Limits
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.registry.catalog import Catalog, CreationBegun, CreationResponse, Revised
+from tollway.registry.catalog import (
+    NO_HEADS,
+    Catalog,
+    CreationBegun,
+    CreationResponse,
+    HeadTimes,
+    Revised,
+)
 from tollway.registry.draft import (
     ENDPOINT_POLICY,
     ENDPOINT_UNPROTECTED,
@@ -110,6 +117,7 @@ class ListingServices:
     answers. `fetch_document` fetches an `openapiUrl` through the outbound client. The last two may be None.
     `allowlist` None: every wallet may publish. `find_owner`: the wallet that has proved an origin, where the operator
     requires the proof; else None. `find_addresses`: the addresses of an endpoint, for dry runs; it raises as `check_endpoint` does. `describe_draft`: the agent document of a listing, for dry runs; None leaves it out.
+    `read_heads`: the time of the newest block of each network that responds; it raises nothing.
     """
 
     catalog: Catalog
@@ -129,6 +137,7 @@ class ListingServices:
     find_owner: Callable[[str], Awaitable[Address | None]] | None = None
     describe_draft: Callable[[Listing], Awaitable[dict[str, Any]]] | None = None
     find_addresses: Callable[[Endpoint], Awaitable[Sequence[str]]] | None = None
+    read_heads: Callable[[Sequence[ChainId]], Awaitable[HeadTimes]] | None = None
 
 
 _POLICY_REASONS = frozenset({"address", "port"})
@@ -255,14 +264,15 @@ class ListingEdits:
         listing = create_listing(draft, listing_id=listing_id, provider=writer.provider, now_ms=now_ms)
         written = await self._describe(listing, UNKNOWN_REPUTATION)
         await self._limits.charge(writer.provider, client_address=writer.client_address)
+        heads = await self._read_heads(listing, None)
         if begun is None:
-            await services.catalog.publish(listing)
+            await services.catalog.publish(listing, heads=heads)
             return written
         etag, content = render_written(services.encoder, written)
         location = services.encoder.url_of(listing.id)
         answer = CreationResponse(listing_id=listing.id, location=location, etag=etag, body=content)
         if not await services.catalog.publish_once(
-            listing, under=begun, answer=services.creations.keep(answer)
+            listing, under=begun, answer=services.creations.keep(answer), heads=heads
         ):
             raise lost_key_refusal()
         return written
@@ -362,7 +372,10 @@ class ListingEdits:
         """Writes the next revision. None when another edit came first. `writes_same`: also without a change."""
         listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
         if writes_same or not is_same_listing(listing, previous):
-            outcome = await self._services.catalog.revise(listing, expected_revision=previous.revision)
+            heads = await self._read_heads(listing, previous)
+            outcome = await self._services.catalog.revise(
+                listing, expected_revision=previous.revision, heads=heads
+            )
             if not isinstance(outcome, Revised):
                 return None
             listing = outcome.listing
@@ -370,6 +383,14 @@ class ListingEdits:
             listing = previous
         reputation = await self._services.catalog.reputation(listing.id)
         return await self._describe(listing, reputation, previous=previous)
+
+    async def _read_heads(self, listing: Listing, previous: Listing | None) -> HeadTimes:
+        """The heads of the networks on which the write begins a `payTo`. Read before the write, so that every later block counts."""
+        read_heads = self._services.read_heads
+        is_same = previous is not None and previous.pay_to == listing.pay_to
+        known = previous.networks if previous is not None and is_same else ()
+        begun = [chain_id for chain_id in listing.networks if chain_id not in known]
+        return await read_heads(begun) if begun and read_heads is not None else NO_HEADS
 
     # ---- The checks of a draft.
 

@@ -162,8 +162,8 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             "With `held`, read the call that `callId` names in your history, and do not pay again before it has an outcome. With `charged`, pay again for another call.",
         ),
         Code.PAYMENT_TOO_OLD: _problem_page(
-            "The transaction is too old to be presented for the first time.",
-            "Ask the operator or the provider to admit it.",
+            "The transaction is too old to be presented for the first time, or it was mined before its payee became the `payTo` of the listing (`reason` is `before_listing`).",
+            "Do not pay again. Ask the operator or the provider to admit it.",
         ),
         Code.PAYMENT_HELD: _problem_page(
             "The payment cannot be spent at present: nodes of the chain disagree about it, or the operator restored an older database and has not released it yet.",
