@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.gateway import open_gateway
 from tests.kit.payer import Payer, has_terms
-from tests.kit.proxy_requests import GivenBody
+from tests.kit.proxy_requests import GivenBody, sample_request
 from tests.kit.upstream import until
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.body import (
@@ -16,6 +16,7 @@ from tollway.gateway.body import (
     EMPTY_BODY_HASH,
     ForwardBody,
     check_size,
+    hold_body,
     load_compared,
     load_declared,
     load_hashed,
@@ -60,6 +61,21 @@ def test_a_declared_length_over_the_limit_is_refused_unread(length: int | None, 
     problem = check_size(body, LIMITS)
     assert (problem is not None and problem.code is Code.PAYLOAD_TOO_LARGE) == is_refused
     assert body.bytes_read == 0
+
+
+async def test_a_body_in_hand_is_loaded_again_without_a_read_of_the_request() -> None:
+    request = sample_request(body=GivenBody(b"abc", b"def"))
+    whole = await load_hashed(request.body, is_whole=True, limits=LIMITS)
+    again = hold_body(request, whole)
+    assert (again.body.length, again.body.bytes_read, again.body.is_present) == (6, 6, True)
+    assert await load_hashed(again.body, is_whole=True, limits=LIMITS) == whole
+    assert not await again.body.read_chunk()
+
+
+async def test_a_body_that_streams_stays_in_its_request() -> None:
+    request = sample_request(body=GivenBody(b"abc", b"def"))
+    assert hold_body(request, await load_plain(request.body, limits=LIMITS)) is request
+    assert hold_body(request, EMPTY_BODY) is request
 
 
 async def test_no_body_is_no_cargo_in_every_form() -> None:

@@ -2,6 +2,7 @@
 
 from tests.guards.guard import guard
 
+SLOW_BODIES = "gateway/test_pipeline_slow_bodies.py"
 PAYEE_TIMES = "gateway/test_payee_times.py"
 
 PRICE_GUARDS = (
@@ -70,6 +71,30 @@ PRICE_GUARDS = (
         "known = previous.networks if previous is not None and is_same else ()",
         "known = () if previous is None else previous.networks",
         test="web/test_listing_routes_patch.py::test_the_heads_of_networks_are_read_where_a_payee_begins",
+    ),
+    guard(
+        "P9",
+        "a call with a slow body is decided by the listing as it is when the body has arrived",
+        "gateway.pipeline:CallPipeline._is_outdated",
+        "return await self._catalog.find(request.listing_id) is not entry",
+        "return False",
+        test=f"{SLOW_BODIES}::test_a_listing_that_changed_during_a_slow_body_decides_the_call_again",
+    ),
+    guard(
+        "P9",
+        "a remembered decision does not outlive a slow body",
+        "gateway.pipeline:CallPipeline._serve",
+        "entry = None if decision.verified is not None else route.entry",
+        "entry = route.entry",
+        test=f"{SLOW_BODIES}::test_a_remembered_decision_does_not_outlive_a_slow_body",
+    ),
+    guard(
+        "P9",
+        "a suspended listing delivers no stored response after a slow body",
+        "gateway.pipeline:CallPipeline._decide",
+        "if read is not None and ",
+        "if False and ",
+        test=f"{SLOW_BODIES}::test_a_stored_response_is_delivered_by_the_listing_as_it_is_after_a_slow_body",
     ),
     guard(
         "P9",

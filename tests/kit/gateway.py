@@ -8,6 +8,7 @@ application behind the real server.
 import asyncio
 import itertools
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -141,6 +142,8 @@ class InProcessGateway:
     """Every part is an attribute. `now_ms` is the clock; a test sets it forward. `outcomes`: of every call, as counted. `refusals`: the codes."""
 
     call_log: CallLog = "failures"
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+    """The seconds that a call waits for its body and for others."""
 
     def __init__(
         self,
@@ -335,7 +338,11 @@ class InProcessGateway:
             return listing_id in self.verified
 
         self.access = AccessControl(
-            self.call_limits, limits=self.limits, find_block=find_block_in(self.blocked), now_ms=self._clock
+            self.call_limits,
+            limits=self.limits,
+            find_block=find_block_in(self.blocked),
+            now_ms=self._clock,
+            clock=self.monotonic,
         )
         return CallPipeline(
             host=HOST,
@@ -614,12 +621,13 @@ async def open_gateway(
     only_verified: bool = False,
     open_further_rails: OpenRails = _open_none,
     receipt_signer: ReceiptSigner | None = None,
+    kind: type[InProcessGateway] = InProcessGateway,
     **limits: Any,
 ) -> AsyncIterator[InProcessGateway]:
     """A gateway and its upstream. `open_further_rails`, `receipt_signer`: see `InProcessGateway`. `limits` replace the defaults; waits for networks are short."""
     short: dict[str, Any] = {"connect_deadline_s": 5.0, "dns_deadline_s": 5.0, "drain_deadline_s": 3.0}
     async with run_upstream() as upstream:
-        gateway = InProcessGateway(
+        gateway = kind(
             upstream,
             limits=replace(DEFAULT_LIMITS, **{**short, **limits}),
             is_bound_required=is_bound_required,

@@ -6,10 +6,10 @@ too early.
 """
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.gateway.messages import RequestBody
+from tollway.gateway.messages import ProxyRequest, RequestBody
 from tollway.ids import keccak256, start_keccak256
 from tollway.limits import Limits
 from tollway.per_call_record import per_call_record
@@ -38,6 +38,37 @@ class ForwardBody:
     @property
     def final_hash(self) -> bytes | None:
         return self.body_hash or self.running.body_hash
+
+
+class HeldBody:
+    """A body that has arrived whole, as a `RequestBody`: it can be loaded again. `incoming`: the body that the caller sent."""
+
+    __slots__ = ("_incoming", "_unread", "bytes_read", "is_broken", "is_present", "length")
+
+    def __init__(self, content: bytes, incoming: RequestBody) -> None:
+        self._incoming = incoming
+        self._unread = content
+        self.bytes_read = incoming.bytes_read
+        self.is_broken = False
+        self.is_present = True
+        self.length: int | None = len(content)
+
+    async def read_chunk(self) -> bytes:
+        chunk, self._unread = self._unread, b""
+        return chunk
+
+    def reserve(self, size: int) -> None:
+        """Without effect: the memory of the body was reserved as it arrived."""
+
+    async def has_disconnected(self) -> bool:
+        return await self._incoming.has_disconnected()
+
+
+def hold_body(request: ProxyRequest, body: ForwardBody) -> ProxyRequest:
+    """The same request with its loaded body in hand. A body that is still to be streamed stays as it is: nothing of it was read."""
+    if not isinstance(body.content, bytes):
+        return request
+    return replace(request, body=HeldBody(body.content, request.body))
 
 
 EMPTY_BODY = ForwardBody(content=None, length=0, body_hash=EMPTY_BODY_HASH)

@@ -3,17 +3,20 @@
     find the listing -> read the proof -> a repeat: return its stored response -> route and price -> require a proof if it costs
       -> check -> load the body -> verify -> connect -> claim (committed) -> send -> capture -> stream
 
+A listing may change while a body arrives. After a slow body the call is decided again where it did, with the body in hand.
+
 Every exit is a named outcome, and the default refuses. Checks that cost nothing come first; chain look-ups and the claim come after
 them. Each rail (`gateway.rail`) implements its own payment steps, so this module names no rail.
 """
 
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
 from functools import partial
 
 from tollway.call_trace import CallTrace
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
-from tollway.gateway.body import ForwardBody, check_size
+from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
 from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.decisions import DecisionMemory, RequestDecision, find_key
 from tollway.gateway.headers import check_control_headers, is_loop
@@ -37,6 +40,17 @@ from tollway.payments.pricing import OperationPrice, PaymentRequirement
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.ownership import UNVERIFIED
+
+SLOW_BODY_S = 1.0
+"""A call that has waited so long, mostly for its body, follows a change of its listing since its decision. A change counts within a second
+at every gateway, so a shorter wait is no older than the catalog."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outdated:
+    """The decision about a request was made before its body arrived, and its listing has changed since."""
+
+    body: ForwardBody
 
 
 class CallPipeline:
@@ -93,15 +107,22 @@ class CallPipeline:
         started_s = self._access.start_clock()
         # A request that was decided before is not decided again.
         key = find_key(request)
-        decision = await self._find_decision(key, request) or await self._decide(request)
-        if not isinstance(decision, RequestDecision):
-            return decision
-        try:
-            return await self._serve(key, request, decision, started_s)
-        except Refusal as refusal:
-            return explain_quoted(refusal, self._quote(request, decision.route), request)
+        decision = await self._find_decision(key, request) or await self._decide(request, started_s)
+        while True:
+            outcome: Outcome | Outdated
+            if isinstance(decision, RequestDecision):
+                try:
+                    outcome = await self._serve(key, request, decision, started_s)
+                except Refusal as refusal:
+                    return explain_quoted(refusal, self._quote(request, decision.route), request)
+            else:
+                outcome = decision
+            if not isinstance(outcome, Outdated):
+                return outcome
+            request = hold_body(request, outcome.body)
+            decision = await self._decide(request, started_s)
 
-    async def _decide(self, request: ProxyRequest) -> RequestDecision | Outcome:
+    async def _decide(self, request: ProxyRequest, started_s: float) -> RequestDecision | Outcome | Outdated:
         """Decides the route of a request, its proof, and the earlier call that it repeats. Returns a stored response or a 402 where
         the request needs nothing else."""
         self._check_headers(request)
@@ -114,6 +135,9 @@ class CallPipeline:
             describe_proof(request.trace, rail_proof)
         route = self._router.match(entry, request)
         repeat = await self._find_repeat(request, entry, rail_proof, route)
+        read = None if repeat is None else repeat.body
+        if read is not None and self._is_slow(started_s) and await self._is_outdated(request, entry, read):
+            return Outdated(body=read)
         if repeat is not None and repeat.response is not None and repeat.is_deliverable:
             return require(repeat.response)
         # 410, 503, 405, 404, or 403 where ownership must be proved.
@@ -124,7 +148,7 @@ class CallPipeline:
 
     async def _serve(
         self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, started_s: float
-    ) -> ProxyResponse:
+    ) -> ProxyResponse | Outdated:
         """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
         if request.trace is not None:
@@ -142,7 +166,12 @@ class CallPipeline:
             try:
                 # Every check that does not need the body.
                 await payment.check()
-                payment.body = await _load_body(rail, request, route, proof, repeat)
+                payment.body = body = await _load_body(rail, request, route, proof, repeat)
+                if request.body.is_present and self._is_slow(started_s):
+                    # The prices of a remembered decision end at a moment, so it does not outlive a slow body.
+                    entry = None if decision.verified is not None else route.entry
+                    if await self._is_outdated(request, entry, body):
+                        return Outdated(body=body)
                 # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
                 if request.trace is not None:
                     request.trace.begin("tollway.price")
@@ -197,6 +226,18 @@ class CallPipeline:
         return RequestDecision(
             route=route, rail_proof=(rail, proof), fields=known.fields, verified=known.verified
         )
+
+    def _is_slow(self, started_s: float) -> bool:
+        return self._access.start_clock() - started_s > SLOW_BODY_S
+
+    async def _is_outdated(
+        self, request: ProxyRequest, entry: CatalogEntry | None, body: ForwardBody
+    ) -> bool:
+        """Whether a call with a slow body must be decided again: the catalog has another entry than it was decided by. A call is decided
+        again once: after that its body is in hand. A body that is too long to keep is not sent."""
+        if isinstance(request.body, HeldBody) or body.is_discarded:
+            return False
+        return await self._catalog.find(request.listing_id) is not entry
 
     def _check_headers(self, request: ProxyRequest) -> None:
         problem = check_control_headers(request.headers, limits=self._limits)
