@@ -193,6 +193,18 @@ async def test_an_undecided_settlement_gets_no_402_and_the_same_proof_gets_the_r
     assert not has_terms(again)
     assert gateway.served == 1
     await gateway.check_balanced()
+    # A gateway at which its rail is off has no terms for it either.
+    off = InProcessGateway(
+        gateway.upstream, limits=gateway.limits, before=gateway, has_mpp=False, has_x402=False
+    )
+    for method in ("GET", "POST"):
+        refused = await off.ask(method, TARGET, shown)
+        assert (refused.status, refused.problem["paymentState"]) == (503 if method == "GET" else 409, "held")
+        assert not has_terms(refused)
+    unclaimed = await off.ask("GET", TARGET, payer.show(await payer.quote(), dialect))
+    assert (unclaimed.status, unclaimed.problem["code"]) == (402, "payment_method_unsupported")
+    assert has_terms(unclaimed)
+    await off.http_client.close()
     # Then it gets the answer, free.
     gateway.chain.loses_send_responses = False
     gateway.chain.allow_transfer(CHAIN, payer.address, nonce)

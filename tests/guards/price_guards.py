@@ -2,6 +2,10 @@
 
 from tests.guards.guard import guard
 
+UNDECIDED = (
+    "gateway/test_authorization_payment_settlement.py"
+    "::test_an_undecided_settlement_gets_no_402_and_the_same_proof_gets"
+)
 SLOW_BODIES = "gateway/test_pipeline_slow_bodies.py"
 PAYEE_TIMES = "gateway/test_payee_times.py"
 
@@ -95,6 +99,22 @@ PRICE_GUARDS = (
         "if read is not None and ",
         "if False and ",
         test=f"{SLOW_BODIES}::test_a_stored_response_is_delivered_by_the_listing_as_it_is_after_a_slow_body",
+    ),
+    guard(
+        "P11",
+        "an undecided x402 payment gets no terms where x402 is off now",
+        "payments.authorization_check:parse_presented",
+        "return presented if is_x402 else replace(presented, fault=_X402_OFF)",
+        "return presented if is_x402 else _X402_OFF",
+        test=f"{UNDECIDED}_the_response",
+    ),
+    guard(
+        "P11",
+        "an undecided MPP payment gets no terms where MPP is off now",
+        "payments.authorization_check:_parse_mpp",
+        "return parse_credential(value, find_fault=lambda challenge, nonce: _MPP_OFF, limits=limits)",
+        "raise Refusal(_MPP_OFF)",
+        test=f"{UNDECIDED}_the_response",
     ),
     guard(
         "P9",

@@ -155,6 +155,7 @@ class InProcessGateway:
         before: "InProcessGateway | None" = None,
         only_verified: bool = False,
         has_mpp: bool = True,
+        has_x402: bool = True,
         receipt_signer: ReceiptSigner | None = None,
         stores: Stores | None = None,
         open_further_rails: OpenRails = _open_none,
@@ -205,6 +206,7 @@ class InProcessGateway:
         self.signer = UpstreamSigner.derive([SECRET])
         self.challenger = Challenger(secret=SECRET, realm=HOST) if has_mpp else None
         self.receipt_signer = receipt_signer
+        self._has_x402 = has_x402
         self.settlement = self._make_settlement(stores)
         self._make_rails(is_bound_required)
         self._further_rails = open_further_rails(self)
@@ -313,6 +315,7 @@ class InProcessGateway:
             limits=self.limits,
             networks=networks,
             clock=self.claim_clock,
+            is_x402=self._has_x402,
         )
 
     def _make_proxy(self) -> Proxy:

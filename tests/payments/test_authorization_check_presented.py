@@ -120,11 +120,24 @@ def test_more_than_one_is_refused_without_terms(names: tuple[Dialect, Dialect]) 
     assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
 
 
-def test_mpp_can_be_off() -> None:
-    problem = parse(shown(Dialect.MPP), challenger=None)
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_each_rail_can_be_off_and_its_authorisation_is_parsed_for_the_ledger(dialect: Dialect) -> None:
+    is_mpp = dialect is Dialect.MPP
+    off: dict[str, Any] = {"challenger": None} if is_mpp else {"is_x402": False}
+    on = {"is_x402": False} if is_mpp else {"challenger": None}
+    accepted, refused = parse(shown(dialect), **on), parse(shown(dialect), **off)
+    assert isinstance(accepted, PresentedAuthorization)
+    assert isinstance(refused, PresentedAuthorization)
+    assert (accepted.fault, refused) == (None, replace(accepted, fault=refused.fault))
+    assert refused.fault is not None
+    assert refused.fault.code is Code.PAYMENT_METHOD_UNSUPPORTED
+
+
+@pytest.mark.parametrize("value", [b"Payment", b"Payment garbage", b"Payment e30"])
+def test_what_is_no_credential_is_not_supported_where_mpp_is_off(value: bytes) -> None:
+    problem = parse((b"authorization", value), challenger=None)
     assert isinstance(problem, Problem)
     assert problem.code is Code.PAYMENT_METHOD_UNSUPPORTED
-    assert isinstance(parse(shown(Dialect.X402_V2), challenger=None), PresentedAuthorization)
 
 
 def test_the_header_is_bounded_by_the_limit() -> None:

@@ -62,7 +62,6 @@ from tollway.ledger.records import (
     AuthorizedCall,
     CallState,
     Cover,
-    Dialect,
     KeyedCall,
     KeyTaken,
     Rail,
@@ -86,7 +85,7 @@ from tollway.payments.settlement import (
     SettlementOrder,
     Undecided,
 )
-from tollway.payments.wire import AuthorizationReason, PresentedAuthorization, explain_authorization
+from tollway.payments.wire import PresentedAuthorization
 from tollway.registry.listing import CatalogEntry, Listing, RevisionCache
 
 QUOTES_MAX = 4_096
@@ -146,20 +145,14 @@ class AuthorizationRail:
         )
 
     def read(self, request: ProxyRequest) -> PresentedAuthorization | Problem | None:
-        presented = parse_presented(
+        return parse_presented(
             request.headers,
             challenger=self._challenger,
             find_route=partial(build_challenge_route, request),
             now_s=self.clock.now_ms() // 1000,
             limits=self.limits,
+            is_x402=self._is_x402,
         )
-        is_x402 = isinstance(presented, PresentedAuthorization) and presented.dialect is not Dialect.MPP
-        if is_x402 and not self._is_x402:
-            return explain_authorization(
-                AuthorizationReason.SCHEME,
-                "x402 is off at this gateway. Pay with another option of the terms.",
-            )
-        return presented
 
     def name_signature(self, proof: object) -> str:
         assert isinstance(proof, PresentedAuthorization)  # as `read` has parsed it

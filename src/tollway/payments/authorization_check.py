@@ -7,7 +7,7 @@ the ledger, and only then match. The response to an authorisation that is in the
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tollway.chain.port import AuthorizationFacts
 from tollway.errors import Problem, Refusal
@@ -17,7 +17,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
 from tollway.payments import x402
 from tollway.payments.eip3009 import is_wrapped, recover_signer
-from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute
+from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute, parse_credential
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.wire import (
     AuthorizationReason,
@@ -37,10 +37,12 @@ def parse_presented(
     find_route: Callable[[], ChallengeRoute],
     now_s: float,
     limits: Limits = DEFAULT_LIMITS,
+    is_x402: bool = True,
 ) -> PresentedAuthorization | Problem | None:
     """The authorisation in the headers (names in lower case), the problem with it, or None when the headers have none.
 
-    `challenger` None: MPP is off. `find_route` returns the route that an MPP challenge must be bound to. Never raises.
+    `challenger` None: MPP is off. `is_x402` False: x402 is off. An authorisation of a form that is off is parsed, with that as its
+    `fault`: the ledger may have it from a time when the form was on, and decides before the fault does. `find_route` returns the route that an MPP challenge must be bound to. Never raises.
     """
     x402_headers = [(name, value) for name, value in headers if name in _RAILS]
     credentials = [_MPP.fullmatch(value) for name, value in headers if name == CREDENTIAL_HEADER]
@@ -54,7 +56,8 @@ def parse_presented(
             return _parse_mpp(payments[0], challenger, find_route, now_s, limits)
         name, value = x402_headers[0]
         parse = x402.parse_payment_v1 if name == x402.PAYMENT_HEADER_V1 else x402.parse_payment
-        return parse(value, limits=limits)
+        presented = parse(value, limits=limits)
+        return presented if is_x402 else replace(presented, fault=_X402_OFF)
     except Refusal as refusal:
         return refusal.problem
 
@@ -67,10 +70,19 @@ def _parse_mpp(
     limits: Limits,
 ) -> PresentedAuthorization:
     if challenger is None:
-        raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway."))
+        try:
+            return parse_credential(value, find_fault=lambda challenge, nonce: _MPP_OFF, limits=limits)
+        except Refusal:
+            raise Refusal(_MPP_OFF) from None
     if not value.strip():
         raise unreadable("`Authorization: Payment` carries no credential.")
     return challenger.parse(value, find_route(), now_s=now_s, limits=limits)
+
+
+_MPP_OFF = explain_authorization(AuthorizationReason.MPP_METHOD, "MPP is off at this gateway.")
+_X402_OFF = explain_authorization(
+    AuthorizationReason.SCHEME, "x402 is off at this gateway. Pay with another option of the terms."
+)
 
 
 def match_requirement(

@@ -6,6 +6,7 @@ Sources: the Payment HTTP authentication scheme; its EVM charge method.
 """
 
 import hmac
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -90,30 +91,11 @@ class Challenger:
     def parse(
         self, value: bytes, route: ChallengeRoute, *, now_s: float, limits: Limits
     ) -> PresentedAuthorization:
-        """Parses the value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for an unreadable value and for
-        other methods; `fault` holds the problem of a readable challenge."""
-        content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
-        challenge, payload = take_object(content, "challenge"), take_object(content, "payload")
-        kind = (take_text(challenge, "method"), take_text(challenge, "intent"))
-        if kind != (METHOD, INTENT) or take_text(payload, "type") != CREDENTIAL_TYPE:
-            raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD))
-        request = decode_object(
-            take_text(challenge, "request").encode("utf-8", "replace"),
-            bytes_max=limits.payment_header_bytes_max,
-        )
-        transfer = parse_transfer(payload, payload.get("signature"))
-        return PresentedAuthorization(
-            **transfer,
-            dialect=Dialect.MPP,
-            chain_id=_take_chain(request),
-            token=take_address(request, "currency"),
-            challenge_id=take_text(challenge, "id"),
-            fault=find_unknown_member(
-                ("", content, _CREDENTIAL_MEMBERS),
-                ("challenge", challenge, _CHALLENGE),
-                ("payload", payload, _PAYLOAD),
-            )
-            or self._find_fault(challenge, transfer["nonce"], route, now_s),
+        """See `parse_credential`; `fault` is also the problem of a challenge that this gateway did not make for the route."""
+        return parse_credential(
+            value,
+            find_fault=lambda challenge, nonce: self._find_fault(challenge, nonce, route, now_s),
+            limits=limits,
         )
 
     def _find_fault(
@@ -147,6 +129,36 @@ class Challenger:
         """base64url of HMAC-SHA256 over `realm|method|intent|request|expires|digest|opaque`, with an empty digest."""
         slots = "|".join((self.realm, METHOD, INTENT, request, expires, "", opaque))
         return encode_urlsafe(hmac.digest(secret, slots.encode("utf-8", "replace"), "sha256"))
+
+
+def parse_credential(
+    value: bytes, *, find_fault: Callable[[dict[str, Any], bytes], Problem | None], limits: Limits
+) -> PresentedAuthorization:
+    """Parses the value of `Authorization: Payment …`, without the scheme. Raises `Refusal` for an unreadable value and for other
+    methods. `fault`: the problem of a readable credential. `find_fault` gets its challenge and the nonce of its authorisation."""
+    content = decode_object(value, bytes_max=limits.payment_header_bytes_max)
+    challenge, payload = take_object(content, "challenge"), take_object(content, "payload")
+    kind = (take_text(challenge, "method"), take_text(challenge, "intent"))
+    if kind != (METHOD, INTENT) or take_text(payload, "type") != CREDENTIAL_TYPE:
+        raise Refusal(explain_authorization(AuthorizationReason.MPP_METHOD))
+    request = decode_object(
+        take_text(challenge, "request").encode("utf-8", "replace"),
+        bytes_max=limits.payment_header_bytes_max,
+    )
+    transfer = parse_transfer(payload, payload.get("signature"))
+    return PresentedAuthorization(
+        **transfer,
+        dialect=Dialect.MPP,
+        chain_id=_take_chain(request),
+        token=take_address(request, "currency"),
+        challenge_id=take_text(challenge, "id"),
+        fault=find_unknown_member(
+            ("", content, _CREDENTIAL_MEMBERS),
+            ("challenge", challenge, _CHALLENGE),
+            ("payload", payload, _PAYLOAD),
+        )
+        or find_fault(challenge, transfer["nonce"]),
+    )
 
 
 @lru_cache(maxsize=1024)
