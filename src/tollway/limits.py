@@ -164,6 +164,7 @@ class Limits(FixedLimits):
     registrations_per_hour: int = 100  # per wallet; only created listings count
     edits_per_hour: int = 600  # of listings, per wallet
     signed_requests_per_minute: int = 300  # to the control plane, per wallet
+    authenticated_requests_per_minute: int = 300  # to the control plane and the pages, per wallet
     nonces_per_minute: int = 60  # sign-in nonces per client address
     failed_calls_per_window: int = 20  # per wallet and per address, on one listing
 

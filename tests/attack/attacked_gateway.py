@@ -37,6 +37,7 @@ class AttackedGateway(GatewayProcess):
             "TOLLWAY_LIMIT_REGISTRATIONS_PER_HOUR": MANY,
             "TOLLWAY_LIMIT_EDITS_PER_HOUR": MANY,
             "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": MANY,
+            "TOLLWAY_LIMIT_AUTHENTICATED_REQUESTS_PER_MINUTE": MANY,
         }
         super().__init__(env=clean_environment({**settings, **environment}), folder=folder)
 

@@ -52,6 +52,7 @@ FLOODS = (
 )
 RATES = (
     *("free_calls_per_minute", "registrations_per_hour", "edits_per_hour", "signed_requests_per_minute"),
+    "authenticated_requests_per_minute",
 )
 """What other attacks lift, to be in nobody's way."""
 

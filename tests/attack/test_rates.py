@@ -12,25 +12,29 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import coincurve
 import httpx
 import pytest
 import pytest_asyncio
 
 from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
 from tests.kit.fixed_limits import name_variable
+from tests.kit.payer import KeyWallet
 from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
+from tollway.identity.signatures import eip191_digest
 from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
 from tollway.web.admission import PROBES_PER_LISTING
 
 URL = "https://gw.example.com"
 APIS = "/api/v2/apis"
-REGISTRATIONS, EDITS, CHECKS, SIGNED, NONCES, FREE = 3, 4, 2, 12, 10, 6
+REGISTRATIONS, EDITS, CHECKS, SIGNED, REQUESTS, NONCES, FREE = 3, 4, 2, 12, 30, 10, 6
 LIMITS = {
     "REGISTRATIONS_PER_HOUR": REGISTRATIONS,
     "EDITS_PER_HOUR": EDITS,
     "OWNERSHIP_CHECKS_PER_HOUR": CHECKS,
     "SIGNED_REQUESTS_PER_MINUTE": SIGNED,
+    "AUTHENTICATED_REQUESTS_PER_MINUTE": REQUESTS,
     "NONCES_PER_MINUTE": NONCES,
     "FREE_CALLS_PER_MINUTE": FREE,
 }
@@ -163,6 +167,13 @@ async def attack_door(harness: Harness) -> None:
         lambda _: harness.sign(new_wallet(), "GET", history, address=here),
         table="signature_nonce",
     )
+    token = await open_session(harness)
+
+    def read(_: int) -> Awaitable[httpx.Response]:
+        headers = {"Authorization": f"Bearer {token}", "X-Forwarded-For": harness.somewhere()}
+        return harness.http.get(history, headers=headers)
+
+    await harness.run("a wallet's requests with a session", read)
     forwarded = {"X-Forwarded-For": harness.somewhere()}
     await harness.run(
         "an address's nonces",
@@ -177,6 +188,17 @@ async def attack_door(harness: Harness) -> None:
     )
     harness.rows["refused logins"] = 0, harness.count_rows("session") - before
     await forge(harness)
+
+
+async def open_session(harness: Harness) -> str:
+    wallet = KeyWallet(key=coincurve.PrivateKey(secrets.token_bytes(32)))
+    headers = {"X-Forwarded-For": harness.somewhere()}
+    named = {"address": str(wallet.address), "chainId": 8453}
+    answer = await harness.http.post("/api/v2/auth/nonce", json=named, headers=headers)
+    message = answer.json()["message"]
+    signed = {"message": message, "signature": "0x" + wallet.sign(eip191_digest(message.encode())).hex()}
+    answer = await harness.http.post("/api/v2/auth/session", json=signed, headers=headers)
+    return str(answer.json()["accessToken"])
 
 
 async def forge(harness: Harness) -> None:
@@ -234,6 +256,7 @@ RATES = [
     ("an address's checks", "ownership-checks-address", of_address(CHECKS), 3_600),
     ("a wallet's signed requests", "signed-requests", SIGNED, 60),
     ("an address's signed requests", "signed-requests-address", of_address(SIGNED), 60),
+    ("a wallet's requests with a session", "authenticated-requests", REQUESTS, 60),
     ("an address's nonces", "signin-nonce", NONCES, 60),
     ("an address's logins", "signin-session", NONCES, 60),
     ("an address's free calls", "free-calls", FREE, 60),

@@ -93,7 +93,7 @@ def test_a_gateway_for_play_is_loopback_open_and_unlimited(tmp_path: Path) -> No
     assert settings.registration == "open"
     limits = settings.limits
     assert limits.registrations_per_hour == limits.edits_per_hour == UNLIMITED > 1_000_000
-    assert limits.signed_requests_per_minute == UNLIMITED
+    assert limits.signed_requests_per_minute == limits.authenticated_requests_per_minute == UNLIMITED
     (network,) = settings.networks
     assert network.rules.chain_id == CHAIN
     assert network.rules.confirmations == ((0, 1),)

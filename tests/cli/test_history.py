@@ -2,11 +2,20 @@
 
 import json
 from datetime import UTC, datetime
+from urllib.parse import parse_qsl
 
 import pytest
 
 from tests.kit.terminal import run_commands, split_commands
-from tollway.cli.history import advise, describe_hold, describe_state, format_age, format_time
+from tollway.cli.history import (
+    CallFilter,
+    advise,
+    describe_hold,
+    describe_state,
+    format_age,
+    format_time,
+    read_calls,
+)
 
 CALL_ID = "call_" + "0" * 25 + "1"
 HELD = {
@@ -49,6 +58,37 @@ def test_history_is_signed(run, gateway):
     assert json.loads(done.stdout) == {"calls": [], "total": 0}
     assert gateway.seen[-1][1] == "/api/v2/history?apiId=api_1&limit=5&offset=0"
     assert "signature-input" in gateway.seen[-1][2]
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "sizes"),
+    [
+        (50, 500, [50]),
+        (200, 500, [200]),
+        (201, 500, [200, 1]),
+        (1_000, 3_000, [200] * 5),
+        (1_000, 450, [200, 200, 200]),
+        (1_000, 0, [200]),
+    ],
+)
+def test_a_long_list_is_read_page_by_page(limit, held, sizes):
+    calls, asked = [{"id": f"call_{number}"} for number in range(held)], []
+
+    def fetch(request):
+        query = dict(parse_qsl(request.path.partition("?")[2]))
+        asked.append(query)
+        start = int(query["before"].removeprefix("call_")) + 1 if "before" in query else int(query["offset"])
+        page = calls[start : start + int(query["limit"])]
+        return {"calls": page, "total": held, "limit": int(query["limit"]), "offset": int(query["offset"])}
+
+    shown = CallFilter(api_id="api_1", status=None, role=None, since=None, until=None, wallet=None)
+    found = read_calls(fetch, shown, limit=limit, offset=0)
+    assert found["calls"] == calls[:limit]
+    assert (found["total"], found["offset"]) == (held, 0)
+    assert [int(query["limit"]) for query in asked] == sizes
+    assert {query["apiId"] for query in asked} == {"api_1"}
+    with pytest.raises(ValueError, match="at most 1,000"):
+        read_calls(fetch, shown, limit=1_001, offset=0)
 
 
 def test_held_calls_are_those_of_unknown_outcome(run, gateway):

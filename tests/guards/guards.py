@@ -20,6 +20,7 @@ from tests.guards.payment_guards import PAYMENT_GUARDS
 from tests.guards.plain_guards import PLAIN_GUARDS
 from tests.guards.price_guards import PRICE_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
+from tests.guards.read_guards import READ_GUARDS
 from tests.guards.receipt_guards import RECEIPT_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
@@ -52,6 +53,7 @@ GUARDS = (
     *OUTCOME_GUARDS,
     *CALLER_GUARDS,
     *BOOK_GUARDS,
+    *READ_GUARDS,
     *SHOWN_GUARDS,
     *PAGE_GUARDS,
 )

@@ -15,6 +15,7 @@ from tollway.errors import Code, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address
 from tollway.web.app import build_app
+from tollway.web.book_turns import BookTurns
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.mcp import mcp_router
 from tollway.web.mcp_gateway import McpRequest, McpServices
@@ -64,6 +65,7 @@ def mcp_services(gateway: InProcessGateway, **given: Any) -> McpServices:
         public_url=PUBLIC_URL,
         origin=PUBLIC_URL,
         body_bytes_max=gateway.limits.control_body_bytes_max,
+        book_turns=BookTurns(),
     )
     return replace(services, **given)
 

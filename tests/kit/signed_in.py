@@ -46,7 +46,8 @@ from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.viewer_store import SqlViewers
 from tollway.web.admission import LoadShedder, SignInRateLimit
 from tollway.web.app import build_app
-from tollway.web.auth_routes import make_wallet_dependency, signin_router
+from tollway.web.auth_routes import make_wallet_dependency, make_wallet_quota, signin_router
+from tollway.web.book_turns import BookTurns
 from tollway.web.history_routes import history_router
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_edits import ListingEdits, ListingServices, make_endpoint_check
@@ -234,7 +235,10 @@ class SignedInHarness:
     """A browser of the signed-in pages, and the API beside them."""
 
     def __init__(
-        self, limits: Limits = DEFAULT_LIMITS, catalogs: Mapping[str, NullTranslations] | None = None
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        catalogs: Mapping[str, NullTranslations] | None = None,
+        book_turns: BookTurns | None = None,
     ) -> None:
         pages = PageHarness(catalogs)
         self.services = Services(pages, limits)
@@ -252,6 +256,8 @@ class SignedInHarness:
             rate_limiter=RateLimiter(),
         )
 
+        quota = make_wallet_quota(limits=services.settings.limits, rate_limiter=services.rate_limiter)
+
         async def own_books(reader: Address, named: Address | None) -> Address:
             return reader
 
@@ -261,6 +267,7 @@ class SignedInHarness:
             held_calls=services.settlement.held_calls,
             origin=parse_origin(PUBLIC_URL),
             rate_limit=rate_limit,
+            quota=quota,
             find_asset=find_asset,
             receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
             selling=services.make_provider_services(),
@@ -274,7 +281,7 @@ class SignedInHarness:
                     call_history=services.call_history,
                     held_calls=services.settlement.held_calls,
                     payment_ledger=services.payments,
-                    wallet=make_wallet_dependency(authenticator, body_bytes_max=65_536),
+                    wallet=make_wallet_dependency(authenticator, body_bytes_max=65_536, quota=quota),
                     resolve_wallet=own_books,
                     lookup=None,  # type: ignore[arg-type]  # no test asks for a transaction that the ledger does not have
                     find_asset=find_asset,
@@ -289,6 +296,7 @@ class SignedInHarness:
             entropy=lambda size: bytes(size),
             shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
             problem_pages=ProblemPages(self.renderer),
+            book_turns=book_turns,
         )
         self.app = app
         self.browser = httpx.AsyncClient(
@@ -381,10 +389,12 @@ MIXED = (
 
 @contextlib.asynccontextmanager
 async def open_signed_in(
-    limits: Limits = DEFAULT_LIMITS, catalogs: Mapping[str, NullTranslations] | None = None
+    limits: Limits = DEFAULT_LIMITS,
+    catalogs: Mapping[str, NullTranslations] | None = None,
+    book_turns: BookTurns | None = None,
 ) -> AsyncIterator[SignedInHarness]:
-    """The harness with its ledger open. `limits`: of sums."""
-    harness = SignedInHarness(limits, catalogs)
+    """The harness with its ledger open. `limits`: of sums, and of authenticated requests."""
+    harness = SignedInHarness(limits, catalogs, book_turns)
     writer = asyncio.get_running_loop().create_task(harness.services.ledger.run())
     await harness.services.ledger.open()
     async with harness.browser:

@@ -29,6 +29,7 @@ from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import (
     make_challenge,
     make_wallet_dependency,
+    make_wallet_quota,
     make_x402_wallet_dependency,
     signin_router,
 )
@@ -97,7 +98,11 @@ def app(stores: ControlStores) -> Starlette:
         rate_limiter=RateLimiter(),
     )
     rate_limit = SignInRateLimit(limits=LIMITS, rate_limiter=RateLimiter())
-    wallet = make_wallet_dependency(authenticator, body_bytes_max=LIMITS.control_body_bytes_max)
+    wallet = make_wallet_dependency(
+        authenticator,
+        body_bytes_max=LIMITS.control_body_bytes_max,
+        quota=make_wallet_quota(limits=LIMITS, rate_limiter=RateLimiter()),
+    )
 
     x402_wallet = make_x402_wallet_dependency(wallet)
 

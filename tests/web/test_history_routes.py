@@ -1,5 +1,7 @@
 """`/history` and `/payments`: the members of a record, the records of each wallet, and resolutions of the provider."""
 
+import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,7 +29,7 @@ from tollway.errors import Code, Problem, Refusal
 from tollway.identity.authenticator import Identity
 from tollway.identity.viewers import NOT_VIEWER
 from tollway.ids import Address, CallId, ListingId, TxHash
-from tollway.ledger.history import HistoryQuery
+from tollway.ledger.history import HistoryPage, HistoryQuery
 from tollway.ledger.records import (
     CallRecord,
     CallState,
@@ -36,6 +38,7 @@ from tollway.ledger.records import (
 )
 from tollway.money import Asset
 from tollway.payments.held_calls import ChargeFault
+from tollway.web.book_turns import BookReadLimit, BookTurns, enter_turn
 from tollway.web.history_routes import (
     TransactionStatus,
     call_json,
@@ -204,7 +207,7 @@ async def test_a_page_has_its_total_limit_and_offset() -> None:
 async def test_every_filter_reaches_the_ledger() -> None:
     records = FakeRecords()
     path = (
-        "/history?apiId=api_1&limit=1000&offset=10000&status=failed&from=2026-11-20T00:00:00Z"
+        "/history?apiId=api_1&limit=200&offset=10000&status=failed&from=2026-11-20T00:00:00Z"
         "&to=2026-11-21T09:15:00.007Z&before=call_9&role=provider"
     )
     assert (await ask(records, path)).status_code == 200
@@ -217,9 +220,80 @@ async def test_every_filter_reaches_the_ledger() -> None:
         from_ms=1_795_132_800_000,
         to_ms=NOW_MS,
         before=CallId("call_9"),
-        limit=1_000,
+        limit=100,
         offset=10_000,
     )
+
+
+async def test_a_look_at_a_chain_holds_no_turn() -> None:
+    turns, held = BookTurns(at_once=1), []
+
+    async def lookup(tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
+        async with turns.turn(STRANGER):  # waits for ever where the request holds the only turn
+            held.append(tx_hash)
+        return TransactionStatus(state="unseen")
+
+    async def authenticate(request: Request) -> Identity:
+        await enter_turn(request.scope, PAYER)
+        return Identity(address=PAYER, method="session", chain_id=None)
+
+    async def own_books(reader: Address, named: Address | None) -> Address:
+        return reader
+
+    records: Any = FakeRecords()
+    router = history_router(
+        call_history=records,
+        ledger=records,
+        payment_ledger=records,
+        wallet=authenticate,
+        resolve_wallet=own_books,
+        lookup=lookup,
+        find_asset=lambda chain_id, key: None,
+        now_ms=lambda: NOW_MS,
+    )
+    app = BookReadLimit(Starlette(routes=router.routes), turns=turns)
+    async with (
+        asyncio.timeout(5),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client,
+    ):
+        assert (await client.get(f"/api/v2/payments/{TX}")).json()["state"] == "unseen"
+    assert held == [TX]
+
+
+class SlicedRecords(FakeRecords):
+    """Each read gives as many calls as it asks for, after the call `before`."""
+
+    async def history(self, query: HistoryQuery) -> HistoryPage:
+        return HistoryPage(calls=await self.read_calls(query), total=len(self.calls))
+
+    async def read_calls(self, query: HistoryQuery) -> tuple[CallRecord, ...]:
+        self.queries.append(query)
+        ids = list(self.calls)
+        start = query.offset if query.before is None else ids.index(query.before) + 1
+        return tuple(self.calls.values())[start : start + query.limit]
+
+
+@pytest.mark.parametrize(
+    ("limit", "slices"), [(1, [1]), (99, [99]), (100, [100]), (101, [100, 1]), (200, [100, 100])]
+)
+async def test_a_page_of_calls_is_read_in_slices(limit: int, slices: list[int]) -> None:
+    records = SlicedRecords([replace(CALL, id=CallId(f"call_{number}")) for number in range(250)])
+    page = (await ask(records, f"/history?limit={limit}&offset=10")).json()
+    assert [call["id"] for call in page["calls"]] == [f"call_{number}" for number in range(10, 10 + limit)]
+    assert [query.limit for query in records.queries] == slices
+    assert [query.offset for query in records.queries] == [10, *[0] * (len(slices) - 1)]
+
+
+async def test_a_short_slice_is_the_last_one() -> None:
+    records = SlicedRecords([replace(CALL, id=CallId(f"call_{number}")) for number in range(100)])
+    assert len((await ask(records, "/history?limit=200&offset=50")).json()["calls"]) == 50
+    assert len(records.queries) == 1
+
+
+async def test_records_have_the_bytes_of_plain_json() -> None:
+    call = replace(CALL, listing_name='Wetter "ü" \u2028 \x7f </script>', path="/%F0/\U0001f600")
+    answer = await ask(FakeRecords([call]), "/history/call_1")
+    assert answer.content == json.dumps(answer.json(), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +312,7 @@ async def test_a_total_that_is_a_lower_bound_is_marked() -> None:
 
 @pytest.mark.parametrize(
     "query",
-    ["limit=0", "limit=1001", "limit=x", "limit=1e1", "offset=-1", "offset=10001", "status=done", "from=now",
+    ["limit=0", "limit=201", "limit=x", "limit=1e1", "offset=-1", "offset=10001", "status=done", "from=now",
      "role=owner", "page=1", "limit=1&limit=2", "to=2026-11-21", "apiId=" + "x" * 65],
 )  # fmt: skip
 async def test_an_invalid_query_names_its_parameter_and_reads_nothing(query: str) -> None:

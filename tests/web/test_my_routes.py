@@ -147,7 +147,8 @@ async def test_the_cookie_counts_on_pages_alone(harness: SignedInHarness) -> Non
 async def test_a_page_of_a_reader_is_never_stored_compressed_or_framed(harness: SignedInHarness) -> None:
     await harness.sign_in()
     answer = await harness.browser.get("/my/calls")
-    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["cache-control"] == "private, no-store"
+    assert answer.headers["vary"] == "Cookie"
     assert "content-encoding" not in answer.headers
     assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
     assert not [name for name in answer.headers if name.startswith("access-control")]
@@ -508,7 +509,7 @@ async def test_a_page_says_that_storage_is_away_in_the_frame_of_the_pages(
     await harness.sign_in()
     harness.services.stores.database.is_away = True
     answer = await harness.browser.get(path)
-    assert (answer.status_code, answer.headers["cache-control"]) == (503, "no-store")
+    assert (answer.status_code, answer.headers["cache-control"]) == (503, "private, no-store")
     assert int(answer.headers["retry-after"]) > 0
     page = PageReader(answer.text)
     assert "main" in page.ids

@@ -78,6 +78,7 @@ from tollway.storage.viewer_store import SqlViewers
 from tollway.storage.webhook_events import EventLog
 from tollway.telemetry import BackgroundTaskStatus, Metrics, change_log_level, observe_log_events
 from tollway.web.admission import LoadShedder, read_resident_bytes
+from tollway.web.kept_sums import KeptSums
 from tollway.web.server import HttpServer, check_port_free
 
 if TYPE_CHECKING:
@@ -255,7 +256,11 @@ class App:
         self.ledger = self._make_ledger()
         self.payments = PaymentLedgerStore(self.database, events=self.events)
         self.call_history = HistoryStore(self.database, limits=self.settings.limits)
-        self.period_books = PeriodBookStore(self.database, limits=self.settings.limits)
+        self.period_books = KeptSums(
+            PeriodBookStore(self.database, limits=self.settings.limits),
+            clock=time.monotonic,
+            now_ms=self.ledger.shared_ms,
+        )
         self.operator_ledger = OperatorStore(self.database, now_ms=self.ledger.shared_ms)
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)

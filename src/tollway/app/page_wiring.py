@@ -15,7 +15,9 @@ from tollway.identity.siwe import PublicOrigin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ids import ChainId
 from tollway.ledger.ledger import PaymentLedger
+from tollway.limits import Limits
 from tollway.payments.held_calls import HeldCalls
+from tollway.rate_limits.limiter import Quota
 from tollway.web.admission import SignInRateLimit
 from tollway.web.history_routes import FindAsset
 from tollway.web.my_routes import NOT_YOURS, MyServices, my_router
@@ -62,6 +64,7 @@ def signed_in_routers(
     held_calls: HeldCalls,
     origin: PublicOrigin,
     rate_limit: SignInRateLimit,
+    quota: Quota,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
     selling: ProviderServices,
@@ -72,9 +75,7 @@ def signed_in_routers(
     sign_in = PageSignIn(
         services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
     )
-    access = PageAccess(
-        sign_in, public.renderer, origins=[str(origin)], form_bytes_max=limits.control_body_bytes_max
-    )
+    access = make_page_access(sign_in, public.renderer, origin=origin, limits=limits, quota=quota)
     books = BookAccess(services.viewers, limits=limits, now_ms=now_ms, refusal=NOT_YOURS)
     mine = MyServices(
         renderer=public.renderer,
@@ -123,3 +124,11 @@ def signed_in_routers(
             paths=PAGE_FILES,
         ),
     ]
+
+
+def make_page_access(
+    sign_in: PageSignIn, renderer: PageRenderer, *, origin: PublicOrigin, limits: Limits, quota: Quota
+) -> PageAccess:
+    """`quota`: of authenticated requests, that of the API too."""
+    bytes_max = limits.control_body_bytes_max
+    return PageAccess(sign_in, renderer, origins=[str(origin)], form_bytes_max=bytes_max, quota=quota)

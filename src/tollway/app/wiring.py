@@ -46,6 +46,7 @@ from tollway.identity.signatures import ReceiptSigner, SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.ids import Address, ChainId, ListingId
 from tollway.ledger.ledger import GasLedger, Ledger
+from tollway.ledger.sales import PeriodBooks
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.client import HttpClient
@@ -78,14 +79,20 @@ from tollway.storage.identity_store import ModerationStore, SqlPageSessions, Sql
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.recovery import read_shared_clock
 from tollway.storage.reputation_store import OwnershipStore, QualityStore
 from tollway.storage.viewer_store import SqlViewers
 from tollway.telemetry import Metrics
 from tollway.web.admission import LoadShedder, SignInRateLimit
 from tollway.web.app import build_app
-from tollway.web.auth_routes import WalletDependency, make_challenge, make_wallet_dependency, signin_router
+from tollway.web.auth_routes import (
+    WalletDependency,
+    make_challenge,
+    make_wallet_dependency,
+    make_wallet_quota,
+    signin_router,
+)
+from tollway.web.book_turns import BookTurns
 from tollway.web.catalog_routes import CatalogServices, catalog_router
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
@@ -340,7 +347,7 @@ class Services:
     ledger: LedgerStore
     payments: PaymentLedgerStore
     call_history: HistoryStore
-    period_books: PeriodBookStore
+    period_books: PeriodBooks
     sessions: SqlSessions
     page_sessions: SqlPageSessions
     moderation: ModerationStore
@@ -392,10 +399,14 @@ class AsgiBuilder:
             now_ms=now_ms,
             rate_limiter=services.rate_limiter,
         )
+        self._wallet_quota = make_wallet_quota(limits=self._limits, rate_limiter=services.rate_limiter)
+        self._book_turns = BookTurns()
 
     def build(self) -> ASGIApp:
         services, settings, limits = self._services, self._settings, self._limits
-        wallet = make_wallet_dependency(self._authenticator, body_bytes_max=limits.control_body_bytes_max)
+        wallet = make_wallet_dependency(
+            self._authenticator, body_bytes_max=limits.control_body_bytes_max, quota=self._wallet_quota
+        )
         sign_in_rate_limit = SignInRateLimit(limits=limits, rate_limiter=services.rate_limiter)
         calls, listing_services = self._gateway_app(), self._listing_services(wallet)
         ownership_services = self._ownership_services(wallet)
@@ -447,6 +458,7 @@ class AsgiBuilder:
             clock=time.monotonic,
             entropy=secrets.token_bytes,
             shedder=services.shedder,
+            book_turns=self._book_turns,
             challenge=make_challenge(
                 services.sign_in, sign_in_rate_limit, origin=self._origin, chain_ids=tuple(services.rules)
             ),
@@ -475,6 +487,7 @@ class AsgiBuilder:
                 held_calls=self._services.settlement_services.held_calls,
                 origin=self._origin,
                 rate_limit=rate_limit,
+                quota=self._wallet_quota,
                 find_asset=self._find_asset,
                 receipt_signer=self._receipt_signer,
                 selling=selling,
@@ -707,6 +720,7 @@ class AsgiBuilder:
             public_url=settings.public_url,
             origin=str(self._origin),
             body_bytes_max=self._limits.control_body_bytes_max,
+            book_turns=self._book_turns,
             origins=settings.mcp_origins,
         )
 

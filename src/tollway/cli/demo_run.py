@@ -514,6 +514,7 @@ def make_settings(folder: Path, *, port: int, rpc_url: str, gas_key: str) -> Set
                 "registrations_per_hour": UNLIMITED,
                 "edits_per_hour": UNLIMITED,
                 "signed_requests_per_minute": UNLIMITED,
+                "authenticated_requests_per_minute": UNLIMITED,
                 "drain_deadline_s": DRAIN_DEADLINE_S,
             },
             "log_level": "error",

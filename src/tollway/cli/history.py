@@ -1,7 +1,7 @@
 """`tollway history`: the calls of a wallet as a table, and one call whole with what to do about it."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -38,8 +38,14 @@ from tollway.cli.output import (
 )
 from tollway.client import requests
 from tollway.client.export import CallStatus, Role
+from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
 from tollway.client.steps import ControlRequest
+
+LIMIT_MAX = 1_000
+"""The most calls of one list."""
+PAGE_CALLS_MAX = 200
+"""The most calls that a gateway gives in one page."""
 
 RESOLVE = "resolve"
 """The word before a call that its provider decides."""
@@ -74,7 +80,7 @@ def history(
         bool, typer.Option("--release", help="With resolve: the API did nothing, give the price back.")
     ] = False,
     api_id: Annotated[str | None, typer.Option("--api", help="Only calls of this listing.")] = None,
-    limit: Annotated[int, typer.Option("--limit")] = 50,
+    limit: Annotated[int, typer.Option("--limit", help="At most 1,000; --csv writes all.")] = 50,
     offset: Annotated[int, typer.Option("--offset")] = 0,
     status: Annotated[
         CallStatus | None, typer.Option("--status", help="pending, succeeded, failed or unknown.")
@@ -126,7 +132,7 @@ def history(
                 write_csv(client.export_calls(**asdict(shown)), output)
                 return
             else:
-                found = client.fetch_document(shown.request(limit=limit, offset=offset))
+                found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
         _print_found(
             found,
             is_one=call_id is not None,
@@ -165,11 +171,12 @@ class CallFilter:
     until: datetime | None
     wallet: str | None
 
-    def request(self, *, limit: int, offset: int) -> ControlRequest:
+    def request(self, *, limit: int, offset: int, before: str | None = None) -> ControlRequest:
         """The request of a page of the list."""
         query = {
             "apiId": self.api_id,
             "limit": limit,
+            "before": before,
             "offset": offset,
             "status": self.status,
             "role": self.role,
@@ -178,6 +185,21 @@ class CallFilter:
             "wallet": self.wallet,
         }
         return requests.list_calls(query)
+
+
+def read_calls(
+    fetch: Callable[[ControlRequest], GatewayDocument], shown: CallFilter, *, limit: int, offset: int
+) -> dict[str, Any]:
+    """The document of the list with up to `limit` calls, of as many pages as that takes. Raises ValueError for more than `LIMIT_MAX`."""
+    if limit > LIMIT_MAX:
+        raise ValueError(f"--limit is at most {LIMIT_MAX:,}; --csv writes all calls to a file")
+    first = fetch(shown.request(limit=min(limit, PAGE_CALLS_MAX), offset=offset))
+    page = calls = list_objects(first.get("calls"))
+    while len(page) == PAGE_CALLS_MAX and len(calls) < limit:
+        size, before = min(limit - len(calls), PAGE_CALLS_MAX), str(calls[-1].get("id"))
+        page = list_objects(fetch(shown.request(limit=size, offset=0, before=before)).get("calls"))
+        calls = [*calls, *page]
+    return {**first, **({"calls": calls, "limit": limit} if len(calls) > PAGE_CALLS_MAX else {})}
 
 
 def _read_outcome(

@@ -178,7 +178,7 @@ def history(
     """A page of the calls of this wallet, newest first.
 
     `role`: `payer` (the default), or `provider` for calls to listings of this wallet. `since` and `until` are moments with a time zone. `before`:
-    calls before this call id, for pages without a maximum; `offset`: at most 10,000. `limit`: 1 to 1,000, default 50. `wallet`: the calls of a wallet that has named
+    calls before this call id, for pages without a maximum; `offset`: at most 10,000. `limit`: 1 to 200, default 50. `wallet`: the calls of a wallet that has named
     this one as its viewer.
     """
     query = {

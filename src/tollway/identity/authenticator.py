@@ -62,7 +62,7 @@ class Authenticator:
         # Each signed request leaves a row until its nonce has expired.
         self._signed = Quota(
             "signed-requests",
-            "signed requests (a session has no such limit)",
+            "signed requests",
             amount=limits.signed_requests_per_minute,
             per="minute",
             rate_limiter=rate_limiter,

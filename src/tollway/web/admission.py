@@ -192,9 +192,9 @@ _ADDRESS_LIMIT = Problem(
 )
 
 
-CATALOG_PREFIXES = (b"/api/v2/apis", b"/api/v2/facets")
-PAGE_PREFIXES = (b"/apis/", b"/providers/", b"/docs", b"/status", b"/problems", b"/my", b"/signin")
-_READS = ("GET", "HEAD")
+CATALOG_PREFIXES = ("/api/v2/apis", "/api/v2/facets")
+PAGE_PREFIXES = ("/apis/", "/providers/", "/docs", "/status", "/problems", "/signin")
+READ_METHODS = ("GET", "HEAD")
 
 
 class CatalogReadLimit:
@@ -229,11 +229,11 @@ class CatalogReadLimit:
 
 
 def takes_turns(scope: Scope) -> bool:
-    """Whether the request is a read of the catalog or of a page."""
-    if scope["type"] != "http" or scope["method"] not in _READS:
+    """Whether the request is a read of the catalog or of a public page. By the decoded path, as the router reads it. Pages about books have turns of their own."""
+    if scope["type"] != "http" or scope["method"] not in READ_METHODS:
         return False
-    raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
-    return raw_path == b"/" or raw_path.startswith(CATALOG_PREFIXES + PAGE_PREFIXES)
+    path: str = scope["path"]
+    return path == "/" or path.startswith(CATALOG_PREFIXES + PAGE_PREFIXES)
 
 
 class SignInRateLimit:

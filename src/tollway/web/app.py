@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tollway.limits import Limits
 from tollway.telemetry import Metrics
 from tollway.web.admission import CatalogReadLimit, LoadShedder
+from tollway.web.book_turns import BookReadLimit, BookTurns
 from tollway.web.middleware import (
     AccessLog,
     BodyLimits,
@@ -24,6 +25,7 @@ from tollway.web.middleware import (
     is_preflight,
     parse_proxies,
 )
+from tollway.web.page_response import PrivateResponses
 from tollway.web.problems import ChallengeHeaders, ErrorBoundary, RendersProblems, install_handlers
 
 GATEWAY_PREFIX = b"/api/v2/gateway/"
@@ -41,24 +43,28 @@ def build_app(
     clock: Callable[[], float],
     entropy: Callable[[int], bytes],
     shedder: LoadShedder,
+    book_turns: BookTurns | None = None,
     challenge: ChallengeHeaders | None = None,
     metrics: Metrics | None = None,
     trusted_proxies: Iterable[str] = (),
     problem_pages: RendersProblems | None = None,
 ) -> ASGIApp:
-    """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds. `problem_pages`: None where the gateway has no pages."""
+    """Builds the ASGI app of the whole service. `routers` carry their full paths; `clock` is monotonic, in seconds. `problem_pages`: None where the gateway has no pages.
+    `book_turns`: those that other readers of books take too; None: turns of their own."""
     control_plane = Starlette(routes=[route for router in routers for route in router.routes])
     control_plane.router.redirect_slashes = False  # the redirect would trust Host
     install_handlers(control_plane, public_url, challenge, problem_pages)
 
     app: ASGIApp = control_plane  # from the inside out:
     app = CatalogReadLimit(app, at_once=CATALOG_READS_AT_ONCE)
+    app = BookReadLimit(app, turns=BookTurns() if book_turns is None else book_turns)
     app = RequestHeadCheck(app, limits=limits, public_url=public_url)
     app = OverloadLimit(app, shedder=shedder, public_url=public_url, metrics=metrics)
     app = BodyLimits(app, limits=limits, clock=clock, budget=shedder.bodies)
     app = HeadWithoutBody(app)
     app = ErrorBoundary(app, public_url=public_url)
     app = ResponseHeaders(app)
+    app = PrivateResponses(app)
     app = AccessLog(app, clock=clock, metrics=metrics)
     app = RequestId(app, entropy=entropy, trusted_proxies=parse_proxies(trusted_proxies))
     return Dispatcher(

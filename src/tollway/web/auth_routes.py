@@ -20,8 +20,11 @@ from tollway.identity.sessions import URI_CHARACTERS_MAX, SignIn, SignInChalleng
 from tollway.identity.siwe import STATEMENT, PublicOrigin
 from tollway.ids import Address, ChainId, format_network
 from tollway.limits import Limits
+from tollway.rate_limits.limiter import Quota, RateLimiter
 from tollway.web.admission import SignInRateLimit
+from tollway.web.book_turns import enter_turn
 from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.page_response import API_PROOFS, mark_private
 from tollway.web.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE, describe_errors
 from tollway.web.query import format_time
 
@@ -52,14 +55,36 @@ WalletDependency = Callable[[Request], Awaitable[Identity]]
 """Authenticates the wallet of a request before the route validates anything."""
 
 
-def make_wallet_dependency(authenticator: Authenticator, *, body_bytes_max: int) -> WalletDependency:
-    """Builds the wallet dependency of routes. It raises Refusal (413, or a refusal of `Authenticator.authenticate`)."""
+def make_wallet_dependency(
+    authenticator: Authenticator, *, body_bytes_max: int, quota: Quota
+) -> WalletDependency:
+    """Builds the wallet dependency of routes. It raises Refusal (413, 429 of `quota`, or a refusal of `Authenticator.authenticate`)."""
 
     async def authenticate(request: Request) -> Identity:
+        mark_private(request.scope, API_PROOFS)
         body = await read_body(request, bytes_max=body_bytes_max)
-        return await authenticator.authenticate(to_signed_request(request, body=body))
+        identity = await authenticator.authenticate(to_signed_request(request, body=body))
+        await admit_wallet(request, identity.address, quota=quota)
+        return identity
 
     return authenticate
+
+
+def make_wallet_quota(*, limits: Limits, rate_limiter: RateLimiter) -> Quota:
+    """The quota of authenticated requests, the same for every proof: a signature, a session, a sign-in, the session of a page."""
+    return Quota(
+        "authenticated-requests",
+        "authenticated requests",
+        amount=limits.authenticated_requests_per_minute,
+        per="minute",
+        rate_limiter=rate_limiter,
+    )
+
+
+async def admit_wallet(request: Request, wallet: Address, *, quota: Quota) -> None:
+    """Counts a request with a valid proof, and waits for its turn where it reads books. Raises Refusal (429)."""
+    await quota.charge(wallet, client_address=client_address_of(request))
+    await enter_turn(request.scope, wallet)
 
 
 def make_x402_wallet_dependency(wallet: WalletDependency) -> WalletDependency:
@@ -236,6 +261,7 @@ def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limit
         return JSONResponse(content, status_code=201, headers=_NO_STORE)
 
     async def close_session(request: Request) -> Response:
+        mark_private(request.scope, API_PROOFS)
         token = read_bearer(to_signed_request(request, body=b""))
         if token is None:
             raise Refusal(

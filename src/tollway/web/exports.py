@@ -194,7 +194,6 @@ class CsvPage:
         headers = [
             (b"content-type", MEDIA_TYPE.encode()),
             (b"content-disposition", f'attachment; filename="{self.name}"'.encode()),
-            (b"cache-control", b"private, no-store"),
         ]
         if self.next_url is not None:
             headers.append((b"link", f'<{self.next_url}>; rel="next"'.encode()))

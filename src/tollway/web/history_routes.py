@@ -4,11 +4,11 @@ Read only, except that a provider may resolve a call whose outcome is unknown. A
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
@@ -29,7 +29,8 @@ from tollway.money import Asset
 from tollway.payments.held_calls import ChargeFault, HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.web.auth_routes import WalletDependency, client_address_of, make_x402_wallet_dependency
-from tollway.web.json import find_unknown_members, parse_json_object
+from tollway.web.book_turns import SLICE_ROWS, leave_turn
+from tollway.web.json import RecordResponse, find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.query import (
     QueryModel,
@@ -40,7 +41,8 @@ from tollway.web.query import (
     whole_number,
 )
 
-HISTORY_LIMIT_DEFAULT, HISTORY_LIMIT_MAX = 50, 1_000
+HISTORY_LIMIT_DEFAULT = 50
+HISTORY_LIMIT_MAX = 200
 OFFSET_MAX = 10_000
 PAYMENTS_LIMIT_MAX = 100
 CALLS_SHOWN_MAX = 100
@@ -76,7 +78,7 @@ def history_router(
 ) -> Router:
     """The five routes under `/api/v2`. `wallet` authenticates the request before anything is validated."""
 
-    async def resolve_call(request: Request) -> JSONResponse:
+    async def resolve_call(request: Request) -> RecordResponse:
         caller = await wallet(request)
         call = await find_sold_call(call_history, request.path_params["call_id"], caller.address)
         outcome = _read_outcome(await request.body())
@@ -84,9 +86,9 @@ def history_router(
             held_calls, call_history, call, outcome, client_address=client_address_of(request)
         )
         status = _ACCEPTED if decided.state is CallState.SETTLING else _OK
-        return JSONResponse(call_json(decided, find_asset), status_code=status)
+        return RecordResponse(call_json(decided, find_asset), status_code=status)
 
-    async def list_payments(request: Request) -> JSONResponse:
+    async def list_payments(request: Request) -> RecordResponse:
         caller = await wallet(request)
         given = dict(read_query(PaymentParameters, request.scope["query_string"]))
         query = PaymentQuery(wallet=await resolve_wallet(caller.address, given.pop("wallet")), **given)
@@ -94,22 +96,23 @@ def history_router(
             await _payment_json(one.payment, call_history, find_asset, is_restored=one.is_restored)
             for one in await call_history.read_payments(query)
         ]
-        return JSONResponse({"payments": rows, "limit": query.limit, "offset": query.offset})
+        return RecordResponse({"payments": rows, "limit": query.limit, "offset": query.offset})
 
-    async def show_payment(request: Request) -> JSONResponse:
+    async def show_payment(request: Request) -> RecordResponse:
         caller = await wallet(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
         tx_hash = parse_transaction(request.path_params["transaction"])
         payer = await resolve_wallet(caller.address, named)
         payments = await call_history.payments_in(payer, tx_hash)
         if not payments:
-            return JSONResponse(_transaction_status_json(tx_hash, payer, await lookup(tx_hash, payer)))
+            leave_turn(request.scope)  # the nodes of a chain may take seconds
+            return RecordResponse(_transaction_status_json(tx_hash, payer, await lookup(tx_hash, payer)))
         is_restored = await is_held_by_restore(payments, payment_ledger)
         first, *others = [
             await _payment_json(payment, call_history, find_asset, is_restored=is_restored)
             for payment in payments
         ]
-        return JSONResponse({**first, "others": others} if others else first)
+        return RecordResponse({**first, "others": others} if others else first)
 
     return Router(
         [
@@ -158,20 +161,20 @@ def _read_routes(
     find_asset: FindAsset,
     now_ms: Callable[[], int],
 ) -> list[Route]:
-    async def list_history(request: Request) -> JSONResponse:
+    async def list_history(request: Request) -> RecordResponse:
         caller = await wallet(request)
         given = read_query(HistoryParameters, request.scope["query_string"])
         owner = await resolve_wallet(caller.address, given.wallet)
         query = HistoryQuery(**{**dict(given), "wallet": owner})
         page = await history_json(query, call_history, find_asset=find_asset, now_ms=now_ms())
-        return JSONResponse(page)
+        return RecordResponse(page)
 
-    async def show_call(request: Request) -> JSONResponse:
+    async def show_call(request: Request) -> RecordResponse:
         caller = await wallet(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
         owner = await resolve_wallet(caller.address, named)
         call = await find_call(call_history, request.path_params["call_id"], owner)
-        return JSONResponse(call_json(call, find_asset))
+        return RecordResponse(call_json(call, find_asset))
 
     return [
         Route(f"{prefix}/history", list_history, methods=["GET"]),
@@ -182,10 +185,15 @@ def _read_routes(
 async def history_json(
     query: HistoryQuery, call_history: CallHistory, *, find_asset: FindAsset, now_ms: int
 ) -> dict[str, Any]:
-    """One page of a wallet's calls."""
-    page = await call_history.history(query)
+    """One page of a wallet's calls, read and described in slices."""
+    page = await call_history.history(replace(query, limit=min(query.limit, SLICE_ROWS)))
+    slice_, described = page.calls, [call_json(call, find_asset) for call in page.calls]
+    while len(slice_) == SLICE_ROWS and len(described) < query.limit:
+        size = min(query.limit - len(described), SLICE_ROWS)
+        slice_ = await call_history.read_calls(replace(query, before=slice_[-1].id, offset=0, limit=size))
+        described += [call_json(call, find_asset) for call in slice_]
     answer: dict[str, Any] = {
-        "calls": [call_json(call, find_asset) for call in page.calls],
+        "calls": described,
         "total": page.total,
         "limit": query.limit,
         "offset": query.offset,

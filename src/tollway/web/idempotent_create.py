@@ -119,7 +119,6 @@ def _replay(answer: CreationResponse) -> Response:
     headers = {
         "Location": answer.location,
         "ETag": answer.etag,
-        "Cache-Control": "no-store",
         "Idempotency-Replayed": "true",
     }
     return Response(answer.body, status_code=CREATED, media_type="application/json", headers=headers)

@@ -217,13 +217,13 @@ class ListingRoutes:
         if describe_draft is not None:
             agent = render_json(await describe_draft(preview.listing))
             written["agent"] = parse_json_object(agent.replace(DRY_RUN_ID.encode(), b"{apiId}"))
-        return _json_response(render_json(written), {"Cache-Control": "no-store"})
+        return _json_response(render_json(written), {})
 
     def _written_response(
         self, written: WrittenListing, *, headers: Mapping[str, str] = {}, status: int = 200
     ) -> Response:
         etag, body = render_written(self._services.encoder, written)
-        return _json_response(body, {**headers, "ETag": etag, "Cache-Control": "no-store"}, status=status)
+        return _json_response(body, {**headers, "ETag": etag}, status=status)
 
 
 def _listing_id(request: Request) -> ListingId:

@@ -19,6 +19,7 @@ from tollway.ids import ListingId
 from tollway.ledger.history import CallHistory
 from tollway.registry.catalog import Catalog
 from tollway.web.auth_routes import WalletDependency
+from tollway.web.book_turns import BookTurns
 from tollway.web.history_routes import FindAsset
 from tollway.web.listing_json import ListingEncoder
 
@@ -27,7 +28,7 @@ from tollway.web.listing_json import ListingEncoder
 class McpServices:
     """The collaborators of the MCP tools.
 
-    `call_app`: the ASGI application of gateway calls. `wallet`: authenticates a request. `public_url` has no final slash. `origin`: of the gateway, in
+    `book_turns`: of reads of calls. `call_app`: the ASGI application of gateway calls. `wallet`: authenticates a request. `public_url` has no final slash. `origin`: of the gateway, in
     signatures. `origins`: further web origins whose pages may use MCP; `*` allows any.
     """
 
@@ -41,6 +42,7 @@ class McpServices:
     public_url: str
     origin: str
     body_bytes_max: int
+    book_turns: BookTurns
     origins: frozenset[str] = frozenset()
 
 

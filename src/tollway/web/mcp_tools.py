@@ -202,7 +202,10 @@ class McpTools:
         raw = urlencode({name: _query_text(value) for name, value in arguments.items()}).encode()
         query = read_history_query(raw, wallet.address)
         now_ms = services.now_ms()
-        page = await history_json(query, services.call_history, find_asset=services.find_asset, now_ms=now_ms)
+        async with services.book_turns.turn(wallet.address):
+            page = await history_json(
+                query, services.call_history, find_asset=services.find_asset, now_ms=now_ms
+            )
         return ToolResult(content={**page, "notice": UNTRUSTED})
 
     async def _proxy(self, invocation: ToolInvocation) -> ToolResult:

@@ -3,10 +3,15 @@
 import re
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 IS_PAGE = "is_page"
 """A flag in `scope["state"]`: the response is a page or a file of one. `ResponseHeaders` adds no `access-control-*` to it."""
+
+_PRIVATE_BY = "private_by"
+CACHE_PRIVATE = b"private, no-store"
+API_PROOFS, PAGE_PROOFS = b"Authorization, Signature, SIGN-IN-WITH-X", b"Cookie"
+"""The request headers that prove a wallet: to the API, and to the pages."""
 
 PAGE_PATHS = (
     *("/apis/", "/providers/", "/docs/operations/", "/docs/schemas/"),
@@ -42,6 +47,30 @@ class PageResponse(Response):
 
 
 _PRIVATE_PATHS = ("/my", "/signin", "/signout")
+
+
+def mark_private(scope: Scope, proofs: bytes) -> None:
+    """Marks the response as one for the wallet that the request proves, or fails to prove: no cache stores it (RFC 9111 §5.2.2). A proof outside of
+    `Authorization` does not protect a response from shared caches (§3.5). `proofs`: the headers on which the response depends."""
+    scope.setdefault("state", {})[_PRIVATE_BY] = proofs
+
+
+class PrivateResponses:
+    """Writes `Cache-Control` and `Vary` of each response that is marked as private, over those of its route."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def marking_send(message: Message) -> None:
+            proofs = scope["state"].get(_PRIVATE_BY)
+            if proofs is not None and message["type"] == "http.response.start":
+                kept = [header for header in message.get("headers", ()) if header[0] != b"cache-control"]
+                headers = [*kept, (b"cache-control", CACHE_PRIVATE), (b"vary", proofs)]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, marking_send)
 
 
 def is_private_path(path: str) -> bool:

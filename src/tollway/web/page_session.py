@@ -23,8 +23,10 @@ from tollway.identity.authenticator import Identity
 from tollway.identity.page_sessions import PageSession, PageSignIn
 from tollway.identity.sessions import SIGN_IN_PAGE_PATH
 from tollway.ids import Address
-from tollway.web.auth_routes import read_body
+from tollway.rate_limits.limiter import Quota
+from tollway.web.auth_routes import admit_wallet, read_body
 from tollway.web.page_renderer import CACHE_NEVER, PageRenderer
+from tollway.web.page_response import PAGE_PROOFS, mark_private
 
 FORM_TOKEN = "form_token"  # noqa: S105 - the name of a field
 FIELDS_MAX = 400
@@ -138,12 +140,20 @@ class PageAccess:
     """Makes the routes of signed-in pages. A page without a session leads to the sign-in and from there back; a form without one is refused, and changes nothing."""
 
     def __init__(
-        self, sign_in: PageSignIn, renderer: PageRenderer, *, origins: Sequence[str], form_bytes_max: int
+        self,
+        sign_in: PageSignIn,
+        renderer: PageRenderer,
+        *,
+        origins: Sequence[str],
+        form_bytes_max: int,
+        quota: Quota,
     ) -> None:
+        """`quota`: of the requests of a wallet, as in `make_wallet_dependency`."""
         self._sign_in = sign_in
         self._renderer = renderer
         self._origins = origins
         self._form_bytes_max = form_bytes_max
+        self._quota = quota
 
     def page(self, path: str, show: ShowPage) -> Route:
         """The route of a page. `show` gets the reader."""
@@ -191,9 +201,19 @@ class PageAccess:
             raise Refusal(_SESSION_ENDED)
         return Identity(address=session.address, method="session", chain_id=session.chain_id)
 
-    async def _find_session(self, request: Request) -> tuple[PageSession | None, str]:
+    async def has_session(self, request: Request) -> bool:
+        """Whether the session of a request is still open. Counts nothing."""
         token = PAGE_COOKIE.read(request)
-        return (None if token is None else await self._sign_in.find_session(token)), token or ""
+        return token is not None and await self._sign_in.find_session(token) is not None
+
+    async def _find_session(self, request: Request) -> tuple[PageSession | None, str]:
+        """The session of the cookie. Raises Refusal (429) beyond the quota of its wallet."""
+        mark_private(request.scope, PAGE_PROOFS)
+        token = PAGE_COOKIE.read(request)
+        session = None if token is None else await self._sign_in.find_session(token)
+        if session is not None:
+            await admit_wallet(request, session.address, quota=self._quota)
+        return session, token or ""
 
     def respond(
         self, request: Request, reader: Reader, template: str, *, status: int = 200, **records: Any

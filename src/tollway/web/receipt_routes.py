@@ -62,9 +62,7 @@ def receipt_router(services: ReceiptServices, *, path: str = RECEIPT_PATH) -> Ro
         owner = await services.resolve_wallet(caller.address, named)
         call = await find_call(services.call_history, request.path_params["call_id"], owner)
         check_ended(call, now_ms=services.now_ms(), wait_s=services.limits.receipt_wait_s)
-        return JSONResponse(
-            await _write_receipt(services, call), headers={"Cache-Control": "private, no-store"}
-        )
+        return JSONResponse(await _write_receipt(services, call))
 
     return Router([Route(path, show_receipt, methods=["GET"])])
 

@@ -476,10 +476,7 @@ class SalesPages:
         return Response(
             "".join(write_sales_csv(sums, query, only=only)),
             media_type="text/csv; charset=utf-8; header=present",
-            headers={
-                "Content-Disposition": f'attachment; filename="{name}"',
-                "Cache-Control": "private, no-store",
-            },
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
         )
 
     async def _list_listings(self, reader: Reader) -> tuple[ListingMatch, ...]:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
-from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
@@ -35,6 +34,7 @@ from tollway.ledger.sales import (
 from tollway.money import Asset
 from tollway.web.auth_routes import WalletDependency
 from tollway.web.history_routes import ID_LENGTH_MAX, BookParameters, ResolveWallet
+from tollway.web.json import RecordResponse
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryModel, format_time, parse_time, parsed, read_query
 
@@ -74,14 +74,14 @@ def sums_router(
 ) -> Router:
     """The two routes. `wallet` authenticates the request before anything is validated. Viewers read spending, and no sales."""
 
-    async def show_sales(request: Request) -> JSONResponse:
+    async def show_sales(request: Request) -> RecordResponse:
         caller = await wallet(request)
         parameters = read_query(SalesParameters, request.scope["query_string"])
         query = make_sales_query(parameters, caller.address, now_ms=now_ms())
         sums = await books.sales(query)
-        return JSONResponse(sums_json("sales", query, sums, group_by="api", now_ms=now_ms()))
+        return RecordResponse(sums_json("sales", query, sums, group_by="api", now_ms=now_ms()))
 
-    async def show_spending(request: Request) -> JSONResponse:
+    async def show_spending(request: Request) -> RecordResponse:
         caller = await wallet(request)
         parameters = read_query(SpendingParameters, request.scope["query_string"])
         payer = await resolve_wallet(caller.address, parameters.wallet)
@@ -90,7 +90,9 @@ def sums_router(
             wallet=payer, step=parameters.step, from_ms=from_ms, to_ms=to_ms, group_by=parameters.group_by
         )
         sums = await books.spending(query)
-        return JSONResponse(sums_json("spending", query, sums, group_by=parameters.group_by, now_ms=now_ms()))
+        return RecordResponse(
+            sums_json("spending", query, sums, group_by=parameters.group_by, now_ms=now_ms())
+        )
 
     return Router(
         [

@@ -144,11 +144,7 @@ def trial_router(services: TrialServices) -> Router:
         call = _build_request(trial, entry, request, now_ms=services.now_ms())
         await quota.charge(provider, client_address=client_address_of(request))
         result = await services.trials.run(call, entry)
-        return Response(
-            render_json(trial_json(result)),
-            media_type="application/json",
-            headers={"Cache-Control": "no-store"},
-        )
+        return Response(render_json(trial_json(result)), media_type="application/json")
 
     return Router([Route("/api/v2/apis/{apiId}/trial", try_call, methods=["POST"])])
 

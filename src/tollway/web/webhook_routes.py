@@ -279,7 +279,6 @@ def _respond(content: dict[str, Any], *, status: int = OK) -> Response:
         render_json(content),
         status_code=status,
         media_type="application/json",
-        headers={"Cache-Control": "no-store"},
     )
 
 

@@ -1,0 +1,127 @@
+"""Guards of what a wallet reads: turns, slices and rates of books, sums that are kept, responses that no cache stores (threats X4, X5 and I21)."""
+
+from tests.guards.guard import guard
+
+TWO_AT_ONCE = "web/test_book_turns.py::test_no_more_than_two_books_are_read_at_once"
+IN_SLICES = "web/test_history_routes.py::test_a_page_of_calls_is_read_in_slices"
+ONE_QUOTA = "web/test_wallet_quota.py::test_every_proof_of_a_wallet_counts_in_one_quota"
+PRIVATE = "attack/test_private_answers.py::test_every_answer_of_an_operation_of_wallets_is_private"
+
+READ_GUARDS = (
+    # ---- Turns.
+    guard(
+        "X4",
+        "reads of books take turns",
+        "web.book_turns:BookTurns.acquire",
+        "        if self._free:\n",
+        "        if True:\n",
+        test=TWO_AT_ONCE,
+    ),
+    guard(
+        "X4",
+        "wallets that wait take turns in rotation",
+        "web.book_turns:BookTurns.release",
+        "                self._waiting[wallet] = waiters\n",
+        "                self._waiting[wallet] = waiters\n                self._waiting.move_to_end(wallet, last=False)\n",
+        test="web/test_book_turns.py::test_wallets_take_turns_in_rotation",
+    ),
+    guard(
+        "X4",
+        "an encoded path of a book takes a turn",
+        "web.book_turns:is_book_read",
+        'and scope["path"].startswith(_BOOK_PATHS)',
+        'and scope["raw_path"].decode().startswith(_BOOK_PATHS)',
+        test="web/test_book_turns.py::test_an_encoded_path_is_the_path_that_the_router_reads",
+    ),
+    guard(
+        "X4",
+        "a request with a proof waits for its turn",
+        "web.auth_routes:admit_wallet",
+        "    await enter_turn(request.scope, wallet)\n",
+        "",
+        test="web/test_wallet_quota.py::test_reads_of_the_api_and_of_pages_wait_for_the_same_turns",
+    ),
+    guard(
+        "X4",
+        "a look at a chain holds no turn",
+        "web.history_routes:history_router",
+        "            leave_turn(request.scope)  # the nodes of a chain may take seconds\n",
+        "",
+        test="web/test_history_routes.py::test_a_look_at_a_chain_holds_no_turn",
+    ),
+    # ---- Slices and sums.
+    guard(
+        "X4",
+        "a page of calls is read in slices",
+        "web.history_routes:history_json",
+        "replace(query, limit=min(query.limit, SLICE_ROWS))",
+        "query",
+        test=IN_SLICES,
+    ),
+    guard(
+        "X4",
+        "a page of calls has at most 200 of them",
+        "web.history_routes:HISTORY_LIMIT_MAX",
+        "= 200",
+        "= 1_000",
+        test="web/test_history_routes.py::test_an_invalid_query_names_its_parameter_and_reads_nothing",
+    ),
+    guard(
+        "X4",
+        "the same question about sums is read once in some seconds",
+        "web.kept_sums:KeptSums._read",
+        "        if kept is not None:\n",
+        "        if False:\n",
+        test="web/test_kept_sums.py::test_the_same_question_is_read_once_in_some_seconds",
+    ),
+    guard(
+        "X4",
+        "kept sums have a maximum of rows",
+        "web.kept_sums:KeptSums._keep",
+        "        while self.rows > self._rows_max:\n",
+        "        while False:\n",
+        test="web/test_kept_sums.py::test_the_rows_of_all_wallets_have_a_maximum",
+    ),
+    # ---- Rates.
+    guard(
+        "X5",
+        "a request with a proof counts, whatever the proof",
+        "web.auth_routes:admit_wallet",
+        "    await quota.charge(wallet, client_address=client_address_of(request))\n",
+        "",
+        test=ONE_QUOTA,
+    ),
+    guard(
+        "X5",
+        "a page of a signed-in reader counts",
+        "web.page_session:PageAccess._find_session",
+        "            await admit_wallet(request, session.address, quota=self._quota)\n",
+        "            pass\n",
+        test=ONE_QUOTA,
+    ),
+    # ---- Caches.
+    guard(
+        "I21",
+        "a response to a proof is private",
+        "web.auth_routes:make_wallet_dependency",
+        "        mark_private(request.scope, API_PROOFS)\n",
+        "",
+        test=PRIVATE,
+    ),
+    guard(
+        "I21",
+        "no route keeps a Cache-Control of its own beside it",
+        "web.page_response:PrivateResponses.__call__",
+        ' if header[0] != b"cache-control"',
+        "",
+        test=PRIVATE,
+    ),
+    guard(
+        "I21",
+        "a page of a signed-in reader is private",
+        "web.page_session:PageAccess._find_session",
+        "        mark_private(request.scope, PAGE_PROOFS)\n",
+        "",
+        test="web/test_my_routes.py::test_a_page_of_a_reader_is_never_stored_compressed_or_framed",
+    ),
+)
