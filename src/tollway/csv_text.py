@@ -1,4 +1,4 @@
-"""The text of CSV files for accountants: RFC 4180, with every cell that a spreadsheet would run disarmed. Pure.
+"""The text of CSV files for accountants: RFC 4180, with every cell that a spreadsheet would run disarmed, wherever it splits a line. Pure.
 
 The exports of the gateway and of the command line write their lines here and nowhere else, so that no column is forgotten. Text of providers, callers and
 upstreams is in these files: names of listings, paths, keys.
@@ -6,18 +6,27 @@ upstreams is in these files: names of listings, paths, keys.
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """The first characters of a cell that Excel, LibreOffice or Google Sheets may read as a formula; the last four are the full-width forms that some
 input methods write and Excel accepts."""
 DISARM_MARK = "'"
-"""Spreadsheets show a cell that begins with this mark as text. The rest of the cell is unchanged."""
+"""Spreadsheets show a cell that begins with this mark as text. The rest of the text is unchanged."""
+_LINE_ENDS = "\r\n"
+_STARTS = re.escape("".join(FORMULA_STARTS))
+_INNER_STARTS = re.escape("".join(start for start in FORMULA_STARTS if start not in _LINE_ENDS))
+_FORMULA = re.compile(rf"""(?:\A|(?<=[;\t"]))(?=[{_STARTS}])|(?<=[\r\n])(?=[{_INNER_STARTS}])""")
+"""The places where a cell may begin with a formula. A spreadsheet of another system splits at `;` or a tab, and there the quotes of a cell are text: a cell then
+begins behind each of them, behind a quote and on each line. A line end behind a line end begins no cell."""
+_QUOTED, _ENDS = (",", '"', *_LINE_ENDS), (";", "\t", *_LINE_ENDS)
+"""Text with one of the first is quoted. Where it ends with one of the second, its closing quote opens a cell there, and the cell would begin with a line end."""
 
 
 def csv_cells(values: Iterable[object]) -> list[str]:
-    """The cells of one row: None is empty, text that begins like a formula gets the mark in front. Other values are their `str`, disarmed alike: a
-    negative number becomes text, and the exports have none, because a state is a column of its own and never a sign."""
+    """The cells of one row: None is empty, text gets the mark in front of each formula that a spreadsheet could find in it. Other values are their `str`, disarmed
+    alike: a negative number becomes text, and the exports have none, because a state is a column of its own and never a sign."""
     return [_disarm("" if value is None else str(value)) for value in values]
 
 
@@ -29,4 +38,6 @@ def csv_line(values: Iterable[object]) -> str:
 
 
 def _disarm(text: str) -> str:
-    return DISARM_MARK + text if text.startswith(FORMULA_STARTS) else text
+    disarmed = _FORMULA.sub(DISARM_MARK, text)
+    is_quoted = any(char in text for char in _QUOTED)
+    return disarmed + DISARM_MARK if is_quoted and text.endswith(_ENDS) else disarmed
