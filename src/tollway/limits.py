@@ -22,6 +22,8 @@ class FixedLimits:
     exports_per_wallet_max: int = 2
     export_rate_bytes_min: int = 16 * KIB  # a second, on average; a slower reader is cut off
     export_grace_s: float = 30.0
+    export_deadline_s: float = 900.0  # one page of a file, however fast its reader is
+    export_wait_s: float = 15.0  # for a slot; meanwhile the second file of another wallet ends
 
     # Metrics.
     figures_interval_s: float = 15.0  # between two reads of the figures of the fleet, by the leader
@@ -30,6 +32,8 @@ class FixedLimits:
     viewers_max: int = 50  # that one wallet names
     viewer_days_max: int = 400  # a year and a month; without a renewal a permission ends
     viewed_wallets_max: int = 1_000  # in the list of a viewer; `wallet` reads the others too
+    menu_wallets_max: int = 50  # in a menu or a page of a viewer
+    permissions_per_hour: int = 20  # that one wallet gives or renews. Per address: five times as many
 
     # Upstreams.
     connection_age_s: float = 300.0  # the address of a pooled connection is checked again this often

@@ -223,6 +223,7 @@ async def fill(app: App) -> Payment:
             wallet=wallet.address, viewer=viewer.address, since_ms=now, until_ms=now + 7 * DAY_MS
         )
         await app.viewers.put(permission, most=DEFAULT_LIMITS.viewers_max)
+        await app.viewers.accept(wallet.address, viewer.address, now_ms=now)
     origin = ActOrigin(actor="alice@desk.example", at_ms=now, reason="its answers are under review " * 4)
     for number in NUMBERS[:3]:
         await suspend_listing(app.catalog, ListingId(f"api_{number}"), origin=origin)

@@ -1,4 +1,4 @@
-"""`tollway wallet show-to`, `hide-from`, `viewers`: what they send, and both lists on a terminal."""
+"""`tollway wallet show-to`, `hide-from`, `decline`, `viewers`: what they send, and both lists on a terminal."""
 
 import json
 from typing import Any
@@ -23,6 +23,13 @@ def test_a_permission_is_deleted(run: Any, gateway: Any) -> None:
     assert gateway.seen[-1][:2] == ("DELETE", f"/api/v2/viewers/{OTHER}")
 
 
+def test_a_permission_is_declined(run: Any, gateway: Any) -> None:
+    done = run("wallet", "decline", OTHER)
+    assert json.loads(done.stdout) == {"address": OTHER, "mayRead": False}
+    assert gateway.seen[-1][:2] == ("DELETE", f"/api/v2/viewers/of/{OTHER}")
+    assert "signature-input" in gateway.seen[-1][2]
+
+
 def test_the_books_of_another_wallet_are_named_in_the_query(run: Any, gateway: Any) -> None:
     gateway.call = {"id": "call_1"}
     assert run("history", "--wallet", OTHER).exit_code == 0
@@ -37,7 +44,7 @@ def test_lists_both_sides(run: Any, gateway: Any, capsys: Any) -> None:
     print_viewers({"viewers": [shown], "wallets": [], "walletsAreMore": True})
     text = capsys.readouterr().out
     assert f"{OTHER} until 2027-06-30 23:59:59 UTC" in text
-    assert "No wallet lets you read its books." in text
+    assert "You have read the books of no other wallet" in text
     assert "There are more" in text
 
 

@@ -9,6 +9,7 @@ from tollway.errors import Code, Refusal
 from tollway.identity.viewers import BookAccess, Viewer
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
+from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.database import Database
 from tollway.storage.viewer_store import SqlViewers
 
@@ -38,18 +39,18 @@ async def test_a_viewer_reads_until_the_end_and_another_wallet_never(viewers: Sq
         (OWNER, given.until_ms, False),
         (STRANGER, NOW_MS, False),
     ):
-        assert await viewers.is_viewer(AGENT, reader, now_ms=now_ms) is may_read
-    assert not await viewers.is_viewer(OWNER, AGENT, now_ms=NOW_MS)
-    assert not await viewers.is_viewer(OTHER_AGENT, OWNER, now_ms=NOW_MS)
+        assert (await viewers.find(AGENT, reader, now_ms=now_ms) is not None) is may_read
+    assert await viewers.find(OWNER, AGENT, now_ms=NOW_MS) is None
+    assert await viewers.find(OTHER_AGENT, OWNER, now_ms=NOW_MS) is None
 
 
 async def test_a_deleted_permission_ends_at_once_at_every_gateway(database: Database) -> None:
     """Two stores over one database are two gateways: neither keeps anything in memory."""
     one, other = SqlViewers(database), SqlViewers(database)
     await one.put(permission(), most=5)
-    assert await other.is_viewer(AGENT, OWNER, now_ms=NOW_MS)
+    assert await other.find(AGENT, OWNER, now_ms=NOW_MS)
     await one.delete(AGENT, OWNER)
-    assert not await other.is_viewer(AGENT, OWNER, now_ms=NOW_MS)
+    assert await other.find(AGENT, OWNER, now_ms=NOW_MS) is None
     await one.delete(AGENT, OWNER)
 
 
@@ -67,7 +68,7 @@ async def test_a_wallet_names_at_most_so_many_and_ended_ones_do_not_count(viewer
     assert await viewers.put(second, most=2)
     third = permission(viewer=OTHER_AGENT, days=9, since=2)
     assert await viewers.put(third, most=2) is None
-    assert not await viewers.is_viewer(AGENT, OTHER_AGENT, now_ms=NOW_MS)
+    assert await viewers.find(AGENT, OTHER_AGENT, now_ms=NOW_MS) is None
     later = replace(third, since_ms=first.until_ms)
     assert await viewers.put(later, most=2) == later
     assert await viewers.list_viewers(AGENT, now_ms=later.since_ms) == (second, later)
@@ -82,18 +83,34 @@ async def test_two_gateways_that_add_the_last_viewer_add_one(database: Database)
     assert len(await one.list_viewers(AGENT, now_ms=NOW_MS)) == 1
 
 
-async def test_lists_both_sides_oldest_first_without_ended_ones(viewers: SqlViewers) -> None:
-    newer = permission(OTHER_AGENT, since=5)
-    older = permission(AGENT, since=1)
+async def test_lists_both_sides_without_ended_ones(viewers: SqlViewers) -> None:
+    newer = permission(OTHER_AGENT, since=1)
+    older = permission(AGENT, since=5)
     ended = permission(STRANGER, days=-1)
-    for each in (newer, older, ended):
+    for accepted_ms, each in ((NOW_MS + 8, newer), (NOW_MS + 7, older), (NOW_MS + 9, ended)):
         await viewers.put(each, most=5)
-    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=9) == (older, newer)
-    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=1) == (older,)
+        await viewers.accept(each.wallet, OWNER, now_ms=accepted_ms)
+    newer, older = replace(newer, accepted_ms=NOW_MS + 8), replace(older, accepted_ms=NOW_MS + 7)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=9) == (newer, older)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=1) == (newer,)
     assert await viewers.list_wallets(AGENT, now_ms=NOW_MS, limit=9) == ()
     assert await viewers.list_viewers(AGENT, now_ms=NOW_MS) == (older,)
     assert await viewers.prune(now_ms=NOW_MS) == 1
     assert await viewers.prune(now_ms=NOW_MS) == 0
+
+
+async def test_a_permission_is_accepted_once_and_a_renewal_keeps_that(viewers: SqlViewers) -> None:
+    await viewers.put(permission(), most=5)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=9) == ()
+    await viewers.accept(AGENT, OWNER, now_ms=NOW_MS + 1)
+    await viewers.accept(AGENT, OWNER, now_ms=NOW_MS + 2)
+    renewed = await viewers.put(permission(days=9, since=3), most=5)
+    assert renewed == replace(permission(days=9), accepted_ms=NOW_MS + 1)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=9) == (renewed,)
+    await viewers.delete(AGENT, OWNER)
+    await viewers.put(permission(since=4), most=5)
+    assert await viewers.list_wallets(OWNER, now_ms=NOW_MS, limit=9) == (), "a new one is not accepted"
+    await viewers.accept(AGENT, STRANGER, now_ms=NOW_MS)  # does nothing without a permission
 
 
 # ---- Whose books.
@@ -101,8 +118,12 @@ async def test_lists_both_sides_oldest_first_without_ended_ones(viewers: SqlView
 
 @pytest.fixture
 def access(viewers: SqlViewers) -> BookAccess:
-    limits = replace(DEFAULT_LIMITS, viewers_max=1, viewed_wallets_max=1)
-    return BookAccess(viewers, limits=limits, now_ms=lambda: NOW_MS)
+    limits = replace(DEFAULT_LIMITS, viewers_max=1, viewed_wallets_max=2, menu_wallets_max=1)
+    return BookAccess(viewers, limits=limits, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter())
+
+
+async def allow(access: BookAccess, wallet: Address, viewer: Address) -> Viewer:
+    return await access.allow(wallet, viewer, until_ms=NOW_MS + 1, client_address="198.51.100.7")
 
 
 async def test_a_wallet_reads_its_own_books_without_a_permission(access: BookAccess) -> None:
@@ -113,7 +134,7 @@ async def test_a_wallet_reads_its_own_books_without_a_permission(access: BookAcc
 async def test_every_reason_not_to_read_has_the_same_refusal(access: BookAccess, viewers: SqlViewers) -> None:
     """Never named, ended, withdrawn, a wallet that does not exist, the other direction: one problem, word by word."""
     await viewers.put(permission(OTHER_AGENT, days=0), most=1)
-    await access.allow(AGENT, OWNER, until_ms=NOW_MS + 1)
+    await allow(access, AGENT, OWNER)
     assert await access.resolve_wallet(OWNER, AGENT) == AGENT
     await access.withdraw(AGENT, OWNER)
     problems = []
@@ -131,12 +152,41 @@ async def test_every_reason_not_to_read_has_the_same_refusal(access: BookAccess,
 
 
 async def test_limits_of_both_lists(access: BookAccess) -> None:
-    await access.allow(AGENT, OWNER, until_ms=NOW_MS + 1)
+    await allow(access, AGENT, OWNER)
     with pytest.raises(Refusal) as refused:
-        await access.allow(AGENT, STRANGER, until_ms=NOW_MS + 1)
+        await allow(access, AGENT, STRANGER)
     assert refused.value.problem.reason == "too_many_viewers"
     assert len(await access.list_viewers(AGENT)) == 1
-    assert await access.list_wallets(OWNER) == ((await access.list_viewers(AGENT)), False)
-    await access.allow(OTHER_AGENT, OWNER, until_ms=NOW_MS + 1)
-    wallets, are_more = await access.list_wallets(OWNER)
-    assert (len(wallets), are_more) == (1, True)
+    for number in range(1, 4):
+        wallet = Address(bytes([number]) * 20)
+        if number > 1:
+            await allow(access, wallet, OWNER)
+        await access.resolve_wallet(OWNER, wallet)
+        assert await access.list_wallets(OWNER) == (await list_newest(access, min(number, 2)), number > 2)
+        assert await access.list_menu(OWNER) == (await list_newest(access, 1), number > 1)
+
+
+async def list_newest(access: BookAccess, count: int) -> tuple[Viewer, ...]:
+    return (await access.list_wallets(OWNER))[0][:count]
+
+
+async def test_strangers_fill_no_list_of_a_viewer(access: BookAccess) -> None:
+    """A permission is listed when its viewer has read with it, and no sooner."""
+    for number in range(1, 20):
+        await allow(access, Address(bytes([number]) * 20), OWNER)
+    assert await access.list_wallets(OWNER) == ((), False)
+    assert await access.list_menu(OWNER) == ((), False)
+    agent = Address(b"\x13" * 20)
+    assert await access.resolve_wallet(OWNER, agent) == agent
+    (listed,) = (await access.list_menu(OWNER))[0]
+    assert (listed.wallet, listed.accepted_ms) == (agent, NOW_MS)
+
+
+async def test_a_viewer_declines_a_permission(access: BookAccess) -> None:
+    await allow(access, AGENT, OWNER)
+    await access.resolve_wallet(OWNER, AGENT)
+    await access.decline(OWNER, AGENT)
+    assert await access.list_wallets(OWNER) == ((), False)
+    assert await access.list_viewers(AGENT) == ()
+    with pytest.raises(Refusal):
+        await access.resolve_wallet(OWNER, AGENT)

@@ -1,4 +1,4 @@
-"""Guards of what a wallet reads: turns, slices and rates of books, sums that are kept, responses that no cache stores (threats X4, X5 and I21)."""
+"""Guards of what a wallet reads: turns, slices and rates of books, sums that are kept, responses that no cache stores (threats X4, X5, X11, I11, I21 and I22)."""
 
 from tests.guards.guard import guard
 
@@ -6,6 +6,8 @@ TWO_AT_ONCE = "web/test_book_turns.py::test_no_more_than_two_books_are_read_at_o
 IN_SLICES = "web/test_history_routes.py::test_a_page_of_calls_is_read_in_slices"
 ONE_QUOTA = "web/test_wallet_quota.py::test_every_proof_of_a_wallet_counts_in_one_quota"
 PRIVATE = "attack/test_private_answers.py::test_every_answer_of_an_operation_of_wallets_is_private"
+
+ENDS_VISIBLY = "web/test_exports_end.py::test_an_export_ends_visibly_with_what_allowed_it"
 
 READ_GUARDS = (
     # ---- Turns.
@@ -98,6 +100,88 @@ READ_GUARDS = (
         "            await admit_wallet(request, session.address, quota=self._quota)\n",
         "            pass\n",
         test=ONE_QUOTA,
+    ),
+    guard(
+        "I22",
+        "permissions have a rate",
+        "identity.viewers:BookAccess.allow",
+        "        await self._quota.charge(wallet, client_address=client_address)\n",
+        "",
+        test="web/test_viewer_routes.py::test_permissions_have_a_rate_by_wallet_and_by_address",
+    ),
+    # ---- Permissions.
+    guard(
+        "I22",
+        "a permission is listed once its viewer has read with it",
+        "storage.viewer_store:SqlViewers.list_wallets",
+        ", columns.accepted_ms.is_not(None)",
+        "",
+        test="contracts/test_viewers.py::test_strangers_fill_no_list_of_a_viewer",
+    ),
+    guard(
+        "I22",
+        "a menu has few wallets",
+        "identity.viewers:BookAccess.list_menu",
+        "self._limits.menu_wallets_max",
+        "self._limits.viewed_wallets_max",
+        test="contracts/test_viewers.py::test_limits_of_both_lists",
+    ),
+    guard(
+        "I22",
+        "a viewer declines the permission that it got",
+        "identity.viewers:BookAccess.decline",
+        "        await self._viewers.delete(wallet, viewer)\n",
+        "        await self._viewers.delete(viewer, wallet)\n",
+        test="contracts/test_viewers.py::test_a_viewer_declines_a_permission",
+    ),
+    # ---- Exports.
+    guard(
+        "I11",
+        "an export ends with its session",
+        "web.exports:_Reading.check_access",
+        "        if not await self.services.is_session_open(self.request):\n",
+        "        if False:\n",
+        test=ENDS_VISIBLY + "[1-end_session]",
+    ),
+    guard(
+        "I11",
+        "an export ends with the permission of its reader, asked before each chunk",
+        "web.exports:_read_calls",
+        "        await reading.check_access()\n",
+        "",
+        test=ENDS_VISIBLY + "[1-withdraw_viewer]",
+    ),
+    guard(
+        "I11",
+        "an export ends with a block of its wallet",
+        "web.exports:_Reading.check_access",
+        "        if block is not None:\n",
+        "        if False:\n",
+        test=ENDS_VISIBLY + "[1-block_wallet]",
+    ),
+    guard(
+        "X11",
+        "a wallet keeps one slot while another one waits",
+        "web.exports:ExportSlots._wait",
+        "        self._end_one()\n",
+        "",
+        test="web/test_exports_end.py::test_a_wallet_keeps_one_slot_while_another_wallet_waits",
+    ),
+    guard(
+        "X11",
+        "a page of a file has a deadline",
+        "web.exports:_Pace.send",
+        "            if began_s >= self._ends_s:\n",
+        "            if False:\n",
+        test="web/test_exports_end.py::test_a_page_has_a_deadline_however_fast_its_reader_is",
+    ),
+    guard(
+        "X4",
+        "an export that opens holds no turn while it waits for one",
+        "web.exports:CsvResponse.__call__",
+        "        leave_turn(scope)  # each chunk takes a turn of its own\n",
+        "",
+        test="web/test_exports_end.py::test_exports_that_open_together_hold_no_turn_while_they_wait_for_one",
     ),
     # ---- Caches.
     guard(

@@ -3,7 +3,7 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import httpx
@@ -11,6 +11,7 @@ from sqlalchemy import Connection, func, select
 from starlette.applications import Starlette
 from starlette.requests import Request
 
+from tests.kit.listings import find_block_in
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, ChainId
 from tollway.ledger.history import CallHistory
@@ -19,6 +20,7 @@ from tollway.money import Asset
 from tollway.storage.database import Database
 from tollway.storage.history import HistoryStore, audit
 from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
+from tollway.web.book_turns import BookTurns, enter_turn
 from tollway.web.exports import ExportServices, export_router
 from tollway.web.history_routes import FindAsset, ResolveWallet
 from tollway.web.problems import install_handlers
@@ -50,11 +52,18 @@ def export_app(
     limits: Limits = DEFAULT_LIMITS,
     clock: Callable[[], float] = lambda: 0.0,
     resolve_wallet: ResolveWallet = read_own_books,
+    open_sessions: Callable[[], bool] = lambda: True,
+    blocked: Collection[Address] = (),
+    book_turns: BookTurns | None = None,
 ) -> Starlette:
-    """The routes of the exports. A header names the wallet."""
+    """The routes of the exports. A header names the wallet. `open_sessions`: whether a session is open at the moment of the question."""
+
+    async def is_session_open(request: Request) -> bool:
+        return open_sessions()
 
     async def authenticate(request: Request) -> Identity:
         address = Address(bytes.fromhex(request.headers[WALLET_HEADER]))
+        await enter_turn(request.scope, address)
         return Identity(address=address, method="session", chain_id=None)
 
     services = ExportServices(
@@ -66,6 +75,9 @@ def export_app(
         public_url=PUBLIC_URL,
         now_ms=lambda: now_ms,
         clock=clock,
+        is_session_open=is_session_open,
+        find_block=find_block_in(blocked),
+        book_turns=BookTurns() if book_turns is None else book_turns,
     )
     app = Starlette(routes=export_router(services).routes)
     install_handlers(app, PUBLIC_URL)

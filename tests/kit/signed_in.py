@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from gettext import NullTranslations
+from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -110,6 +111,7 @@ class Services:
         self.documents: dict[str, bytes] = {}
         self.texts: dict[str, tuple[str, ...]] = {}
         self.blocked: set[Address] = set()
+        self.moderation: Any = SimpleNamespace(find_block=find_block_in(self.blocked))
         self.rate_limiter = RateLimiter()
         drawn = iter(range(1, 1_000))
         self.entropy = lambda size: next(drawn).to_bytes(size, "big")
@@ -256,6 +258,7 @@ class SignedInHarness:
             rate_limiter=RateLimiter(),
         )
 
+        turns = BookTurns() if book_turns is None else book_turns
         quota = make_wallet_quota(limits=services.settings.limits, rate_limiter=services.rate_limiter)
 
         async def own_books(reader: Address, named: Address | None) -> Address:
@@ -268,6 +271,7 @@ class SignedInHarness:
             origin=parse_origin(PUBLIC_URL),
             rate_limit=rate_limit,
             quota=quota,
+            book_turns=turns,
             find_asset=find_asset,
             receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
             selling=services.make_provider_services(),
@@ -296,7 +300,7 @@ class SignedInHarness:
             entropy=lambda size: bytes(size),
             shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
             problem_pages=ProblemPages(self.renderer),
-            book_turns=book_turns,
+            book_turns=turns,
         )
         self.app = app
         self.browser = httpx.AsyncClient(
@@ -337,7 +341,7 @@ class SignedInHarness:
         return answer
 
     async def name_viewer(self, wallet: KeyWallet, viewer: KeyWallet) -> None:
-        """The wallet lets the viewer read its books for a week."""
+        """The wallet lets the viewer read its books for a week, and the viewer has read them."""
         since_ms = self.services.now_ms
         await self.services.viewers.put(
             Viewer(
@@ -348,6 +352,7 @@ class SignedInHarness:
             ),
             most=DEFAULT_LIMITS.viewers_max,
         )
+        await self.services.viewers.accept(wallet.address, viewer.address, now_ms=since_ms)
 
     async def read(self, path: str, status: int = 200) -> PageReader:
         answer = await self.browser.get(path)

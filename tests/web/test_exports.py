@@ -280,7 +280,7 @@ async def test_time_that_the_gateway_needs_is_not_the_clients() -> None:
     read = history.read_calls
 
     async def read_slowly(query: HistoryQuery) -> tuple[CallRecord, ...]:
-        now[0] += 1_000
+        now[0] += 200
         return await read(query)
 
     history.read_calls = read_slowly  # type: ignore[method-assign]
@@ -290,7 +290,7 @@ async def test_time_that_the_gateway_needs_is_not_the_clients() -> None:
 
 
 async def test_a_wallet_and_a_gateway_write_few_files_at_once() -> None:
-    limits = replace(DEFAULT_LIMITS, exports_per_wallet_max=1, exports_at_once_max=2)
+    limits = replace(DEFAULT_LIMITS, exports_per_wallet_max=1, exports_at_once_max=2, export_wait_s=0.01)
     app = make_app(FakeHistory(ROWS), limits=limits)
     held: list[asyncio.Task[None]] = []
     may_go_on = asyncio.Event()

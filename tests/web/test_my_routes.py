@@ -28,7 +28,8 @@ from tests.kit.signed_in import (
 from tollway.errors import Code
 from tollway.identity.page_sessions import USE_INTERVAL_MS
 from tollway.identity.signatures import eip191_digest
-from tollway.ids import CallId
+from tollway.identity.viewers import DAY_MS, Viewer
+from tollway.ids import Address, CallId
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.web.history_routes import call_json
@@ -585,14 +586,47 @@ async def test_an_owner_reads_the_wallets_that_named_her_and_no_other(harness: S
     assert (allowed.status_code, allowed.headers["location"]) == (303, "/my/wallets")
     assert str(OTHER.address) in (await harness.read("/my/wallets")).text
     await harness.sign_in(OTHER)
-    assert str(READER.address) in (await harness.read("/my/wallets")).text
+    for page in ("/my", "/my/wallets", "/my/calls", "/my/credit", "/my/spending"):
+        assert str(READER.address) not in (await harness.read(page)).text, "not before she has read its books"
     assert "6 calls" in (await harness.read(f"/my/calls?wallet={READER.address}")).words
+    for page in ("/my", "/my/wallets", "/my/calls", "/my/credit", "/my/spending"):
+        assert str(READER.address) in (await harness.read(page)).text
     await harness.read(f"/my/calls/call_0?wallet={READER.address}")
     await harness.read(f"/my/calls?wallet={SELLER.address}", 404)
     await harness.sign_in(READER)
     await harness.post("/my/wallets/withdrawal", {"address": str(OTHER.address)})
     await harness.sign_in(OTHER)
     await harness.read(f"/my/calls?wallet={READER.address}", 404)
+
+
+async def test_an_owner_declines_a_permission_on_the_page(harness: SignedInHarness) -> None:
+    for wallet in (READER, SELLER):
+        await harness.name_viewer(wallet, OTHER)
+    await harness.sign_in(OTHER)
+    assert f"Decline {READER.address}" in (await harness.read("/my/wallets")).words
+    declined = await harness.post("/my/wallets/refusal", {"address": str(READER.address)})
+    assert (declined.status_code, declined.headers["location"]) == (303, "/my/wallets")
+    page = (await harness.read("/my/wallets")).text
+    assert str(READER.address) not in page
+    assert str(SELLER.address) in page
+    await harness.read(f"/my/calls?wallet={READER.address}", 404)
+
+
+async def test_a_menu_and_a_page_have_the_newest_wallets(harness: SignedInHarness) -> None:
+    """And the wallet whose books are read, however old its permission is."""
+    named = [Address(bytes([number]) * 20) for number in range(1, 61)]
+    for number, wallet in enumerate(named):
+        until_ms = NOW_MS + DAY_MS
+        given = Viewer(wallet=wallet, viewer=OTHER.address, since_ms=NOW_MS, until_ms=until_ms)
+        await harness.services.viewers.put(given, most=1)
+        await harness.services.viewers.accept(wallet, OTHER.address, now_ms=NOW_MS + number)
+    await harness.sign_in(OTHER)
+    for path in ("/my/wallets", "/my/calls", "/my/credit", "/my/spending", "/my"):
+        page = (await harness.read(path)).text
+        shown = {wallet for wallet in named if str(wallet) in page}
+        assert shown == set(named[-DEFAULT_LIMITS.menu_wallets_max :]), path
+    oldest = (await harness.read(f"/my/calls?wallet={named[0]}")).text
+    assert str(named[0]) in oldest
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`/viewers`: permissions by HTTP; and `wallet=` on the routes that read the books of a wallet."""
 
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -23,6 +24,7 @@ from tollway.identity.authenticator import Identity
 from tollway.identity.viewers import BookAccess, Viewer
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
+from tollway.rate_limits.limiter import RateLimiter
 from tollway.web.problems import install_handlers
 from tollway.web.query import format_time
 from tollway.web.viewer_routes import viewer_router
@@ -46,14 +48,18 @@ class MemoryViewers:
     async def delete(self, wallet: Address, viewer: Address) -> None:
         self.rows.pop((wallet, viewer), None)
 
-    async def is_viewer(self, wallet: Address, viewer: Address, *, now_ms: int) -> bool:
-        return (wallet, viewer) in self.rows
+    async def find(self, wallet: Address, viewer: Address, *, now_ms: int) -> Viewer | None:
+        return self.rows.get((wallet, viewer))
+
+    async def accept(self, wallet: Address, viewer: Address, *, now_ms: int) -> None:
+        self.rows[wallet, viewer] = replace(self.rows[wallet, viewer], accepted_ms=now_ms)
 
     async def list_viewers(self, wallet: Address, *, now_ms: int) -> tuple[Viewer, ...]:
         return tuple(one for one in self.rows.values() if one.wallet == wallet)
 
     async def list_wallets(self, viewer: Address, *, now_ms: int, limit: int) -> tuple[Viewer, ...]:
-        return tuple(one for one in self.rows.values() if one.viewer == viewer)[:limit]
+        accepted = [one for one in self.rows.values() if one.viewer == viewer and one.accepted_ms]
+        return tuple(accepted)[:limit]
 
 
 class Site:
@@ -68,7 +74,9 @@ class Site:
             address = Address(bytes.fromhex(request.headers["wallet"]))
             return Identity(address=address, method="session", chain_id=None)
 
-        access = BookAccess(self.store, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS)
+        self.access = access = BookAccess(
+            self.store, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter()
+        )
         router = viewer_router(
             access=access, wallet=authenticate, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS
         )
@@ -94,11 +102,46 @@ async def test_a_permission_is_in_the_lists_of_both_wallets_until_it_is_deleted(
     shown = {"address": str(STRANGER), "since": format_time(NOW_MS), "until": UNTIL}
     assert (put.status_code, put.json()) == (200, shown)
     assert (await site.send("GET")).json() == {"viewers": [shown], "wallets": []}
+    assert (await site.send("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
+    await site.access.resolve_wallet(STRANGER, PAYER)
     other = await site.send("GET", wallet=STRANGER)
     assert other.json() == {"viewers": [], "wallets": [{**shown, "address": str(PAYER)}]}
     for _ in range(2):
         assert (await site.send("DELETE", f"/viewers/{STRANGER}")).status_code == 204
     assert (await site.send("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
+
+
+async def test_a_viewer_declines_what_it_got(site: Site) -> None:
+    await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    await site.send("PUT", f"/viewers/{STRANGER}", wallet=PROVIDER, json={"until": UNTIL})
+    for wallet in (PAYER, PROVIDER):
+        await site.access.resolve_wallet(STRANGER, wallet)
+    for _ in range(2):
+        assert (await site.send("DELETE", f"/viewers/of/{PAYER}", wallet=STRANGER)).status_code == 204
+    assert set(site.store.rows) == {(PROVIDER, STRANGER)}
+    assert (await site.send("GET")).json()["viewers"] == []
+    with pytest.raises(Refusal):
+        await site.access.resolve_wallet(STRANGER, PAYER)
+    assert (await site.send("DELETE", f"/viewers/of/{STRANGER}", wallet=STRANGER)).status_code == 422
+    assert (await site.send("DELETE", f"/viewers/of/{PAYER}", wallet=None)).status_code == 401
+
+
+async def test_permissions_have_a_rate_by_wallet_and_by_address(site: Site) -> None:
+    """20 an hour for a wallet, 100 for an address; a renewal counts, and a body that is refused does not."""
+    assert (await site.send("PUT", f"/viewers/{STRANGER}", json={})).status_code == 422
+    for _ in range(20):
+        assert (await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})).status_code == 200
+    refused = await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    assert refused.status_code == 429
+    assert refused.headers["ratelimit-policy"] == '"permissions";q=20;w=3600'
+    for number in range(1, 5):
+        wallet = Address(bytes([number]) * 20)
+        for _ in range(20):
+            put = await site.send("PUT", f"/viewers/{STRANGER}", wallet, json={"until": UNTIL})
+            assert put.status_code == 200
+    refused = await site.send("PUT", f"/viewers/{STRANGER}", Address(b"\x09" * 20), json={"until": UNTIL})
+    assert refused.headers["ratelimit-policy"] == '"permissions-address";q=100;w=3600'
+    assert (await site.send("DELETE", f"/viewers/{STRANGER}")).status_code == 204
 
 
 async def test_a_viewer_cannot_delete_or_renew_what_another_wallet_gave(site: Site) -> None:

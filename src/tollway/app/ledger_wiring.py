@@ -2,10 +2,11 @@
 receipts, their sums by hour and day, and the viewers who may read them."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from starlette.requests import Request
 from starlette.routing import Router
 
 from tollway.chain.port import ChainReader
@@ -19,7 +20,10 @@ from tollway.ledger.ledger import Ledger, PaymentLedger
 from tollway.ledger.sales import PeriodBooks
 from tollway.payments.held_calls import HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatusReader
+from tollway.rate_limits.limiter import RateLimiter
+from tollway.registry.moderation import Moderation
 from tollway.web.auth_routes import WalletDependency
+from tollway.web.book_turns import BookTurns
 from tollway.web.exports import ExportServices, export_router
 from tollway.web.history_routes import FindAsset, history_router, x402_history_router
 from tollway.web.receipt_routes import ReceiptServices, receipt_router
@@ -38,6 +42,10 @@ class BookFileServices(Protocol):
     def period_books(self) -> PeriodBooks: ...
     @property
     def ledger(self) -> Ledger: ...
+    @property
+    def moderation(self) -> Moderation: ...
+    @property
+    def rate_limiter(self) -> RateLimiter: ...
 
 
 class LedgerServices(BookFileServices, Protocol):
@@ -58,13 +66,15 @@ def ledger_routers(
     *,
     held_calls: HeldCalls,
     wallet: WalletDependency,
+    is_session_open: Callable[[Request], Awaitable[bool]],
+    book_turns: BookTurns,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
     now_ms: Callable[[], int],
 ) -> list[Router]:
-    """Builds the routers. `wallet` authenticates a request."""
+    """Builds the routers. `wallet` authenticates a request. `is_session_open`: whether it would do so again."""
     call_history, limits = services.call_history, services.settings.limits
-    access = BookAccess(services.viewers, limits=limits, now_ms=now_ms)
+    access = BookAccess(services.viewers, limits=limits, now_ms=now_ms, rate_limiter=services.rate_limiter)
     return [
         history_router(
             call_history=call_history,
@@ -79,6 +89,8 @@ def ledger_routers(
         *book_file_routers(
             services,
             wallet=wallet,
+            is_session_open=is_session_open,
+            book_turns=book_turns,
             access=access,
             find_asset=find_asset,
             receipt_signer=receipt_signer,
@@ -120,6 +132,8 @@ def book_file_routers(
     services: BookFileServices,
     *,
     wallet: WalletDependency,
+    is_session_open: Callable[[Request], Awaitable[bool]],
+    book_turns: BookTurns,
     access: BookAccess,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
@@ -136,6 +150,9 @@ def book_file_routers(
         public_url=public_url,
         now_ms=services.ledger.shared_ms,
         clock=time.monotonic,
+        is_session_open=is_session_open,
+        find_block=services.moderation.find_block,
+        book_turns=book_turns,
     )
     receipts = ReceiptServices(
         call_history=services.call_history,

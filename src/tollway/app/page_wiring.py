@@ -19,6 +19,7 @@ from tollway.limits import Limits
 from tollway.payments.held_calls import HeldCalls
 from tollway.rate_limits.limiter import Quota
 from tollway.web.admission import SignInRateLimit
+from tollway.web.book_turns import BookTurns
 from tollway.web.history_routes import FindAsset
 from tollway.web.my_routes import NOT_YOURS, MyServices, my_router
 from tollway.web.my_sums_routes import SumServices, my_sums_router
@@ -65,6 +66,7 @@ def signed_in_routers(
     origin: PublicOrigin,
     rate_limit: SignInRateLimit,
     quota: Quota,
+    book_turns: BookTurns,
     find_asset: FindAsset,
     receipt_signer: ReceiptSigner,
     selling: ProviderServices,
@@ -76,7 +78,9 @@ def signed_in_routers(
         services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
     )
     access = make_page_access(sign_in, public.renderer, origin=origin, limits=limits, quota=quota)
-    books = BookAccess(services.viewers, limits=limits, now_ms=now_ms, refusal=NOT_YOURS)
+    books = BookAccess(
+        services.viewers, limits=limits, now_ms=now_ms, rate_limiter=services.rate_limiter, refusal=NOT_YOURS
+    )
     mine = MyServices(
         renderer=public.renderer,
         sign_in=sign_in,
@@ -118,6 +122,8 @@ def signed_in_routers(
         *book_file_routers(
             services,
             wallet=access.authenticate,
+            is_session_open=access.has_session,
+            book_turns=book_turns,
             access=books,
             find_asset=find_asset,
             receipt_signer=receipt_signer,

@@ -91,6 +91,7 @@ from tollway.web.auth_routes import (
     make_wallet_dependency,
     make_wallet_quota,
     signin_router,
+    to_signed_request,
 )
 from tollway.web.book_turns import BookTurns
 from tollway.web.catalog_routes import CatalogServices, catalog_router
@@ -423,6 +424,8 @@ class AsgiBuilder:
                     services,
                     held_calls=services.settlement_services.held_calls,
                     wallet=wallet,
+                    is_session_open=self._is_session_open,
+                    book_turns=self._book_turns,
                     find_asset=self._find_asset,
                     receipt_signer=self._receipt_signer,
                     now_ms=self._now_ms,
@@ -488,6 +491,7 @@ class AsgiBuilder:
                 origin=self._origin,
                 rate_limit=rate_limit,
                 quota=self._wallet_quota,
+                book_turns=self._book_turns,
                 find_asset=self._find_asset,
                 receipt_signer=self._receipt_signer,
                 selling=selling,
@@ -596,6 +600,9 @@ class AsgiBuilder:
 
     async def _authenticate_caller(self, request: SignedRequest) -> Address:
         return (await self._authenticator.authenticate_call(request)).address
+
+    async def _is_session_open(self, request: Request) -> bool:
+        return await self._authenticator.is_session_open(to_signed_request(request, body=b""))
 
     def _gateway_app(self) -> GatewayApp:
         services, settings, limits = self._services, self._settings, self._limits

@@ -175,9 +175,16 @@ COMMANDS = (
         example="tollway wallet hide-from 0x…",
     ),
     CommandRow(
+        name="wallet decline",
+        role=CALLERS,
+        help="Ends at once that you may read the books of another wallet, and removes it from your lists.",
+        target="tollway.cli.viewers:decline",
+        example="tollway wallet decline 0x…",
+    ),
+    CommandRow(
         name="wallet viewers",
         role=CALLERS,
-        help="Lists the wallets that may read your books, and the wallets whose books you may read (--wallet).",
+        help="Lists the wallets that may read your books, and the wallets whose books you may read. One of these is listed once you have read its books (--wallet).",
         target="tollway.cli.viewers:list_viewers",
         example="tollway wallet viewers",
     ),

@@ -121,6 +121,7 @@ def history(
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
+            found: Mapping[str, Any]
             if outcome is not None and held_call_id is not None:
                 found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
             elif receipt_file is not None and call_id is not None:

@@ -1,4 +1,4 @@
-"""`tollway wallet show-to`, `hide-from` and `viewers`: which wallets may read the books of this one, until when."""
+"""`tollway wallet show-to`, `hide-from`, `decline` and `viewers`: which wallets may read the books of this one, until when."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -68,13 +68,29 @@ def hide_from(
         print_document({"address": viewer, "mayRead": False}, as_json=as_json)
 
 
+def decline(
+    wallet: Viewer,
+    gateway: Gateway = DEFAULT_GATEWAY,
+    allow_http: AllowHttp = False,
+    key_file: KeyFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Ends at once that you may read the books of another wallet, and removes it from your lists."""
+    with explained_caller_failures(as_json=as_json):
+        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
+            is_signing=True
+        ) as client:
+            client.fetch_document(requests.decline_wallet(wallet))
+        print_document({"address": wallet, "mayRead": False}, as_json=as_json)
+
+
 def list_viewers(
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the wallets that may read your books, and the wallets whose books you may read (--wallet)."""
+    """Lists the wallets that may read your books, and the wallets whose books you may read. One of these is listed once you have read its books (--wallet)."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
@@ -95,7 +111,11 @@ def print_viewers(found: Mapping[str, Any]) -> None:
             "viewers",
             "No wallet may read your books; tollway wallet show-to ADDRESS --until DAY.",
         ),
-        ("Whose books you may read", "wallets", "No wallet lets you read its books."),
+        (
+            "Whose books you may read",
+            "wallets",
+            "You have read the books of no other wallet; --wallet ADDRESS reads those of one that has named you.",
+        ),
     ):
         rows = list_objects(found.get(name))
         if not rows:

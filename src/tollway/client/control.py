@@ -272,7 +272,7 @@ def recorded_payments(
 
 
 def viewers() -> Flow[ViewerList]:
-    """The wallets that may read the books of this one, and the wallets whose books this one may read."""
+    """The wallets that may read the books of this one, and the wallets whose books this one may read and has read (`wallet`)."""
     return read_record(ViewerList, (yield from fetch_document(requests.list_viewers())))
 
 
@@ -286,6 +286,11 @@ def show_to(address: str, until: datetime) -> Flow[BookViewer]:
 def hide_from(address: str) -> Flow[None]:
     """Ends the permission of a wallet to read the books of this one, at once."""
     yield from fetch_document(requests.delete_viewer(address))
+
+
+def decline(address: str) -> Flow[None]:
+    """Ends the permission of this wallet to read the books of another one, at once."""
+    yield from fetch_document(requests.decline_wallet(address))
 
 
 # ---- Webhooks.

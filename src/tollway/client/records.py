@@ -574,7 +574,7 @@ class BookViewer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewerList:
-    """`viewers`: the wallets that may read the books of this one. `wallets`: those whose books this one may read, the oldest 1,000."""
+    """`viewers`: the wallets that may read the books of this one. `wallets`: those whose books this one may read and has read, the newest 1,000."""
 
     viewers: tuple[BookViewer, ...]
     wallets: tuple[BookViewer, ...]

@@ -221,6 +221,10 @@ def delete_viewer(address: str) -> ControlRequest:
     return ControlRequest(method="DELETE", path=f"/viewers/{_encode_segment(address)}", is_signed=True)
 
 
+def decline_wallet(address: str) -> ControlRequest:
+    return ControlRequest(method="DELETE", path=f"/viewers/of/{_encode_segment(address)}", is_signed=True)
+
+
 def format_moment(name: str, moment: datetime | None) -> str | None:
     """RFC 3339 in UTC with milliseconds. Raises ValueError for a moment without a time zone."""
     if moment is None:

@@ -81,6 +81,14 @@ class Authenticator:
         the payment or to the upstream, so a session never counts. Raises as `authenticate` does."""
         return await self._authenticate(request, token=None)
 
+    async def is_session_open(self, request: SignedRequest) -> bool:
+        """Whether the session of an authenticated request is still open. True for a request without one: its signature was for it alone."""
+        token = read_bearer(request)
+        try:
+            return token is None or await self._sign_in.find_session(token) is not None
+        except Refusal:
+            return False
+
     async def _authenticate(self, request: SignedRequest, *, token: str | None) -> Identity:
         now_ms = self._now_ms()
         http_proofs = _raise_problem(

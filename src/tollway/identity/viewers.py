@@ -11,38 +11,47 @@ from typing import Protocol
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address
 from tollway.limits import Limits
+from tollway.rate_limits.limiter import Quota, RateLimiter
 
 DAY_MS = 86_400_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Viewer:
-    """A permission: `viewer` reads the books of `wallet` from `since_ms` until `until_ms`."""
+    """A permission: `viewer` reads the books of `wallet` from `since_ms` until `until_ms`. `accepted_ms`: when the viewer first read them; until then the
+    permission is in none of its lists."""
 
     wallet: Address
     viewer: Address
     since_ms: int
     until_ms: int
+    accepted_ms: int | None = None
 
 
 class ViewerStore(Protocol):
     """The stored permissions. A change is durable and counts at every gateway at once. Raises `StorageUnavailable`."""
 
     async def put(self, viewer: Viewer, *, most: int) -> Viewer | None:
-        """Stores a permission, or its new end; `since_ms` of a permission that has not ended stays. None, and nothing is stored, where the wallet has `most`
+        """Stores a permission, or its new end; `since_ms` and `accepted_ms` of a permission that has not ended stay. None, and nothing is stored, where the wallet has `most`
         others that have not ended."""
         ...
 
     async def delete(self, wallet: Address, viewer: Address) -> None: ...
 
-    async def is_viewer(self, wallet: Address, viewer: Address, *, now_ms: int) -> bool: ...
+    async def find(self, wallet: Address, viewer: Address, *, now_ms: int) -> Viewer | None:
+        """The permission, if it has not ended."""
+        ...
+
+    async def accept(self, wallet: Address, viewer: Address, *, now_ms: int) -> None:
+        """Writes the moment of the acceptance, once."""
+        ...
 
     async def list_viewers(self, wallet: Address, *, now_ms: int) -> tuple[Viewer, ...]:
         """The permissions that a wallet gave and that have not ended, oldest first."""
         ...
 
     async def list_wallets(self, viewer: Address, *, now_ms: int, limit: int) -> tuple[Viewer, ...]:
-        """The permissions that a wallet got and that have not ended, oldest first."""
+        """The permissions that a wallet got and accepted and that have not ended, the last accepted first."""
         ...
 
 
@@ -56,24 +65,39 @@ class BookAccess:
         *,
         limits: Limits,
         now_ms: Callable[[], int],
+        rate_limiter: RateLimiter,
         refusal: Problem | None = None,
     ) -> None:
         self._viewers = viewers
         self._limits = limits
+        # Wallets cost nothing, and each permission is a row that another wallet has not asked for.
+        self._quota = Quota(
+            "permissions",
+            "permissions to read",
+            amount=limits.permissions_per_hour,
+            per="hour",
+            rate_limiter=rate_limiter,
+        )
         self._now_ms = now_ms
         self._refusal = NOT_VIEWER if refusal is None else refusal
 
     async def resolve_wallet(self, reader: Address, named: Address | None) -> Address:
-        """The wallet whose books are read: the reader's own, or the named one. Raises Refusal where it has not named the reader."""
+        """The wallet whose books are read: the reader's own, or the named one. Raises Refusal where it has not named the reader. The first read accepts the
+        permission."""
         if named is None or named == reader:
             return reader
-        if not await self._viewers.is_viewer(named, reader, now_ms=self._now_ms()):
+        now_ms = self._now_ms()
+        permission = await self._viewers.find(named, reader, now_ms=now_ms)
+        if permission is None:
             raise Refusal(self._refusal)
+        if permission.accepted_ms is None:
+            await self._viewers.accept(named, reader, now_ms=now_ms)
         return named
 
-    async def allow(self, wallet: Address, viewer: Address, *, until_ms: int) -> Viewer:
+    async def allow(self, wallet: Address, viewer: Address, *, until_ms: int, client_address: str) -> Viewer:
         """Stores a permission. `until_ms` is in the future and at most `viewer_days_max` ahead (the caller has checked it). Raises Refusal (422) beyond
-        `viewers_max`."""
+        `viewers_max`, and (429) beyond `permissions_per_hour`."""
+        await self._quota.charge(wallet, client_address=client_address)
         since_ms = self._now_ms()
         new = Viewer(wallet=wallet, viewer=viewer, since_ms=since_ms, until_ms=until_ms)
         stored = await self._viewers.put(new, most=self._limits.viewers_max)
@@ -88,14 +112,25 @@ class BookAccess:
         return stored
 
     async def withdraw(self, wallet: Address, viewer: Address) -> None:
+        """Ends a permission that the wallet gave."""
+        await self._viewers.delete(wallet, viewer)
+
+    async def decline(self, viewer: Address, wallet: Address) -> None:
+        """Ends a permission that the viewer got."""
         await self._viewers.delete(wallet, viewer)
 
     async def list_viewers(self, wallet: Address) -> tuple[Viewer, ...]:
         return await self._viewers.list_viewers(wallet, now_ms=self._now_ms())
 
     async def list_wallets(self, viewer: Address) -> tuple[tuple[Viewer, ...], bool]:
-        """The wallets that the viewer may read, the oldest `viewed_wallets_max`; and whether there are more."""
-        most = self._limits.viewed_wallets_max
+        """The wallets that the viewer may read and has read, the newest `viewed_wallets_max`; and whether there are more."""
+        return await self._list_newest(viewer, self._limits.viewed_wallets_max)
+
+    async def list_menu(self, viewer: Address) -> tuple[tuple[Viewer, ...], bool]:
+        """The same for a page: the newest `menu_wallets_max`."""
+        return await self._list_newest(viewer, self._limits.menu_wallets_max)
+
+    async def _list_newest(self, viewer: Address, most: int) -> tuple[tuple[Viewer, ...], bool]:
         found = await self._viewers.list_wallets(viewer, now_ms=self._now_ms(), limit=most + 1)
         return found[:most], len(found) > most
 

@@ -13,9 +13,9 @@ from sqlalchemy import (
     Row,
     Table,
     delete,
-    exists,
     func,
     select,
+    update,
 )
 
 from tollway.identity.viewers import Viewer
@@ -31,7 +31,9 @@ viewer_table = Table(
     Column("viewer", LargeBinary(20), primary_key=True),
     Column("since_ms", BigInteger, nullable=False),
     Column("until_ms", BigInteger, nullable=False),
+    Column("accepted_ms", BigInteger),
     Index("ix_viewer_viewer", "viewer", "since_ms"),
+    Index("ix_viewer_accepted", "viewer", "accepted_ms"),
 )
 
 _LOCK_SPACE = 0x7669_6577
@@ -54,12 +56,23 @@ class SqlViewers:
         )
         await self._database.write(lambda connection: connection.execute(statement))
 
-    async def is_viewer(self, wallet: Address, viewer: Address, *, now_ms: int) -> bool:
+    async def find(self, wallet: Address, viewer: Address, *, now_ms: int) -> Viewer | None:
         columns = viewer_table.c
-        found = exists().where(
+        query = select(viewer_table).where(
             columns.wallet == bytes(wallet), columns.viewer == bytes(viewer), columns.until_ms > now_ms
         )
-        return bool(await self._database.read(lambda connection: connection.scalar(select(found))))
+        found = await self._database.read(lambda connection: _parse(connection.execute(query)))
+        return found[0] if found else None
+
+    async def accept(self, wallet: Address, viewer: Address, *, now_ms: int) -> None:
+        columns = viewer_table.c
+        statement = (
+            update(viewer_table)
+            .where(columns.wallet == bytes(wallet), columns.viewer == bytes(viewer))
+            .where(columns.accepted_ms.is_(None))
+            .values(accepted_ms=now_ms)
+        )
+        await self._database.write(lambda connection: connection.execute(statement))
 
     async def list_viewers(self, wallet: Address, *, now_ms: int) -> tuple[Viewer, ...]:
         columns = viewer_table.c
@@ -74,8 +87,9 @@ class SqlViewers:
         columns = viewer_table.c
         query = (
             select(viewer_table)
-            .where(columns.viewer == bytes(viewer), columns.until_ms > now_ms)
-            .order_by(columns.since_ms, columns.wallet)
+            .where(columns.viewer == bytes(viewer), columns.accepted_ms.is_not(None))
+            .where(columns.until_ms > now_ms)
+            .order_by(columns.accepted_ms.desc(), columns.wallet)
             .limit(limit)
         )
         return await self._database.read(lambda connection: _parse(connection.execute(query)))
@@ -119,6 +133,7 @@ def _parse(rows: Iterable[Row[Any]]) -> tuple[Viewer, ...]:
             viewer=Address(row.viewer),
             since_ms=row.since_ms,
             until_ms=row.until_ms,
+            accepted_ms=row.accepted_ms,
         )
         for row in rows
     )

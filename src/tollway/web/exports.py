@@ -2,16 +2,18 @@
 
 A page has at most `PAGE_ROWS_MAX` rows; `Link` with `rel="next"` names the next one. All pages of a file have the same `to`, the moment of the first request unless
 the query has an earlier one. Rows are read in chunks of `CHUNK_ROWS`, each in a short read of the database, and the next chunk is read when the client has taken the
-last one. So neither memory nor a transaction grows with the file. A failure after the head ends the response without its last chunk: the client sees a broken
-transfer and never a file that looks complete.
+last one. So neither memory nor a transaction grows with the file. Before each further chunk the gateway asks again for the session, the permission and a block of
+the wallet. An end of one of them, as a failure after the head, ends the response without its last chunk: the client sees a broken transfer and never a file that
+looks complete.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, TypeVar
 from urllib.parse import quote, urlencode
 
 import structlog
@@ -25,7 +27,9 @@ from tollway.errors import Code, Problem, Refusal, StorageUnavailable
 from tollway.ids import Address
 from tollway.ledger.history import CallHistory, HistoryQuery, PaymentQuery
 from tollway.limits import Limits
+from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.web.auth_routes import WalletDependency
+from tollway.web.book_turns import SLICE_ROWS, BookTurns, leave_turn
 from tollway.web.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
 from tollway.web.history_routes import FindAsset, HistoryFilters, PaymentFilters, ResolveWallet
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
@@ -53,7 +57,7 @@ class PaymentExportParameters(PaymentFilters):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportServices:
-    """The collaborators of the routes. `clock`: monotonic, in seconds."""
+    """The collaborators of the routes. `clock`: monotonic, in seconds. `is_session_open`: of a request that `wallet` has authenticated."""
 
     call_history: CallHistory
     wallet: WalletDependency
@@ -63,6 +67,9 @@ class ExportServices:
     public_url: str
     now_ms: Callable[[], int]
     clock: Callable[[], float]
+    is_session_open: Callable[[Request], Awaitable[bool]]
+    find_block: Callable[[Address], BlockedWallet | None]
+    book_turns: BookTurns
 
 
 CALLS_PATH, PAYMENTS_PATH = "/api/v2/history.csv", "/api/v2/payments.csv"
@@ -77,7 +84,8 @@ def export_router(
     async def export_calls(request: Request) -> Response:
         caller = await services.wallet(request)
         given = read_query(CallExportParameters, request.scope["query_string"])
-        owner = await services.resolve_wallet(caller.address, given.wallet)
+        reading = _Reading(services, request, caller.address, named=given.wallet)
+        owner = await reading.check_access()
         as_of_ms = _as_of(given.to_ms, services.now_ms())
         query = HistoryQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
 
@@ -88,16 +96,17 @@ def export_router(
             return CsvPage(
                 name=_file_name("history", as_of_ms),
                 columns=CALL_COLUMNS,
-                chunks=_read_calls(services, query, last_place=place),
+                chunks=_read_calls(reading, query, last_place=place),
                 next_url=before and _next_url(services, calls_path, given, before=before, to_ms=as_of_ms),
             )
 
-        return CsvResponse(open_page, slots=slots, wallet=caller.address, services=services)
+        return CsvResponse(open_page, slots=slots, reading=reading, services=services)
 
     async def export_payments(request: Request) -> Response:
         caller = await services.wallet(request)
         given = read_query(PaymentExportParameters, request.scope["query_string"])
-        owner = await services.resolve_wallet(caller.address, given.wallet)
+        reading = _Reading(services, request, caller.address, named=given.wallet)
+        owner = await reading.check_access()
         as_of_ms = _as_of(given.to_ms, services.now_ms())
         query = PaymentQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
 
@@ -108,11 +117,11 @@ def export_router(
             return CsvPage(
                 name=_file_name("payments", as_of_ms),
                 columns=PAYMENT_COLUMNS,
-                chunks=_read_payments(services, query, last_place=place),
+                chunks=_read_payments(reading, query, last_place=place),
                 next_url=before and _next_url(services, payments_path, given, before=before, to_ms=as_of_ms),
             )
 
-        return CsvResponse(open_page, slots=slots, wallet=caller.address, services=services)
+        return CsvResponse(open_page, slots=slots, reading=reading, services=services)
 
     return Router(
         [
@@ -144,37 +153,85 @@ def _next_url(services: ExportServices, path: str, given: QueryModel, *, before:
 # ---- Rows.
 
 
+class _Reading:
+    """What one export reads for its wallet, as long as the wallet may. `slot`: set when the export has one."""
+
+    def __init__(
+        self, services: ExportServices, request: Request, wallet: Address, *, named: Address | None
+    ) -> None:
+        self.services = services
+        self.request = request
+        self.wallet = wallet
+        self.slot = ExportSlot(wallet)
+        self._named = named
+
+    async def check_access(self) -> Address:
+        """The wallet whose books are read. Raises Refusal when the session, the permission or the slot has ended, and for a blocked wallet."""
+        if self.slot.has_to_end:
+            raise Refusal(_SLOT_ENDED)
+        if not await self.services.is_session_open(self.request):
+            raise Refusal(_SESSION_ENDED)
+        block = self.services.find_block(self.wallet)
+        if block is not None:
+            raise Refusal(explain_block(block))
+        return await self.services.resolve_wallet(self.wallet, self._named)
+
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        return self.services.book_turns.turn(self.wallet)
+
+
+R = TypeVar("R")
+
+
+async def _write_rows(rows: Sequence[R], write: Callable[[R, FindAsset], str], find_asset: FindAsset) -> str:
+    """The lines of a chunk. Other requests run between two slices."""
+    lines: list[str] = []
+    for start in range(0, len(rows), SLICE_ROWS):
+        if start:
+            await asyncio.sleep(0)
+        lines += [write(row, find_asset) for row in rows[start : start + SLICE_ROWS]]
+    return "".join(lines)
+
+
 async def _read_calls(
-    services: ExportServices, query: HistoryQuery, *, last_place: tuple[int, str] | None
+    reading: _Reading, query: HistoryQuery, *, last_place: tuple[int, str] | None
 ) -> AsyncGenerator[str]:
     """The lines of a page, chunk by chunk. `last_place`: of its last call; None for the last page."""
+    services = reading.services
     chunk = replace(query, limit=min(CHUNK_ROWS, query.limit))
     while True:
-        calls = await services.call_history.read_calls(chunk)
-        own = [one for one in calls if last_place is None or (one.created_ms, one.id) >= last_place]
-        if own:
-            yield "".join(write_call(one, services.find_asset) for one in own)
+        async with reading.turn():
+            calls = await services.call_history.read_calls(chunk)
+            own = [one for one in calls if last_place is None or (one.created_ms, one.id) >= last_place]
+            lines = await _write_rows(own, write_call, services.find_asset)
+        if lines:
+            yield lines
         if len(own) < chunk.limit:
             return
+        await reading.check_access()
         chunk = replace(chunk, before=own[-1].id)
 
 
 async def _read_payments(
-    services: ExportServices, query: PaymentQuery, *, last_place: tuple[int, int] | None
+    reading: _Reading, query: PaymentQuery, *, last_place: tuple[int, int] | None
 ) -> AsyncGenerator[str]:
     """See `_read_calls`."""
+    services = reading.services
     chunk = replace(query, limit=min(CHUNK_ROWS, query.limit))
     while True:
-        payments = await services.call_history.read_payments(chunk)
-        own = [
-            one
-            for one in payments
-            if last_place is None or (one.payment.block_time, one.payment.id) >= last_place
-        ]
-        if own:
-            yield "".join(write_payment(one, services.find_asset) for one in own)
+        async with reading.turn():
+            payments = await services.call_history.read_payments(chunk)
+            own = [
+                one
+                for one in payments
+                if last_place is None or (one.payment.block_time, one.payment.id) >= last_place
+            ]
+            lines = await _write_rows(own, write_payment, services.find_asset)
+        if lines:
+            yield lines
         if len(own) < chunk.limit:
             return
+        await reading.check_access()
         chunk = replace(chunk, after=own[-1].payment)
 
 
@@ -200,31 +257,79 @@ class CsvPage:
         return headers
 
 
+class ExportSlot:
+    """The slot of one export. `has_to_end`: another wallet waits for it; the export ends at its next chunk."""
+
+    __slots__ = ("has_to_end", "wallet")
+
+    def __init__(self, wallet: Address) -> None:
+        self.wallet = wallet
+        self.has_to_end = False
+
+
 class ExportSlots:
-    """A limit of the files that are written at once, in all and for one wallet."""
+    """A limit of the files that are written at once, in all and for one wallet. While wallets without a slot wait for one, every other wallet keeps one: the newest
+    of its further exports ends. For one event loop."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._by_wallet: dict[Address, int] = {}
+        self._by_wallet: dict[Address, list[ExportSlot]] = {}
+        self._waiting: OrderedDict[Address, asyncio.Future[None]] = OrderedDict()
         self.running = 0
 
-    @contextmanager
-    def enter(self, wallet: Address) -> Iterator[None]:
-        """Raises Refusal (503) when no slot is free."""
-        mine = self._by_wallet.get(wallet, 0)
-        if mine >= self._limits.exports_per_wallet_max:
+    @asynccontextmanager
+    async def enter(self, slot: ExportSlot) -> AsyncIterator[None]:
+        """Waits up to `export_wait_s` for a slot. Raises Refusal (503) without one, and at once for a wallet that has as many as it may."""
+        wallet = slot.wallet
+        mine = len(self._by_wallet.get(wallet, ()))
+        if mine >= self._limits.exports_per_wallet_max or wallet in self._waiting:
             raise Refusal(_too_many("This wallet reads as many exports at once as one wallet may."))
-        if self.running >= self._limits.exports_at_once_max:
-            raise Refusal(_too_many("The gateway writes as many exports at once as it can."))
-        self._by_wallet[wallet] = mine + 1
-        self.running += 1
+        if self.running < self._limits.exports_at_once_max:
+            self.running += 1
+        elif mine:
+            raise Refusal(_ALL_TAKEN)
+        else:
+            await self._wait(wallet)
+        self._by_wallet.setdefault(wallet, []).append(slot)
         try:
             yield
         finally:
-            self.running -= 1
-            self._by_wallet[wallet] -= 1
+            self._by_wallet[wallet].remove(slot)
             if not self._by_wallet[wallet]:
                 del self._by_wallet[wallet]
+            self._release()
+
+    async def _wait(self, wallet: Address) -> None:
+        """Waits until another export gives its slot."""
+        given = self._waiting[wallet] = asyncio.get_running_loop().create_future()
+        self._end_one()
+        try:
+            async with asyncio.timeout(self._limits.export_wait_s):
+                await given
+        except (TimeoutError, asyncio.CancelledError) as exc:
+            self._waiting.pop(wallet, None)
+            if given.done() and not given.cancelled():  # given in the moment of the end
+                self._release()
+            if isinstance(exc, TimeoutError):
+                raise Refusal(_ALL_TAKEN) from exc
+            raise
+
+    def _release(self) -> None:
+        """Gives the slot to the wallet that waits longest."""
+        while self._waiting:
+            _, given = self._waiting.popitem(last=False)
+            if not given.done():
+                given.set_result(None)
+                return
+        self.running -= 1
+
+    def _end_one(self) -> None:
+        """Has an export end whose wallet has another one."""
+        for slots in self._by_wallet.values():
+            kept = [slot for slot in slots if not slot.has_to_end]
+            if len(kept) > 1:
+                kept[-1].has_to_end = True
+                return
 
 
 def _too_many(what: str) -> Problem:
@@ -237,6 +342,11 @@ def _too_many(what: str) -> Problem:
     )
 
 
+_ALL_TAKEN = _too_many("The gateway writes as many exports at once as it can.")
+_SLOT_ENDED = _too_many("Another wallet waits for a slot, and this wallet has a second one.")
+_SESSION_ENDED = Problem(code=Code.SESSION_EXPIRED, detail="The session has ended. Sign in again.")
+
+
 class CsvResponse(Response):
     """Streams one page. Until its first rows are read, a failure is a problem response; after that the response breaks off."""
 
@@ -245,19 +355,21 @@ class CsvResponse(Response):
         open_page: Callable[[], Awaitable[CsvPage]],
         *,
         slots: ExportSlots,
-        wallet: Address,
+        reading: _Reading,
         services: ExportServices,
     ) -> None:
         super().__init__()
         self._open_page = open_page
         self._slots = slots
-        self._wallet = wallet
+        self._reading = reading
         self._limits = services.limits
         self._clock = services.clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._slots.enter(self._wallet):
-            page = await self._open_page()
+        leave_turn(scope)  # each chunk takes a turn of its own
+        async with self._slots.enter(self._reading.slot):
+            async with self._reading.turn():
+                page = await self._open_page()
             first = csv_line(page.columns)
             if scope["method"] == "HEAD":
                 await self._send_head(page, send)
@@ -283,6 +395,8 @@ class CsvResponse(Response):
                 flow.add_done_callback(lambda _: watcher.cancel())
         except* (StorageUnavailable, TimeoutError) as failed:
             errors = [type(one).__name__ for one in failed.exceptions]
+        except* Refusal as ended:
+            errors = [one.problem.code.value for one in ended.exceptions if isinstance(one, Refusal)]
         if errors or flow.cancelled():
             _log.warning("export_broken", errors=errors or ["ClientGone"])
             return False
@@ -297,19 +411,22 @@ class CsvResponse(Response):
 
 class _Pace:
     """Sends pieces to a client, and raises TimeoutError for a client that takes nothing for `write_stall_s`, or less than `export_rate_bytes_min` on average.
-    Only the time in which the gateway waits for the client counts."""
+    Only the time in which the gateway waits for the client counts; but no page takes longer than `export_deadline_s`."""
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._limits = limits
         self._clock = clock
         self._waited_s = 0.0
         self._sent = 0
+        self._ends_s = clock() + limits.export_deadline_s
 
     async def send(self, content: bytes, send: Send) -> None:
         most = self._limits.buffer_bytes
         for start in range(0, len(content), most):
             piece = content[start : start + most]
             began_s = self._clock()
+            if began_s >= self._ends_s:
+                raise TimeoutError
             async with asyncio.timeout(self._time_left_s()):
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             self._waited_s += self._clock() - began_s
@@ -318,7 +435,8 @@ class _Pace:
     def _time_left_s(self) -> float:
         limits = self._limits
         earned_s = limits.export_grace_s + self._sent / limits.export_rate_bytes_min
-        return min(limits.write_stall_s, max(0.0, earned_s - self._waited_s))
+        left_s = min(earned_s - self._waited_s, self._ends_s - self._clock())
+        return min(limits.write_stall_s, max(0.0, left_s))
 
 
 async def _wait_disconnect(receive: Receive) -> None:

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field
+from pydantic_core import to_json
 from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
@@ -30,7 +32,7 @@ from tollway.payments.held_calls import ChargeFault, HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatus
 from tollway.web.auth_routes import WalletDependency, client_address_of, make_x402_wallet_dependency
 from tollway.web.book_turns import SLICE_ROWS, leave_turn
-from tollway.web.json import RecordResponse, find_unknown_members, parse_json_object
+from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.query import (
     QueryModel,
@@ -63,6 +65,13 @@ LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | No
 
 ResolveWallet = Callable[[Address, Address | None], Awaitable[Address]]
 """The wallet whose books a reader gets: its own, or the named one. Raises Refusal (403) where that wallet has not named the reader."""
+
+
+class RecordResponse(JSONResponse):
+    """Records as JSON, encoded without Python code for each value: the bytes are those of `JSONResponse`."""
+
+    def render(self, content: object) -> bytes:
+        return to_json(content, inf_nan_mode="constants")
 
 
 def history_router(

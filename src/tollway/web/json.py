@@ -9,18 +9,7 @@ from collections.abc import Container, Iterable, Mapping
 from itertools import islice
 from typing import Any
 
-from pydantic_core import to_json
-from starlette.responses import JSONResponse
-
 from tollway.errors import Code, FieldError, Problem, Refusal
-
-
-class RecordResponse(JSONResponse):
-    """Records as JSON, encoded without Python code for each value: the bytes are those of `JSONResponse`."""
-
-    def render(self, content: object) -> bytes:
-        return to_json(content, inf_nan_mode="constants")
-
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 

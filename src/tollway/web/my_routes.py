@@ -45,6 +45,7 @@ from tollway.web.my_views import (
     ListLinks,
     ListPages,
     PaymentRowView,
+    choose_wallet,
     link_book,
     link_call,
     view_call_rows,
@@ -118,6 +119,7 @@ def my_router(services: MyServices) -> Router:
             access.page("/my/wallets", pages.show_wallets),
             access.form("/my/wallets", pages.allow_viewer),
             access.form("/my/wallets/withdrawal", pages.withdraw_viewer),
+            access.form("/my/wallets/refusal", pages.decline_wallet),
         ]
     )
 
@@ -338,7 +340,9 @@ class BookPages:
                 now_ms=self._services.now_ms(),
                 days_max=self._services.limits.viewer_days_max,
             )
-            await self._services.books.allow(reader.address, viewer, until_ms=until_ms)
+            await self._services.books.allow(
+                reader.address, viewer, until_ms=until_ms, client_address=client_address_of(request)
+            )
         except Refusal as refusal:
             if refusal.problem.code is not Code.VALIDATION_FAILED:
                 raise
@@ -351,6 +355,11 @@ class BookPages:
         await self._services.books.withdraw(reader.address, viewer)
         return redirect_to("/my/wallets")
 
+    async def decline_wallet(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        wallet = parse_viewer(read_field(fields, "address"), reader.address)
+        await self._services.books.decline(reader.address, wallet)
+        return redirect_to("/my/wallets")
+
     async def _respond_wallets(
         self,
         request: Request,
@@ -360,7 +369,7 @@ class BookPages:
         errors: Mapping[str, str] | None = None,
     ) -> Response:
         viewers = await self._services.books.list_viewers(reader.address)
-        wallets, are_more = await self._services.books.list_wallets(reader.address)
+        wallets, are_more = await self._services.books.list_menu(reader.address)
         days_max = self._services.limits.viewer_days_max
         suggested = suggest_until(self._services.now_ms(), days_max=days_max)
         return self._respond(
@@ -392,17 +401,15 @@ class BookPages:
     async def _view_filters(
         self, reader: Reader, form: "ListForm", errors: Mapping[str, str], *, path: str
     ) -> BookFilterView:
-        wallets, _ = await self._services.books.list_wallets(reader.address)
-        own = str(reader.address)
-        addresses = [own, *(str(one.wallet) for one in wallets)]
-        chosen = form.given.get("wallet", own)
+        wallets, _ = await self._services.books.list_menu(reader.address)
+        chosen = form.given.get("wallet", str(reader.address))
         return BookFilterView(
             role=form.given.get("role", "payer"),
             api_id=form.given.get("apiId", ""),
             status=form.given.get("status", ""),
             from_day=form.given.get("from", ""),
             to_day=form.given.get("to", ""),
-            wallets=tuple((one, one.lower() == chosen.lower()) for one in addresses),
+            wallets=choose_wallet(reader.address, [one.wallet for one in wallets], chosen),
             errors=errors,
             has_filters=any(form.given.get(name) for name in ("apiId", "status", "from", "to")),
             all_href=f"{path}?{urlencode({'role': 'payer', **form.keep('role', 'wallet')})}",

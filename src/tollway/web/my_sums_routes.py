@@ -28,13 +28,13 @@ from tollway.web.my_sums_views import (
     SpendingFilterView,
     SpendingGroup,
     SpendingView,
-    choose_wallet,
     link_groups,
     view_credit,
     view_groups,
     view_money_charts,
     view_period,
 )
+from tollway.web.my_views import choose_wallet
 from tollway.web.page_session import PageAccess, Reader
 from tollway.web.query import errors_by_parameter, format_time
 from tollway.web.sums_routes import RangeParameters, read_range
@@ -214,10 +214,10 @@ class SumPages:
     async def _choose_wallets(
         self, reader: Reader, named: Address | None
     ) -> tuple[tuple[Address, ...], bool]:
-        """The wallet that the form names, or the reader and those that have named it, the oldest first; and whether there are more."""
+        """The wallet that the form names, or the reader and those that have named it, the newest first; and whether there are more."""
         if named is not None:
             return (await self._services.books.resolve_wallet(reader.address, named),), False
-        found, are_more = await self._services.books.list_wallets(reader.address)
+        found, are_more = await self._services.books.list_menu(reader.address)
         wallets = (reader.address, *(one.wallet for one in found))
         return wallets[:WALLETS_SUMMED_MAX], are_more or len(wallets) > WALLETS_SUMMED_MAX
 
@@ -235,7 +235,7 @@ class SumPages:
         )
 
     async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:
-        found, _ = await self._services.books.list_wallets(reader.address)
+        found, _ = await self._services.books.list_menu(reader.address)
         return choose_wallet(reader.address, [one.wallet for one in found], chosen)
 
 

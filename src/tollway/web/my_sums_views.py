@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 from tollway.chain.networks import NetworkProfile
 from tollway.discovery.safe_text import clean_line
-from tollway.ids import Address, ChainId
+from tollway.ids import ChainId
 from tollway.ledger.history import ListedPayment
 from tollway.ledger.records import PaymentState
 from tollway.ledger.sales import STEP_MS, CallSum, GroupSum, Step, SumKey, SumState
@@ -299,8 +299,3 @@ class SpendingFilterView:
 def link_groups(given: Mapping[str, str], groups: Iterable[SpendingGroup]) -> Mapping[SpendingGroup, str]:
     """The page with these fields by each of the groups."""
     return {group: f"/my/spending?{urlencode({**given, 'groupBy': group})}" for group in groups}
-
-
-def choose_wallet(own: Address, named: Iterable[Address], chosen: str) -> tuple[tuple[str, bool], ...]:
-    """The reader and the wallets that have named it, each with whether the form has chosen it."""
-    return tuple((str(one), str(one).lower() == chosen.lower()) for one in (own, *named))

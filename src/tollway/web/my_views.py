@@ -3,7 +3,7 @@
 Words of providers are cleaned here and escaped by the templates. Sentences are in the templates; this module has only names, numbers, states and addresses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
@@ -65,6 +65,22 @@ class BookFilterView:
     errors: Mapping[str, str]
     has_filters: bool
     all_href: str
+
+
+def choose_wallet(own: Address, named: Iterable[Address], chosen: str) -> tuple[tuple[str, bool], ...]:
+    """The reader and the newest wallets that have named it, each with whether the form has chosen it. A chosen one that is older is the last."""
+    addresses = [str(one) for one in (own, *named)]
+    if chosen.lower() not in (one.lower() for one in addresses) and is_address(chosen):
+        addresses.append(chosen)
+    return tuple((one, one.lower() == chosen.lower()) for one in addresses)
+
+
+def is_address(text: str) -> bool:
+    try:
+        Address.parse(text)
+    except ValueError:
+        return False
+    return True
 
 
 def link_book(path: str, wallet: Address | None, **fields: str) -> str:

@@ -33,8 +33,7 @@ from tollway.ledger.sales import (
 )
 from tollway.money import Asset
 from tollway.web.auth_routes import WalletDependency
-from tollway.web.history_routes import ID_LENGTH_MAX, BookParameters, ResolveWallet
-from tollway.web.json import RecordResponse
+from tollway.web.history_routes import ID_LENGTH_MAX, BookParameters, RecordResponse, ResolveWallet
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryModel, format_time, parse_time, parsed, read_query
 

@@ -1,4 +1,6 @@
-"""`/api/v2/viewers`: which wallets may read the calls, payments and spending of a wallet, until when. They read with `wallet=` on those routes."""
+"""`/api/v2/viewers`: which wallets may read the calls, payments and spending of a wallet, until when. They read with `wallet=` on those routes.
+
+A permission is in the lists of its viewer once the viewer has read with it; the viewer can decline it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
@@ -13,7 +15,7 @@ from tollway.identity.viewers import DAY_MS, BookAccess, Viewer
 from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.validation import RequestModel, check_members, read_parsed, to_field_error
-from tollway.web.auth_routes import WalletDependency
+from tollway.web.auth_routes import WalletDependency, client_address_of
 from tollway.web.json import parse_json_object
 from tollway.web.problems import NO_CONTENT, describe_errors
 from tollway.web.query import NoParameters, format_time, parse_time, read_query
@@ -44,7 +46,9 @@ def viewer_router(
         until_ms = read_until(
             parse_json_object(await request.body()), now_ms=now_ms(), days_max=limits.viewer_days_max
         )
-        stored = await access.allow(caller.address, viewer, until_ms=until_ms)
+        stored = await access.allow(
+            caller.address, viewer, until_ms=until_ms, client_address=client_address_of(request)
+        )
         return JSONResponse(_viewer_json(stored, "viewer"))
 
     async def delete_viewer(request: Request) -> Response:
@@ -52,6 +56,13 @@ def viewer_router(
         read_query(NoParameters, request.scope["query_string"])
         viewer = parse_viewer(request.path_params["address"], caller.address)
         await access.withdraw(caller.address, viewer)
+        return Response(status_code=NO_CONTENT)
+
+    async def decline_wallet(request: Request) -> Response:
+        caller = await wallet(request)
+        read_query(NoParameters, request.scope["query_string"])
+        named = parse_viewer(request.path_params["address"], caller.address)
+        await access.decline(caller.address, named)
         return Response(status_code=NO_CONTENT)
 
     async def list_viewers(request: Request) -> JSONResponse:
@@ -72,6 +83,7 @@ def viewer_router(
             Route("/api/v2/viewers", list_viewers, methods=["GET"]),
             Route("/api/v2/viewers/{address}", put_viewer, methods=["PUT"]),
             Route("/api/v2/viewers/{address}", delete_viewer, methods=["DELETE"]),
+            Route("/api/v2/viewers/of/{address}", decline_wallet, methods=["DELETE"]),
         ]
     )
 
