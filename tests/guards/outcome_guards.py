@@ -24,7 +24,7 @@ OUTCOME_GUARDS = (
         "storage.recovery:resolve",
         "        mark_calls_orphaned(connection, [call_id])\n",
         "        pass\n",
-        test=f"{RESOLUTION}test_a_charge_outlives_its_gateway[sqlite]",
+        test=f"{RESOLUTION}test_a_charge_settles_the_authorisation_and_takes_nothing_before_the_transfer[sqlite]",
     ),
     guard(
         "P10",

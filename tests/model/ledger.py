@@ -223,16 +223,14 @@ class MemoryLedger(MemoryFinality):
         call = self._rows.calls.get(call_id)
         if call is None or call.state is not CallState.UNKNOWN:
             return None
-        held = self._held_by(call)
-        self._move(call, decide_resolution(outcome, is_unpaid=is_unpaid(call)))
-        if call.state is not CallState.SETTLING:
+        after, held = decide_resolution(outcome, is_unpaid=is_unpaid(call)), self._held_by(call)
+        self._move(call, after)
+        if after is not CallState.SETTLING:
             call.completed_ms = now_ms
-            return call.state
-        if held is not None:
+        elif held is not None:
             held.is_orphaned, held.looked_ms = True, 0
-        if call.close is not None:
-            call.close = replace(call.close, upstream_status=None)
-        return call.state
+            call.close = None if call.close is None else replace(call.close, upstream_status=None)
+        return self._rows.calls[call_id].state  # `reorged` where its payment is gone
 
     async def renew_ownership(self, *, now_ms: int) -> None:
         self._answer()
