@@ -36,6 +36,9 @@ HELD_BY = {
     "held_bodies_bytes_max": "web/test_admission_bodies.py::"
     "test_reserves_until_the_budget_is_full_and_again_after_a_release",
     "buffer_bytes": "gateway/test_body.py::test_a_large_or_endless_body_is_streamed_chunk_by_chunk",
+    "remembered_bytes_max": "gateway/test_decisions.py::test_a_request_with_a_long_head_is_decided_each_time",
+    "decisions_bytes_max": "gateway/test_decisions.py::test_the_memory_of_decisions_is_bounded_by_bytes",
+    "proofs_bytes_max": "payments/test_proof.py::test_parsed_proofs_are_kept_within_their_bytes",
     "write_stall_s": "web/test_gateway_app.py::test_a_stalled_write_ends_the_stream",
     "exports_at_once_max": "web/test_exports.py::test_a_wallet_and_a_gateway_write_few_files_at_once",
     "exports_per_wallet_max": "web/test_exports.py::test_a_wallet_and_a_gateway_write_few_files_at_once",

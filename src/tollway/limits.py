@@ -17,6 +17,11 @@ class FixedLimits:
     held_bodies_bytes_max: int = 32 * MIB  # all bodies read whole; the first 64 KiB of each are not counted
     write_stall_s: float = 30.0  # a client that takes no byte for this long is cut off
 
+    # Caches of requests, in bytes of their heads. An entry of 2 KiB takes about 6 KiB of memory.
+    remembered_bytes_max: int = 2 * KIB  # of one entry; a longer head is parsed and decided each time
+    decisions_bytes_max: int = 4 * MIB
+    proofs_bytes_max: int = 4 * MIB
+
     # Exports. One row of a file has less than a KiB.
     exports_at_once_max: int = 8
     exports_per_wallet_max: int = 2

@@ -235,7 +235,7 @@ async def test_a_remembered_decision_follows_its_input(name: str) -> None:
         for changed, value in row.request.items():
             setattr(scene.request, changed, value)
         await scene.remember()
-        decided, known = gateway.decisions.decided, set(gateway.decisions._known)
+        decided, known = gateway.decisions.decided, set(gateway.decisions._known._entries)
         made = row.change(scene)
         if made is not None:
             await made
@@ -248,7 +248,7 @@ async def test_a_remembered_decision_follows_its_input(name: str) -> None:
         if follows is Follows.NEVER:
             for _ in range(3):
                 await scene.ask()
-            assert gateway.decisions._known.keys() == known
+            assert gateway.decisions._known._entries.keys() == known
 
 
 # ---- Of single inputs, the rest.
@@ -316,14 +316,40 @@ async def test_the_memory_of_decisions_is_bounded(gateway: InProcessGateway) -> 
     await scene.remember()
     memory = gateway.decisions._known
     gateway.decisions._seen.update(dict.fromkeys(range(SEEN_MAX - len(gateway.decisions._seen))))
-    (decision,) = list(memory.values())[-1:]
-    memory.update(dict.fromkeys(range(DECISIONS_MAX - len(memory)), decision))
+    (decision,) = list(memory._entries.values())[-1:]
+    for number in range(DECISIONS_MAX - len(memory)):
+        memory.put(number, decision, size_bytes=1)
     decided = gateway.decisions.decided
     scene.request.target = "/quote/other"
     for _ in range(2):
         assert (await scene.ask()).status == 200
     assert (gateway.decisions.decided, len(memory)) == (decided + 2, DECISIONS_MAX)
     assert len(gateway.decisions._seen) <= SEEN_MAX
+
+
+@pytest.mark.parametrize("place", ["header", "query", "path"])
+async def test_a_request_with_a_long_head_is_decided_each_time(gateway: InProcessGateway, place: str) -> None:
+    scene = await open_scene(gateway)
+    long = "x" * gateway.limits.remembered_bytes_max
+    if place == "header":
+        scene.request.headers = [*scene.request.headers, ("X-Other", long)]
+    else:
+        scene.request.target = f"/quote?x={long}" if place == "query" else f"/{long}"
+    for _ in range(5):
+        assert (await scene.ask()).status == 200
+    assert (gateway.decisions.decided, len(gateway.decisions._known)) == (5, 0)
+
+
+async def test_the_memory_of_decisions_is_bounded_by_bytes() -> None:
+    async with open_gateway(decisions_bytes_max=12_000) as gateway:
+        scene = await open_scene(gateway)
+        known = gateway.decisions._known
+        for number in range(12):
+            scene.request.headers = [AGENT, ("X-Other", f"{number}" + "x" * 1_500)]
+            for _ in range(3):
+                assert (await scene.ask()).status == 200
+        assert 10_000 < known.total_bytes <= 12_000
+        assert len(known) == 6
 
 
 async def test_a_contract_wallet_is_verified_at_each_call(gateway: InProcessGateway) -> None:

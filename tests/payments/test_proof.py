@@ -4,6 +4,8 @@ import pytest
 
 from tollway.errors import Code, Problem
 from tollway.ids import TxHash
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments import proof as proof_module
 from tollway.payments.proof import Binding, Proof, format_binding, parse_binding, parse_proof
 
 TX = "0x" + "ab" * 32
@@ -28,6 +30,21 @@ def test_parses_the_plain_form() -> None:
     assert parse_proof([(b"accept", b"*/*"), *headers()]) == Proof(
         tx_hash=TxHash.parse(TX), signature=bytes.fromhex(SIGNATURE[2:]), binding=None, chain_id=None
     )
+
+
+def test_parsed_proofs_are_kept_within_their_bytes() -> None:
+    kept = proof_module._KNOWN
+    assert parse_proof(headers()) is parse_proof(headers())
+    for number in range(3_000):  # well-formed for a contract wallet; nothing is paid
+        parse_proof(headers(x_signature=f"0x{number:04x}" + "00" * 900))
+    assert kept.total_bytes <= DEFAULT_LIMITS.proofs_bytes_max
+    assert len(kept) < 3_000
+    long = headers(x_signature="0x" + "00" * 1_000)
+    assert isinstance(parse_proof(long), Proof)
+    assert parse_proof(long) is not parse_proof(long)
+    for garbage in (headers(x_signature="0x" + "zz" * 65), headers(x_payment_network="x" * 1_000)):
+        assert isinstance(parse_proof(garbage), Problem)
+        assert parse_proof(garbage) is not parse_proof(garbage)
 
 
 def test_parses_the_bound_form_and_the_network() -> None:

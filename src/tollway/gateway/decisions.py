@@ -5,16 +5,16 @@ spends with their prices, and the header fields that go upstream. `INPUTS` lists
 run for every call: body and its size, rate limits, blocked wallets, connection, claim, signature, close.
 
 A decision is stored when the second claim of the same request is granted, so a request without a granted claim, or one that is sent
-once, takes no memory.
+once, takes no memory. A request with a long head is decided each time: a wallet that pays itself could otherwise fill the memory.
 """
 
 import re
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
+from tollway.bounded_cache import BoundedCache
 from tollway.errors import Problem
 from tollway.gateway.headers import NEUTRAL, ForwardedFields
 from tollway.gateway.idempotency import Repeat
@@ -87,20 +87,24 @@ class RequestDecision:
 
 
 class DecisionMemory:
-    """An LRU cache of decisions. One per process."""
+    """An LRU cache of decisions, bounded by entries and by the bytes of their requests. One per process."""
 
     def __init__(self, *, limits: Limits) -> None:
         self._limits = limits
-        self._known: OrderedDict[Hashable, RequestDecision] = OrderedDict()
+        self._known: BoundedCache[Hashable, RequestDecision] = BoundedCache(
+            entries_max=DECISIONS_MAX,
+            bytes_max=limits.decisions_bytes_max,
+            entry_bytes_max=limits.remembered_bytes_max,
+        )
         self._seen: dict[int, None] = {}
 
     def find(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
         """Returns the decision of the same request while its prices are valid. The pipeline compares the other inputs. `key`: see
         `find_key`."""
-        decision = None if key is None else self._known.get(key)
+        decision = None if key is None else self._known.find(key)
         if decision is None or request.received_ms >= decision.expires_ms:
             return None
-        self._known.move_to_end(key)
+        self._known.touch(key)
         return decision
 
     def put(
@@ -115,16 +119,14 @@ class DecisionMemory:
         rail_proof = decision.rail_proof
         if isinstance(rail_proof, tuple) and request.find_header(PARAMS_HEADER) is not None:
             rail_proof = (rail_proof[0], None)  # a bound signature is read from each request
-        self._known[key] = RequestDecision(
+        remembered = RequestDecision(
             route=decision.route,
             rail_proof=rail_proof,
             fields=payment.fields,
             verified=verified,
             expires_ms=verified.expires_ms,
         )
-        self._known.move_to_end(key)
-        if len(self._known) > DECISIONS_MAX:
-            self._known.popitem(last=False)
+        self._known.put(key, remembered, size_bytes=_count_bytes(request))
 
     def _is_seen(self, key: Hashable) -> bool:
         """Whether the same request came before. Records it."""
@@ -140,6 +142,12 @@ class DecisionMemory:
         """Whether the headers stay within their limit for any values of the headers that are not a part of the key."""
         sizes = (len(name) + max(len(value), NEUTRAL_BYTES_MAX) + 4 for name, value in request.headers)
         return sum(sizes) <= self._limits.headers_bytes_max
+
+
+def _count_bytes(request: ProxyRequest) -> int:
+    """The bytes of a request's head that its caller chooses: target and headers."""
+    target = len(request.target.rest) + len(request.target.query)
+    return target + sum(len(name) + len(value) for name, value in request.headers)
 
 
 def find_key(request: ProxyRequest) -> Hashable | None:

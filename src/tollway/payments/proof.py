@@ -6,11 +6,12 @@ The proof is not verified here: `transaction_verifier` does that.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
+from tollway.bounded_cache import BoundedCache
 from tollway.errors import Code, FieldError, Problem
 from tollway.identity.signatures import parse_signature
 from tollway.ids import ChainId, TxHash, parse_network
+from tollway.limits import DEFAULT_LIMITS
 
 _WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")
@@ -73,9 +74,18 @@ def parse_proof(headers: Sequence[tuple[bytes, bytes]]) -> Proof | Problem | Non
     for name in (TX_HEADER, SIGNATURE_HEADER):
         if name not in proof_headers:
             return _malformed(name, "missing", "is missing; X-Payment-Tx and X-Signature go together")
-    # Callers send the same plain proof with many requests, so its parsed form is cached; a bound proof is sent once.
-    parse = _parse_headers if PARAMS_HEADER in proof_headers else _parse_cached
-    return parse(tuple(proof_headers.items()))
+    shown = tuple(proof_headers.items())
+    if PARAMS_HEADER in proof_headers:
+        return _parse_headers(shown)  # a bound proof is sent once
+    # Callers send the same plain proof with many requests, so its parsed form is cached; what is no proof is not.
+    known = _KNOWN.find(shown)
+    if known is not None:
+        _KNOWN.touch(shown)
+        return known
+    parsed = _parse_headers(shown)
+    if isinstance(parsed, Proof):
+        _KNOWN.put(shown, parsed, size_bytes=sum([len(name) + len(value) for name, value in shown]))
+    return parsed
 
 
 _PROOF_HEADERS = frozenset({TX_HEADER, SIGNATURE_HEADER, PARAMS_HEADER, NETWORK_HEADER})
@@ -115,7 +125,11 @@ def _parse_headers(headers: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
     return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=chain_id)
 
 
-_parse_cached = lru_cache(maxsize=PROOFS_KEPT)(_parse_headers)
+_KNOWN: BoundedCache[tuple[tuple[bytes, bytes], ...], Proof] = BoundedCache(
+    entries_max=PROOFS_KEPT,
+    bytes_max=DEFAULT_LIMITS.proofs_bytes_max,
+    entry_bytes_max=DEFAULT_LIMITS.remembered_bytes_max,
+)
 
 
 def parse_binding(text: str) -> Binding:
