@@ -10,6 +10,7 @@ import yaml
 from tests.kit.deploy_programs import ROOT, need_wheel, run_check
 from tollway.config.settings import Settings, load_settings
 from tollway.limits import DEFAULT_LIMITS
+from tollway.storage.postgres_address import PostgresAddress
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
@@ -19,8 +20,9 @@ OLDEST_KUBERNETES = "1.33"
 STAND_INS = {
     "TOLLWAY_SECRET_KEY": "5e" * 8 + "0123456789abcdef" * 3,
     "TOLLWAY_GAS_KEYS_BASE": "0x" + "5e" * 32,
+    "GAS_KEY_FILE": "./secrets/gas_key",
     "TOLLWAY_DOMAIN": "gateway.example.com",
-    "POSTGRES_PASSWORD": "a1b2c3",
+    "POSTGRES_DIGEST": "@sha256:" + "0" * 64,
     "TOLLWAY_RPC_BASE": "https://first.example,https://second.example",
 }
 """Values for what an operator fills in."""
@@ -75,7 +77,7 @@ def test_the_image_has_no_tag_that_moves_and_runs_as_no_root() -> None:
 
 
 def interpolate(part: Any, values: dict[str, str]) -> Any:
-    """`${NAME}`, `${NAME:-default}` and `${NAME:?why}` of the Compose specification, in the texts of the parsed file."""
+    """`${NAME}`, `${NAME:-default}`, `${NAME:+instead}` and `${NAME:?why}` of the Compose specification, in the texts of the parsed file."""
     if isinstance(part, dict):
         return {name: interpolate(value, values) for name, value in part.items()}
     if isinstance(part, list):
@@ -87,10 +89,12 @@ def interpolate(part: Any, values: dict[str, str]) -> Any:
         name, kind, rest = match[1], match[2], match[3] or ""
         if kind == ":-":
             return values.get(name) or rest
+        if kind == ":+":
+            return rest if values.get(name) else ""
         assert values.get(name), f"{name}: {rest}"
         return values[name]
 
-    return re.sub(r"\$\{([A-Z_]+)(?:(:[-?])([^}]*))?\}", value, part)
+    return re.sub(r"\$\{([A-Z_]+)(?:(:[-+?])([^}]*))?\}", value, part)
 
 
 @pytest.fixture
@@ -103,12 +107,60 @@ def test_the_compose_file_follows_the_specification() -> None:
     run_check(need_wheel("check-jsonschema"), "--builtin-schema", "vendor.compose-spec", COMPOSE)
 
 
-@pytest.mark.parametrize("name", ["migrate", "audit", "gateway-1", "gateway-2"])
-def test_a_gateway_of_the_compose_file_starts_on_its_settings(services: dict[str, Any], name: str) -> None:
-    environment = {key: str(value) for key, value in services[name]["environment"].items()}
+GATEWAYS = ("migrate", "audit", "gateway-1", "gateway-2")
+SECRETS = {
+    "secret_key": "5e" * 8 + "0123456789abcdef" * 3,
+    "gas_key": "0x" + "5e" * 32,
+    "database_password": "postgres:5432:tollway:tollway:a1b2c3",
+}
+
+
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_a_gateway_of_the_compose_file_starts_on_its_settings(
+    services: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    assert set(services[name]["secrets"]) == set(SECRETS) - ({"gas_key"} if name == "audit" else set())
+    for secret, text in SECRETS.items():
+        (tmp_path / secret).write_text(text)
+        (tmp_path / secret).chmod(0o600)
+    environment = {
+        key: str(value).replace("/run/secrets", str(tmp_path))
+        for key, value in services[name]["environment"].items()
+    }
     settings = load_settings(environment, config=None)
     assert settings.public_url == "https://gateway.example.com"
     assert not settings.is_sqlite
+    address = PostgresAddress.parse(settings.database_url.get_secret_value())
+    assert address.password is None
+    assert ("passfile", str(tmp_path / "database_password")) in address.options
+    assert settings.secret_keys
+    assert len(settings.networks[0].settlement.gas_keys) == (0 if name == "audit" else 1)
+
+
+def test_no_environment_of_the_compose_file_has_a_secret(services: dict[str, Any]) -> None:
+    """`docker inspect` prints an environment."""
+    names = [name for service in services.values() for name in service.get("environment", {})]
+    assert [one for one in names if re.search(r"PASSWORD$|SECRET_KEY$|TOKEN$", one)] == []
+    document = read(COMPOSE)
+    used = {secret for service in services.values() for secret in service.get("secrets", ())}
+    assert used == set(document["secrets"])
+
+
+def test_every_service_of_the_compose_file_is_confined(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+    added = {name: service["cap_add"] for name, service in services.items() if "cap_add" in service}
+    assert set(added) == {"postgres", "caddy"}
+    assert added["caddy"] == ["NET_BIND_SERVICE"]
+
+
+def test_every_image_has_an_exact_version_and_a_place_for_its_digest() -> None:
+    images = {name: service["image"] for name, service in read(COMPOSE)["services"].items()}
+    assert {images.pop(name) for name in GATEWAYS} == {"${TOLLWAY_IMAGE:-localhost/tollway:edge}"}
+    for name, image in images.items():
+        place = f"${{{name.upper()}_DIGEST:-}}"
+        assert re.fullmatch(r"docker\.io/[a-z/]+:v?[0-9]+(?:\.[0-9]+){1,2}" + re.escape(place), image), image
 
 
 def test_the_proxy_of_the_compose_file_is_the_only_trusted_one(services: dict[str, Any]) -> None:
@@ -145,7 +197,7 @@ def test_prometheus_reads_the_admin_address_of_each_gateway(services: dict[str, 
 
 
 def test_a_gateway_of_the_compose_file_writes_nowhere(services: dict[str, Any]) -> None:
-    for name in ("gateway-1", "gateway-2", "migrate", "audit"):
+    for name in GATEWAYS:
         assert services[name]["read_only"]
         assert services[name]["cap_drop"] == ["ALL"]
         assert "volumes" not in services[name]
@@ -263,8 +315,9 @@ def test_the_ledger_is_audited_where_no_timer_of_systemd_is(services: dict[str, 
 def test_an_audit_has_no_gas_key(services: dict[str, Any]) -> None:
     (container,) = pod_of("CronJob")["containers"]
     assert {"name": "TOLLWAY_GAS_KEYS_BASE", "value": ""} in container["env"]
-    assert services["gateway-1"]["environment"]["TOLLWAY_GAS_KEYS_BASE"] == STAND_INS["TOLLWAY_GAS_KEYS_BASE"]
+    assert services["gateway-1"]["environment"]["TOLLWAY_GAS_KEYS_BASE"] == "/run/secrets/gas_key"
     assert services["audit"]["environment"]["TOLLWAY_GAS_KEYS_BASE"] == ""
+    assert "gas_key" not in services["audit"]["secrets"]
 
 
 def test_the_ports_agree() -> None:
