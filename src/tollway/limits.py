@@ -107,6 +107,7 @@ class FixedLimits:
 
     # The ledger, and the responses that it stores.
     claim_batch_max: int = 4_096
+    moved_calls_max: int = 500  # calls that one transaction moves after a reorganisation
     close_patience_s: float = 10.0  # a response waits so long for its close to commit; then it is dropped
     unknown_hold_s: int = 86_400  # an unknown call releases its price after this
     attempts_max: int = 3

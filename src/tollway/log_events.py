@@ -96,6 +96,7 @@ _CHAINS = (
     _row("payment_disputed", "warning", "transaction", "Nodes report different facts about a payment.", "runbook NodeDisagrees"),
     _row("payments_held", "warning", "chain_id count transaction", "Payments that nodes dispute cannot be spent.", "runbook NodeDisagrees"),
     _row("payments_freed", "info", "chain_id count", "The nodes agree; these payments can be spent."),
+    _row("payment_moves_continued", "warning", "chain_id debt_units", "A gateway ended while it moved the calls of a payment that left its chain; this one moved the rest.", ""),
     _row("payment_gone", "warning", "transaction reason debt_units", "A payment left its chain. Calls that it paid are a debt of the payer.", "compare the confirmations of that network with the reorganisation"),
     _row("payment_back", "info", "transaction block_number", "A payment that had left its chain was mined again."),
     _row("payment_moved", "info", "before transaction", "Another transaction carried out the authorisation of a call."),

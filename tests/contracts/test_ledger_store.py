@@ -13,6 +13,8 @@ from tests.kit.ledger_records import (
     PAYEE,
     PAYER,
     USDC,
+    authorization_of,
+    authorized_claim,
     claim_on,
     close_of,
     finish_of,
@@ -650,31 +652,88 @@ async def test_a_payment_that_left_the_chain_is_worth_nothing(ledger: Any) -> No
     await assert_balanced(ledger)
 
 
-async def test_a_payer_in_debt_cannot_spend_credit_of_the_same_account(ledger: Any) -> None:
-    lost = await paid(ledger, 10, is_final=False)
-    here = await paid(ledger, 20, "here")
+async def test_a_debt_is_paid_from_older_credit_of_the_same_account_before_a_claim(ledger: Any) -> None:
+    lost, here = await paid(ledger, 10, is_final=False), await paid(ledger, 20, "here")
+    owing = await bring(ledger, lost, CallState.CONSUMED)
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    outcome = await ledger.claim(claim_on(here, 4))
+    assert isinstance(outcome, Claimed)
+    assert (outcome.remaining_units, await ledger.debts(PAYER)) == (12, ())
+    assert await state(ledger, owing.call_id) is CallState.CONSUMED
+    await assert_balanced(ledger)
+
+
+async def test_a_claim_names_the_debt_that_no_credit_pays(ledger: Any) -> None:
+    lost, here = await paid(ledger, 30, is_final=False), await paid(ledger, 9, "here")
     elsewhere = [
         await paid(ledger, 20, f"elsewhere {n}", **one)
         for n, one in enumerate(
             ({"payee": Address(b"\x02" * 20)}, {"asset": "native"}, {"chain_id": 1}, {"payer": PAYEE})
         )
     ]
-    await bring(ledger, lost, CallState.CONSUMED)
+    held = await paid(ledger, 7, "held", is_final=False)
+    await ledger.hold_disputed([held.id])
+    owing = [await bring(ledger, lost, CallState.CONSUMED) for _ in range(5)]
     await ledger.mark_gone(lost.id, now_ms=NOW_MS)
-    assert await ledger.claim(claim_on(here, 4)) == InDebt(units=4)
+    for _ in range(2):
+        assert await ledger.claim(claim_on(here, 4)) == InDebt(units=20 - 9)
+    ends = [CallState.CONSUMED] * 2 + [CallState.REORGED] * 3
+    assert [await state(ledger, one.call_id) for one in owing] == ends
     for payment in elsewhere:
         assert isinstance(await ledger.claim(claim_on(payment, 4)), Claimed)
-    await paid(ledger, 4, "mending")
-    assert isinstance(await ledger.claim(claim_on(here, 4)), Claimed)
+    await paid(ledger, 15, "mending")
+    assert await ledger.debts(PAYER) == ()
+    (mending,) = await ledger.find_payments(tx_hash("mending"))
+    assert isinstance(await ledger.claim(claim_on(mending, 4)), Claimed)
+    await assert_balanced(ledger)
+
+
+async def test_credit_that_a_debt_uses_up_leaves_a_claim_without_units_and_without_a_demand(
+    ledger: Any,
+) -> None:
+    lost, here = await paid(ledger, 4, is_final=False), await paid(ledger, 4, "here")
+    await bring(ledger, lost, CallState.CONSUMED)
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    assert await ledger.claim(claim_on(here, 4)) == Exhausted(remaining_units=0)
+    assert await ledger.debts(PAYER) == ()
+
+
+async def test_an_authorised_claim_is_granted_where_credit_pays_the_debt(ledger: Any) -> None:
+    lost = await paid(ledger, 4, is_final=False)
+    owing = await bring(ledger, lost, CallState.CONSUMED)
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    assert await ledger.claim(authorized_claim(authorization_of(1))) == InDebt(units=4)
+    await paid(ledger, 3, "part")
+    assert await ledger.claim(authorized_claim(authorization_of(1))) == InDebt(units=1)
+    here = await paid(ledger, 10, "here", is_final=False)
+    assert (here.remaining_units, await state(ledger, owing.call_id)) == (9, CallState.CONSUMED)
+    again = await bring(ledger, here, CallState.CONSUMED)
+    await paid(ledger, 8, "later")
+    await ledger.mark_gone(here.id, now_ms=NOW_MS)
+    assert [debt.units for debt in await ledger.debts(PAYER)] == [5]
+    assert isinstance(await ledger.claim(authorized_claim(authorization_of(1))), Claimed)
+    assert await state(ledger, again.call_id) is CallState.CONSUMED
+    assert await rest(ledger, "later") == 3
+    await assert_balanced(ledger)
+
+
+async def test_claims_at_once_share_the_payment_of_a_debt(ledger: Any) -> None:
+    lost, here = await paid(ledger, 10, is_final=False), await paid(ledger, 8, "here")
+    await bring(ledger, lost, CallState.CONSUMED)
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    outcomes = await asyncio.gather(*(ledger.claim(claim_on(here, 2)) for _ in range(3)))
+    assert sorted(type(one).__name__ for one in outcomes) == ["Claimed", "Claimed", "Exhausted"]
+    await assert_balanced(ledger)
 
 
 async def test_a_debt_that_a_close_makes_counts_for_the_next_claim(ledger: Any) -> None:
-    lost, here = await paid(ledger, 10, is_final=False), await paid(ledger, 20, "here")
+    lost, here = await paid(ledger, 10, is_final=False), await paid(ledger, 7, "here")
     running = await bring(ledger, lost, CallState.FORWARDING)
     await ledger.mark_gone(lost.id, now_ms=NOW_MS)
     assert isinstance(await ledger.claim(claim_on(here, 4)), Claimed)
     await ledger.close(close_of(running))
-    assert await ledger.claim(claim_on(here, 4)) == InDebt(units=4)
+    assert await ledger.claim(claim_on(here, 1)) == InDebt(units=1)
+    await assert_balanced(ledger)
 
 
 async def test_a_final_payment_cannot_leave(ledger: Any) -> None:

@@ -12,6 +12,7 @@ from tests.kit.ledger_records import (
     GAS_KEY,
     NOW_MS,
     PAYER,
+    PROVIDER,
     attempt_of,
     authorization_of,
     authorized_claim,
@@ -35,8 +36,14 @@ PLANS = {
     "call.nonce IN": "uq_call_nonce (nonce=? AND nonce_tx_hash=?",
     "call.digest =": "ix_call_repeatable (payment_id=? AND digest=?",
     "(call.payment_id, call.digest) IN": "ix_call_repeatable (payment_id=? AND digest=?",
-    "call_terms.pay_to =": "ix_call_reorged (payer=?",
-    "call.price_units, call.taken_units, (SELECT": "ix_call_reorged (payer=?",
+    "call_terms.pay_to =": "ix_call_reorged (payer=? AND (created_ms,id)>(?,?))",
+    "WHERE account_debt.payer IN": "account_debt USING PRIMARY KEY (payer=?)",
+    "AS has_credit": "account_debt USING PRIMARY KEY (payer=? AND payee=? AND asset=? AND chain_id=?)",
+    "account_debt.chain_id = ? AND account_debt.units > 0": "account_debt USING INDEX ix_account_debt_owed (chain_id=?)",
+    "ORDER BY payment.block_number": "payment USING INDEX ix_payment_purse (payer=? AND payee=?",
+    "call.state IN ('consumed', 'reorged') AND (call.created_ms, call.id) >": "(payment_id=?",
+    "UPDATE call SET needs_locks": "(payment_id=?",
+    "payment.taken_units > ?": "ix_payment_gone (chain_id=?",
     "authorization.nonce IN": "(nonce=?",
     "authorization.settled_block >": "ix_authorization_settled (payer=? AND chain_id=? AND settled_block>?",
     "state IN ('forwarding', 'settling', 'unknown')": "ix_call_moving (payer=?",
@@ -68,7 +75,7 @@ PLANS = {
     "AND call.clock_releases": "ix_call_unknown (moved_ms<?",
     "FROM call_total": "PRIMARY KEY (wallet=? AND role=?)",
     "FROM call NOT INDEXED": "SEARCH call USING INTEGER PRIMARY KEY (rowid>?",
-    "payment.payee = ?": "(tx_hash=? AND chain_id=? AND asset=? AND payer=? AND payee=?",
+    "payment.tx_hash = ? AND": "(tx_hash=? AND chain_id=? AND asset=? AND payer=? AND payee=?",
     "UPDATE payment SET taken_units": "PRIMARY KEY",
     "GROUP BY payment.payer": "SEARCH payment USING INDEX ix_payment_unfinal_payer (payer=?)",
 }
@@ -100,6 +107,14 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
     await ledger.claim(claim_on(payment))
     await ledger.close(close_of(claim))
     await ledger.unknown_calls(payment.id, limit=5)
+    lost, left = await ledger.record_payments(
+        [new_payment(5, name, is_final=False, payee=PROVIDER) for name in ("lost", "left")], now_ms=NOW_MS
+    )
+    await ledger.claim(spent := claim_on(lost, 3))
+    await ledger.close(close_of(spent))
+    await ledger.mark_gone(lost.id, now_ms=NOW_MS)
+    await ledger.claim(claim_on(left))
+    await ledger.continue_moves(CHAIN, now_ms=NOW_MS)
     await ledger.debts(PAYER)
     await ledger.history(HistoryQuery(wallet=PAYER))
     await settle_some(ledger, database)

@@ -1,5 +1,5 @@
-"""The stores of this release on the oldest tables that it serves from: they refuse what those tables cannot hold, nothing else fails, and all of it works
-after the migration."""
+"""The stores of this release on the tables of the baseline, with the one later table that every claim reads: they refuse what those tables cannot
+hold, nothing else fails, and all of it works after the migration."""
 
 import pytest
 from sqlalchemy import select
@@ -14,8 +14,8 @@ from tollway.ledger.records import CallState
 from tollway.storage.database import Database
 from tollway.storage.identity_store import SqlSessions
 from tollway.storage.key_rotation import KeyRotation
-from tollway.storage.ledger_tables import call_table
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
+from tollway.storage.ledger_tables import account_debt_table, call_table
+from tollway.storage.migrate import upgrade
 from tollway.storage.viewer_store import SqlViewers
 from tollway.storage.webhook_events import STALE_S
 from tollway.webhooks.events import EventType
@@ -25,7 +25,8 @@ CHARGED = (EventType.CALL_CHARGED, PROVIDER, CallState.CONSUMED.value)
 
 @pytest.fixture
 async def older(empty_database: Database) -> Database:
-    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
+    await upgrade(empty_database, revision="0016_call_terms")
+    await empty_database.write(account_debt_table.create)
     return empty_database
 
 

@@ -58,10 +58,11 @@ from tollway.ledger.records import CallState, Delivery, KeyTaken, PaymentState, 
 from tollway.storage import plain_writes
 from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of, write_terms
 from tollway.storage.database import Database
-from tollway.storage.finality import _mark_gone
+from tollway.storage.debts import BEFORE_ALL_CALLS, find_debts
+from tollway.storage.gone_payments import end_spending, move_chunk
 from tollway.storage.ledger_batch import AccountsShort, BatchRules, LedgerBatch, Reopen
 from tollway.storage.ledger_tables import parse_payment, payment_table
-from tollway.storage.payments import find_debts, insert_payment, read_payments
+from tollway.storage.payments import insert_payment, read_payments
 from tollway.storage.plain_writes import grant_plain_claims, write_plain_closes
 
 OTHER = Address(b"\x77" * 20)
@@ -132,10 +133,10 @@ async def more_than_there_is(ledger: Any) -> list[Claim]:
 
 
 async def in_debt(ledger: Any) -> list[Claim]:
-    gone = await pay(ledger, 2, "gone", **UNFINAL)
-    await ledger.claim(bought := claim_on(gone, 2))
+    gone = await pay(ledger, 5, "gone", **UNFINAL)
+    await ledger.claim(bought := claim_on(gone, 5))
     await ledger.close(close_of(bought))
-    left = await pay(ledger, 10, "left")
+    left = await pay(ledger, 3, "left")
     await ledger.mark_gone(gone.id, now_ms=NOW_MS)
     return [claim_on(left)]
 
@@ -344,7 +345,9 @@ class RandomBooks:
         for payment in self.payments:
             roll = rolls.random()
             if roll < 0.15 and payment.state is PaymentState.UNFINAL:
-                _mark_gone(connection, payment.id, now_ms=NOW_MS)
+                end_spending(connection, payment.id, now_ms=NOW_MS)
+                if rolls.random() < 0.7:
+                    move_chunk(connection, payment.id, after=BEFORE_ALL_CALLS, calls_max=99, now_ms=NOW_MS)
             elif roll < 0.25:
                 held = payment_table.update().where(payment_table.c.id == payment.id).values(is_held=True)
                 connection.execute(held)
@@ -744,8 +747,8 @@ async def test_a_debt_that_is_not_committed_yet_stops_no_claim(postgres_url: str
     """The result is that of a claim before the debt: the payment of the claim is not the one that left, and keeps its
     value."""
     async with two_gateways(postgres_url) as (one, two, database, held):
-        gone, left = await pay(one, 2, "gone", **UNFINAL), await pay(one, 10, "left")
-        await one.claim(bought := claim_on(gone, 2))
+        gone, left = await pay(one, 20, "gone", **UNFINAL), await pay(one, 10, "left")
+        await one.claim(bought := claim_on(gone, 20))
         await one.close(close_of(bought))
         claims = [claim_on(left), claim_on(left, idempotency_key="decided with the rows locked")]
         outcomes = await run_meanwhile(
@@ -756,7 +759,7 @@ async def test_a_debt_that_is_not_committed_yet_stops_no_claim(postgres_url: str
             waits=False,
         )
         assert [type(outcome) for outcome in outcomes] == [Claimed, Claimed]
-        assert await one.claim(claim_on(left)) == InDebt(units=2)
+        assert await one.claim(claim_on(left)) == InDebt(units=20 - 8)
 
 
 @pytest.mark.postgres

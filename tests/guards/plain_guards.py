@@ -55,8 +55,8 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         "P5",
         "one statement grants no claim of a payer in debt",
         _PLACE,
-        "LIMIT 1) IS NULL",
-        "LIMIT 1) IS NULL OR true",
+        "AND o.units > 0) IS NULL",
+        "AND o.units > 0) IS NULL OR true",
         test=_case("no debt"),
     ),
     guard(
@@ -187,9 +187,9 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
     guard(
         "P5",
         "the loss of a payment marks the calls that it leaves open",
-        "storage.finality:_mark_gone",
-        "                locked_rows.change(call, needs_locks=True)",
-        "                pass",
+        "storage.gone_payments:_mark_running",
+        ".values(needs_locks=True)",
+        ".values(needs_locks=call_table.c.needs_locks)",
         test=f"{_TESTS}::test_an_end_that_meets_the_loss_of_its_payment_leaves_a_debt[alone]",
     ),
     guard(

@@ -12,12 +12,13 @@ from tests.model.rows import Debt, debts_from
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.database import Database
+from tollway.storage.debts import find_debts
 from tollway.storage.finality import FinalityStore
 from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.operator_store import OperatorStore
-from tollway.storage.payments import PaymentLedgerStore, find_debts
+from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.webhook_events import NO_EVENTS
 
 
@@ -36,7 +37,7 @@ class SqlLedger(LedgerStore):
         super().__init__(database, owner_id=owner_id, now_ms=now_ms, limits=limits, **options)
         events = options.get("events", NO_EVENTS)
         self._stores = (
-            PaymentLedgerStore(database, events=events),
+            PaymentLedgerStore(database, limits=limits, events=events),
             FinalityStore(database, now_ms=self.shared_ms, limits=limits, events=events),
             OperatorStore(database, now_ms=self.shared_ms),
             HistoryStore(database, limits=limits),

@@ -22,7 +22,7 @@ from tests.kit.gateway_process import READY_DEADLINE_S, TOLLWAY, poll
 from tests.kit.ports import find_low_port
 from tollway.storage.creation_store import creation_table
 from tollway.storage.database import connect_database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, list_revisions, upgrade
+from tollway.storage.migrate import list_revisions, upgrade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -155,30 +155,6 @@ async def test_new_code_serves_from_the_tables_of_the_release_before(
         assert again.body == created.body
         assert again.headers["Idempotency-Replayed"] == "true"
         await harness.check(gateway)
-
-
-@pytest.mark.postgres
-async def test_new_code_serves_from_the_oldest_tables_that_it_serves_from(
-    cluster: Any, postgres_server: str
-) -> None:
-    """The whole gateway: no background task fails for a missing table."""
-    url = await create_database(postgres_server, "oldest", template=None)
-    await prepare(url, revision=OLDEST_SERVICEABLE)
-    async with cluster.gateway(database_url=url) as gateway:
-        harness = await Harness.open(cluster, gateway, calls=3)
-        provider = await cluster.wallet()
-        await harness.call(gateway)
-        hook = {"url": f"{cluster.provider.base_url}/hooks", "types": ["call.charged"]}
-        refused = await cluster.control(gateway, provider, "POST", "/webhooks", hook)
-        assert (refused.status, refused.code) == (503, "storage_unavailable")
-        await harness.call(gateway)
-        assert await cluster.operate(gateway, "migrate") == (0, {"before": "serviceable", "now": "current"})
-        await harness.call(gateway)
-        registered = await cluster.control(gateway, provider, "POST", "/webhooks", hook)
-        assert registered.status == 201, registered.body
-        await harness.check(gateway)
-        assert "schema_serviceable" in gateway.read_log()
-        assert "background_task_failed" not in gateway.read_log()
 
 
 @pytest.mark.postgres

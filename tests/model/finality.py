@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.model.reorg import MemoryRelocation
-from tests.model.rows import shown_payment
+from tests.model.rows import charged_holders, shown_payment
 from tollway.ids import ChainId
 from tollway.ledger.ledger import UnfinalBlock
-from tollway.ledger.records import CallState, Payment, PaymentState, debits_after
+from tollway.ledger.records import Payment, PaymentState
 
 GONE_RECHECK_MS = 86_400_000
 
@@ -81,23 +81,26 @@ class MemoryFinality(MemoryRelocation):
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
         self._answer()
-        payment = self._rows.payments.get(payment_id)
-        if payment is None or payment.state is not PaymentState.UNFINAL:
-            return 0
-        self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
-        self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
-        debt_units = 0
-        for call in self._rows.calls.values():
-            if call.state in (CallState.CONSUMED, CallState.REORGED) and payment_id in call.parts:
-                debt_units += call.parts[payment_id]
-                holding = debits_after(
-                    CallState.CONSUMED,
-                    parts=call.parts,
-                    price_units=call.claim.price_units,
-                    gone={payment_id},
-                )
-                self._hold(call, holding.parts)
-                call.state, call.moved_ms = holding.state, now_ms
+        with self._commit():
+            payment = self._rows.payments.get(payment_id)
+            is_gone = payment is not None and payment.state is PaymentState.UNFINAL
+            if payment is not None and is_gone:
+                self._rows.payments[payment_id] = replace(payment, state=PaymentState.GONE)
+                self._rows.gone_ms[payment_id] = self._rows.checked_ms[payment_id] = now_ms
+        return self._move_gone_calls(payment_id, now_ms=now_ms) if is_gone else 0
+
+    async def continue_moves(self, chain_id: ChainId, *, now_ms: int) -> int:
+        self._answer()
+        unmoved = [
+            key
+            for key, payment in sorted(self._rows.payments.items())
+            if (payment.chain_id, payment.state) == (chain_id, PaymentState.GONE)
+            and charged_holders(self._rows, key)
+        ]
+        debt_units = sum(self._move_gone_calls(key, now_ms=now_ms) for key in unmoved)
+        for account, units in sorted(self._rows.debts.items()):
+            if account.chain_id == chain_id and units > 0:
+                self._pay_debts(account)
         return debt_units
 
     async def hold_disputed(self, payment_ids: Sequence[int]) -> int:

@@ -9,7 +9,6 @@ from tests.model.rows import (
     MemoryRows,
     call_record,
     debts_from,
-    debts_of,
     is_asked_for,
     named_calls,
     shown_payment,
@@ -186,8 +185,8 @@ class MemoryStatement:
 
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         self._answer()
-        owed = debts_of(self._rows.calls.values())
-        return debts_from({account: units for account, units in owed.items() if account.payer == payer})
+        owed = self._rows.debts.items()
+        return debts_from({account: units for account, units in owed if account.payer == payer and units})
 
     async def find_keyed_call(
         self, payer: Address, idempotency_key: str, *, since_ms: int

@@ -12,6 +12,7 @@ from typing import Self
 from tests.model.finality import MemoryFinality
 from tests.model.rows import (
     MemoryCall,
+    charged_holders,
     debts_of,
     find_open,
     held_of,
@@ -27,7 +28,14 @@ from tests.model.rows import (
 from tests.model.settling import Dropped
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
-from tollway.ledger.claims import check_claim, check_units, decide_claims, request_name
+from tollway.ledger.claims import (
+    check_claim,
+    check_units,
+    credit_account_of,
+    decide_claims,
+    find_account,
+    request_name,
+)
 from tollway.ledger.ledger import (
     AuditReport,
     Claim,
@@ -38,6 +46,7 @@ from tollway.ledger.ledger import (
     Exhausted,
     Fenced,
     Finish,
+    InDebt,
     NonceUsed,
 )
 from tollway.ledger.records import (
@@ -99,11 +108,30 @@ class MemoryLedger(MemoryFinality):
             raise StorageUnavailable
         for new in payments:
             check_units(new.value_units)
-        ids = [self._add(new, now_ms) for new in payments]
-        return tuple(shown_payment(self._rows.payments[key]) for key in dict.fromkeys(ids))
+        added = self._add_all(payments, now_ms)
+        unmoved = [key for key in added if self._rows.payments[key].state is PaymentState.GONE]
+        for key in unmoved:
+            self._move_gone_calls(key, now_ms=now_ms)
+        if unmoved:
+            added = self._add_all(payments, now_ms)
+        arrived = {credit_account_of(self._rows.payments[key]) for key, is_new in added.items() if is_new}
+        for account in sorted(arrived):
+            self._pay_debts(account)
+        return tuple(shown_payment(self._rows.payments[key]) for key in added)
+
+    def _add_all(self, payments: Sequence[NewPayment], now_ms: int) -> dict[int, bool]:
+        """The payments in one transaction, each with whether value arrived in it."""
+        with self._commit():
+            return dict(self._add(new, now_ms) for new in payments)
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         check_claim(claim)
+        outcome = await self._decide(claim)
+        while isinstance(outcome, InDebt) and self._pay_debts(find_account(claim)) != outcome.units:
+            outcome = await self._decide(claim)
+        return outcome
+
+    async def _decide(self, claim: Claim) -> ClaimOutcome:
         self._answer()
         if claim.call_id in self._rows.calls:
             raise StorageUnavailable
@@ -113,7 +141,7 @@ class MemoryLedger(MemoryFinality):
             nonces=used_nonces(self._rows.calls.values()),
             keys=self._keys_of(claim),
             repeats=self._repeats_of(claim),
-            debts=debts_of(self._rows.calls.values()),
+            debts=self._rows.debts,
             unfinal_max_nano=self._unfinal_max_nano,
             unfinal_units=sum_unfinal(self._rows.payments.values()),
             now_ms=self._now_ms(),
@@ -191,7 +219,7 @@ class MemoryLedger(MemoryFinality):
             nonces=used_nonces(calls),
             keys={},
             repeats=self._repeats_of(claim),
-            debts=debts_of(calls),
+            debts=self._rows.debts,
             unfinal_max_nano={},
             unfinal_units={},
             now_ms=self._now_ms(),
@@ -273,6 +301,10 @@ class MemoryLedger(MemoryFinality):
         for payment in self._rows.payments.values():
             if payment.taken_units != held.get(payment.id, 0):
                 wrong.append(f"payment {payment.id} in {payment.tx_hash}")
+        owed = debts_of(self._rows.calls.values())
+        for account in sorted(owed.keys() | self._rows.debts.keys()):
+            if owed.get(account, 0) != self._rows.debts.get(account, 0):
+                wrong.append(f"the debt of {account}")
         undecided = [one.claim for one in self._rows.calls.values() if one.state in UNDECIDED]
         undecided.sort(key=lambda claim: (claim.created_ms, claim.call_id))
         return AuditReport(
@@ -331,17 +363,18 @@ class MemoryLedger(MemoryFinality):
         found = None if name is None else find_open(self._rows.calls.values(), name)
         return {} if name is None or found is None else {name: found}
 
-    def _add(self, new: NewPayment, now_ms: int) -> int:
+    def _add(self, new: NewPayment, now_ms: int) -> tuple[int, bool]:
         old = next(
             (one for one in self._rows.payments.values() if payment_key(one) == payment_key(new)), None
         )
         if old is not None and old.state is not PaymentState.GONE:
-            self._raise_to(new, old)
-            return old.id
+            return old.id, self._raise_to(new, old)
         payment_id = old.id if old is not None else len(self._rows.payments) + 1
         taken_units = old.taken_units if old is not None else 0
         # What an authorisation was for is known from its call, not from the logs.
         value_units = old.value_units if old is not None and old.is_authorized else new.value_units
+        if old is not None and value_units < taken_units and charged_holders(self._rows, old.id):
+            return old.id, False
         self._rows.payments[payment_id] = Payment(
             id=payment_id,
             chain_id=new.chain_id,
@@ -362,8 +395,7 @@ class MemoryLedger(MemoryFinality):
         )
         self._rows.recorded_ms.setdefault(payment_id, now_ms)
         self._rows.checked_ms[payment_id] = 0
-        self._pay_debts(self._rows.payments[payment_id])
-        return payment_id
+        return payment_id, True
 
     def _is_repeatable(self, call: MemoryCall, *, is_plain: bool) -> bool:
         shown = self._rows.payments.get(call.claim.payment_id or 0)

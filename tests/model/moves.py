@@ -1,10 +1,11 @@
 """The moves of rows in the ledger model, with the balances that depend on them. Claims are decided elsewhere."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from tests.model.history import MemoryStatement
-from tests.model.rows import MemoryCall, account_of_claim, owed_units, shown_payment
-from tollway.ledger.claims import credit_account_of
+from tests.model.rows import MemoryCall, charged_holders, find_credits, owed_units, shown_payment
+from tollway.ledger.claims import CreditAccount, find_account
 from tollway.ledger.records import (
     CallState,
     Interruption,
@@ -12,7 +13,6 @@ from tollway.ledger.records import (
     Parts,
     Payment,
     PaymentState,
-    allocate_to_debts,
     debits_after,
     is_move_allowed,
     is_worth_more,
@@ -22,30 +22,73 @@ from tollway.ledger.records import (
 class MemoryMoves(MemoryStatement):
     """The moves that the parts of `MemoryLedger` share."""
 
-    def _pay_debts(self, payment: Payment) -> None:
+    def _commit(self) -> AbstractContextManager[None]:
+        """A further transaction of one method: a machine may fail before it or after it."""
+        return nullcontext()
+
+    def _pay_debts(self, account: CreditAccount) -> int:
+        """Pays the debt of the account until it has no debt or no unspent credit. Returns the debt that is left."""
+        while self._rows.debts.get(account, 0) > 0 and find_credits(self._rows, account):
+            with self._commit():
+                self._pay_chunk(account)
+        return self._rows.debts.get(account, 0)
+
+    def _pay_chunk(self, account: CreditAccount) -> None:
         debtors = [
             call
             for call in reversed(self._newest_first())
-            if call.state is CallState.REORGED and account_of_claim(call.claim) == credit_account_of(payment)
+            if call.state is CallState.REORGED and find_account(call.claim) == account
         ]
-        owed = [(call.claim.call_id, owed_units(call)) for call in debtors]
-        for call_id, units in allocate_to_debts(payment.remaining_units, debts=owed).items():
-            call = self._rows.calls[call_id]
-            self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
+        for call in debtors[: self._limits.moved_calls_max]:
+            for payment in find_credits(self._rows, account):
+                missing_units = owed_units(call)
+                units = min(missing_units, payment.remaining_units)
+                if units > 0:
+                    self._hold(call, {**call.parts, payment.id: call.parts.get(payment.id, 0) + units})
+                    self._rows.debts[account] -= units
             if owed_units(call) == 0:
                 call.state, call.moved_ms = CallState.CONSUMED, self._now_ms()
 
-    def _raise_to(self, told: NewPayment, payment: Payment) -> None:
-        if is_worth_more(payment, told):
-            raised = self._rows.payments[payment.id] = replace(payment, value_units=told.value_units)
-            self._rows.checked_ms[payment.id] = 0
-            self._pay_debts(raised)
+    def _move_gone_calls(self, payment_id: int, *, now_ms: int) -> int:
+        """Moves the charged calls of a gone payment, in chunks. Returns the new debt."""
+        debt_units, is_full = 0, True
+        while is_full:
+            with self._commit():
+                chunk = charged_holders(self._rows, payment_id)[: self._limits.moved_calls_max]
+                for call in chunk:
+                    debt_units += call.parts[payment_id]
+                    self._take_part(call, payment_id, now_ms=now_ms)
+            is_full = len(chunk) == self._limits.moved_calls_max
+        return debt_units
+
+    def _take_part(self, call: MemoryCall, payment_id: int, *, now_ms: int) -> None:
+        units = call.parts[payment_id]
+        holding = debits_after(
+            CallState.CONSUMED, parts=call.parts, price_units=call.claim.price_units, gone={payment_id}
+        )
+        self._hold(call, holding.parts)
+        self._add_debt(call, units)
+        if call.state is not holding.state:
+            call.state, call.moved_ms = holding.state, now_ms
+
+    def _add_debt(self, call: MemoryCall, units: int) -> None:
+        account = find_account(call.claim)
+        self._rows.debts[account] = self._rows.debts.get(account, 0) + units
+
+    def _raise_to(self, told: NewPayment, payment: Payment) -> bool:
+        if not is_worth_more(payment, told):
+            return False
+        self._rows.payments[payment.id] = replace(payment, value_units=told.value_units)
+        self._rows.checked_ms[payment.id] = 0
+        return True
 
     def _move(self, call: MemoryCall, after: CallState) -> None:
         assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
         gone = {key for key in call.parts if self._rows.payments[key].state is PaymentState.GONE}
         holding = debits_after(after, parts=call.parts, price_units=call.claim.price_units, gone=gone)
         self._hold(call, holding.parts)
+        if holding.state is CallState.REORGED:
+            self._add_debt(call, owed_units(call))
         call.state, call.moved_ms = holding.state, self._now_ms()
 
     def _interrupt(self, call: MemoryCall, now_ms: int) -> None:

@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from tests.model.rows import MemoryCall, account_of_claim, shown_payment
+from tests.model.rows import MemoryCall
 from tests.model.settling import MemorySettling
 from tollway.ids import CallId, TxHash
+from tollway.ledger.claims import find_account
 from tollway.ledger.records import (
     AUTHORIZED_RAILS,
     AuthorizedCall,
@@ -32,12 +33,41 @@ class MemoryRelocation(MemorySettling):
         self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
     ) -> bool:
         self._answer()
+        with self._commit():
+            from_id = self._find_moving(call_id, before, transfer)
+            is_small = from_id is not None and self._count_holders(from_id) <= self._limits.moved_calls_max
+            if from_id is not None and is_small:
+                self._move_authorized(call_id, from_id, transfer, now_ms=now_ms)
+        if from_id is None:
+            return False
+        if not is_small:
+            await self.mark_gone(from_id, now_ms=now_ms)
+            self._move_gone_calls(from_id, now_ms=now_ms)
+            with self._commit():
+                self._move_authorized(call_id, from_id, transfer, now_ms=now_ms)
+        self._pay_debts(find_account(self._rows.calls[call_id].claim))
+        return True
+
+    async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
+        raise NotImplementedError
+
+    def _find_moving(self, call_id: CallId, before: TxHash, transfer: SettledTransfer) -> int | None:
         own = self._rows.calls.get(call_id)
         held = None if own is None else self._held_by(own)
         if own is None or held is None or held.transfer != before or transfer.tx_hash == before:
-            return False
-        from_id, units = self._payment_of(own, before).id, own.claim.price_units
-        is_bought = own.state is not CallState.RELEASED
+            return None
+        return self._payment_of(own, before).id
+
+    def _count_holders(self, payment_id: int) -> int:
+        return sum(payment_id in call.parts for call in self._rows.calls.values())
+
+    def _move_authorized(
+        self, call_id: CallId, from_id: int, transfer: SettledTransfer, *, now_ms: int
+    ) -> None:
+        own = self._rows.calls[call_id]
+        held = self._held_by(own)
+        assert held is not None
+        units, is_bought = own.claim.price_units, own.state is not CallState.RELEASED
         to_id = self._add_settled(own, transfer, is_bought=is_bought, now_ms=now_ms)
         self._bring_back(to_id, transfer, now_ms=now_ms)
         left_units = self._rows.payments[from_id].value_units - units
@@ -52,11 +82,9 @@ class MemoryRelocation(MemorySettling):
         self._rows.payments[from_id] = left
         self._rows.payments[to_id] = replace(there, is_held=there.is_held or left.is_held)
         held.transfer, held.settled_block = transfer.tx_hash, transfer.block_number
-        self._pay_debts(shown_payment(self._rows.payments[to_id]))
-        return True
 
     def _payment_of(self, call: MemoryCall, tx_hash: TxHash) -> Payment:
-        place = (*account_of_claim(call.claim), tx_hash)
+        place = (*find_account(call.claim), tx_hash)
         (found,) = [
             one
             for one in self._rows.payments.values()

@@ -10,6 +10,8 @@ from tollway.ledger.claims import (
     KnownAuthorization,
     NonceKey,
     PayerAccount,
+    credit_account_of,
+    find_account,
     key_name,
     nonce_key,
 )
@@ -111,6 +113,7 @@ class MemoryRows:
     recorded_ms: dict[int, int] = field(default_factory=dict)
     checked_ms: dict[int, int] = field(default_factory=dict)
     gone_ms: dict[int, int] = field(default_factory=dict)
+    debts: dict[CreditAccount, int] = field(default_factory=dict)
     calls: dict[CallId, MemoryCall] = field(default_factory=dict)
     authorizations: dict[AuthorizationKey, MemoryAuthorization] = field(default_factory=dict)
     attempts: dict[tuple[ChainId, TxHash], MemoryAttempt] = field(default_factory=dict)
@@ -136,23 +139,16 @@ def payment_key(payment: Payment | NewPayment) -> tuple[object, ...]:
     return (payment.chain_id, payment.tx_hash, payment.asset, payment.payer, payment.payee)
 
 
-def account_of_claim(claim: Claim) -> CreditAccount:
-    assert claim.chain_id is not None
-    assert claim.asset is not None
-    assert claim.payer is not None
-    assert claim.pay_to is not None
-    return CreditAccount(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
-
-
 def owed_units(call: MemoryCall) -> int:
     return call.claim.price_units - sum(call.parts.values())
 
 
 def debts_of(calls: Iterable[MemoryCall]) -> dict[CreditAccount, int]:
+    """What the calls lack, by account: the kept debts must be equal."""
     owed: dict[CreditAccount, int] = {}
     for call in calls:
         if call.state is CallState.REORGED:
-            account = account_of_claim(call.claim)
+            account = find_account(call.claim)
             owed[account] = owed.get(account, 0) + owed_units(call)
     return owed
 
@@ -278,6 +274,29 @@ def holds_right(call: MemoryCall) -> bool:
 def is_unpaid(call: MemoryCall) -> bool:
     """An authorisation is to pay it, and has not."""
     return call.claim.authorization is not None and call.claim.payment_id is None
+
+
+def charged_holders(rows: MemoryRows, payment_id: int) -> list[MemoryCall]:
+    """The charged calls that hold units of the payment, the oldest first."""
+    found = [
+        call
+        for call in rows.calls.values()
+        if call.state in (CallState.CONSUMED, CallState.REORGED) and payment_id in call.parts
+    ]
+    return sorted(found, key=lambda call: call.order)
+
+
+def find_credits(rows: MemoryRows, account: CreditAccount) -> list[Payment]:
+    """The payments of the account with unspent credit, the oldest first."""
+    found = [
+        payment
+        for payment in rows.payments.values()
+        if credit_account_of(payment) == account
+        and payment.state is not PaymentState.GONE
+        and not payment.is_held
+        and payment.remaining_units > 0
+    ]
+    return sorted(found, key=lambda payment: (payment.block_number, payment.id))
 
 
 def is_open(call: MemoryCall) -> bool:

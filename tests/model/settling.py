@@ -1,6 +1,7 @@
 """The settlement of authorised calls in the ledger model: the counterpart of `storage.settlement`. It broadcasts nothing."""
 
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -8,16 +9,15 @@ from tests.model.moves import MemoryMoves
 from tests.model.rows import (
     MemoryAuthorization,
     MemoryCall,
-    account_of_claim,
     add_attempt,
     attempts_of_call,
     is_cut,
     is_unpaid,
-    shown_payment,
     take_nonce,
 )
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId
+from tollway.ledger.claims import find_account
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim, Close, Closed, Fenced, Finish, NonceUnavailable
 from tollway.ledger.records import (
     AuthorizationKey,
@@ -142,6 +142,17 @@ class MemorySettling(MemoryMoves):
     async def conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
+        state = await self._conclude(
+            call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms
+        )
+        if state is CallState.RELEASED and transfer is not None:
+            with suppress(StorageUnavailable):
+                self._pay_debts(find_account(self._rows.calls[call_id].claim))
+        return state
+
+    async def _conclude(
+        self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
+    ) -> CallState | None:
         if self.away and not is_orphaned:
             self._dropped[call_id] = Dropped(epoch, None)
         self._answer()
@@ -238,7 +249,6 @@ class MemorySettling(MemoryMoves):
         call.claim = replace(call.claim, payment_id=payment_id, tx_hash=transfer.tx_hash)
         if not is_bought:
             self._move(call, CallState.RELEASED)
-            self._pay_debts(shown_payment(self._rows.payments[payment_id]))
             return
         self._hold(call, {payment_id: call.claim.price_units})
         self._move(call, CallState.CONSUMED)
@@ -247,7 +257,7 @@ class MemorySettling(MemoryMoves):
 
     def _check_sum(self, call: MemoryCall, transfer: SettledTransfer) -> None:
         """Raises `StorageUnavailable` where the payment would be worth more than 2^63 - 1."""
-        settled = (*account_of_claim(call.claim), transfer.tx_hash)
+        settled = (*find_account(call.claim), transfer.tx_hash)
         for old in self._rows.payments.values():
             named = (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash)
             if named == settled and old.value_units + call.claim.price_units > UNITS_MAX:
@@ -256,7 +266,7 @@ class MemorySettling(MemoryMoves):
     def _add_settled(
         self, call: MemoryCall, transfer: SettledTransfer, *, is_bought: bool, now_ms: int
     ) -> int:
-        account, price_units = account_of_claim(call.claim), call.claim.price_units
+        account, price_units = find_account(call.claim), call.claim.price_units
         for old in self._rows.payments.values():
             if (old.chain_id, old.asset, old.payer, old.payee, old.tx_hash) == (*account, transfer.tx_hash):
                 self._rows.payments[old.id] = replace(

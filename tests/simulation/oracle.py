@@ -7,9 +7,9 @@ It reads the rows of the ledger and does not use its audit.
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.rows import MemoryRows, account_of_claim
+from tests.model.rows import MemoryRows
 from tollway.ids import CallId
-from tollway.ledger.claims import CreditAccount, credit_account_of
+from tollway.ledger.claims import CreditAccount, credit_account_of, find_account
 from tollway.ledger.records import (
     MOVES,
     TAKING,
@@ -306,7 +306,7 @@ class Laws:
         ]
         need(mine == [call_id], "one authorisation bought twice", call_id)
         need(key not in self._truth.moved, "an authorisation that has paid bought again", call_id)
-        account = account_of_claim(self._rows.calls[call_id].claim)
+        account = find_account(self._rows.calls[call_id].claim)
         need(self.debt_of(account) == 0, "a debtor was served", call_id)
         if self._truth.has_moved_transfer:
             return
@@ -328,5 +328,5 @@ class Laws:
         return sum(
             call.claim.price_units - sum(call.parts.values())
             for call in self._rows.calls.values()
-            if call.state is CallState.REORGED and account_of_claim(call.claim) == account
+            if call.state is CallState.REORGED and find_account(call.claim) == account
         )

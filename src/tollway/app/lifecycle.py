@@ -254,7 +254,7 @@ class App:
 
     def _open_stores(self) -> None:
         self.ledger = self._make_ledger()
-        self.payments = PaymentLedgerStore(self.database, events=self.events)
+        self.payments = PaymentLedgerStore(self.database, limits=self.settings.limits, events=self.events)
         self.call_history = HistoryStore(self.database, limits=self.settings.limits)
         self.period_books = KeptSums(
             PeriodBookStore(self.database, limits=self.settings.limits),

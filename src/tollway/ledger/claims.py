@@ -208,7 +208,7 @@ def decide_claims(
     `nonces`: the calls that hold the nonces of these claims.
     `keys`: the calls that the idempotency keys of these claims name, except released and expired ones.
     `repeats`: the newest call of each of these requests that has no outcome, or whose response was cut.
-    `debts`: the debts of the payers of these claims.
+    `debts`: the debts of the payers of these claims. The ledger pays them from unspent credit before it returns an `InDebt`.
     `unfinal_max_nano`: per currency, the maximum that one payer may spend of unfinal payments in one asset; a currency without an
     entry has no maximum. `unfinal_units`: the units taken from all unfinal payments of each account of `find_limited_accounts`.
     `now_ms`: the time of the batch, by the clock that all gateways share; the clock of a single gateway decides nothing.
@@ -263,6 +263,15 @@ def _payer_account_of_payment(payment: Payment) -> PayerAccount:
 
 def credit_account_of(payment: Payment) -> CreditAccount:
     return CreditAccount(payment.chain_id, payment.asset, payment.payer, payment.payee)
+
+
+def find_account(claim: Claim) -> CreditAccount:
+    """The credit account of a paid claim, by payment or by authorisation."""
+    assert claim.chain_id is not None
+    assert claim.asset is not None
+    assert claim.payer is not None
+    assert claim.pay_to is not None
+    return CreditAccount(claim.chain_id, claim.asset, claim.payer, claim.pay_to)
 
 
 def nonce_key(claim: Claim) -> NonceKey | None:

@@ -174,7 +174,13 @@ class Finality(Protocol):
         ...
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
-        """Records that the transaction left the chain: value 0, and its charged calls become `reorged`. Returns the debt in ledger units."""
+        """Records that the transaction left the chain. One small commit ends the spending; then its charged calls become `reorged`, in commits of at most
+        `moved_calls_max` calls. Returns the debt in ledger units. Where it raises, or its process ends, `continue_moves` does the rest."""
+        ...
+
+    async def continue_moves(self, chain_id: ChainId, *, now_ms: int) -> int:
+        """Moves the charged calls of gone payments that a `mark_gone` has left, and pays the debts of accounts that have unspent credit, in commits
+        as those of `mark_gone`. Returns the new debt in ledger units."""
         ...
 
     async def hold_disputed(self, payment_ids: Sequence[int]) -> int:
@@ -302,7 +308,8 @@ class Unspendable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InDebt:
-    """A refused claim: the payer owes `units` to this payee in this asset on this chain. Nothing changed."""
+    """A refused claim: the payer owes `units` to this payee in this asset on this chain, and has no credit there to pay them: `claim` pays debts from
+    unspent credit before it refuses. Nothing else changed."""
 
     units: int
 
@@ -432,7 +439,8 @@ class PaymentLedger(Protocol):
     ) -> tuple[Payment, ...]:
         """Adds the payments that are not recorded yet (key: chain, hash, asset, payer, payee) and returns all of them. A `gone` payment
         that is mined again returns, and its calls leave their debt. A payment read again with a higher value is raised
-        (`is_worth_more`), never lowered. Arriving value first pays the debts of the payer to the payee, oldest call first.
+        (`is_worth_more`), never lowered. Arriving value first pays the debts of the payer to the payee, oldest call first, in commits of
+        at most `moved_calls_max` calls; a claim, or `continue_moves`, pays what an early end has left.
 
         `based_on`: the facts of the verification. Where the database has been replaced by an older one since, nothing is written
         (`StorageUnavailable`)."""
@@ -510,7 +518,7 @@ class Ledger(SettlementLedger, Protocol):
 
         The sum of all granted claims on a payment never exceeds its value. Where the claimed payment has credit left, but less than
         the price, the difference comes from other payments of the same payer, payee and asset whose own credit is below the price,
-        oldest first. Of all claims with one idempotency key of one wallet, one is granted, until its call is released or expires
+        oldest first. A debt of the account is paid from its unspent credit before the claim is decided. Of all claims with one idempotency key of one wallet, one is granted, until its call is released or expires
         (`answer_ttl_s`). A claim with a safe method and without a key gets `RepeatsOpenCall` where the newest call of the same request
         on that payment is `unknown`, or its response was cut and no repeat has delivered it.
         """

@@ -236,6 +236,9 @@ class NetworkWatcher:
             self.checked_s, self._is_away = started_s, False
 
     async def _check_blocks_and_gone(self) -> None:
+        # First, because it needs no node: what a gateway that ended has left.
+        if debt_units := await self._finality.continue_moves(self._chain_id, now_ms=self._now_ms()):
+            _log.warning("payment_moves_continued", chain_id=self._chain_id, debt_units=debt_units)
         blocks = await self._read_blocks()
         gone = await self._finality.gone_payments(
             self._chain_id,
@@ -522,12 +525,15 @@ class NetworkWatcher:
             return
         # Before the ledger takes the payment from its calls.
         call_ids = () if self._traces is None else await self._traces.list_calls(payment.id)
-        debt_units = await self._finality.mark_gone(payment.id, now_ms=self._now_ms())
+        try:
+            debt_units = await self._finality.mark_gone(payment.id, now_ms=self._now_ms())
+        finally:
+            # Its spending may have ended although a later commit failed.
+            self._on_gone(payment)
         if self._traces is not None:
             self._traces.describe_gone(call_ids, reason)
         self._missed.drop_if(lambda other: other == key)
         _log.warning("payment_gone", transaction=str(payment.tx_hash), reason=reason, debt_units=debt_units)
-        self._on_gone(payment)
 
     async def _may_stay(self, payment: Payment, missed: int) -> bool:
         is_moved = await self._find_moved_transfers(payment)

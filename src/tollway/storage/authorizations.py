@@ -22,7 +22,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
-from tollway.ledger.claims import KnownAuthorization, PayerAccount, payer_account_of
+from tollway.ledger.claims import CreditAccount, KnownAuthorization, PayerAccount, payer_account_of
 from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim
 from tollway.ledger.records import (
     Authorization,
@@ -99,6 +99,17 @@ def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
         columns.call_id == call_id, or_(columns.is_adrift, columns.call_id.in_(unknown))
     )
     connection.execute(at.values(looked_ms=until_ms))
+
+
+def find_account(connection: Connection, call_id: CallId) -> CreditAccount:
+    """The credit account into which the authorisation of a call pays."""
+    columns = authorization_table.c
+    row = connection.execute(
+        select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
+            columns.call_id == call_id
+        )
+    ).one()
+    return CreditAccount(ChainId(row.chain_id), row.asset, Address(row.payer), Address(row.payee))
 
 
 def lock_wallets(

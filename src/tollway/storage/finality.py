@@ -5,11 +5,12 @@ index, one jump for each block: a block may have hundreds of payments, and an ho
 
 When a reorganisation moves a transfer to another transaction, the units of its authorisation move from one payment to the other, under
 locks in the order of a batch. The units that calls hold of them move along, those of the authorisation's own call first, so that both
-balances stay correct.
+balances stay correct. Where more calls than `moved_calls_max` hold units, the first payment becomes gone before (`storage.gone_payments`), and the moved
+units pay the debts.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from sqlalchemy import (
@@ -31,6 +32,7 @@ from sqlalchemy import (
 )
 
 from tollway.ids import Address, CallId, ChainId, TxHash
+from tollway.ledger.claims import CreditAccount, credit_account_of
 from tollway.ledger.ledger import UnfinalBlock
 from tollway.ledger.records import (
     AUTHORIZED_RAILS,
@@ -40,11 +42,12 @@ from tollway.ledger.records import (
     Payment,
     PaymentState,
     SettledTransfer,
-    debits_after,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.authorizations import read_authorized
 from tollway.storage.database import Database, write_retried
+from tollway.storage.debts import find_payable_accounts, pay_debts
+from tollway.storage.gone_payments import find_unmoved, mark_gone, move_calls
 from tollway.storage.ledger_tables import (
     GONE,
     HELD,
@@ -53,23 +56,20 @@ from tollway.storage.ledger_tables import (
     call_table,
     parse_payment,
     payment_table,
+    topup_table,
 )
 from tollway.storage.locked_rows import LockedCall, LockedRows
 from tollway.storage.operator_store import IS_RESTORED
 from tollway.storage.payments import (
     NEVER_MS,
-    chunk_calls,
-    find_debited_calls,
     find_payment_id,
     insert_payment,
-    pay_debts,
     payment_of_transfer,
     raise_payment,
     read_value_units,
     reinstate_payment,
 )
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
-from tollway.webhooks.events import EventType
 
 GONE_RECHECK_MS = 86_400_000
 """How long after a transaction left the chain it is searched again: one day."""
@@ -78,6 +78,13 @@ _IDS_MAX = 1_000
 """How many rows one statement lists: both drivers have a maximum of parameters."""
 _BEFORE_ALL = (-1, b"")
 _other = payment_table.alias("other")
+
+
+@dataclass(frozen=True, slots=True)
+class TooManyCalls:
+    """A move that one transaction does not make: too many calls hold units of this payment. Nothing changed."""
+
+    payment_id: int
 
 
 class FinalityStore:
@@ -95,6 +102,7 @@ class FinalityStore:
         self._events = events
         self._now_ms = now_ms
         self._limits = limits
+        self._calls_max = limits.moved_calls_max
 
     async def unfinal_blocks(
         self, chain_id: ChainId, *, after: UnfinalBlock | None, limit: int
@@ -159,8 +167,22 @@ class FinalityStore:
         await write_retried(self._database, work, flush=False)
 
     async def mark_gone(self, payment_id: int, *, now_ms: int) -> int:
-        work = partial(_mark_gone, payment_id=payment_id, now_ms=now_ms, events=self._events)
-        return await write_retried(self._database, work)
+        return await mark_gone(
+            self._database, payment_id, calls_max=self._calls_max, now_ms=now_ms, events=self._events
+        )
+
+    async def continue_moves(self, chain_id: ChainId, *, now_ms: int) -> int:
+        debt_units = 0
+        for payment_id in await self._database.read(partial(find_unmoved, chain_id=chain_id)):
+            debt_units += await move_calls(
+                self._database, payment_id, calls_max=self._calls_max, now_ms=now_ms
+            )
+        for account in await self._database.read(partial(find_payable_accounts, chain_id=chain_id)):
+            await self._pay_debts(account, now_ms=now_ms)
+        return debt_units
+
+    async def _pay_debts(self, account: CreditAccount, *, now_ms: int) -> None:
+        await pay_debts(self._database, account, calls_max=self._calls_max, now_ms=now_ms)
 
     async def hold_disputed(self, payment_ids: Sequence[int]) -> int:
         def work(connection: Connection) -> int:
@@ -209,7 +231,16 @@ class FinalityStore:
         self, call_id: CallId, *, before: TxHash, transfer: SettledTransfer, now_ms: int
     ) -> bool:
         work = partial(_move_transfer, call_id=call_id, before=before, transfer=transfer, now_ms=now_ms)
-        return await write_retried(self._database, work)
+        moved = await write_retried(self._database, partial(work, calls_max=self._calls_max))
+        if isinstance(moved, TooManyCalls):
+            await self.mark_gone(moved.payment_id, now_ms=now_ms)
+            await move_calls(self._database, moved.payment_id, calls_max=self._calls_max, now_ms=now_ms)
+            # What is left are calls without an outcome.
+            moved = await write_retried(self._database, partial(work, calls_max=None))
+        if not isinstance(moved, CreditAccount):
+            return False
+        await self._pay_debts(moved, now_ms=now_ms)
+        return True
 
     async def _read_payments(self, query: Select[tuple[object, ...]]) -> tuple[Payment, ...]:
         return await self._database.read(
@@ -273,57 +304,23 @@ def _id_chunks(ids: Sequence[int]) -> list[list[int]]:
     return [ordered[start : start + _IDS_MAX] for start in range(0, len(ordered), _IDS_MAX)]
 
 
-def _mark_gone(connection: Connection, payment_id: int, *, now_ms: int, events: EventLog = NO_EVENTS) -> int:
-    """Marks an unfinal payment as gone and returns the new debt in units. 0 for a payment in another state."""
-    locked_rows = LockedRows(connection, events=events)
-    locked_rows.lock_payments([payment_id])
-    payment = locked_rows.payments.get(payment_id)
-    if payment is None or payment.state is not PaymentState.UNFINAL:
-        return 0
-    locked_rows.payments[payment_id] = replace(
-        payment, state=PaymentState.GONE, value_units=payment.taken_units
-    )
-    connection.execute(
-        update(payment_table)
-        .where(payment_table.c.id == payment_id)
-        .values(state=PaymentState.GONE.value, gone_ms=now_ms, checked_ms=now_ms)
-    )
-    units = payment.value_units
-    locked_rows.note_payment(
-        EventType.PAYMENT_REORGED, locked_rows.payments[payment_id], units=units, at_ms=now_ms
-    )
-    debt_units = 0
-    for chunk in chunk_calls(find_debited_calls(connection, payment_id)):
-        for call in locked_rows.lock_calls(chunk).values():
-            if call.state in (CallState.CONSUMED, CallState.REORGED):
-                debt_units += call.parts.get(payment_id, 0)
-                _remove_part(locked_rows, call, payment_id, now_ms=now_ms)
-            else:
-                # A plain end locks no payment and must detect this (`plain_writes`).
-                locked_rows.change(call, needs_locks=True)
-    locked_rows.write()
-    return debt_units
-
-
-def _remove_part(locked_rows: LockedRows, call: LockedCall, payment_id: int, *, now_ms: int) -> None:
-    if payment_id not in call.parts:
-        return
-    holding = debits_after(
-        CallState.CONSUMED, parts=call.parts, price_units=call.price_units, gone={payment_id}
-    )
-    locked_rows.set_parts(call, holding.parts)
-    if holding.state is not call.state:
-        locked_rows.change(call, state=holding.state.value, moved_ms=now_ms)
-
-
 def _move_transfer(
-    connection: Connection, *, call_id: CallId, before: TxHash, transfer: SettledTransfer, now_ms: int
-) -> bool:
+    connection: Connection,
+    *,
+    call_id: CallId,
+    before: TxHash,
+    transfer: SettledTransfer,
+    now_ms: int,
+    calls_max: int | None,
+) -> CreditAccount | TooManyCalls | None:
+    """Moves the units of an authorisation, and returns their account. None: there is no such transfer in `before`."""
     found = _lock_authorization(connection, call_id, before, transfer)
     if found is None or transfer.tx_hash == before:
-        return False
-    insert_payment(connection, found, now_ms, is_authorized=True)
+        return None
     from_id = find_payment_id(connection, replace(found, tx_hash=before))
+    if calls_max is not None and len(_find_holders(connection, from_id, limit=calls_max + 1)) > calls_max:
+        return TooManyCalls(from_id)
+    insert_payment(connection, found, now_ms, is_authorized=True)
     to_id = find_payment_id(connection, found)
     locked_rows = LockedRows(connection)
     locked_rows.lock_payments([from_id, to_id])
@@ -350,8 +347,7 @@ def _move_transfer(
         )
     locked_rows.write()
     _write_transfer(connection, call_id, transfer, from_id=from_id, to_id=to_id, left_units=left_units)
-    _pay_debts_from(connection, to_id, now_ms=now_ms)
-    return True
+    return credit_account_of(locked_rows.payments[to_id])
 
 
 def _lock_authorization(
@@ -379,11 +375,21 @@ def _lock_calls(
     connection: Connection, locked_rows: LockedRows, call_id: CallId, from_id: int
 ) -> dict[CallId, LockedCall]:
     """Locks a call and all calls that hold units of the payment."""
-    ids = sorted({call_id, *find_debited_calls(connection, from_id)})
+    ids = sorted({call_id, *_find_holders(connection, from_id)})
     locked: dict[CallId, LockedCall] = {}
-    for chunk in chunk_calls(ids):
-        locked.update(locked_rows.lock_calls(chunk))
+    for start in range(0, len(ids), _IDS_MAX):
+        locked.update(locked_rows.lock_calls(ids[start : start + _IDS_MAX]))
     return locked
+
+
+def _find_holders(connection: Connection, payment_id: int, *, limit: int | None = None) -> list[CallId]:
+    """The calls that hold units of a payment."""
+    of_proof = select(call_table.c.id).where(
+        call_table.c.payment_id == payment_id, call_table.c.taken_units > 0
+    )
+    of_topups = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
+    found = connection.execute(of_proof.limit(limit)).scalars().all()
+    return [CallId(one) for one in (*found, *connection.execute(of_topups.limit(limit)).scalars())]
 
 
 def _is_paid_by_its_own(call: LockedCall) -> bool:
@@ -423,10 +429,3 @@ def _write_transfer(
         .where(columns.call_id == call_id)
         .values(tx_hash=transfer.tx_hash, settled_block=transfer.block_number)
     )
-
-
-def _pay_debts_from(connection: Connection, payment_id: int, *, now_ms: int) -> None:
-    locked_rows = LockedRows(connection)
-    locked_rows.lock_payments([payment_id])
-    pay_debts(connection, locked_rows, [payment_id], now_ms=now_ms)
-    locked_rows.write()

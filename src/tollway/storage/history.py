@@ -32,6 +32,7 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    literal_column,
     or_,
     select,
     text,
@@ -62,7 +63,9 @@ from tollway.storage.ledger_tables import (
     FAILED,
     REPEATABLE,
     UNKNOWN,
+    account_debt_table,
     call_table,
+    call_terms_table,
     call_total_table,
     parse_call,
     parse_payment,
@@ -456,7 +459,7 @@ def audit(connection: Connection) -> AuditReport:
     return AuditReport(
         payments=_count_rows(connection, payment_table.c.id),
         calls=_count_rows(connection, call_table.c.id),
-        wrong=(*_wrong_payments(connection), *_wrong_calls(connection)),
+        wrong=(*_wrong_payments(connection), *_wrong_calls(connection), *_wrong_debts(connection)),
         held_calls=tuple(_held_calls(connection)),
         held_payments=tuple(_held_payments(connection)),
         closed_periods=periods.compared,
@@ -519,6 +522,32 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     )
     for row in connection.execute(query):
         yield f"call {row.id} is {row.state} at {row.price_units} and holds {row.held}"
+
+
+def _wrong_debts(connection: Connection) -> Iterator[str]:
+    """Describes the accounts whose kept debt is not what their reorged calls lack."""
+    of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
+    calls, terms = call_table.c, call_terms_table.c
+    missing = calls.price_units - calls.taken_units - func.coalesce(of_topups.c.units, 0)
+    account = (calls.payer, terms.pay_to, terms.asset, terms.chain_id)
+    query = (
+        select(*account, func.sum(missing))
+        .join(call_terms_table, terms.id == calls.terms_id)
+        .outerjoin(of_topups, of_topups.c.key == calls.id)
+        .where(calls.state == literal_column("'reorged'"))
+        .group_by(*account)
+    )
+    owed = {tuple(row[:4]): int(row[4]) for row in connection.execute(query)}
+    columns = account_debt_table.c
+    kept_query = select(columns.payer, columns.payee, columns.asset, columns.chain_id, columns.units)
+    kept = {tuple(row[:4]): row[4] for row in connection.execute(kept_query)}
+    wrong = sorted(key for key in owed.keys() | kept.keys() if owed.get(key, 0) != kept.get(key, 0))
+    for payer, payee, asset, chain_id in wrong[:LINES_MAX]:
+        key = (payer, payee, asset, chain_id)
+        yield (
+            f"the debt of {Address(payer)} to {Address(payee)} in {asset} on chain {chain_id} is {kept.get(key, 0)},"
+            f" its reorged calls lack {owed.get(key, 0)}"
+        )
 
 
 def _held_calls(connection: Connection) -> Iterator[CallId]:

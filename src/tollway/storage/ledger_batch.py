@@ -44,6 +44,7 @@ from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
 from tollway.metric_table import CommitKind
 from tollway.storage.authorizations import find_known, lock_wallets, write_claimed
 from tollway.storage.call_terms import CallTerms, KnownTerms, TermsReference, terms_of, write_terms
+from tollway.storage.debts import find_debts
 from tollway.storage.history import find_held_units
 from tollway.storage.idempotency import find_keyed_calls, find_open_calls, lock_keys
 from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
@@ -55,7 +56,7 @@ from tollway.storage.locked_rows import (
     topup_rows,
     write_marks,
 )
-from tollway.storage.payments import find_debts, find_nonces, sum_unfinal_of
+from tollway.storage.payments import find_nonces, sum_unfinal_of
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.statements import Prepared
@@ -205,7 +206,7 @@ class LedgerBatch:
         for move in moves:
             self._outcomes[move.call_id] = self._move(move, calls.get(move.call_id))
         if self._settlement is not None:
-            self._settlement.write(now_ms=self._now_ms)
+            self._settlement.write()
         self._locked_rows.write()
         write_finishes(
             self._connection,

@@ -19,7 +19,7 @@ from tollway.background import BackgroundTask
 from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
-from tollway.ledger.claims import check_claim
+from tollway.ledger.claims import CreditAccount, check_claim, find_account
 from tollway.ledger.ledger import (
     Claim,
     Claimed,
@@ -29,6 +29,7 @@ from tollway.ledger.ledger import (
     Exhausted,
     Fenced,
     Finish,
+    InDebt,
     NonceUnavailable,
     NonceUsed,
 )
@@ -50,6 +51,7 @@ from tollway.storage.batch_loader import BatchLoader
 from tollway.storage.batch_wait import BATCH_WAIT_S
 from tollway.storage.commit_traces import CommitTraces
 from tollway.storage.database import Database, Work, write_retried
+from tollway.storage.debts import pay_debts
 from tollway.storage.group_commit import FINISH_DELAY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
 from tollway.storage.ledger_batch import BatchRules, Reopen, Reopened
@@ -127,6 +129,7 @@ class LedgerStore:
         self._open_calls: BatchLoader[_RepeatQuery, OpenCall | None] = BatchLoader(self._find_open_calls)
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
         self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
+        self._debt_payers: dict[CreditAccount, BatchLoader[CreditAccount, int]] = {}
         self.owner_id = owner_id
         self._boot_mark, self._shared_clock = boot_mark, shared_clock
         self._on_lapse = on_lapse
@@ -185,9 +188,35 @@ class LedgerStore:
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         check_claim(claim)
+        outcome = await self._decide(claim)
+        while isinstance(outcome, InDebt) and await self._pay_debts(find_account(claim)) != outcome.units:
+            outcome = await self._decide(claim)
+        return outcome
+
+    async def _decide(self, claim: Claim) -> ClaimOutcome:
         outcome = await self._group_commit.submit(claim)
         assert not isinstance(outcome, Closed | Fenced | Reopened | NonceUnavailable | CallState | None)
         return outcome
+
+    async def _pay_debts(self, account: CreditAccount) -> int:
+        """Pays the debt of an account from its unspent credit, in transactions beside the batches: they delay no other claim. Callers of one account
+        share them. Returns the debt that is left."""
+        payer = self._debt_payers.setdefault(account, BatchLoader(self._pay_each))
+        try:
+            return await payer.load(account)
+        finally:
+            self._debt_payers.pop(account, None)
+
+    async def _pay_each(self, accounts: Sequence[CreditAccount]) -> list[int]:
+        return [
+            await pay_debts(
+                self._database,
+                account,
+                calls_max=self._limits.moved_calls_max,
+                now_ms=self._clock.read(),
+            )
+            for account in accounts
+        ]
 
     async def close(self, close: Close) -> Closed | Fenced:
         if not is_move_allowed(CallState.FORWARDING, close.after):
@@ -236,6 +265,12 @@ class LedgerStore:
             Conclude(call_id=call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms)
         )
         assert outcome is None or isinstance(outcome, CallState)
+        if outcome is CallState.RELEASED and transfer is not None:
+            # The transfer is credit. A debt that stays here is met by the next claim, or by `Finality.continue_moves`.
+            with contextlib.suppress(StorageUnavailable):
+                await self._pay_debts(
+                    await self._database.read(partial(authorizations.find_account, call_id=call_id))
+                )
         return outcome
 
     async def mark_orphaned(self, call_id: CallId, *, epoch: int) -> bool:

@@ -237,6 +237,8 @@ call_table = Table(
     Index(
         "ix_call_reorged",
         "payer",
+        "created_ms",
+        "id",
         sqlite_where=text("state = 'reorged'"),
         postgresql_where=text("state = 'reorged'"),
     ),
@@ -253,6 +255,26 @@ topup_table = Table(
     CheckConstraint("units > 0", name="units_positive"),
     Index("ix_call_topup_payment_id", "payment_id"),
 )
+
+account_debt_table = Table(
+    "account_debt",
+    metadata,
+    Column("payer", LargeBinary(20), primary_key=True),
+    Column("payee", LargeBinary(20), primary_key=True),
+    Column("asset", String(42), primary_key=True),
+    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("units", BigInteger, nullable=False),
+    Index(
+        "ix_account_debt_owed",
+        "chain_id",
+        sqlite_where=text("units > 0"),
+        postgresql_where=text("units > 0"),
+    ),
+    sqlite_with_rowid=False,
+)
+"""The debt of each credit account: the sum of what its `reorged` calls lack of their prices. Each transaction that moves such a call or changes its
+parts changes the sum (`storage.locked_rows`), and the audit compares them. Without a CHECK: PostgreSQL evaluates it on the sum
+before the lock of the row, which another transaction may have changed since."""
 
 call_total_table = Table(
     "call_total",

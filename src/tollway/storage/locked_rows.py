@@ -10,12 +10,24 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Connection, Select, Update, bindparam, delete, func, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    Update,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
-from tollway.ledger.claims import Debit
+from tollway.ledger.claims import CreditAccount, Debit, credit_account_of
 from tollway.ledger.records import (
     AUTHORIZED_RAILS,
     CallState,
@@ -29,6 +41,7 @@ from tollway.ledger.records import (
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
 from tollway.storage.ledger_tables import (
     PAYMENT_COLUMNS,
+    account_debt_table,
     call_table,
     parse_payment_row,
     payment_table,
@@ -75,6 +88,8 @@ class LockedCall:
 class LockedRows:
     """The locked rows of one transaction. Use it in one thread and until the end of the transaction.
 
+    The debt of a credit account is a kept sum: what its `reorged` calls lack of their prices. It changes with the calls, and its row is locked last.
+
     A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose
     moves leave no mark while their hour is open; None: every move leaves its mark, as most of these moves come late. `events`: the log of the
     events that the moves are."""
@@ -91,6 +106,7 @@ class LockedRows:
         self._taken_before: dict[int, int] = {}
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
+        self._owed: dict[CreditAccount, int] = {}
 
     def lock_payments(self, payment_ids: Iterable[int]) -> None:
         """Reads and locks payments, by ascending id. Call it once, with all payments."""
@@ -168,7 +184,16 @@ class LockedRows:
             if added_units:
                 payment = self.payments[payment_id]
                 self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
+        if call.state is CallState.REORGED:
+            self._add_debt(call, parts, sum(call.parts.values()) - sum(parts.values()))
         self._parts[call.id] = (call, parts)
+
+    def _add_debt(self, call: LockedCall, parts: Parts, units: int) -> None:
+        """Adds to the debt of the call's account. All payments of a call are of that account, and one of them is locked."""
+        if units:
+            locked = next(key for key in (*call.parts, *parts) if key in self.payments)
+            account = credit_account_of(self.payments[locked])
+            self._owed[account] = self._owed.get(account, 0) + units
 
     def set_payment(self, call: LockedCall, payment_id: int, *, moved_ms: int) -> LockedCall:
         """Makes another payment the payment of the call's proof. The state and the units that the call holds do not change."""
@@ -180,16 +205,21 @@ class LockedRows:
     def change(self, call: LockedCall, **columns: object) -> None:
         """Writes columns of a call that is still in the state and epoch of its lock. A change of the state comes with its `moved_ms`."""
         if "state" in columns:
-            self._mark_move(call, CallState(str(columns["state"])), columns["moved_ms"])
+            after = CallState(str(columns["state"]))
+            self._mark_move(call, after, columns["moved_ms"])
+            if after is CallState.REORGED and call.state is not CallState.REORGED:
+                _, parts = self._parts.get(call.id, (call, call.parts))
+                self._add_debt(call, parts, call.price_units - sum(parts.values()))
         values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
         self._moves.setdefault(frozenset(columns), []).append(values)
 
     def write(self) -> None:
-        """Writes all changes: balances, units of calls, then moves, the marks of their hours, and events."""
+        """Writes all changes: balances, units of calls, then moves, debts, the marks of the hours, and events."""
         self._write_balances()
         self._write_parts()
         for names, rows in self._moves.items():
             check_count(_moving(names).run(self._connection, rows), len(rows))
+        self._write_debts()
         write_marks(self._connection, self._marked_hours)
         if self._events and self._log.can_write(self._connection):
             write_events(self._connection, self._events)
@@ -229,6 +259,16 @@ class LockedRows:
         if rows:
             check_count(_SET_BALANCE.run(self._connection, rows), len(rows))
             self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
+
+    def _write_debts(self) -> None:
+        rows = [
+            {**account._asdict(), "added_units": units}
+            for account, units in sorted(self._owed.items())
+            if units
+        ]
+        self._owed = {}
+        if rows:
+            _ADD_DEBT.run(self._connection, rows)
 
     def _write_parts(self) -> None:
         if not self._parts:
@@ -348,6 +388,17 @@ ADD_TOPUPS = Prepared(
 
 _ADD_MARKS = Prepared(
     insert(sales_mark_table).values({name: bindparam(name) for name in ("hour_ms", "marked_ms")})
+)
+
+_ADD_DEBT = Prepared(
+    text(
+        "INSERT INTO account_debt AS d (payer, payee, asset, chain_id, units)"
+        " VALUES (:payer, :payee, :asset, :chain_id, :added_units)"
+        " ON CONFLICT (payer, payee, asset, chain_id) DO UPDATE SET units = d.units + excluded.units"
+    ).bindparams(
+        *(bindparam(name, type_=account_debt_table.c[name].type) for name in CreditAccount._fields),
+        bindparam("added_units", type_=BigInteger),
+    )
 )
 
 _SET_HELD = Prepared(

@@ -1,16 +1,15 @@
-"""Payments in SQL: record, raise, reinstate, find exhausted ones; and the debts that a lost payment leaves.
+"""Payments in SQL: record, raise, reinstate, find exhausted ones.
 
-`PaymentLedgerStore` is the port; the functions over a connection are synchronous parts of larger transactions. A debt is the missing part
-of the price of a `reorged` call. The next transfer into the same credit account pays debts before any claim, the oldest call first.
+`PaymentLedgerStore` is the port; the functions over a connection are synchronous parts of larger transactions. A transfer into an account
+with a debt pays it before any claim (`storage.debts`).
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Select,
     bindparam,
@@ -18,7 +17,6 @@ from sqlalchemy import (
     literal_column,
     select,
     text,
-    union,
     update,
 )
 from sqlalchemy.exc import IntegrityError
@@ -42,25 +40,25 @@ from tollway.ledger.records import (
     PaymentState,
     RecordedTransaction,
     SettledTransfer,
-    allocate_to_debts,
     is_worth_more,
 )
+from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
 from tollway.storage.batch_loader import BatchLoader
 from tollway.storage.database import Database, write_retried
+from tollway.storage.debts import find_debts, pay_debts
+from tollway.storage.gone_payments import has_unmoved, move_calls
 from tollway.storage.history import find_held_units
 from tollway.storage.idempotency import find_open_calls
 from tollway.storage.ledger_tables import (
     COUNTING_NONCE,
     PAYMENT_COLUMNS,
     call_table,
-    call_terms_table,
     parse_payment,
     parse_payment_row,
     payment_table,
-    topup_table,
 )
-from tollway.storage.locked_rows import LockedCall, LockedRows
+from tollway.storage.locked_rows import LockedRows
 from tollway.storage.operator_store import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within, insert_for
@@ -69,9 +67,6 @@ from tollway.webhooks.events import EventType
 
 NEVER_MS = 0
 """`checked_ms` of a payment whose receipt was not read again since it was recorded, raised or reinstated."""
-
-CHUNK = 1_000
-"""How many rows one statement lists: both drivers have a maximum of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +79,26 @@ class Recording:
     now_ms: int = field(compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The payments of a recording. `in_debt`: the accounts into which value has arrived and which have a debt."""
+
+    payments: tuple[Payment, ...]
+    in_debt: tuple[CreditAccount, ...]
+
+
 class PaymentLedgerStore:
     """Implements `PaymentLedger`. Requests that arrive at the same time, such as those with the proof of one payment, share a transaction."""
 
-    def __init__(self, database: Database, *, events: EventLog = NO_EVENTS) -> None:
+    def __init__(
+        self, database: Database, *, limits: Limits = DEFAULT_LIMITS, events: EventLog = NO_EVENTS
+    ) -> None:
         self._database = database
+        self._calls_max = limits.moved_calls_max
         self._events = events
         self._payments: BatchLoader[TxHash, tuple[Payment, ...]] = BatchLoader(self._find_payments)
         self._transactions: BatchLoader[TxHash, RecordedTransaction] = BatchLoader(self._find_transactions)
-        self._recordings: BatchLoader[Recording, tuple[Payment, ...]] = BatchLoader(self._record_each)
+        self._recordings: BatchLoader[Recording, Recorded] = BatchLoader(self._record_each)
 
     async def find_payments(self, tx_hash: TxHash) -> tuple[Payment, ...]:
         return await self._payments.load(tx_hash)
@@ -107,7 +113,19 @@ class PaymentLedgerStore:
             check_units(payment.value_units)
         if not payments:
             return ()
-        return await self._recordings.load(Recording(tuple(payments), based_on, now_ms))
+        recording = Recording(tuple(payments), based_on, now_ms)
+        recorded = await self._recordings.load(recording)
+        unmoved = [one.id for one in recorded.payments if one.state is PaymentState.GONE]
+        for payment_id in unmoved:
+            await move_calls(self._database, payment_id, calls_max=self._calls_max, now_ms=now_ms)
+        if unmoved:
+            recorded = await self._recordings.load(recording)
+        for account in recorded.in_debt:
+            await pay_debts(self._database, account, calls_max=self._calls_max, now_ms=now_ms)
+        if not recorded.in_debt:
+            return recorded.payments
+        ids = [one.id for one in recorded.payments]
+        return await self._database.read(partial(_read_by_id, payment_ids=ids))
 
     async def _find_payments(self, tx_hashes: Sequence[TxHash]) -> list[tuple[Payment, ...]]:
         return await self._database.read(
@@ -119,7 +137,7 @@ class PaymentLedgerStore:
             lambda connection: [read_transaction(connection, one) for one in tx_hashes]
         )
 
-    async def _record_each(self, recordings: Sequence[Recording]) -> list[tuple[Payment, ...] | Exception]:
+    async def _record_each(self, recordings: Sequence[Recording]) -> list[Recorded | Exception]:
         """Writes the recordings in one transaction; after a bad value in halves, so that only the bad recording fails."""
         try:
             work = partial(record_each, recordings=recordings, events=self._events)
@@ -133,8 +151,9 @@ class PaymentLedgerStore:
 
 def _record(
     connection: Connection, payments: Sequence[NewPayment], *, now_ms: int, events: EventLog
-) -> tuple[Payment, ...]:
-    """Inserts new payments, reinstates gone ones, raises the value of others, and pays debts from all of them."""
+) -> Recorded:
+    """Inserts new payments, reinstates gone ones, and raises the value of others. A payment that returns with less value than its calls hold stays gone
+    while some of them are charged (`storage.gone_payments`)."""
     fresh = {_key(new) for new in sorted(payments, key=_key) if insert_payment(connection, new, now_ms)}
     ids = {_key(new): find_payment_id(connection, new) for new in payments}
     locked_rows = LockedRows(connection, events=events)
@@ -144,6 +163,9 @@ def _record(
         payment_id = ids[_key(new)]
         payment = locked_rows.payments[payment_id]
         if payment.state is PaymentState.GONE:
+            is_lower = not payment.is_authorized and new.value_units < payment.taken_units
+            if is_lower and has_unmoved(connection, payment_id, taken_units=payment.taken_units):
+                continue
             locked_rows.payments[payment_id] = reinstate_payment(connection, payment, new, now_ms)
             arrived.append(payment_id)
         elif is_worth_more(payment, new):
@@ -155,22 +177,13 @@ def _record(
     for payment_id in dict.fromkeys(arrived):
         payment = locked_rows.payments[payment_id]
         locked_rows.note_payment(EventType.PAYMENT_CREDITED, payment, units=payment.value_units, at_ms=now_ms)
-    pay_debts(connection, locked_rows, arrived, now_ms=now_ms)
     locked_rows.write()
-    return tuple(locked_rows.payments[payment_id] for payment_id in dict.fromkeys(ids.values()))
-
-
-def find_debts(connection: Connection, payers: Collection[Address]) -> dict[CreditAccount, int]:
-    """The debts of these payers in units, by credit account."""
-    if not payers:
-        return {}
-    owed: dict[CreditAccount, int] = {}
-    for payer, chain_id, asset, payee, price_units, taken_units, helped in _DEBTS.fetch(
-        connection, payers=list(payers)
-    ):
-        account = CreditAccount(ChainId(chain_id), asset, Address(payer), Address(payee))
-        owed[account] = owed.get(account, 0) + price_units - taken_units - int(helped)
-    return owed
+    accounts = {credit_account_of(locked_rows.payments[payment_id]) for payment_id in arrived}
+    debts = find_debts(connection, {account.payer for account in accounts})
+    return Recorded(
+        payments=tuple(locked_rows.payments[payment_id] for payment_id in dict.fromkeys(ids.values())),
+        in_debt=tuple(sorted(accounts & debts.keys())),
+    )
 
 
 def sum_unfinal_of(connection: Connection, payers: Collection[Address]) -> dict[PayerAccount, int]:
@@ -198,91 +211,6 @@ def unfinal_query() -> Select[Any]:
 
 
 _UNFINAL = Prepared(unfinal_query())
-
-
-def find_debited_calls(connection: Connection, payment_id: int) -> list[CallId]:
-    of_proof = select(call_table.c.id).where(
-        call_table.c.payment_id == payment_id, call_table.c.taken_units > 0
-    )
-    of_topups = select(topup_table.c.call_id).where(topup_table.c.payment_id == payment_id)
-    return sorted(map(CallId, connection.execute(union(of_proof, of_topups)).scalars()))
-
-
-def pay_debts(
-    connection: Connection, locked_rows: LockedRows, payment_ids: Iterable[int], *, now_ms: int
-) -> None:
-    """Pays debts from the remaining units of new payments. Their rows are locked."""
-    paid: dict[CallId, LockedCall] = {}
-    for payment_id in payment_ids:
-        payment = locked_rows.payments[payment_id]
-        order = _debtors(connection, payment)
-        locked = locked_rows.lock_calls(order)
-        debtors = [paid.get(key, locked[key]) for key in order if key in locked]
-        owed = [
-            (call.id, call.price_units - sum(call.parts.values()))
-            for call in debtors
-            if call.state is CallState.REORGED
-        ]
-        shares = allocate_to_debts(locked_rows.payments[payment_id].remaining_units, debts=owed)
-        for call in debtors:
-            share = shares.get(call.id, 0)
-            if share:
-                paid[call.id] = _pay_debt(locked_rows, call, payment_id, share, now_ms=now_ms)
-
-
-def _pay_debt(
-    locked_rows: LockedRows, call: LockedCall, payment_id: int, units: int, *, now_ms: int
-) -> LockedCall:
-    parts = {**call.parts, payment_id: call.parts.get(payment_id, 0) + units}
-    locked_rows.set_parts(call, parts)
-    if sum(parts.values()) >= call.price_units:
-        locked_rows.change(call, state=CallState.CONSUMED.value, moved_ms=now_ms)
-    return replace(call, parts=parts)
-
-
-def _debtors(connection: Connection, payment: Payment) -> list[CallId]:
-    columns, terms = call_table.c, call_terms_table.c
-    account = credit_account_of(payment)
-    query = (
-        select(columns.created_ms, columns.id)
-        .join(call_terms_table, terms.id == columns.terms_id)
-        .where(
-            columns.payer == account.payer,
-            terms.pay_to == account.payee,
-            terms.asset == account.asset,
-            terms.chain_id == account.chain_id,
-            _is_reorged(),
-        )
-    )
-    rows = sorted((row.created_ms, row.id) for row in connection.execute(query))
-    return [CallId(call_id) for _, call_id in rows[:CHUNK]]
-
-
-def _is_reorged() -> ColumnElement[bool]:
-    return call_table.c.state == literal_column("'reorged'")
-
-
-def _debts_query() -> Select[Any]:
-    columns, terms = call_table.c, call_terms_table.c
-    helped = (
-        select(func.coalesce(func.sum(topup_table.c.units), 0))
-        .where(topup_table.c.call_id == columns.id)
-        .correlate(call_table)
-        .scalar_subquery()
-    )
-    query = select(
-        columns.payer,
-        terms.chain_id,
-        terms.asset,
-        terms.pay_to,
-        columns.price_units,
-        columns.taken_units,
-        helped.label("helped"),
-    ).join(call_terms_table, terms.id == columns.terms_id)
-    return query.where(Within(columns.payer, "payers"), _is_reorged())
-
-
-_DEBTS = Prepared(_debts_query())
 
 
 def insert_payment(
@@ -421,8 +349,10 @@ def find_payment_id(connection: Connection, new: NewPayment) -> int:
     return int(connection.execute(query).scalar_one())
 
 
-def chunk_calls(ids: Sequence[CallId]) -> Iterable[list[CallId]]:
-    return (list(ids[start : start + CHUNK]) for start in range(0, len(ids), CHUNK))
+def _read_by_id(connection: Connection, payment_ids: Sequence[int]) -> tuple[Payment, ...]:
+    query = select(payment_table).where(payment_table.c.id.in_(payment_ids))
+    found = {row.id: parse_payment(row) for row in connection.execute(query)}
+    return tuple(found[key] for key in payment_ids)
 
 
 def read_payments(connection: Connection, tx_hash: TxHash) -> tuple[Payment, ...]:
@@ -438,7 +368,7 @@ def read_transaction(connection: Connection, tx_hash: TxHash) -> RecordedTransac
 
 def record_each(
     connection: Connection, recordings: Sequence[Recording], *, events: EventLog = NO_EVENTS
-) -> list[tuple[Payment, ...]]:
+) -> list[Recorded]:
     """Records the payments of several chain transactions in one transaction of the database. Raises `StorageUnavailable`, and writes nothing,
     when a restore was recorded after one of them was verified."""
     recorded = [_record(connection, one.payments, now_ms=one.now_ms, events=events) for one in recordings]

@@ -19,8 +19,9 @@ of its beginning. So each guard is one of three things:
   *An open repeat*: a call is `forwarding` before it is `unknown`, and then the same request is another call; its caller gets the unknown
   outcome after the commit, and a later statement sees it. *A nonce*: the look-up avoids a failed batch; the index decides.
 
-An end does not lock the payment, but it must not miss that the payment left the chain. So `mark_gone` sets `needs_locks` in each call that
-holds units of that payment, under the lock of the call's row, and `ledger_batch` decides such an end with the payment locked.
+An end does not lock the payment, but it must not miss that the payment left the chain. So the transaction that makes a payment gone sets `needs_locks` in
+each forwarding call that holds units of it, under the lock of the call's row, and `ledger_batch` decides such an end with the payment locked
+(`storage.gone_payments`).
 """
 
 import re
@@ -50,8 +51,8 @@ _GUARDS = {
     "one form of proof": "NOT (w.has_plain_proof AND w.has_bound_proof)",
     "whole sum covered": "w.units <= p.value_units - p.taken_units",
     "no debt": (
-        "(SELECT 1 FROM call c JOIN call_terms t ON t.id = c.terms_id WHERE c.payer = p.payer AND c.state = 'reorged'"
-        " AND t.pay_to = p.payee AND t.asset = p.asset AND t.chain_id = p.chain_id LIMIT 1) IS NULL"
+        "(SELECT 1 FROM account_debt o WHERE o.payer = p.payer AND o.payee = p.payee AND o.asset = p.asset"
+        " AND o.chain_id = p.chain_id AND o.units > 0) IS NULL"
     ),
     "no open repeat": "p.id NOT IN (SELECT payment_id FROM repeating)",
     "nonce not used": "p.id NOT IN (SELECT payment_id FROM replaying)",
@@ -523,7 +524,6 @@ _DEBIT_EACH_COLUMNS = (
 )
 """The demand of a claim on its payment, in the order of `_debit`."""
 _LOOK_UPS = {
-    "no debt": ("ix_call_reorged", _GUARDS["no debt"]),
     "no open repeat": ("ix_call_repeatable", f"({_REPEATED}) IS NULL"),
     "nonce not used": ("uq_call_nonce", f"({_REPLAYED}) IS NULL"),
 }

@@ -34,7 +34,6 @@ from tollway.storage.locked_rows import LockedCall, LockedRows
 from tollway.storage.payments import (
     find_payment_id,
     insert_payment,
-    pay_debts,
     payment_of_transfer,
     raise_payment,
 )
@@ -110,7 +109,6 @@ class BatchSettlement:
         self._next_nonces: dict[SignerKey, int] = {}
         self._attempts: list[SettlementAttempt] = []
         self._ended: list[dict[str, object]] = []
-        self._credited_payments: list[int] = []
 
     def lock_authorizations(self, concludes: Sequence[Conclude]) -> set[int]:
         """Locks the authorisations of the concludes and inserts missing payments with a value of 0. Returns the payments to lock with the other
@@ -192,11 +190,10 @@ class BatchSettlement:
         paid = replace(call, payment_id=authorization.payment_id)
         return self._record_transfer(paid, end, values, moved_ms=conclude.now_ms)
 
-    def write(self, *, now_ms: int) -> None:
+    def write(self) -> None:
         """Writes the settlements. Call it after every move of the batch is decided."""
-        if not (self._credited_payments or self._attempts or self._next_nonces or self._ended):
+        if not (self._attempts or self._next_nonces or self._ended):
             return
-        pay_debts(self._connection, self._locked_rows, dict.fromkeys(self._credited_payments), now_ms=now_ms)
         write_attempts(self._connection, self._attempts)
         write_nonces(self._connection, self._next_nonces)
         if self._ended:
@@ -212,7 +209,6 @@ class BatchSettlement:
         raise_payment(self._connection, self._locked_rows, payment_id, call.price_units, calls=int(is_bought))
         values["payment_id"] = payment_id
         if not is_bought:
-            self._credited_payments.append(payment_id)
             payment = self._locked_rows.payments[payment_id]
             if payment.state is not PaymentState.GONE:
                 self._locked_rows.note_payment(

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0027_payee_head"
-down_revision = "0024_gateway_build"
+down_revision = "0025_account_debt"
 branch_labels = None
 depends_on = None
 
