@@ -193,7 +193,11 @@ class MemoryLedger(MemoryFinality):
             call.cut = "cut"
         if close.finish is not None:
             self.finish(close.finish)
-        return Closed(remaining_units=self._rest_of(call), moved_ms=call.moved_ms)
+        return Closed(
+            remaining_units=self._rest_of(call),
+            is_reorged=call.state is CallState.REORGED,
+            moved_ms=call.moved_ms,
+        )
 
     def finish(self, finish: Finish) -> None:
         call = self._rows.calls.get(finish.call_id)

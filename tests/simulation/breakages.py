@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from tests.model.rows import MemoryCall
 from tests.model.settling import Dropped
 from tests.simulation.fake_ledger import FakeGateway
-from tollway.ids import CallId
+from tollway.ids import CallId, ChainId
+from tollway.ledger.claims import CreditAccount
 from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
 from tollway.ledger.records import CallState, PaymentState
 
@@ -124,6 +126,26 @@ class ForgetsDebts(FakeGateway):
         )
 
 
+class ForgetsTheRest(FakeGateway):
+    """Nothing continues the moves that an ended gateway has left."""
+
+    async def continue_moves(self, chain_id: ChainId, *, now_ms: int) -> int:
+        return 0
+
+
+class ForgetsKeptDebts(FakeGateway):
+    """Calls become a debt that is not added to the kept one."""
+
+    def _add_debt(self, call: MemoryCall, units: int) -> None: ...
+
+
+class DemandsWhatCreditPays(FakeGateway):
+    """A debt refuses claims although the account has credit."""
+
+    def _pay_debts(self, account: CreditAccount) -> int:
+        return self._rows.debts.get(account, 0)
+
+
 BREAKAGES: dict[str, type[FakeGateway]] = {
     kind.__name__: kind
     for kind in (
@@ -139,5 +161,8 @@ BREAKAGES: dict[str, type[FakeGateway]] = {
         ForgetsPowerCuts,
         RunsForEver,
         ForgetsDebts,
+        ForgetsTheRest,
+        ForgetsKeptDebts,
+        DemandsWhatCreditPays,
     )
 }

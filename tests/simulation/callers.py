@@ -9,6 +9,7 @@ from tests.simulation.history_run import IDS, LISTING, TOKEN, TX, WORDS, Granted
 from tests.simulation.oracle import Fact, Request
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
+from tollway.ledger.claims import is_claim_alone_plain
 from tollway.ledger.ledger import Claim, Claimed, Exhausted, NonceUsed
 from tollway.ledger.records import (
     Authorization,
@@ -113,6 +114,8 @@ class Callers(HistoryRun):
                 return
             if claim is not None:
                 waiting.append((request, claim))
+        # A batch grants its plain claims first.
+        waiting.sort(key=lambda one: not is_claim_alone_plain(one[1], self.context.unfinal_max_nano))
         self.machine.fate = fate if waiting else None
         claims = [claim for _, claim in waiting]
         for request, claim in waiting:

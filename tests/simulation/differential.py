@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from tests.kit.ledger_records import NOW_MS
 from tests.simulation.fake_ledger import FakeMachine
@@ -27,14 +28,14 @@ class Difference:
     sqlite: str
 
 
-async def compare(seed: int, numbers: Iterable[int], *, folder: Path) -> list[Difference]:
+async def compare(seed: int, numbers: Iterable[int], *, folder: Path, **options: Any) -> list[Difference]:
     """The first differences; empty when the machines agree."""
     found: list[Difference] = []
     async with opened_disk(folder) as disk:
         for number in numbers:
             try:
-                twin = _told_by_twin(seed, number)
-                real = await _told_by_sqlite(seed, number, disk)
+                twin = _told_by_twin(seed, number, **options)
+                real = await _told_by_sqlite(seed, number, disk, **options)
             except Exception as exc:
                 exc.add_note(f"seed {seed}, history {number}, one gateway alone")
                 raise
@@ -51,15 +52,15 @@ def _differ(number: int, twin: list[str], real: list[str]) -> Difference:
     return Difference(number=number, before="\n".join(twin[max(0, at - SHOWN) : at]), twin=one, sqlite=two)
 
 
-def _told_by_twin(seed: int, number: int) -> list[str]:
-    history = History(seed, number, is_alone=True, tells=True)
+def _told_by_twin(seed: int, number: int, **options: Any) -> list[str]:
+    history = History(seed, number, is_alone=True, tells=True, **options)
     machine = FakeMachine(history.context, now_ms=NOW_MS)
     at_once(history.play(machine))
     return [*history.story.told, *at_once(_describe(history))]
 
 
-async def _told_by_sqlite(seed: int, number: int, disk: SqliteDisk) -> list[str]:
-    history = History(seed, number, is_alone=True, tells=True)
+async def _told_by_sqlite(seed: int, number: int, disk: SqliteDisk, **options: Any) -> list[str]:
+    history = History(seed, number, is_alone=True, tells=True, **options)
     machine = SqliteMachine(history.context, disk, now_ms=NOW_MS)
     try:
         await history.play(machine)

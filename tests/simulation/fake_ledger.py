@@ -7,6 +7,7 @@ calls, its commits of unknown outcome, and its unwritten closes.
 
 import contextlib
 import copy
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Any
@@ -69,6 +70,8 @@ class FakeMachine:
         self.rows = MemoryRows()
         self.is_away = False
         self.fate: Fate | None = None
+        # Commits before the one that has the fate.
+        self.spared = 0
         self._gateway = gateway or FakeGateway
         self._images: list[MemoryRows] = []
 
@@ -100,7 +103,11 @@ class FakeMachine:
         """A commit begins."""
         if self.is_away:
             raise StorageUnavailable
-        fate, self.fate = self.fate, None
+        fate = None
+        if self.fate is not None and self.spared > 0:
+            self.spared -= 1
+        else:
+            fate, self.fate = self.fate, None
         if fate is Fate.LOST:
             self.is_away = True
             raise StorageUnavailable
@@ -192,11 +199,11 @@ class FakeGateway(MemoryLedger):
 
     # ---- Through the queue: claims, reopens, closes, what settles.
 
-    async def claim(self, claim: Claim) -> ClaimOutcome:
+    async def _decide(self, claim: Claim) -> ClaimOutcome:
         key = (claim.call_id, 1)
         try:
             fate = self._begin(claim.call_id, flush=True)
-            outcome = await super().claim(claim)
+            outcome = await super()._decide(claim)
             self._end(fate)
         except StorageUnavailable:
             self._doubtful.add(key)
@@ -256,12 +263,12 @@ class FakeGateway(MemoryLedger):
             self._open.discard((close.call_id, close.epoch))
         return outcome
 
-    async def conclude(
+    async def _conclude(
         self, call_id: CallId, *, epoch: int, transfer: SettledTransfer | None, is_orphaned: bool, now_ms: int
     ) -> CallState | None:
         try:
             fate = self._begin(call_id, flush=True)
-            outcome = await super().conclude(
+            outcome = await super()._conclude(
                 call_id, epoch=epoch, transfer=transfer, is_orphaned=is_orphaned, now_ms=now_ms
             )
             self._end(fate)
@@ -283,9 +290,11 @@ class FakeGateway(MemoryLedger):
         self._machine.enter(flush=True)
         await super().renew_ownership(now_ms=now_ms)
 
-    async def record_payments(self, payments: Any, **given: Any) -> Any:
-        self._machine.enter(flush=True)
-        return await super().record_payments(payments, **given)
+    @contextlib.contextmanager
+    def _commit(self) -> Iterator[None]:
+        fate = self._machine.enter(flush=True)
+        yield
+        self._machine.leave(fate)
 
     async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredResponse) -> None:
         self._machine.enter(flush=True)

@@ -4,9 +4,10 @@ import contextlib
 from typing import Any
 
 from tests.kit.ledger_records import CHAIN, PAYEE, USDC, operator_origin
+from tests.simulation.fake_ledger import Fate
 from tests.simulation.forwarding import Forwarding
-from tests.simulation.history_run import BLOCK, HOLD_MS, LEASE_MS, TX
-from tests.simulation.oracle import need
+from tests.simulation.history_run import BLOCK, HOLD_MS, LEASE_MS, LIMITS, TX, WORDS
+from tests.simulation.oracle import Request, need
 from tollway.errors import StorageUnavailable
 from tollway.ledger.claims import credit_account_of
 from tollway.ledger.records import CallState, NewPayment, PaymentState
@@ -18,10 +19,11 @@ class Faults(Forwarding):
     # ---- The chain: payments come, leave, come back, become final.
 
     async def _pay(self) -> None:
-        if not self._gateways or len(self._payments) > 8:
+        if not self._gateways or len(self._payments) > 8 or self._named == 48:
             return
         self._block += 1
-        name = f"tx{len(self._payments)}"
+        name = f"tx{self._named}"  # one that was not heard of may be recorded
+        self._named += 1
         draw = self.random.random
         new = NewPayment(
             chain_id=CHAIN,
@@ -39,21 +41,37 @@ class Faults(Forwarding):
             self._payments[name] = new
 
     async def _record(self, new: NewPayment) -> bool:
+        self._threaten()
         try:
             (payment,) = await self._pick(self._gateways).record_payments([new], now_ms=self.machine.now_ms)
         except StorageUnavailable:
+            self._tell("record", outcome="away")
+            self._check("record")
             return False
+        finally:
+            self._calm()
         self._tell("record", id=payment.id, value=payment.value_units, taken=payment.taken_units)
         self._check("record")
         self._check_debts_paid_first(payment.id)
         return True
 
+    def _threaten(self) -> None:
+        """One of the next commits may fail: an operation of several commits ends between them."""
+        chunks = self.chunks
+        is_ended = chunks.random() < 0.2 * self._wildness
+        self.machine.fate = chunks.choice((Fate.LOST, Fate.UNHEARD)) if is_ended else None
+        self.machine.spared = chunks.randrange(5)
+
+    def _calm(self) -> None:
+        self.machine.fate, self.machine.spared = None, 0
+
     def _check_debts_paid_first(self, payment_id: int | None) -> None:
-        """Value that arrives in this payment first pays its payer's debts."""
+        """Value that arrives in this payment first pays its payer's debts. Held value does so once it is released."""
         if self._laws is None or payment_id is None:
             return
         payment = self.machine.rows.payments[payment_id]
-        if payment.state is not PaymentState.GONE and payment.remaining_units > 0:
+        is_credit = payment.state is not PaymentState.GONE and not payment.is_held
+        if is_credit and payment.remaining_units > 0:
             need(
                 self._laws.debt_of(credit_account_of(payment)) == 0,
                 "a debt outlived the money for it",
@@ -72,13 +90,88 @@ class Faults(Forwarding):
                 await self._relocate(gateway, payment)
                 return
             before = self._laws.debt_units if self._laws is not None else 0
+            self._threaten()
             debt_units = await gateway.mark_gone(payment.id, now_ms=self.machine.now_ms)
         except StorageUnavailable:
+            self._tell("gone", outcome="away")
+            self._check("gone")
             return
+        finally:
+            self._calm()
         self._tell("gone", id=payment.id, debt=debt_units)
         self._check("gone")
         if self._laws is not None:
             need(self._laws.debt_units - before == debt_units, "a debt is not what left", payment.id)
+
+    async def _continue(self) -> None:
+        """A check of the watcher continues what earlier ones have left."""
+        if not self._gateways:
+            return
+        self._threaten()
+        try:
+            debt_units = await self._pick(self._gateways).continue_moves(CHAIN, now_ms=self.machine.now_ms)
+        except StorageUnavailable:
+            debt_units = "away"
+        finally:
+            self._calm()
+        self._tell("continue", debt=debt_units)
+        self._check("continue")
+
+    async def _spend(self, calls: int) -> None:
+        """One payment pays for many calls, and its block is replaced."""
+        wildness, self._wildness = self._wildness, 0.0
+        self._block += 1
+        new = NewPayment(
+            chain_id=CHAIN,
+            tx_hash=TX["tx50"],
+            asset=USDC,
+            payer=next(iter(self._payers)),
+            payee=PAYEE,
+            value_units=calls + 3,
+            block_number=self._block,
+            block_hash=BLOCK,
+            block_time=self.machine.now_ms // 1000,
+            is_final=False,
+        )
+        await self._record(new)
+        self._payments["tx50"] = new
+        for _ in range(calls):
+            await self._buy("tx50", new.payer)
+        self._wildness = wildness
+        (payment,) = await self._pick(self._gateways).find_payments(new.tx_hash)
+        self.machine.fate, self.machine.spared = Fate.LOST, 2
+        try:
+            await self._pick(self._gateways).mark_gone(payment.id, now_ms=self.machine.now_ms)
+        except StorageUnavailable:
+            self._tell("gone", outcome="away")
+        self._calm()
+        self._check("gone")
+        await self._come_back()
+
+    async def _buy(self, tx_name: str, payer: Any) -> None:
+        """A call with a whole answer."""
+        request = Request(
+            number=len(self._requests),
+            payer=payer,
+            method="POST",
+            digest=WORDS[63],
+            price_units=1,
+            tx_name=tx_name,
+            nonce=None,
+            key=None,
+            is_first_price=False,
+            authorization=None,
+        )
+        self._requests.append(request)
+        before = len(self._trips)
+        await self._show([request], None)
+        if len(self._trips) == before:
+            return
+        granted = self._trips.pop()
+        self.truth.note_sent(granted.call_id, 1, attempts_max=LIMITS.attempts_max)
+        fact = self.truth.facts[granted.call_id]
+        fact.has_cost = True
+        fact.is_shown = await self._close(granted, CallState.CONSUMED, 200)
 
     async def _watched(self) -> list[Any]:
         """The payments that the watcher checks: those that are not final, and those that left their chain."""
@@ -111,6 +204,8 @@ class Faults(Forwarding):
 
     async def _watch(self) -> None:
         """Gone payments come back, worth the same or another sum; others become final."""
+        if self.chunks.random() < 0.5:
+            await self._continue()
         try:
             payments = await self._watched()
             if not payments:
@@ -157,6 +252,8 @@ class Faults(Forwarding):
             await gateway.renew_ownership(now_ms=self.machine.now_ms)
 
     async def _recover(self) -> None:
+        if self.chunks.random() < 0.2:
+            await self._continue()
         if not self._gateways:
             return
         gateway = self._pick(self._gateways)

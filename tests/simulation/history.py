@@ -19,7 +19,7 @@ from tollway.ledger.records import CallState
 class History(Faults):
     """See `TourEvent` for what it is made with."""
 
-    def __init__(self, seed: int, number: int, **options: bool) -> None:
+    def __init__(self, seed: int, number: int, **options: Any) -> None:
         super().__init__(seed, number, **options)
         self._plot = self._draw_plot()
 
@@ -73,6 +73,8 @@ class History(Faults):
             await self._start()
         for _ in range(1 + int(self.random.random() * 2)):
             await self._pay()
+        if self._crowd:
+            await self._spend(self._crowd)
         steps, sums = self._plot
         for _ in range(self._steps):
             (step,) = self.random.choices(steps, cum_weights=sums)
@@ -104,8 +106,10 @@ class History(Faults):
         self.machine.now_ms += HOLD_MS + 1000
         await self._recover()
         await self._sweep()
+        await self._continue()
         if self._laws is None:
             return
+        self._laws.check_nothing_left()
         for call_id, call in self.machine.rows.calls.items():
             need(call.state is not CallState.FORWARDING, "a call is open for ever", call_id)
             is_left = call.state is CallState.SETTLING or (

@@ -23,7 +23,7 @@ ANSWER = StoredResponse(status=200, headers=(), body=b"{}")
 BLOCK = b"\x01" * 32
 TX = {name: TxHash(keccak256(name.encode())) for name in (f"tx{number}" for number in range(64))}
 WORDS = tuple(keccak256(b"word %d" % number) for number in range(256))
-IDS = tuple(CallId(f"call_{number:04}") for number in range(512))
+IDS = tuple(CallId(f"call_{number:04}") for number in range(2_048))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -50,22 +50,28 @@ class Story:
 
 
 class HistoryRun:
-    """The shared state of one history. `is_alone`: one gateway at a time, as on SQLite. `tells`: records the events."""
+    """The shared state of one history. `is_alone`: one gateway at a time, as on SQLite. `tells`: records the events. `crowd`: calls of the first
+    payment, before the first step; with one, a transaction moves as many calls as in a gateway, without one 1 to 4."""
 
-    def __init__(self, seed: int, number: int, *, is_alone: bool = False, tells: bool = False) -> None:
+    def __init__(
+        self, seed: int, number: int, *, is_alone: bool = False, tells: bool = False, crowd: int = 0
+    ) -> None:
         self.random = random.Random((seed << 32) ^ number)
+        # Of its own: how an operation of several transactions is cut, and where it ends.
+        self.chunks = random.Random((seed << 33) ^ number)
         draw = self.random.random
         self.story = Story(seed=seed, number=number)
         self._tells = tells
+        self._crowd = crowd
         self._prices = 1 + int(draw() * 5)
         self._auth_share = (0.0, 0.0, 0.5, 1.0)[int(draw() * 4)]
         self._payers = PAYERS[: 1 + (draw() < 0.15)]
         self.gateways_wanted = 1 if is_alone or draw() < 0.55 else 2
         self._wildness = draw()
-        is_limited = draw() < 0.15
+        is_limited = draw() < 0.15 and not crowd
         self.unfinal_max_units = int(draw() * 10) if is_limited else None
         self.context = SharedContext(
-            limits=LIMITS,
+            limits=LIMITS if crowd else replace(LIMITS, moved_calls_max=1 + self.chunks.randrange(4)),
             unfinal_max_nano={"USDC": (self.unfinal_max_units or 0) * 1000} if is_limited else {},
             has_power_cuts=draw() < 0.2,
         )
@@ -79,6 +85,7 @@ class HistoryRun:
         self._silent: list[CallId] = []
         self._nonces = 0
         self._payments: dict[str, NewPayment] = {}
+        self._named = 0
         self._gone: set[str] = set()
         self._block = 100
         self._words = 0

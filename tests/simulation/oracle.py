@@ -7,7 +7,7 @@ It reads the rows of the ledger and does not use its audit.
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.rows import MemoryRows
+from tests.model.rows import MemoryRows, charged_holders, find_credits
 from tollway.ids import CallId
 from tollway.ledger.claims import CreditAccount, credit_account_of, find_account
 from tollway.ledger.records import (
@@ -28,8 +28,12 @@ _BEFORE: dict[str, frozenset[CallState]] = {
     "recover": frozenset({CallState.FORWARDING, CallState.UNKNOWN}),
     "resolve": frozenset({CallState.UNKNOWN}),
     "gone": frozenset({CallState.CONSUMED}),
-    "record": frozenset({CallState.REORGED}),
-    "relocate": frozenset({CallState.REORGED}),
+    "continue": frozenset({CallState.CONSUMED, CallState.REORGED}),
+    # Credit pays debts; a payment that returns with less value loses its calls first.
+    "claim": frozenset({CallState.REORGED}),
+    "record": frozenset({CallState.REORGED, CallState.CONSUMED}),
+    # One with more calls than one transaction moves leaves the chain first.
+    "relocate": frozenset({CallState.REORGED, CallState.CONSUMED}),
 }
 """Where each step of a history may take a call from. What is not named moves none."""
 
@@ -155,6 +159,16 @@ class Laws:
             )
             need(payment.taken_units <= payment.value_units, "more is taken than there was", payment.id)
         self.debt_units = debt_units
+        need(sum(rows.debts.values()) == debt_units, "the kept debts are not what the calls lack")
+
+    def check_nothing_left(self) -> None:
+        """After a check of the watcher without faults, gone payments have paid for nothing, and no credit stands beside a debt."""
+        for payment in self._rows.payments.values():
+            if payment.state is PaymentState.GONE:
+                need(not charged_holders(self._rows, payment.id), "a gone payment is charged", payment.id)
+        for account, units in self._rows.debts.items():
+            need(units == self.debt_of(account), "a kept debt is not what its calls lack", account)
+            need(not units or not find_credits(self._rows, account), "a debt beside credit", account)
 
     def _check_move(
         self, call_id: CallId, before: tuple[CallState, int] | None, cause: str, now_ms: int

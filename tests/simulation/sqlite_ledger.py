@@ -72,6 +72,7 @@ class SqliteMachine:
         self.now_ms = now_ms
         self.is_away = False
         self.fate: Fate | None = None
+        self.spared = 0
         self.life = 0
         self._disk = disk
         self.database = disk.database
@@ -93,13 +94,18 @@ class SqliteMachine:
     async def write(self, work: Any, *, flush: bool = True, **more: Any) -> Any:
         if self.is_away:
             raise StorageUnavailable
-        if self.fate is Fate.LOST:
+        is_spared = self.fate is not None and self.spared > 0
+        if is_spared:
+            self.spared -= 1
+        if self.fate is Fate.LOST and not is_spared:
             self.is_away, self.fate = True, None
             raise StorageUnavailable
         if self.context.has_power_cuts:
             await self._keep_image(flush=flush)
         outcome = await self.database.write(work, flush=flush, **more)
-        if self.fate is Fate.UNHEARD:  # the work itself may require another try with more locks
+        if (
+            self.fate is Fate.UNHEARD and not is_spared
+        ):  # the work itself may require another try with more locks
             self.is_away, self.fate = True, None
             raise StorageUnavailable
         return outcome

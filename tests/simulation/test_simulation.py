@@ -57,6 +57,23 @@ async def test_the_ledger_on_sqlite_has_the_same_histories_as_its_model(tmp_path
     assert differences == []
 
 
+CROWD = 1_200
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_no_law_is_broken_where_one_payment_has_paid_for_more_than_a_thousand_calls(number: int) -> None:
+    """Its block is replaced, and its gateway ends after two of the transactions; then the history goes on."""
+    story = play_in_memory(SEED, number, crowd=CROWD, tells=True)
+    assert any("gone outcome=away" in line for line in story.told)
+    debts = [int(line.rpartition("=")[2]) for line in story.told if " continue debt=" in line]
+    assert max(debts) > 500
+
+
+@pytest.mark.timeout(600)
+async def test_more_than_a_thousand_calls_have_the_same_history_on_sqlite(tmp_path: Path) -> None:
+    assert await compare(SEED, range(1), folder=tmp_path, crowd=CROWD) == []
+
+
 @pytest.mark.parametrize("name", sorted(BREAKAGES))
 def test_a_corrupted_ledger_is_found(name: str) -> None:
     tally = play_many(SEED, range(UNTIL_FOUND), gateway=BREAKAGES[name])

@@ -245,13 +245,13 @@ class Proxy:
         closing = self._close(payment, after, _name_error(exc))
         closed = await asyncio.shield(closing)  # written even while the gateway shuts down
         if isinstance(exc, ClientGone):
-            return ClientGone(_format_state(after if closed is not None else CallState.UNKNOWN, payment))
+            return ClientGone(_format_closed(closed, after, payment))
         if not isinstance(exc, TollwayError):
             return exc  # shutdown, or a defect
         if after is not CallState.UNKNOWN and closed is None:
             # The write failed, so the ledger may not release the price: "released" could be wrong.
             return self._explain_unknown(payment)
-        problem, state = explain_failure(exc), _format_state(after, payment)
+        problem, state = explain_failure(exc), _format_closed(closed, after, payment)
         remaining_units = None if closed is None else closed.remaining_units
         problem = replace(
             problem,
@@ -308,6 +308,7 @@ class Proxy:
         match captured:
             case Closed(remaining_units=remaining_units):
                 self._count_quality(payment, close, state)
+                state = _format_closed(captured, after, payment)
             case CaptureFailed():
                 raise self._explain_capture_failed(payment, captured)
             case Undecided() | Fenced():
@@ -679,6 +680,15 @@ def _claimed(payment: CallPayment) -> Claimed:
 
 def _format_state(state: CallState, payment: CallPayment) -> str:
     return "none" if payment.asset is None else _WIRE_STATES[state]
+
+
+def _format_closed(closed: Closed | None, after: CallState, payment: CallPayment) -> str:
+    """The state in the response to a call with that end. `held` where the end is not written, and where the payment left its chain before: the price is
+    a debt then, unless the payment returns."""
+    is_open = closed is None or closed.is_reorged
+    # A settled call is charged.
+    ended = CallState.CONSUMED if after is CallState.SETTLING else after
+    return _format_state(CallState.UNKNOWN if is_open else ended, payment)
 
 
 def _name_error(exc: BaseException) -> str:

@@ -382,10 +382,12 @@ class Close:
 
 @per_call_record
 class Closed:
-    """A written close. `remaining_units`: the credit left on the claimed payment; None for a free call. `moved_ms`: when the state was written; None
-    where the statement does not return it, which is never so for a call that an authorisation pays."""
+    """A written close. `remaining_units`: the credit left on the claimed payment; None for a free call. `is_reorged`: the payment left its chain before, so
+    a charged call is a debt. `moved_ms`: when the state was written; None where the statement does not return it, which is never so for
+    a call that an authorisation pays."""
 
     remaining_units: int | None
+    is_reorged: bool = False
     moved_ms: int | None = field(default=None, compare=False, repr=False)
 
 

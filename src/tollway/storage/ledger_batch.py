@@ -339,7 +339,7 @@ class LedgerBatch:
             is_done = is_retry and call.state in (close.after, CallState.REORGED)
             if not is_done:
                 return Fenced()
-            return Closed(remaining_units=self._remaining_of(call), moved_ms=call.moved_ms)
+            return self._closed(call, call.state, moved_ms=call.moved_ms)
         if close.after is CallState.CONSUMED and call.is_unpaid:
             return Fenced()
         values = self._end_values(close)
@@ -347,8 +347,15 @@ class LedgerBatch:
         if close.after is CallState.CONSUMED and close.upstream_status is None and may_run_again:
             # The repeat has brought no response either, so the call may run again.
             values["cut"] = "cut"
-        self._locked_rows.move(call, close.after, moved_ms=self._now_ms, **values)
-        return Closed(remaining_units=self._remaining_of(call), moved_ms=self._now_ms)
+        state = self._locked_rows.move(call, close.after, moved_ms=self._now_ms, **values)
+        return self._closed(call, state, moved_ms=self._now_ms)
+
+    def _closed(self, call: LockedCall, state: CallState, *, moved_ms: int) -> Closed:
+        return Closed(
+            remaining_units=self._remaining_of(call),
+            is_reorged=state is CallState.REORGED,
+            moved_ms=moved_ms,
+        )
 
     def _drop(self, drop: Drop, call: LockedCall | None) -> Closed | Fenced:
         """Ends the call by the rule `decide_dropped_call`. A call in `settling` is left to recovery, which marks it orphaned."""
