@@ -1014,34 +1014,67 @@ async def test_old_terms_with_an_ambiguous_path_refuse_no_call(
     assert (answer.status, answer.headers["tollway-price"]) == (200, "0.01 USDC")
 
 
-async def test_a_payer_in_debt_gets_the_amount_and_the_payee(gateway: InProcessGateway) -> None:
-    await gateway.publish()
+async def owe(gateway: InProcessGateway, value_units: int) -> None:
+    """Leaves a debt: a payment of that value pays for calls of 0.01 until nothing is left, and leaves its chain."""
     (lost,) = await gateway.ledger.record_payments(
-        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
+        [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), value_units=value_units, is_final=False)],
+        now_ms=gateway.now_ms,
     )
-    assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
-    other = await gateway.pay(50_000)
+    for _ in range(value_units // 10_000):
+        assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
     await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
+
+
+async def test_a_payer_in_debt_gets_the_amount_that_credit_does_not_pay_and_the_payee(
+    gateway: InProcessGateway,
+) -> None:
+    await gateway.publish()
+    other = await gateway.pay(15_000)
+    await owe(gateway, 30_000)
     answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
     assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
-    assert (answer.problem["debt"], answer.problem["payTo"]) == ("0.01", str(PAY_TO))
+    assert (answer.problem["debt"], answer.problem["payTo"]) == ("0.015", str(PAY_TO))
     assert (answer.problem["currency"], answer.problem["network"]) == ("USDC", "eip155:84532")
     assert "payment" not in answer.problem
-    assert len(gateway.upstream.arrived) == 1
+    assert len(gateway.upstream.arrived) == 3
+
+
+async def test_a_payer_whose_credit_covers_the_debt_is_served(gateway: InProcessGateway) -> None:
+    await gateway.publish()
+    other = await gateway.pay(10_000_000)
+    await owe(gateway, 10_000)
+    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
+    assert (answer.status, answer.headers["tollway-credit-remaining"]) == (200, "9.98 USDC")
 
 
 async def test_a_debt_is_seen_by_a_gateway_that_remembers_another_payment(gateway: InProcessGateway) -> None:
     await gateway.publish()
+    other = await gateway.pay(30_000)
+    for _ in range(2):
+        assert (await gateway.ask(headers=gateway.plain_proof(other.tx_hash))).status == 200
+    await owe(gateway, 20_000)
+    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
+    assert (answer.status, answer.problem["code"], answer.problem["debt"]) == (403, "payer_in_debt", "0.01")
+
+
+async def test_a_call_whose_payment_left_the_chain_before_its_end_is_not_charged(
+    gateway: InProcessGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The response says `held`: its price is a debt, unless the payment returns."""
+    await gateway.publish()
     (lost,) = await gateway.ledger.record_payments(
         [gateway.sample_payment(tx_hash=TxHash(keccak256(b"lost")), is_final=False)], now_ms=gateway.now_ms
     )
-    other = await gateway.pay(50_000)
-    for _ in range(2):
-        assert (await gateway.ask(headers=gateway.plain_proof(other.tx_hash))).status == 200
-    assert (await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))).status == 200
-    await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
-    answer = await gateway.ask(headers=gateway.plain_proof(other.tx_hash))
-    assert (answer.status, answer.problem["code"]) == (403, "payer_in_debt")
+    close = gateway.ledger.close
+
+    async def leave(written: Any) -> Any:
+        await gateway.ledger.mark_gone(lost.id, now_ms=gateway.now_ms)
+        return await close(written)
+
+    monkeypatch.setattr(gateway.ledger, "close", leave)
+    answer = await gateway.ask(headers=gateway.plain_proof(lost.tx_hash))
+    assert (answer.status, answer.headers["tollway-payment-state"]) == (200, "held")
+    assert not {"payment-response", "payment-receipt"} & {name.lower() for name in answer.headers}
 
 
 async def test_a_debt_on_another_chain_refuses_no_call(gateway: InProcessGateway) -> None:

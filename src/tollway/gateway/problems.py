@@ -255,7 +255,7 @@ def already_used(call_ids: Sequence[CallId], *, is_unsettled: bool) -> Problem:
 def in_debt_to(payee: Address | None, asset: Asset, units: int) -> Problem:
     return Problem(
         code=Code.PAYER_IN_DEBT,
-        detail="A payment of this wallet left the chain after it had paid for calls. Send `debt` to `payTo` first, then repeat the call.",
+        detail="A payment of this wallet left the chain after it had paid for calls, and no credit is left to pay them. Send `debt` to `payTo` first, then repeat the call.",
         payment_state="none",
         members={
             "debt": asset.format_units(units),
