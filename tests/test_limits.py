@@ -137,6 +137,8 @@ HELD_BY = {
     "payee_memory_s": "payments/test_pricing.py::test_a_payee_counts_from_a_day_before_the_block",
     "claim_batch_max": "contracts/test_ledger_batch.py::test_a_batch_carries_so_many_at_most",
     "close_patience_s": "contracts/test_ledger_batch_dropped_responses.py::test_the_retries_of_a_close_end",
+    "cut_wait_s": "contracts/test_cut_responses.py::"
+    "test_while_the_database_is_away_the_break_waits_for_its_limit_and_the_cut_for_the_database",
     "unknown_hold_s": "contracts/test_ledger_store.py::test_an_unknown_call_gives_its_price_back_after_its_time",
     "attempts_max": "contracts/test_ledger_store.py::test_a_call_is_attempted_three_times_at_most",
     "answer_bytes_max": "contracts/test_idempotency_responses.py::test_an_answer_that_is_too_large_alone_is_not_kept",

@@ -109,6 +109,9 @@ class FixedLimits:
     claim_batch_max: int = 4_096
     moved_calls_max: int = 500  # calls that one transaction moves after a reorganisation
     close_patience_s: float = 10.0  # a response waits so long for its close to commit; then it is dropped
+    cut_wait_s: float = (
+        1.0  # a response that its upstream cut stays open so long for the write of the cut; then it breaks
+    )
     unknown_hold_s: int = 86_400  # an unknown call releases its price after this
     attempts_max: int = 3
     sales_interval_s: float = 60.0  # between two rounds that close hours and write late ones again

@@ -8,7 +8,7 @@ import pytest
 from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.payer import Payer
 from tests.kit.upstream import Answerer, Arrived, plain, raw, until
-from tollway.gateway.proxy import ResponseRecorder
+from tollway.gateway.response_body import ResponseRecorder
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState, Dialect
 from tollway.money import Price

@@ -22,6 +22,7 @@ from tests.guards.price_guards import PRICE_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.read_guards import READ_GUARDS
 from tests.guards.receipt_guards import RECEIPT_GUARDS
+from tests.guards.repeat_guards import REPEAT_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
@@ -43,6 +44,7 @@ GUARDS = (
     *CHAIN_GUARDS,
     *PLAIN_GUARDS,
     *PRICE_GUARDS,
+    *REPEAT_GUARDS,
     *KEY_GUARDS,
     *DECISION_GUARDS,
     *SETTING_GUARDS,

@@ -624,7 +624,7 @@ PAYMENT_GUARDS = (
         "P16",
         "a close is tried again before its answer is dropped",
         "storage.group_commit:GroupCommit._postpone",
-        "now_s + (self._patience_s if _has_response(waiting.entry) else 0.0)",
+        "now_s + (self._patience_s if has_patience else 0.0)",
         "now_s",
         test=f"{DROPPED}::test_a_close_is_tried_again_before_its_answer_is_dropped[sqlite-tx-1-lost]",
     ),

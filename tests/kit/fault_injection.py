@@ -146,6 +146,10 @@ class PointLedger(LedgerStore):
         if not _POINTS.leave_unfinished(finish.call_id):
             super().finish(finish)
 
+    async def finish_cut(self, finish: Finish) -> None:
+        if not _POINTS.leave_unfinished(finish.call_id):
+            await super().finish_cut(finish)
+
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None
     ) -> Closed | Fenced | NonceUnavailable:

@@ -362,7 +362,7 @@ class VoucherPayment(CallPayment):
     async def finish(self, finish: Finish) -> None:
         """A byte that reached the caller costs one unit; the call never costs less than its listing asks, nor more than the
         maximum."""
-        self._rail.ledger.finish(finish)
+        await super().finish(finish)
         await self._rail.counter.lower(finish.call_id, epoch=finish.epoch, units=finish.response_bytes)
 
 

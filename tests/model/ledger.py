@@ -207,6 +207,9 @@ class MemoryLedger(MemoryFinality):
         if finish.is_cut and call.state is CallState.CONSUMED and not call.cut:
             call.cut = "cut"
 
+    async def finish_cut(self, finish: Finish) -> None:
+        self.finish(finish)
+
     async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:
         self._answer()
         return find_open(self._rows.calls.values(), RequestName(payment_id, digest))

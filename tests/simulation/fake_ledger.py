@@ -143,7 +143,7 @@ class FakeGateway(MemoryLedger):
         self._open: set[tuple[CallId, int]] = set()
         self._doubtful: set[tuple[CallId, int]] = set()
         self._reopened: set[tuple[CallId, int]] = set()
-        self._late: dict[CallId, Close | Dropped] = {}
+        self._late: dict[CallId, Close | Dropped | Finish] = {}
 
     def _answer(self) -> None:
         if self._machine.is_away:
@@ -155,7 +155,7 @@ class FakeGateway(MemoryLedger):
         """The batch of an entry. One of the same call goes with the batch after that of its end."""
         if call_id in self._late:
             self._write_late()
-        fate = self._machine.enter(flush=flush or self._has_dropped())
+        fate = self._machine.enter(flush=flush or self._has_durable())
         self._move_late()
         return fate
 
@@ -167,17 +167,19 @@ class FakeGateway(MemoryLedger):
 
     def _write_late(self) -> None:
         if self._late:
-            fate = self._machine.enter(flush=self._has_dropped())
+            fate = self._machine.enter(flush=self._has_durable())
             self._move_late()
             self._end(fate)
 
-    def _has_dropped(self) -> bool:
-        return any(isinstance(end, Dropped) for end in self._late.values())
+    def _has_durable(self) -> bool:
+        return any(isinstance(end, Dropped | Finish) for end in self._late.values())
 
     def _move_late(self) -> None:
         for call_id, end in self._late.items():
             if isinstance(end, Dropped):
                 self._drop(call_id, end)
+            elif isinstance(end, Finish):
+                super().finish(end)
             else:
                 self._close_late(end)
 
@@ -248,6 +250,14 @@ class FakeGateway(MemoryLedger):
             fate = self._begin(finish.call_id, flush=False)
             super().finish(finish)
             self._end(fate)
+
+    async def finish_cut(self, finish: Finish) -> None:
+        try:
+            fate = self._begin(finish.call_id, flush=True)
+            super().finish(finish)
+            self._end(fate)
+        except StorageUnavailable:
+            self._late[finish.call_id] = finish
 
     async def settle(
         self, close: Close, *, attempt: SettlementAttempt | None, digest: bytes | None

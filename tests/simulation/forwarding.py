@@ -108,17 +108,19 @@ class Forwarding(Callers):
     async def _stream(self, granted: GrantedCall) -> None:
         is_cut = self._flip(0.3)
         self.truth.facts[granted.call_id].is_cut = is_cut
-        granted.gateway.finish(
-            Finish(
-                call_id=granted.call_id,
-                epoch=granted.claimed.epoch,
-                delivery=Delivery.PARTIAL if is_cut else Delivery.COMPLETE,
-                request_bytes=0,
-                response_bytes=2,
-                completed_ms=self.machine.now_ms,
-                is_cut=is_cut,
-            )
+        finish = Finish(
+            call_id=granted.call_id,
+            epoch=granted.claimed.epoch,
+            delivery=Delivery.PARTIAL if is_cut else Delivery.COMPLETE,
+            request_bytes=0,
+            response_bytes=2,
+            completed_ms=self.machine.now_ms,
+            is_cut=is_cut,
         )
+        if is_cut:
+            await granted.gateway.finish_cut(finish)
+        else:
+            granted.gateway.finish(finish)
         await self._drain()
         self._tell("finish", call=granted.call_id, is_cut=is_cut)
         self._check("finish")

@@ -24,7 +24,7 @@ from tollway.errors import (
 from tollway.gateway.body import too_large
 from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.headers import caller_headers, forward_fields, proxy_status, render_fields
-from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyResponse, ResponseBody
+from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyResponse
 from tollway.gateway.problems import (
     OUTCOME_UNKNOWN,
     UPSTREAM_PAYMENT_REQUIRED,
@@ -33,6 +33,7 @@ from tollway.gateway.problems import (
 )
 from tollway.gateway.rail import CallPayment, CaptureFailed
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner, cover_body, name_call
+from tollway.gateway.response_body import ResponseRecorder, UpstreamBody, build_finish, read_first
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery
@@ -299,7 +300,7 @@ class Proxy:
             upstream_ms=now_ms - sent_ms,
             finish=None
             if body is None
-            else _build_finish(payment, Delivery.COMPLETE, len(body), now_ms=now_ms),
+            else build_finish(payment, Delivery.COMPLETE, len(body), now_ms=now_ms),
         )
         try:
             captured = await payment.capture(close, partial(self._collect, upstream, payment))
@@ -420,7 +421,7 @@ class Proxy:
             first: bytes | None = b""
             if length is not None and length <= self._limits.buffer_bytes:
                 try:
-                    first = await _read_first(upstream, length)
+                    first = await read_first(upstream, length)
                 except BaseException:
                     # Shutdown: the price is captured already, so the end of the body is recorded too.
                     await self._finish(payment, Delivery.PARTIAL, 0)
@@ -440,7 +441,7 @@ class Proxy:
         return ProxyResponse(status=status, headers=headers, first=body)
 
     async def _finish(self, payment: CallPayment, delivery: Delivery, response_bytes: int) -> None:
-        await payment.finish(_build_finish(payment, delivery, response_bytes, now_ms=self._now_ms()))
+        await payment.finish(build_finish(payment, delivery, response_bytes, now_ms=self._now_ms()))
 
     async def _collect(self, upstream: UpstreamExchange, payment: CallPayment) -> StoredResponse | None:
         """Reads the whole response, to store it; None where it is too large, takes too long, or is cut. The caller waits meanwhile."""
@@ -473,123 +474,6 @@ class Proxy:
             is_private=payment.asset is not None,
             secret=listing.upstream_auth,
         )
-
-
-class UpstreamBody:
-    """The streaming body of a response (`ResponseBody`). `recorder` gets the whole body before `read_chunk` returns its end."""
-
-    __slots__ = ("_is_cut", "_is_ended", "_now_ms", "_payment", "_recorder", "_upstream")
-
-    def __init__(
-        self,
-        upstream: UpstreamExchange,
-        payment: CallPayment,
-        *,
-        now_ms: Callable[[], int],
-        recorder: "ResponseRecorder | None" = None,
-    ) -> None:
-        self._upstream = upstream
-        self._payment = payment
-        self._now_ms = now_ms
-        self._recorder = recorder
-        self._is_cut = False
-        self._is_ended = False
-
-    async def read_chunk(self) -> bytes:
-        try:
-            chunk = await self._upstream.read_chunk()
-        except (UpstreamBadResponse, UpstreamTimeout):
-            # A caller that cuts its own upload cuts this connection too; that must not allow a repeat.
-            self._is_cut = not self._payment.request.body.is_broken
-            raise
-        if self._recorder is not None:
-            await self._recorder.add_chunk(chunk)
-        return chunk
-
-    @property
-    def is_recorded(self) -> bool:
-        return self._recorder is not None and self._recorder.is_open
-
-    async def end(self, delivery: Delivery, response_bytes: int) -> None:
-        if self._is_ended:
-            return
-        self._is_ended = True
-        self._upstream.close()
-        finish = _build_finish(
-            self._payment, delivery, response_bytes, now_ms=self._now_ms(), is_cut=self._is_cut
-        )
-        await self._payment.finish(finish)
-
-
-async def _read_first(upstream: UpstreamExchange, length: int) -> bytes | None:
-    """Reads the first chunk of a body, and its end where that is the whole body. None where the body was cut: the stream then meets the
-    same failure and cuts the response visibly."""
-    try:
-        first = await upstream.read_chunk() if length else b""
-        if len(first) == length and not upstream.is_read:
-            await upstream.read_chunk()  # reading the end returns the connection to the pool
-    except (UpstreamBadResponse, UpstreamTimeout):
-        return None
-    return first
-
-
-def _build_finish(
-    payment: CallPayment, delivery: Delivery, response_bytes: int, *, now_ms: int, is_cut: bool = False
-) -> Finish:
-    assert payment.call_id is not None  # claimed
-    return Finish(
-        call_id=payment.call_id,
-        epoch=_claimed(payment).epoch,
-        delivery=delivery,
-        is_cut=is_cut,
-        request_bytes=payment.request.body.bytes_read,
-        response_bytes=response_bytes,
-        completed_ms=now_ms,
-    )
-
-
-_: type[ResponseBody] = UpstreamBody
-
-
-class ResponseRecorder:
-    """A copy of a response body that streams. Stores the response at its end, unless it is too large."""
-
-    __slots__ = ("_body", "_bytes_max", "_headers", "_status", "_store_response")
-
-    def __init__(
-        self,
-        store_response: Callable[[StoredResponse], Awaitable[None]],
-        *,
-        status: int,
-        headers: Headers,
-        bytes_max: int,
-    ) -> None:
-        self._store_response = store_response
-        self._status = status
-        self._headers = tuple(headers)
-        self._bytes_max = bytes_max
-        self._body: bytearray | None = bytearray()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes more chunks, or is storing the response."""
-        return self._body is not None
-
-    async def add_chunk(self, chunk: bytes) -> None:
-        """Adds the next bytes; b"" once, at the end of the body, stores the response."""
-        if self._body is None:
-            return
-        if chunk:
-            self._body += chunk
-            if len(self._body) > self._bytes_max:
-                self._body = None
-            return
-        try:
-            await self._store_response(
-                StoredResponse(status=self._status, headers=self._headers, body=bytes(self._body))
-            )
-        finally:
-            self._body = None
 
 
 class HeldConnection:

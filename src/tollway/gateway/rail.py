@@ -247,8 +247,12 @@ class CallPayment(ABC):
 
     async def finish(self, finish: Finish) -> None:
         """Records the end of the body, complete or not. Raises nothing. The calling task may be cancelled, so a rail that waits for a
-        write here must shield it."""
-        self.ledger.finish(finish)
+        write here must shield it. Only a cut response waits for its write: its caller may repeat the request at another gateway as
+        soon as it sees the break."""
+        if finish.is_cut:
+            await self.ledger.finish_cut(finish)
+        else:
+            self.ledger.finish(finish)
 
     def write_receipt(self) -> tuple[bytes, bytes] | None:
         """The receipt header of a charged call; None where nothing was paid."""

@@ -346,8 +346,8 @@ ClaimOutcome = Claimed | Refusal | AuthorizationTaken | NotCovered | KeyTaken | 
 
 @per_call_record
 class Finish:
-    """The end of a response body. Written lazily: a crash may lose it. `is_cut`: the upstream cut the response, so the same request may be
-    repeated until one more response has begun."""
+    """The end of a response body. Written lazily: a crash may lose it, unless the response was cut. `is_cut`: the upstream cut the
+    response, so the same request may be repeated until one more response has begun."""
 
     call_id: CallId
     epoch: int
@@ -528,6 +528,12 @@ class Ledger(SettlementLedger, Protocol):
 
     def finish(self, finish: Finish) -> None:
         """Records the end of the response body. Returns at once; a later batch writes it."""
+        ...
+
+    async def finish_cut(self, finish: Finish) -> None:
+        """Records the end of a response body that the upstream cut (`is_cut`). Returns when it is durable, so that a repeat at any
+        gateway finds the cut; or after `cut_wait_s`, and it is then written as soon as the store accepts writes, and before this
+        gateway claims, reopens or looks up that call. Raises nothing. A cancelled caller withdraws nothing."""
         ...
 
     async def find_open_call(self, payment_id: int, digest: bytes) -> OpenCall | None:

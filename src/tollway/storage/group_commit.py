@@ -3,8 +3,8 @@
 The writer is `GroupCommit.run`, a background task; each caller waits on a future. A single call waits for no timer. While many calls run
 at once, the writer waits a moment for the callers of the last batch before it takes the next one (`BATCH_WAIT_S`).
 
-Six invariants: a committed claim without a waiting caller is closed again; a bad entry fails alone; a close is not lost while the database
-is unavailable; a call with a dropped response does not stay charged; a claim of unknown outcome is answered only after a read from
+Six invariants: a committed claim without a waiting caller is closed again; a bad entry fails alone; a close and a cut are not lost while the
+database is unavailable; a call with a dropped response does not stay charged; a claim of unknown outcome is answered only after a read from
 the database; a grant goes to one caller only.
 """
 
@@ -51,7 +51,7 @@ from tollway.storage.outage import ValueRefused
 from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.settlement import Conclude, Settle
-from tollway.storage.statement_queues import StatementQueues, WaitingEntry, count_callers
+from tollway.storage.statement_queues import StatementQueues, WaitingEntry, count_callers, is_cut
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 _log = structlog.get_logger(__name__)
@@ -242,21 +242,21 @@ class GroupCommit:
         """Writes the entry with the next batch and returns its outcome. Raises `StorageUnavailable`.
 
         A caller that is cancelled before the batch begins withdraws its claim or reopen; later the claim or reopen is undone as soon as it
-        is written. Closes, settles and concludes are written in any case; a cancelled caller has dropped the response behind them.
+        is written. Closes, settles, concludes and finishes are written in any case; a cancelled caller has dropped the response behind them.
         After the end of `run` nothing is written, and recovery finds the call."""
         if self._has_ended or (self._is_stopping and isinstance(entry, _OPENING_ENTRIES)):
             raise StorageUnavailable("the ledger is closing")
-        waiting = WaitingEntry(entry=entry, future=asyncio.get_running_loop().create_future())
-        assert waiting.future is not None
+        future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        waiting = WaitingEntry(entry=entry, future=future)
         submitted_ms = self._ticks_ms()
         if self._traces is not None:
             self._traces.add(waiting)
         self._enqueue(waiting)
         try:
-            outcome = await waiting.future
+            outcome = await future
         except asyncio.CancelledError:
-            if not waiting.future.cancelled() and waiting.future.exception() is None:
-                self._undo(entry, waiting.future.result())
+            if not future.cancelled() and future.exception() is None:
+                self._undo(entry, future.result())
             raise
         finally:
             if self._traces is not None:
@@ -490,7 +490,7 @@ class GroupCommit:
         return None
 
     async def _write(self, entries: list[Entry], *, is_retry: bool) -> list[Outcome]:
-        is_durable = any(isinstance(entry, _DURABLE_ENTRIES) for entry in entries)
+        is_durable = any(isinstance(entry, _DURABLE_ENTRIES) or is_cut(entry) for entry in entries)
         now_ms = self._clock.read()
         ahead_ms = self._clock.translate(0)
         others = self._find_others(entries)
@@ -596,7 +596,7 @@ class GroupCommit:
     ) -> None:
         """`is_alone`: the database takes writes, but not this entry. Settlement recovery submits a failed conclude again."""
         entry = waiting.entry
-        if isinstance(entry, Close | Drop) or _has_response(entry):
+        if isinstance(entry, Close | Drop) or _has_response(entry) or waiting.is_cut:
             waiting.is_in_doubt = waiting.is_in_doubt or is_in_doubt
             self._postpone(waiting, failure, is_alone=is_alone)
             return
@@ -617,11 +617,12 @@ class GroupCommit:
             self._forget(entry)
 
     def _postpone(self, waiting: WaitingEntry, failure: StorageUnavailable, *, is_alone: bool) -> None:
-        """Keeps the end of a call until it is written. Its caller waits for `patience_s`; then its response is dropped, and a `Drop` takes the
-        place of the entry."""
+        """Keeps the end of a call, or the cut of its response, until it is written. Its caller waits for `patience_s`; then its response is
+        dropped, and a `Drop` takes the place of the entry. A cut has no response to drop, and its caller waits for less."""
         now_s = asyncio.get_running_loop().time()
         if waiting.ends_s is None:
-            waiting.ends_s = now_s + (self._patience_s if _has_response(waiting.entry) else 0.0)
+            has_patience = _has_response(waiting.entry) or waiting.is_cut
+            waiting.ends_s = now_s + (self._patience_s if has_patience else 0.0)
         is_over = self._is_stopping or now_s >= waiting.ends_s
         waiting.due_s = 0.0 if not is_alone else math.inf if is_over else now_s + self._retry_s
         if waiting.future is not None and (is_over or waiting.future.done()):

@@ -228,6 +228,12 @@ class LedgerStore:
     def finish(self, finish: Finish) -> None:
         self._group_commit.submit_nowait(finish)
 
+    async def finish_cut(self, finish: Finish) -> None:
+        # Past the deadline the writer keeps the entry.
+        with contextlib.suppress(StorageUnavailable, TimeoutError):
+            async with asyncio.timeout(self._limits.cut_wait_s):
+                await self._group_commit.submit(finish)
+
     async def reopen(
         self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
     ) -> Claimed | Fenced:

@@ -53,12 +53,16 @@ class WaitingEntry:
     @property
     def is_cut(self) -> bool:
         """True for a finish of a response that the upstream cut: the same request may run again."""
-        return isinstance(self.entry, Finish) and self.entry.is_cut
+        return is_cut(self.entry)
 
     @property
     def is_caller_gone(self) -> bool:
         """True when the caller was cancelled and waits no more."""
         return self.future is not None and self.future.cancelled()
+
+
+def is_cut(entry: Entry) -> bool:
+    return isinstance(entry, Finish) and entry.is_cut
 
 
 def count_callers(entries: Iterable[WaitingEntry]) -> int:
