@@ -67,7 +67,7 @@ async def add(database: Database, *rows: dict[str, Any]) -> None:
 
 
 def writer_at(database: Database, ms: int) -> ClosedPeriods:
-    return ClosedPeriods(database, read_clock=lambda connection: ms)
+    return ClosedPeriods(database, read_clock=lambda connection: ms, ledger_ms=lambda: ms)
 
 
 async def close_at(database: Database, ms: int) -> None:
@@ -266,6 +266,30 @@ async def test_claims_and_ends_leave_a_mark_once_their_hour_may_close(
     await running
 
 
+async def test_no_hour_is_closed_that_the_ledger_takes_for_open(database: Database) -> None:
+    """The clock of the database steps forward, and a round runs before this gateway renews."""
+    clock, step_ms = Clock(HOUR + HOUR_MS + UNMARKED_MS - 60_000), CLOSE_DELAY_MS
+    ledger = await open_ledger(database, clock)
+    running = asyncio.get_running_loop().create_task(ledger.run())
+    (payment,) = await ledger.record_payments([new_payment(1000)], now_ms=NOW_MS)
+    call = claim_on(payment, 5, created_ms=HOUR + HOUR_MS - 1)
+    await ledger.claim(call)
+    stepped = ClosedPeriods(
+        database, read_clock=lambda connection: clock.ms + step_ms, ledger_ms=ledger.shared_ms
+    )
+    await stepped.write_due()
+    await ledger.close(close_of(call, CallState.CONSUMED, upstream_status=200))
+    await proved(database)
+    assert sum_up(await read_sales(database)) == {("api_1", "charged"): (1, 5)}
+    clock.ms += step_ms
+    await ledger.renew_ownership(now_ms=clock.ms)
+    await stepped.write_due()
+    assert (await proved(database)).closed_periods == 1
+    assert sum_up(await read_sales(database)) == {("api_1", "charged"): (1, 5)}
+    ledger.stop()
+    await running
+
+
 async def move_call(database: Database, number: int, state: str) -> None:
     """A late move with its mark, as one transaction."""
     of_call = call_table.c.id == f"call_{number}"
@@ -307,7 +331,7 @@ async def test_a_call_that_moves_between_the_read_and_the_write_stays_marked(dat
     await add(database, call_record_row(1, state="unknown", created_ms=HOUR, **PAID))
     moment = HOUR + HOUR_MS + CLOSE_DELAY_MS
     between = Interrupting(database, lambda: move_call(database, 1, "consumed"))
-    await ClosedPeriods(between, read_clock=lambda connection: moment).write_due()  # type: ignore[arg-type]  # a part of a database
+    await ClosedPeriods(between, read_clock=lambda connection: moment, ledger_ms=lambda: moment).write_due()  # type: ignore[arg-type]  # a part of a database
     assert sum_up(await read_sales(database)) == {("api_1", "held"): (1, 1)}
     assert (await proved(database)).marked_periods == 1
     await close_at(database, moment)
@@ -330,7 +354,7 @@ async def test_of_two_leaders_the_one_with_the_older_read_writes_nothing(
         await close_at(database, moment)
 
     older = Interrupting(database, other_leader)
-    await ClosedPeriods(older, read_clock=lambda connection: moment).write_due()  # type: ignore[arg-type]  # a part of a database
+    await ClosedPeriods(older, read_clock=lambda connection: moment, ledger_ms=lambda: moment).write_due()  # type: ignore[arg-type]  # a part of a database
     assert sum_up(await read_sales(database)) == {("api_1", "charged"): (1, 1)}
     assert (await proved(database)).marked_periods == 0
     assert len(await rows_of(database, sales_closed_table)) == 1
@@ -350,7 +374,9 @@ async def test_a_kill_between_read_and_write_loses_nothing(database: Database) -
     ):  # after the plan, the first hours are read and written, the next ones are only read
         dying = Interrupting(database, die, at=3)
         with pytest.raises(Interrupted):
-            await ClosedPeriods(dying, read_clock=lambda connection: moment).write_due()  # type: ignore[arg-type]  # a part of a database
+            await ClosedPeriods(
+                dying, read_clock=lambda connection: moment, ledger_ms=lambda: moment
+            ).write_due()  # type: ignore[arg-type]  # a part of a database
         assert (await proved(database)).closed_periods == kills * HOURS_AT_ONCE
         assert sum_up(await read_sales(database)) == await count_calls(database)
     await close_at(database, moment)
@@ -399,7 +425,7 @@ async def test_two_leaders_make_one_day_of_its_hours(
     await close_at(database, day + DAY_MS + CLOSE_DELAY_MS)
     moment = day + DAY_MS + 2 * DAY_MS
     second = Interrupting(database, lambda: close_at(database, moment), at=1)
-    await ClosedPeriods(second, read_clock=lambda connection: moment).write_due()  # type: ignore[arg-type]  # a part of a database
+    await ClosedPeriods(second, read_clock=lambda connection: moment, ledger_ms=lambda: moment).write_due()  # type: ignore[arg-type]  # a part of a database
     (row,) = await rows_of(database, sales_day_table)
     assert (row.calls, row.low_units) == (1, 1)
     await proved(database)

@@ -104,7 +104,7 @@ async def test_hours_of_sales_are_behind_until_they_are_written(database: Databa
     call = call_record_row(1, created_ms=hour_ms)
     await database.write(lambda connection: insert_calls(connection, [call]))
     assert [await count(due_ms + ms) for ms in (-1, 0, 5 * HOUR_MS)] == [0, 1, 6]
-    await ClosedPeriods(database, read_clock=lambda connection: due_ms).write_due()
+    await ClosedPeriods(database, read_clock=lambda connection: due_ms, ledger_ms=lambda: due_ms).write_due()
     assert [await count(due_ms + ms) for ms in (-1, 0, HOUR_MS)] == [0, 0, 1]
     marks = [{"hour_ms": ms, "marked_ms": due_ms} for ms in (hour_ms, hour_ms, hour_ms + HOUR_MS)]
     await database.write(lambda connection: connection.execute(insert(sales_mark_table), marks))

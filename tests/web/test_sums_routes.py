@@ -217,7 +217,7 @@ async def test_hours_of_the_last_90_days_can_be_asked() -> None:
 async def test_sums_of_closed_hours_are_as_of_the_first_move_that_is_not_in_them() -> None:
     database = await open_database(call_record_row(1, created_ms=HOUR, **PAID))
     now_ms = HOUR + HOUR_MS + CLOSE_DELAY_MS
-    await ClosedPeriods(database, read_clock=lambda connection: now_ms).write_due()
+    await ClosedPeriods(database, read_clock=lambda connection: now_ms, ledger_ms=lambda: now_ms).write_due()
     assert (await ask(database, "/sales", now_ms=now_ms)).json()["asOf"] == at(now_ms)
     mark = f"INSERT INTO sales_mark (hour_ms, marked_ms) VALUES ({HOUR}, {now_ms - 7})"
     await database.write(lambda connection: connection.exec_driver_sql(mark))

@@ -248,6 +248,7 @@ class App:
             http_client=self.http_client,
             chains=self.chains,
             now_ms=now_ms,
+            ledger_ms=self.ledger.shared_ms,
             background=self.background,
             webhooks=self.webhook_services,
         )

@@ -271,6 +271,7 @@ class ReputationServices:
         http_client: HttpClient,
         chains: ChainReader,
         now_ms: Callable[[], int],
+        ledger_ms: Callable[[], int],
         background: BackgroundTasks,
         webhooks: WebhookServices,
     ) -> None:
@@ -298,7 +299,9 @@ class ReputationServices:
             now_ms=now_ms,
         )
         self._closed_periods = ClosedPeriods(
-            database, read_clock=lambda connection: read_shared_clock(connection, now_ms())
+            database,
+            read_clock=lambda connection: read_shared_clock(connection, now_ms()),
+            ledger_ms=ledger_ms,
         )
         self.tally = QualityTally()
         self.quality = QualityStore(database)

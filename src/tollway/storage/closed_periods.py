@@ -109,11 +109,16 @@ class _Reading:
 
 
 class ClosedPeriods:
-    """Writes closed hours and days. `write_due` may run at several gateways at once. `read_clock`: the time that all gateways of the database share."""
+    """Writes closed hours and days. `write_due` may run at several gateways at once."""
 
-    def __init__(self, database: Database, *, read_clock: Callable[[Connection], int]) -> None:
+    def __init__(
+        self, database: Database, *, read_clock: Callable[[Connection], int], ledger_ms: Callable[[], int]
+    ) -> None:
+        """`read_clock`: the time that all gateways of the database share. `ledger_ms`: that time as the ledger of this gateway has it. The earlier
+        one counts: after a step of the clock the ledger still writes without marks in hours that it takes for open."""
         self._database = database
         self._read_clock = read_clock
+        self._ledger_ms = ledger_ms
 
     async def write_due(self) -> None:
         """Writes late periods again, closes every hour that is due, and turns old hours into days. Raises `StorageUnavailable`; what is written then stays,
@@ -143,7 +148,7 @@ class ClosedPeriods:
     def _make_plan(self, connection: Connection) -> _Plan | None:
         if not has_marks(connection):
             return None
-        shared_ms = self._read_clock(connection)
+        shared_ms = min(self._read_clock(connection), self._ledger_ms())
         days_until_ms, closed_until_ms = read_ends(connection)
         return _Plan(
             shared_ms=shared_ms,
