@@ -29,6 +29,7 @@ from tests.model.settling import Dropped
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
 from tollway.ledger.claims import (
+    NonceKey,
     check_claim,
     check_units,
     credit_account_of,
@@ -236,12 +237,21 @@ class MemoryLedger(MemoryFinality):
         return decision.outcome if isinstance(decision.outcome, NonceUsed) else None
 
     async def reopen(
-        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
-    ) -> Claimed | Fenced:
+        self,
+        call_id: CallId,
+        *,
+        epoch: int,
+        now_ms: int,
+        is_plain: bool = False,
+        nonce: bytes | None = None,
+    ) -> Claimed | Fenced | NonceUsed:
         self._answer()
         call = self._rows.calls.get(call_id)
         if call is None or call.epoch != epoch or not self._is_repeatable(call, is_plain=is_plain):
             return Fenced()
+        used = None if nonce is None else self._take_nonce(call, nonce)
+        if used is not None:
+            return used
         before = call.state
         if call.state is CallState.CONSUMED:
             call.cut = "repeated"
@@ -252,6 +262,17 @@ class MemoryLedger(MemoryFinality):
         return Claimed(
             epoch=call.epoch, remaining_units=self._rest_of(call) or 0, rail=call.rail, before=before
         )
+
+    def _take_nonce(self, call: MemoryCall, nonce: bytes) -> NonceUsed | None:
+        """Of a bound signature, with which the call runs again: returns the other call that holds it."""
+        payment = self._rows.payments[call.claim.payment_id or 0]
+        key = NonceKey(payment.chain_id, payment.tx_hash, nonce)
+        used = used_nonces(self._rows.calls.values()).get(key)
+        if used is not None and used.call_id != call.claim.call_id:
+            return used
+        call.repeat_nonces |= {key}
+        self._rows.payments[payment.id] = replace(payment, is_plain_ended=True)
+        return None
 
     async def resolve(self, call_id: CallId, outcome: CallState, *, now_ms: int) -> CallState | None:
         self._answer()

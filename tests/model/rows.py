@@ -53,6 +53,8 @@ class MemoryCall:
     error: str | None = None
     finish: Finish | None = None
     completed_ms: int | None = None
+    repeat_nonces: frozenset[NonceKey] = frozenset()
+    """Of the bound signatures with which it ran again."""
 
     @property
     def is_charged_by_provider(self) -> bool:
@@ -186,9 +188,12 @@ def held_of(calls: Iterable[MemoryCall], payment_id: int) -> int:
 
 
 def used_nonces(calls: Iterable[MemoryCall]) -> dict[NonceKey, NonceUsed]:
-    keyed = ((nonce_key(call.claim), call) for call in calls if call.state is not CallState.RELEASED)
     return {
-        key: NonceUsed(call_id=call.claim.call_id, state=call.state) for key, call in keyed if key is not None
+        key: NonceUsed(call_id=call.claim.call_id, state=call.state)
+        for call in calls
+        if call.state is not CallState.RELEASED
+        for key in (nonce_key(call.claim), *call.repeat_nonces)
+        if key is not None
     }
 
 

@@ -8,7 +8,7 @@ from tests.model.settling import Dropped
 from tests.simulation.fake_ledger import FakeGateway
 from tollway.ids import CallId, ChainId
 from tollway.ledger.claims import CreditAccount
-from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced
+from tollway.ledger.ledger import Claim, Claimed, ClaimOutcome, Close, Closed, Fenced, NonceUsed
 from tollway.ledger.records import CallState, PaymentState
 
 
@@ -27,6 +27,13 @@ class ForgetsNonces(FakeGateway):
 
     async def claim(self, claim: Claim) -> ClaimOutcome:
         return await super().claim(replace(claim, nonce=None))
+
+
+class ForgetsRepeatNonces(FakeGateway):
+    """A bound signature that runs a call again stays good for another call."""
+
+    async def reopen(self, call_id: CallId, **more: Any) -> Claimed | Fenced | NonceUsed:
+        return await super().reopen(call_id, **{**more, "nonce": None})
 
 
 class ForgetsEnds(FakeGateway):
@@ -104,7 +111,7 @@ class ForgetsPowerCuts(FakeGateway):
 class RunsForEver(FakeGateway):
     """A repeat is no further attempt."""
 
-    async def reopen(self, call_id: CallId, **more: Any) -> Claimed | Fenced:
+    async def reopen(self, call_id: CallId, **more: Any) -> Claimed | Fenced | NonceUsed:
         call = self._rows.calls.get(call_id)
         if call is not None:
             call.attempts = 1
@@ -151,6 +158,7 @@ BREAKAGES: dict[str, type[FakeGateway]] = {
     for kind in (
         ForgetsDebits,
         ForgetsNonces,
+        ForgetsRepeatNonces,
         ForgetsEnds,
         ForgetsOpenCalls,
         CoversEverything,

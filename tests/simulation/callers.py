@@ -140,7 +140,7 @@ class Callers(HistoryRun):
             elif isinstance(outcome, RepeatsOpenCall):
                 await self._run_open(gateway, request, claim, outcome.call)
             elif isinstance(outcome, KeyTaken):
-                await self._run_keyed(gateway, request, outcome.call)
+                await self._run_keyed(gateway, request, claim, outcome.call)
             elif isinstance(outcome, Exhausted | NonceUsed) and request.key is None:
                 await self._run_again(gateway, request)
 
@@ -209,13 +209,12 @@ class Callers(HistoryRun):
             return False
         is_open = known.state is CallState.UNKNOWN or (known.state is CallState.CONSUMED and known.is_lost)
         if is_open and request.is_safe:
-            await self._reopen(gateway, request, known.call_id, known.epoch, is_plain=False)
+            await self._reopen(gateway, request, known.call_id, known.epoch)
         return True
 
     async def _run_open(self, gateway: Any, request: Request, claim: Claim, waiting: OpenCall) -> None:
         """Where the call that waits does not run again, the request is another call."""
-        is_plain = request.nonce is None
-        if await self._reopen(gateway, request, waiting.call_id, waiting.epoch, is_plain=is_plain):
+        if await self._reopen(gateway, request, waiting.call_id, waiting.epoch):
             return
         outcome = await self._claim(gateway, replace(claim, is_separate_call=True))
         self._tell("claim", call=claim.call_id, request=request.number, outcome=outcome, at=gateway.owner_id)
@@ -232,29 +231,27 @@ class Callers(HistoryRun):
             found = await gateway.find_open_call(payment.id, request.digest)
             if found is None or found.state is CallState.FORWARDING:
                 return False
-            is_plain = request.nonce is None
-            return await self._reopen(gateway, request, found.call_id, found.epoch, is_plain=is_plain)
+            return await self._reopen(gateway, request, found.call_id, found.epoch)
         except StorageUnavailable:
             return True
 
-    async def _run_keyed(self, gateway: Any, request: Request, earlier: KeyedCall) -> None:
-        """The same request under its key runs again, safe or not, where it has no outcome or half an answer."""
+    async def _run_keyed(self, gateway: Any, request: Request, claim: Claim, earlier: KeyedCall) -> None:
+        """The same request under its key, with a proof of the same payment, runs again, safe or not, where it has no outcome or half an
+        answer."""
         is_open = earlier.state is CallState.UNKNOWN or (
             earlier.state is CallState.CONSUMED and earlier.is_lost and request.is_safe
         )
         is_same = earlier.digest == request.digest and earlier.authorization is None
+        is_same = is_same and earlier.payment_id == claim.payment_id
         if is_same and is_open and request.authorization is None:
-            await self._reopen(
-                gateway, request, earlier.call_id, earlier.epoch, is_plain=request.nonce is None
-            )
+            await self._reopen(gateway, request, earlier.call_id, earlier.epoch)
 
-    async def _reopen(
-        self, gateway: Any, request: Request, call_id: CallId, epoch: int, *, is_plain: bool
-    ) -> bool:
+    async def _reopen(self, gateway: Any, request: Request, call_id: CallId, epoch: int) -> bool:
+        is_plain = request.authorization is None and request.nonce is None
         self.machine.fate = self._fate()
         try:
             outcome = await gateway.reopen(
-                call_id, epoch=epoch, now_ms=self.machine.now_ms, is_plain=is_plain
+                call_id, epoch=epoch, now_ms=self.machine.now_ms, is_plain=is_plain, nonce=request.nonce
             )
         except StorageUnavailable:
             self._tell("reopen", call=call_id, outcome="away", at=gateway.owner_id)
@@ -266,5 +263,7 @@ class Callers(HistoryRun):
         self._check("reopen")
         if not isinstance(outcome, Claimed):
             return False
+        if self._laws is not None:
+            self._laws.check_repeated(request, call_id)
         self._trips.append(GrantedCall(gateway=gateway, request=request, call_id=call_id, claimed=outcome))
         return True

@@ -28,6 +28,7 @@ from tollway.ledger.ledger import (
     Fenced,
     Finish,
     NonceUnavailable,
+    NonceUsed,
     StoredResponse,
 )
 from tollway.ledger.records import (
@@ -215,12 +216,20 @@ class FakeGateway(MemoryLedger):
         return outcome
 
     async def reopen(
-        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
-    ) -> Claimed | Fenced:
+        self,
+        call_id: CallId,
+        *,
+        epoch: int,
+        now_ms: int,
+        is_plain: bool = False,
+        nonce: bytes | None = None,
+    ) -> Claimed | Fenced | NonceUsed:
         key = (call_id, epoch + 1)
         try:
             fate = self._begin(call_id, flush=True)
-            outcome = await super().reopen(call_id, epoch=epoch, now_ms=now_ms, is_plain=is_plain)
+            outcome = await super().reopen(
+                call_id, epoch=epoch, now_ms=now_ms, is_plain=is_plain, nonce=nonce
+            )
             self._end(fate)
         except StorageUnavailable:
             if key not in self._reopened:

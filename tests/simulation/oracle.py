@@ -66,10 +66,12 @@ class Request:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Fact:
-    """The truth about one call. `sends`: the epochs in which its bytes reached the upstream, whole."""
+    """The truth about one call. `sends`: the epochs in which its bytes reached the upstream, whole. `repeats`: the transactions and nonces of the
+    bound signatures with which it ran again."""
 
     request: Request
     sends: list[int] = field(default_factory=list)
+    repeats: set[tuple[str | None, bytes | None]] = field(default_factory=set)
     free_epoch: int = 0  # the upstream's answer in that epoch cost nothing
     has_cost: bool = False  # an answer that costs came, in whichever epoch
     is_shown: bool = False  # and its caller saw it
@@ -262,6 +264,15 @@ class Laws:
             spent = sum(one.taken_units for one in unfinal if one.payer == payment.payer)
             need(spent <= unfinal_max_units, "too much was spent that is not final", call_id)
 
+    def check_repeated(self, request: Request, call_id: CallId) -> None:
+        """A bound signature counts for one call, and ends the plain form, in a repeat too."""
+        if request.nonce is not None:
+            payment_id = self._rows.calls[call_id].claim.payment_id
+            assert payment_id is not None
+            self._truth.plain_ended.add(payment_id)
+            self._truth.facts[call_id].repeats.add((request.tx_name, request.nonce))
+            self._check_nonce(request, call_id)
+
     def _check_none_waits(self, call_id: CallId) -> None:
         """A safe request is not charged again while its last call waits to run again."""
         own = self._rows.calls[call_id]
@@ -300,10 +311,11 @@ class Laws:
         need(mine == [call_id], "one key named two calls", call_id)
 
     def _check_nonce(self, request: Request, call_id: CallId) -> None:
+        shown = (request.tx_name, request.nonce)
         mine = [
             key
             for key, fact in self._truth.facts.items()
-            if (fact.request.tx_name, fact.request.nonce) == (request.tx_name, request.nonce)
+            if ((fact.request.tx_name, fact.request.nonce) == shown or shown in fact.repeats)
             and (one := self._rows.calls.get(key)) is not None
             and one.state is not CallState.RELEASED
         ]

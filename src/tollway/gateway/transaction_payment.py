@@ -23,6 +23,7 @@ from tollway.gateway.problems import (
     explain_other_host,
     find_idempotency_key,
     may_quote,
+    nonce_used,
 )
 from tollway.gateway.rail import (
     CallPayment,
@@ -505,11 +506,18 @@ class TransactionPayment(CallPayment):
         return require(overtaken)
 
     async def _reopen(self, open_call: OpenCall | KeyedCall, candidate: _Candidate) -> bool:
-        """Reopens an earlier call at the price of its claim. False where another request was faster, or it may not run again."""
-        now_ms, is_plain = self._rail.clock.now_ms(), self.proof.binding is None
+        """Reopens an earlier call at the price of its claim. False where another request was faster, or it may not run again. Raises Refusal
+        where the signature belongs to another call."""
+        binding = self.proof.binding
         outcome = await self._rail.ledger.reopen(
-            open_call.call_id, epoch=open_call.epoch, now_ms=now_ms, is_plain=is_plain
+            open_call.call_id,
+            epoch=open_call.epoch,
+            now_ms=self._rail.clock.now_ms(),
+            is_plain=binding is None,
+            nonce=None if binding is None else binding.nonce,
         )
+        if isinstance(outcome, NonceUsed):
+            raise Refusal(nonce_used(outcome.call_id, outcome.state))
         if not isinstance(outcome, Claimed):
             return False
         self._choose(candidate)

@@ -222,7 +222,7 @@ class Claim:
     `authorization` pays.
     `digest`: 32 bytes over payer, listing, method, target and body, which identify the request. `UNKNOWN_DIGEST` while the hash of the
     body is not known.
-    `nonce`: of a bound signature; counts once per transaction, unless its call ends `released`.
+    `nonce`: of a bound signature; counts once per transaction, for a claim or for a call that runs again, unless its call ends `released`.
     `is_first_price`: the price is valid only while nothing was taken from the payment.
     `is_plain`: the proof has a plain signature. `ends_plain`: it has a bound one, so plain signatures of the payment end with this claim.
     `decimals`: of the asset, as its contract counts.
@@ -288,7 +288,7 @@ class Exhausted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonceUsed:
-    """A refused claim: the bound signature has paid for a call, or its call is still running (`state`)."""
+    """A refused claim or reopen: the bound signature has paid for a call or has run one again, or its call is still running (`state`)."""
 
     call_id: CallId
     state: CallState
@@ -553,11 +553,19 @@ class Ledger(SettlementLedger, Protocol):
         ...
 
     async def reopen(
-        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
-    ) -> Claimed | Fenced:
+        self,
+        call_id: CallId,
+        *,
+        epoch: int,
+        now_ms: int,
+        is_plain: bool = False,
+        nonce: bytes | None = None,
+    ) -> Claimed | Fenced | NonceUsed:
         """Moves an `unknown` call, or a consumed call with a cut response, to `forwarding` under the same claim: epoch + 1, attempts + 1,
         durable, at most `attempts_max` times. `epoch`: the expected epoch. A plain signature (`is_plain`) is refused after a bound
-        signature has ended the plain form of the payment."""
+        signature has ended the plain form of the payment. `nonce`: of a bound signature for the payment of the call. It counts as the
+        nonce of a claim does: it is refused where another call holds it, it is held by this call from then on, and it ends the plain
+        form of the payment."""
         ...
 
     async def spending_calls(self, payment_id: int, *, limit: int) -> tuple[CallId, ...]:

@@ -22,6 +22,7 @@ from tollway.ids import CallId
 from tollway.ledger.claims import (
     CreditAccount,
     Decision,
+    NonceKey,
     PayerAccount,
     decide_claims,
     find_limited_accounts,
@@ -38,6 +39,7 @@ from tollway.ledger.ledger import (
     Fenced,
     Finish,
     NonceUnavailable,
+    NonceUsed,
 )
 from tollway.ledger.records import CallState, Delivery, Interruption, PaymentState, Rail, decide_dropped_call
 from tollway.ledger.sales import HOUR_MS, floor_to, is_hour_unmarked
@@ -56,7 +58,8 @@ from tollway.storage.locked_rows import (
     topup_rows,
     write_marks,
 )
-from tollway.storage.payments import find_nonces, sum_unfinal_of
+from tollway.storage.nonces import find_nonces, take_nonce
+from tollway.storage.payments import sum_unfinal_of
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.settlement import BatchSettlement, Conclude, Settle
 from tollway.storage.statements import Prepared
@@ -68,11 +71,13 @@ SIBLINGS_MAX = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reopen:
-    """Runs an open call again under its existing claim. `is_plain`: the proof has a plain signature."""
+    """Runs an open call again under its existing claim. `is_plain`: the proof has a plain signature. `nonce`: of a bound one, for the payment
+    of the call."""
 
     call_id: CallId
     epoch: int
     is_plain: bool = False
+    nonce: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -406,7 +411,7 @@ class LedgerBatch:
             **ended,
         }
 
-    def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced:
+    def _reopen(self, reopen: Reopen, call: LockedCall | None) -> Reopened | Fenced | NonceUsed:
         if call is None:
             return Fenced()
         owner_id = self._rules.owner_id
@@ -421,6 +426,9 @@ class LedgerBatch:
             return self._reopened(call, reopen, before=before)
         if call.epoch != reopen.epoch or not self._is_repeatable(call, is_plain=reopen.is_plain):
             return Fenced()
+        used = None if reopen.nonce is None else self._take_nonce(call, reopen.nonce)
+        if used is not None:
+            return used
         cut = "repeated" if call.state is CallState.CONSUMED else call.cut
         self._locked_rows.move(
             call,
@@ -434,6 +442,15 @@ class LedgerBatch:
             moved_ms=self._now_ms,
         )
         return self._reopened(call, reopen, before=call.state)
+
+    def _take_nonce(self, call: LockedCall, nonce: bytes) -> NonceUsed | None:
+        """Takes the nonce of a bound signature for a call that runs again, and ends the plain form of its payment. Returns the other call that
+        holds the nonce."""
+        payment = self._locked_rows.payments[call.payment_id or 0]
+        used = take_nonce(self._connection, NonceKey(payment.chain_id, payment.tx_hash, nonce), call.id)
+        if used is None:
+            self._locked_rows.end_plain(payment.id)
+        return used
 
     def _is_repeatable(self, call: LockedCall, *, is_plain: bool) -> bool:
         presented = self._locked_rows.payments.get(call.payment_id or 0)

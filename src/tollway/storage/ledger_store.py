@@ -235,12 +235,20 @@ class LedgerStore:
                 await self._group_commit.submit(finish)
 
     async def reopen(
-        self, call_id: CallId, *, epoch: int, now_ms: int, is_plain: bool = False
-    ) -> Claimed | Fenced:
-        outcome = await self._group_commit.submit(Reopen(call_id=call_id, epoch=epoch, is_plain=is_plain))
+        self,
+        call_id: CallId,
+        *,
+        epoch: int,
+        now_ms: int,
+        is_plain: bool = False,
+        nonce: bytes | None = None,
+    ) -> Claimed | Fenced | NonceUsed:
+        outcome = await self._group_commit.submit(
+            Reopen(call_id=call_id, epoch=epoch, is_plain=is_plain, nonce=nonce)
+        )
         if isinstance(outcome, Reopened):
             return outcome.claimed
-        assert isinstance(outcome, Fenced)
+        assert isinstance(outcome, Fenced | NonceUsed)
         return outcome
 
     async def resolve(self, call_id: CallId, outcome: CallState, *, now_ms: int) -> CallState | None:

@@ -244,6 +244,18 @@ call_table = Table(
     ),
 )
 
+repeat_nonce_table = Table(
+    "repeat_nonce",
+    metadata,
+    Column("nonce", LargeBinary(32), nullable=False),
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_repeat_nonce_call"), nullable=False),
+    PrimaryKeyConstraint("nonce", "tx_hash", "chain_id", name="pk_repeat_nonce"),
+)
+"""The nonces of bound signatures that ran a call again. Each counts as `call.nonce` does: while its call is not released. Kept as long as
+the calls."""
+
 topup_table = Table(
     "call_topup",
     metadata,

@@ -21,6 +21,7 @@ from sqlalchemy import (
     insert,
     select,
     text,
+    true,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -104,6 +105,7 @@ class LockedRows:
         self._marked_hours: dict[int, int] = {}
         self.payments: dict[int, Payment] = {}
         self._taken_before: dict[int, int] = {}
+        self._plain_ended: set[int] = set()
         self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
         self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
         self._owed: dict[CreditAccount, int] = {}
@@ -202,6 +204,13 @@ class LockedRows:
         self.change(changed, payment_id=payment_id, moved_ms=moved_ms)
         return changed
 
+    def end_plain(self, payment_id: int) -> None:
+        """Ends the plain form of a payment: a bound signature was used."""
+        payment = self.payments[payment_id]
+        if not payment.is_plain_ended:
+            self.payments[payment_id] = replace(payment, is_plain_ended=True)
+            self._plain_ended.add(payment_id)
+
     def change(self, call: LockedCall, **columns: object) -> None:
         """Writes columns of a call that is still in the state and epoch of its lock. A change of the state comes with its `moved_ms`."""
         if "state" in columns:
@@ -216,6 +225,9 @@ class LockedRows:
     def write(self) -> None:
         """Writes all changes: balances, units of calls, then moves, debts, the marks of the hours, and events."""
         self._write_balances()
+        if self._plain_ended:
+            _END_PLAIN.run(self._connection, [{"at_id": key} for key in sorted(self._plain_ended)])
+            self._plain_ended.clear()
         self._write_parts()
         for names, rows in self._moves.items():
             check_count(_moving(names).run(self._connection, rows), len(rows))
@@ -414,6 +426,9 @@ def _at_balance(*names: str) -> Update:
     )
 
 
+_END_PLAIN = Prepared(
+    update(payment_table).where(payment_table.c.id == bindparam("at_id")).values(is_plain_ended=true())
+)
 _SET_BALANCE = Prepared(_at_balance("taken_units"))
 _DEBIT = Prepared(_at_balance("taken_units", "calls", "is_plain_ended"))
 

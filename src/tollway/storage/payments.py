@@ -16,7 +16,6 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
-    text,
     update,
 )
 from sqlalchemy.exc import IntegrityError
@@ -25,16 +24,13 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, TxHash
 from tollway.ledger.claims import (
     CreditAccount,
-    NonceKey,
     PayerAccount,
     check_units,
     credit_account_of,
     decide_claims,
-    nonce_key,
 )
 from tollway.ledger.ledger import Claim, Exhausted, NonceUsed
 from tollway.ledger.records import (
-    CallState,
     NewPayment,
     Payment,
     PaymentState,
@@ -51,14 +47,13 @@ from tollway.storage.gone_payments import has_unmoved, move_calls
 from tollway.storage.history import find_held_units
 from tollway.storage.idempotency import find_open_calls
 from tollway.storage.ledger_tables import (
-    COUNTING_NONCE,
     PAYMENT_COLUMNS,
-    call_table,
     parse_payment,
     parse_payment_row,
     payment_table,
 )
 from tollway.storage.locked_rows import LockedRows
+from tollway.storage.nonces import find_nonces
 from tollway.storage.operator_store import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within, insert_for
@@ -381,40 +376,9 @@ def record_each(
     return recorded
 
 
-def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
-    """The calls that hold the nonces of these claims."""
-    wanted = {key for key in map(nonce_key, claims) if key is not None}
-    if not wanted:
-        return {}
-    found = _NONCES.fetch(
-        connection,
-        nonces=list({key.nonce for key in wanted}),
-        tx_hashes=list({key.tx_hash for key in wanted}),
-    )
-    return {
-        NonceKey(ChainId(chain_id), TxHash(tx_hash), bytes(nonce)): NonceUsed(
-            call_id=CallId(call_id), state=CallState(state)
-        )
-        for call_id, state, chain_id, tx_hash, nonce in found
-    }
-
-
 _PAYMENT = Prepared(
     select(*(payment_table.c[name] for name in PAYMENT_COLUMNS)).where(
         payment_table.c.id == bindparam("payment_id")
-    )
-)
-_NONCES = Prepared(
-    select(
-        call_table.c.id,
-        call_table.c.state,
-        call_table.c.nonce_chain_id,
-        call_table.c.nonce_tx_hash,
-        call_table.c.nonce,
-    ).where(
-        Within(call_table.c.nonce, "nonces"),
-        Within(call_table.c.nonce_tx_hash, "tx_hashes"),
-        text(COUNTING_NONCE),
     )
 )
 

@@ -4,8 +4,8 @@ On PostgreSQL a batch of claims is one statement, and a batch of ends is one sta
 and the calls of a batch are one INSERT, inside the writer's transaction. Both databases use the same texts of the guards.
 
 The statement of claims is a filter before `decide_claims` (`ledger/claims`). It grants claims that pass every guard of `PAYMENT_GUARDS`
-and refuses none. On PostgreSQL it grants all claims of a payment or none; on SQLite it grants them in order up to the first that does not
-pass. The statement of ends moves calls from `forwarding` to `consumed`. `ledger_batch` locks the rows of all other entries and decides them.
+and refuses none. On PostgreSQL it grants all claims of a payment or none, except those whose nonce another claim of the batch, or another
+statement at the same time, has; on SQLite it grants them in order up to the first that does not pass. The statement of ends moves calls from `forwarding` to `consumed`. `ledger_batch` locks the rows of all other entries and decides them.
 
 On SQLite no other transaction writes at the same time, so every guard sees the current rows. On PostgreSQL, under READ COMMITTED, a statement
 that waited for the lock of a row checks its conditions again on the newest version of that row only; it sees every other table as
@@ -13,11 +13,12 @@ of its beginning. So each guard is one of three things:
 
 - A column of the locked row: of the payment its payer, state, hold, plain form and balance; of the call its state, epoch, owner, rail
   and `needs_locks`.
-- A unique index: the nonce. The whole batch fails, and `ledger_batch` decides it.
+- A unique index: the nonce. The call of that claim is not inserted and its price not taken, and `ledger_batch` decides it.
 - A look-up that is harmless when it is late. *A debt* arises under the lock of another payment, never of the payment in the proof;
   `decide_claims` does not see a debt either that is committed a moment later, and a debt takes no units from earlier payments of its payer.
   *An open repeat*: a call is `forwarding` before it is `unknown`, and then the same request is another call; its caller gets the unknown
-  outcome after the commit, and a later statement sees it. *A nonce*: the look-up avoids a failed batch; the index decides.
+  outcome after the commit, and a later statement sees it. *A nonce*: the index decides between claims; `nonces` says why no nonce of a
+  call that runs again is missed.
 
 An end does not lock the payment, but it must not miss that the payment left the chain. So the transaction that makes a payment gone sets `needs_locks` in
 each forwarding call that holds units of it, under the lock of the call's row, and `ledger_batch` decides such an end with the payment locked
@@ -25,7 +26,7 @@ each forwarding call that holds units of it, under the lock of the call's row, a
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,9 +61,12 @@ _GUARDS = {
 """`PAYMENT_GUARDS` in SQL: `p` is the payment, `w` the demand of the batch on it."""
 _REPEATED = f"""SELECT 1 FROM call c WHERE c.payment_id = a.payment_id AND c.digest = a.digest
           AND ({REPEATABLE}) AND c.state <> 'forwarding' LIMIT 1"""  # noqa: S608 - predicates of ours
-_REPLAYED = f"""SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash = a.nonce_tx_hash
+_CLAIMED = f"""SELECT 1 FROM call c WHERE c.nonce = a.nonce AND c.nonce_tx_hash = a.nonce_tx_hash
           AND c.nonce_chain_id = a.nonce_chain_id AND ({COUNTING_NONCE}) LIMIT 1"""  # noqa: S608 - predicates of ours
-"""The two look-ups of a claim `a`: an open call of the same request, and a call that holds its nonce."""
+_RUN_AGAIN = """SELECT 1 FROM repeat_nonce r JOIN call h ON h.id = r.call_id WHERE r.nonce = a.nonce
+          AND r.tx_hash = a.nonce_tx_hash AND r.chain_id = a.nonce_chain_id AND h.state <> 'released' LIMIT 1"""
+_REPLAYED = f"SELECT coalesce(({_CLAIMED}), ({_RUN_AGAIN}))"
+"""The look-ups of a claim `a`: an open call of the same request, and a call that holds its nonce."""
 
 _NEW_CALL = (
     ("id", "text"),
@@ -122,7 +126,7 @@ class _PaymentDebit:
 
     def add(self, claim: Claim) -> None:
         self.claims.append(claim)
-        self.units = min(self.units + claim.price_units, UNITS_MAX)
+        self.units += claim.price_units
         self.has_plain_proof = self.has_plain_proof or claim.is_plain
         self.has_bound_proof = self.has_bound_proof or claim.ends_plain
         if claim.payer != self.payer:
@@ -140,15 +144,19 @@ class _PaymentDebit:
             self.claims[0].call_id,
         )
 
-    def grant(self, *, rest_units: int, calls_before: int) -> dict[CallId, Claimed]:
-        """The outcomes of the claims as if they were granted in order. `rest_units`: the remaining units after the last claim."""
+    def grant(
+        self, *, rest_units: int, calls_before: int, call_ids: Collection[str] | None
+    ) -> dict[CallId, Claimed]:
+        """The outcomes of the granted claims as if they were granted in order. `rest_units`: the remaining units after the last one. `call_ids`: the
+        granted ones; None for all."""
         granted: dict[CallId, Claimed] = {}
-        left_units, calls = rest_units + self.units, calls_before
-        for claim in self.claims:
+        claims = [one for one in self.claims if call_ids is None or one.call_id in call_ids]
+        left_units = rest_units + sum(one.price_units for one in claims)
+        for claim in claims:
             left_units -= claim.price_units
-            rail = Rail.TX if calls == 0 else Rail.CREDIT
+            is_first = calls_before == 0 and claim is self.claims[0]
+            rail = Rail.TX if is_first else Rail.CREDIT
             granted[claim.call_id] = Claimed(epoch=1, remaining_units=left_units, rail=rail)
-            calls += 1
         return granted
 
 
@@ -164,23 +172,21 @@ def grant_plain_claims(
     """Grants plain claims. Returns an outcome for each, in order; None for a claim that is neither granted nor refused.
 
     `claims`: each passes its own guards (`is_claim_alone_plain`). `terms`: their references, committed. `now_ms`: the time of the shared clock.
-    `ahead_ms`: how far the shared clock is ahead of this gateway's clock. One statement on PostgreSQL. Raises `IntegrityError` for the
-    whole batch when a row of `terms` is missing, on PostgreSQL also when another transaction used a nonce."""
+    `ahead_ms`: how far the shared clock is ahead of this gateway's clock. One statement on PostgreSQL, none where no claim is left for it.
+    Raises `IntegrityError` for the whole batch when a row of `terms` is missing; on PostgreSQL also for a claim alone when another
+    transaction used its nonce."""
     if connection.dialect.name == "sqlite":
         return _grant_each(connection, claims, terms, owner_id=owner_id, now_ms=now_ms, ahead_ms=ahead_ms)
+    debits = _add_up(claims)
+    demanded = {claim.call_id for debit in debits.values() for claim in debit.claims}
     new_calls = [
-        _new_call_row(claim, its, ahead_ms=ahead_ms) for claim, its in zip(claims, terms, strict=True)
+        _new_call_row(claim, its, ahead_ms=ahead_ms)
+        for claim, its in zip(claims, terms, strict=True)
+        if claim.payment_id is None or claim.call_id in demanded
     ]
-    debits: dict[int, _PaymentDebit] = {}
-    granted: dict[CallId, Claimed] = {}
-    for claim in claims:
-        if claim.payment_id is None:
-            granted[claim.call_id] = Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
-            continue
-        if claim.payment_id not in debits:
-            debits[claim.payment_id] = _PaymentDebit(payment_id=claim.payment_id, payer=claim.payer)
-        debits[claim.payment_id].add(claim)
-    if len(claims) == 1 and debits:
+    if not new_calls:
+        return [None] * len(claims)
+    if len(new_calls) == 1 and debits:
         (alone,) = debits.values()
         rows = fetch_text(connection, _CLAIM_ONE, (owner_id, now_ms, *new_calls[0], *alone.row))
     else:
@@ -188,9 +194,33 @@ def grant_plain_claims(
         in_order = [debits[payment_id].row for payment_id in sorted(debits)]
         columns = (*_transpose(new_calls, len(_NEW_CALL)), *_transpose(in_order, len(_DEBIT)))
         rows = fetch_text(connection, _CLAIM_MANY, (owner_id, now_ms, *columns))
-    for payment_id, rest_units, calls_before in rows:
-        granted |= debits[payment_id].grant(rest_units=rest_units, calls_before=calls_before)
+    granted: dict[CallId, Claimed] = {
+        claim.call_id: Claimed(epoch=1, remaining_units=0, rail=Rail.NONE)
+        for claim in claims
+        if claim.payment_id is None
+    }
+    for payment_id, rest_units, calls_before, call_ids in rows:
+        granted |= debits[payment_id].grant(
+            rest_units=rest_units, calls_before=calls_before, call_ids=call_ids
+        )
     return [granted.get(claim.call_id) for claim in claims]
+
+
+def _add_up(claims: Sequence[Claim]) -> dict[int, _PaymentDebit]:
+    """The demands of one statement on the payments, by payment. Left out, for the decision: the second claim of a nonce, which the unique index would
+    refuse, and all claims on a payment whose sum no column of an amount can hold."""
+    debits: dict[int, _PaymentDebit] = {}
+    nonces: set[NonceKey] = set()
+    for claim in claims:
+        nonce = nonce_key(claim)
+        if claim.payment_id is None or nonce in nonces:
+            continue
+        if nonce is not None:
+            nonces.add(nonce)
+        if claim.payment_id not in debits:
+            debits[claim.payment_id] = _PaymentDebit(payment_id=claim.payment_id, payer=claim.payer)
+        debits[claim.payment_id].add(claim)
+    return {payment_id: debit for payment_id, debit in debits.items() if debit.units <= UNITS_MAX}
 
 
 def _grant_each(
@@ -421,38 +451,47 @@ _OWNER, _NOW, _FIRST = "$1::text", "$2::bigint", 3
 def _claim_text(*, is_alone: bool) -> str:
     relation = _from_values if is_alone else _from_arrays
     guards = " AND ".join(_GUARDS[name] for name in PAYMENT_GUARDS)
-    opened = {name: value.format(owner_id=_OWNER, now_ms=_NOW) for name, value in _OPENED.items()}
+    values = {name: value.format(owner_id=_OWNER, now_ms=_NOW) for name, value in _OPENED.items()}
+    opened = f"""INSERT INTO call ({", ".join(values)})
+        SELECT {", ".join(values.values())}
+        FROM new_calls a LEFT JOIN {{debited}} d ON d.id = a.payment_id
+        WHERE d.id IS NOT NULL OR a.payment_id IS NULL"""  # noqa: S608 - names of ours
     # The UPDATE of one payment waits for the lock itself. Several payments are locked first, by ascending id, and their balances
-    # are assigned from the locked rows: a relative update would be computed from the old rows and fail the CHECK.
-    locked = f"""
+    # are assigned from the locked rows: a relative update would be computed from the old rows and fail the CHECK. A payment is debited
+    # for the calls that were inserted, without those whose nonce another transaction has used since the look-up.
+    many = f"""
       locked AS MATERIALIZED (
-        SELECT p.id, p.taken_units, p.calls AS calls_before, p.is_plain_ended, w.*
+        SELECT p.id, p.taken_units, p.calls, p.is_plain_ended, w.has_bound_proof, w.first_id
         FROM debits w JOIN payment p ON p.id = w.payment_id WHERE {guards}
         ORDER BY p.id FOR NO KEY UPDATE OF p),
+      opened AS (
+        {opened.format(debited="locked")}
+        ON CONFLICT (nonce, nonce_tx_hash, nonce_chain_id) WHERE {COUNTING_NONCE} DO NOTHING
+        RETURNING id, payment_id, price_units),
+      granted AS (
+        SELECT payment_id, sum(price_units)::bigint AS units, count(*) AS calls, array_agg(id) AS call_ids
+        FROM opened GROUP BY payment_id),
       debited AS (
-        UPDATE payment p SET taken_units = l.taken_units + l.units, calls = l.calls_before + l.calls,
+        UPDATE payment p SET taken_units = l.taken_units + g.units, calls = l.calls + g.calls,
           is_plain_ended = l.is_plain_ended OR l.has_bound_proof
-        FROM locked l WHERE p.id = l.id
-        RETURNING p.id, p.value_units - p.taken_units AS rest_units, l.calls_before AS calls, l.first_id)"""  # noqa: S608 - names of ours
+        FROM locked l JOIN granted g ON g.payment_id = l.id WHERE p.id = l.id
+        RETURNING p.id, p.value_units - p.taken_units AS rest_units, l.calls AS calls_before, g.call_ids)"""  # noqa: S608 - names of ours
     alone = f"""
       debited AS (
         UPDATE payment p SET taken_units = p.taken_units + w.units, calls = p.calls + 1,
           is_plain_ended = p.is_plain_ended OR w.has_bound_proof
         FROM debits w WHERE p.id = w.payment_id AND {guards}
-        RETURNING p.id, p.value_units - p.taken_units AS rest_units, p.calls - 1 AS calls, w.first_id)"""  # noqa: S608 - names of ours
+        RETURNING p.id, p.value_units - p.taken_units AS rest_units, p.calls - 1 AS calls, w.first_id),
+      opened AS ({opened.format(debited="debited")})"""  # noqa: S608 - names of ours
+    columns = "id, rest_units, calls, NULL::text[]" if is_alone else "id, rest_units, calls_before, call_ids"
     return f"""
     WITH new_calls AS MATERIALIZED ({relation(_NEW_CALL, _FIRST)}),
       debits AS MATERIALIZED ({relation(_DEBIT, _FIRST + len(_NEW_CALL))}),
       repeating AS MATERIALIZED (
         SELECT a.payment_id FROM new_calls a WHERE ({_REPEATED}) = 1),
       replaying AS MATERIALIZED (
-        SELECT a.payment_id FROM new_calls a WHERE ({_REPLAYED}) = 1),{alone if is_alone else locked},
-      opened AS (
-        INSERT INTO call ({", ".join(opened)})
-        SELECT {", ".join(opened.values())}
-        FROM new_calls a LEFT JOIN debited d ON d.id = a.payment_id
-        WHERE d.id IS NOT NULL OR a.payment_id IS NULL)
-    SELECT id, rest_units, calls FROM debited"""  # noqa: S608 - names of ours
+        SELECT a.payment_id FROM new_calls a WHERE ({_REPLAYED}) = 1),{alone if is_alone else many}
+    SELECT {columns} FROM debited"""  # noqa: S608 - names of ours
 
 
 def _close_text(*, is_alone: bool) -> str:

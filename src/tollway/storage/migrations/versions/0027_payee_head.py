@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0027_payee_head"
-down_revision = "0025_account_debt"
+down_revision = "0026_repeat_nonces"
 branch_labels = None
 depends_on = None
 
