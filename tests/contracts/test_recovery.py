@@ -279,6 +279,25 @@ async def test_the_audit_finds_an_imbalance(database: Database) -> None:
         assert len((await one.audit()).wrong) == 2  # the payment that completed a price, and its call
 
 
+async def test_the_audit_names_sums_that_no_column_can_hold(database: Database) -> None:
+    """Wrong rows, but rows that a database can have: the audit must not fail over them."""
+    async with Gateway(database) as one:
+        payment = await paid(one, 2**63 - 1)
+        for _ in range(6):
+            await one.claim(claim_on(payment, 1))
+        await execute(database, f"UPDATE call SET price_units = {2**62}, taken_units = {2**62}")
+        await execute(database, "UPDATE payment SET taken_units = value_units")
+        (line,) = (await one.audit()).wrong
+        assert line.endswith(f"{2**63 - 1} taken of {2**63 - 1}, its calls hold {6 * 2**62}")
+        # A call that holds more than a column can hold.
+        (call_id, *_) = await database.read(lambda c: c.execute(text("SELECT id FROM call")).scalars().all())
+        topup = "INSERT INTO call_topup (call_id, payment_id, units) VALUES (:call, :payment, :units)"
+        await execute(database, topup, call=call_id, payment=payment.id, units=2**63 - 1)
+        payment_line, call_line = (await one.audit()).wrong
+        assert payment_line.endswith(f"its calls hold {6 * 2**62 + 2**63 - 1}")
+        assert call_line == f"call {call_id} is forwarding at {2**62} and holds {2**62 + 2**63 - 1}"
+
+
 async def test_a_payment_that_was_debited_outside_the_ledger_is_not_overspent(database: Database) -> None:
     async with Gateway(database) as one:
         payment = await paid(one)

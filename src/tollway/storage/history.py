@@ -473,9 +473,9 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
     of_proof = _sums(call_table.c.payment_id, call_table.c.taken_units).subquery("of_proof")
     of_topups = _sums(topup_table.c.payment_id, topup_table.c.units).subquery("of_topups")
     columns = payment_table.c
-    held = func.coalesce(of_proof.c.units, 0) + func.coalesce(of_topups.c.units, 0)
+    held = _halves_of(of_proof).plus(_halves_of(of_topups))
     query = (
-        select(columns.id, columns.tx_hash, columns.taken_units, columns.value_units, held.label("held"))
+        select(columns.id, columns.tx_hash, columns.taken_units, columns.value_units, *held.columns)
         .select_from(
             payment_table.outerjoin(of_proof, of_proof.c.key == columns.id).outerjoin(
                 of_topups, of_topups.c.key == columns.id
@@ -483,7 +483,7 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
         )
         .where(
             or_(
-                columns.taken_units != held,
+                ~held.equals(_split(columns.taken_units)),
                 columns.taken_units < 0,
                 columns.taken_units > columns.value_units,
             )
@@ -494,7 +494,7 @@ def _wrong_payments(connection: Connection) -> Iterator[str]:
     for row in connection.execute(query):
         yield (
             f"payment {row.id} in {TxHash(row.tx_hash)}: {row.taken_units} taken of {row.value_units},"
-            f" its calls hold {row.held}"
+            f" its calls hold {_join_halves(row.high, row.low)}"
         )
 
 
@@ -502,26 +502,28 @@ def _wrong_calls(connection: Connection) -> Iterator[str]:
     """Describes the calls that hold more or fewer units than their state allows."""
     of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     columns = call_table.c
-    held = columns.taken_units + func.coalesce(of_topups.c.units, 0)
+    held = _split(columns.taken_units).plus(_halves_of(of_topups))
+    price, nothing = _split(columns.price_units), _Halves(literal(0), literal(0))
     is_taking = columns.state.in_([state.value for state in TAKING])
     is_authorized = columns.rail.in_([rail.value for rail in AUTHORIZED_RAILS])
     is_ended = columns.state.in_([CallState.CONSUMED.value, CallState.REORGED.value])
     is_right = case(
         # A call without a transfer yet.
-        (columns.payment_id.is_(None), and_(held == 0, ~is_ended)),
-        (is_taking, held == columns.price_units),
-        (columns.state == CallState.RELEASED.value, held == 0),
-        else_=and_(held >= 0, held < columns.price_units),
+        (columns.payment_id.is_(None), and_(held.equals(nothing), ~is_ended)),
+        (is_taking, held.equals(price)),
+        (columns.state == CallState.RELEASED.value, held.equals(nothing)),
+        else_=and_(~held.is_below(nothing), held.is_below(price)),
     )
     query = (
-        select(columns.id, columns.state, columns.price_units, held.label("held"))
+        select(columns.id, columns.state, columns.price_units, *held.columns)
         .select_from(call_table.outerjoin(of_topups, of_topups.c.key == columns.id))
         .where(or_(columns.payment_id.is_not(None), is_authorized), is_right == literal(False))
         .order_by(columns.id)
         .limit(LINES_MAX)
     )
     for row in connection.execute(query):
-        yield f"call {row.id} is {row.state} at {row.price_units} and holds {row.held}"
+        held_units = _join_halves(row.high, row.low)
+        yield f"call {row.id} is {row.state} at {row.price_units} and holds {held_units}"
 
 
 def _wrong_debts(connection: Connection) -> Iterator[str]:
@@ -566,9 +568,59 @@ def _held_payments(connection: Connection) -> Iterator[str]:
         yield str(TxHash(tx_hash))
 
 
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """A number of units in SQL as `high * 2^32 + low`: a sum of wrong rows may exceed 64 bits, and the audit must name such rows. `low` may
+    exceed 32 bits."""
+
+    high: ColumnElement[int]
+    low: ColumnElement[int]
+
+    @property
+    def columns(self) -> tuple[ColumnElement[int], ColumnElement[int]]:
+        return self.high.label("high"), self.low.label("low")
+
+    def plus(self, other: "_Halves") -> "_Halves":
+        return _Halves(self.high + other.high, self.low + other.low)
+
+    def equals(self, other: "_Halves") -> ColumnElement[bool]:
+        (high, low), (other_high, other_low) = self._carried, other._carried
+        return and_(high == other_high, low == other_low)
+
+    def is_below(self, other: "_Halves") -> ColumnElement[bool]:
+        (high, low), (other_high, other_low) = self._carried, other._carried
+        return or_(high < other_high, and_(high == other_high, low < other_low))
+
+    @property
+    def _carried(self) -> tuple[ColumnElement[int], ColumnElement[int]]:
+        """With 32 bits in the lower half."""
+        return self.high + self.low.bitwise_rshift(_HALF_BITS), self.low.bitwise_and(_HALF_MASK)
+
+
+_HALF_BITS, _HALF_MASK = literal_column("32"), literal_column("4294967295")
+
+
+def _split(units: ColumnElement[int]) -> _Halves:
+    return _Halves(units.bitwise_rshift(_HALF_BITS), units.bitwise_and(_HALF_MASK))
+
+
+def _join_halves(high: int, low: int) -> int:
+    return (int(high) << 32) + int(low)
+
+
 def _sums(key: Any, units: Any) -> Any:
-    """Sums by key, cast to integers: the sum of integers is a numeric on PostgreSQL."""
-    return select(key.label("key"), cast(func.sum(units), BigInteger).label("units")).group_by(key)
+    """Sums by key, in halves. The sum of integers is a numeric on PostgreSQL, so each is cast; SQLite fails at a sum beyond 64 bits."""
+    halves = _split(units)
+    return select(
+        key.label("key"),
+        cast(func.sum(halves.high), BigInteger).label("high"),
+        cast(func.sum(halves.low), BigInteger).label("low"),
+    ).group_by(key)
+
+
+def _halves_of(sums: Any) -> _Halves:
+    """The sums of an outer join: nothing where there is no row."""
+    return _Halves(func.coalesce(sums.c.high, 0), func.coalesce(sums.c.low, 0))
 
 
 def _count_rows(connection: Connection, key: Any) -> int:
