@@ -137,6 +137,12 @@ EXPLAINED: tuple[tuple[ClaimOutcome, Code, str | None, str | None], ...] = (
     (Exhausted(remaining_units=0), USED, None, "charged"),
     (Exhausted(remaining_units=0, held_units=1), USED, None, "held"),
     (Exhausted(remaining_units=4_000, held_units=1), USED, None, "held"),
+    (
+        Exhausted(remaining_units=4_000, held_units=6_000, is_payment_held=True),
+        Code.PAYMENT_HELD,
+        None,
+        "held",
+    ),
     (NonceUsed(call_id=EARLIER, state=CallState.CONSUMED), REUSED, None, "charged"),
     (NonceUsed(call_id=EARLIER, state=CallState.REORGED), REUSED, None, "charged"),
     (NonceUsed(call_id=EARLIER, state=CallState.UNKNOWN), REUSED, None, "held"),

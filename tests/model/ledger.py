@@ -149,7 +149,8 @@ class MemoryLedger(MemoryFinality):
             authorizations=known_authorizations(self._rows),
         )
         if isinstance(decision.outcome, Exhausted) and claim.payment_id is not None:
-            return replace(decision.outcome, held_units=held_of(self._rows.calls.values(), claim.payment_id))
+            held_units = decision.outcome.held_units + held_of(self._rows.calls.values(), claim.payment_id)
+            return replace(decision.outcome, held_units=held_units)
         if not isinstance(decision.outcome, Claimed):
             return decision.outcome
         for debit in debits:

@@ -337,6 +337,8 @@ async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None
     """Builds the problem for a claim that the ledger did not grant, on any rail. Raises StorageUnavailable."""
     authorization = claim.authorization
     match outcome:
+        case Exhausted(is_payment_held=True):
+            return HELD
         case Exhausted(remaining_units=remaining, held_units=0) if remaining > 0 and asset is not None:
             return insufficient(claim, asset, remaining_units=remaining)
         case Exhausted(held_units=held) if claim.payment_id is not None:

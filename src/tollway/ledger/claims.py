@@ -503,9 +503,9 @@ class _BatchDecision:
         refusal = self._refuse_proof(claim, claimed)
         if refusal is not None:
             return _refused(claim, refusal)
-        parts, remaining_units = self._collect_parts(claim, claimed)
-        if parts is None:
-            return _refused(claim, Exhausted(remaining_units=remaining_units))
+        parts = self._collect_parts(claim, claimed)
+        if isinstance(parts, Exhausted):
+            return _refused(claim, parts)
         if self._is_beyond_unfinal(claim, parts):
             return _refused(claim, UnfinalLimit())
         return self._grant(claim, claimed, parts)
@@ -557,22 +557,31 @@ class _BatchDecision:
             return NotFirst()
         return None
 
-    def _collect_parts(self, claim: Claim, claimed: _PaymentBalance) -> tuple[Parts | None, int]:
-        """The parts that make up the price. Where they do not, None and the available units."""
+    def _collect_parts(self, claim: Claim, claimed: _PaymentBalance) -> Parts | Exhausted:
+        """The parts that make up the price. Where they do not, the refusal: held siblings that would complete the price are its `held_units`,
+        because they are there, and the payer must not be asked for them again."""
         if claimed.remaining_units >= claim.price_units:
-            return {claimed.payment.id: claim.price_units}, 0
+            return {claimed.payment.id: claim.price_units}
         if claimed.remaining_units <= 0:
-            return None, 0
+            return Exhausted(remaining_units=0)
         parts = {claimed.payment.id: claimed.remaining_units}
-        missing = claim.price_units - claimed.remaining_units
+        missing, held_units = claim.price_units - claimed.remaining_units, 0
         for sibling in self._list_account(credit_account_of(claimed.payment)):
             if sibling is claimed or not self._may_supplement(sibling, claim):
+                continue
+            if sibling.payment.is_held:
+                held_units += sibling.remaining_units
                 continue
             parts[sibling.payment.id] = min(missing, sibling.remaining_units)
             missing -= parts[sibling.payment.id]
             if missing == 0:
-                return parts, 0
-        return None, sum(parts.values())
+                return parts
+        is_held = held_units >= missing
+        return Exhausted(
+            remaining_units=sum(parts.values()),
+            held_units=held_units if is_held else 0,
+            is_payment_held=is_held,
+        )
 
     def _list_account(self, account: CreditAccount) -> list[_PaymentBalance]:
         """The payments of a credit account, the oldest first."""
@@ -585,11 +594,12 @@ class _BatchDecision:
         return self._accounts[account]
 
     def _may_supplement(self, sibling: _PaymentBalance, claim: Claim) -> bool:
-        """Whether a sibling payment may supply the missing units. A sibling that covers the price alone is a prepayment of its own. The
-        plain signature of another payment does not open a sibling whose plain form has ended."""
+        """Whether a sibling payment may supply the missing units, now or once it is held no more. A sibling that covers the price alone is a
+        prepayment of its own. The plain signature of another payment does not open a sibling whose plain form has ended."""
         if claim.is_plain and sibling.is_plain_ended:
             return False
-        return sibling.is_spendable and 0 < sibling.remaining_units < claim.price_units
+        is_gone = sibling.payment.state is PaymentState.GONE
+        return not is_gone and 0 < sibling.remaining_units < claim.price_units
 
     def _is_beyond_unfinal(self, claim: Claim, parts: Parts) -> bool:
         if claim.currency not in self._unfinal_max_nano:

@@ -278,12 +278,13 @@ class Claimed:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhausted:
     """A refused claim: too little credit. Nothing changed. `remaining_units`: the available units of the claimed payment and its siblings.
-    `held_units`: the units of the claimed payment that running and unknown calls hold. They may come back, so the caller need not pay
-    again.
+    `held_units`: the units of the claimed payment that running and unknown calls hold, and those of `is_payment_held`. They may come back,
+    so the caller need not pay again. `is_payment_held`: held siblings have the missing units.
     """
 
     remaining_units: int
     held_units: int = 0
+    is_payment_held: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

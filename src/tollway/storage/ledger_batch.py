@@ -329,9 +329,10 @@ class LedgerBatch:
             rest = columns.value_units - columns.taken_units
             query = (
                 select(columns.id)
-                .where(_is_of_account(account), columns.state != PaymentState.GONE.value, ~columns.is_held)
+                .where(_is_of_account(account), columns.state != PaymentState.GONE.value)
                 .where(rest > 0, rest < price_max)
-                .order_by(columns.block_number, columns.id)
+                # Held ones complete no price; the decision only needs to know that they are there.
+                .order_by(columns.is_held, columns.block_number, columns.id)
                 .limit(SIBLINGS_MAX)
             )
             found.update(self._connection.execute(query).scalars())
@@ -553,15 +554,16 @@ class LedgerBatch:
         return find_limited_accounts(claims, unfinal_max_nano) if unfinal_max_nano else frozenset()
 
     def _with_held(self, decisions: Sequence[Decision]) -> dict[CallId, Outcome]:
-        """The outcomes by call. An `Exhausted` gets the units of its payment that calls without an outcome hold."""
+        """The outcomes by call. The held units of an `Exhausted` get those that calls without an outcome hold of its payment."""
         short = {one.claim.payment_id for one in decisions if isinstance(one.outcome, Exhausted)}
         held = find_held_units(self._connection, {key for key in short if key is not None})
-        return {
-            one.claim.call_id: replace(one.outcome, held_units=held.get(one.claim.payment_id or 0, 0))
-            if isinstance(one.outcome, Exhausted)
-            else one.outcome
-            for one in decisions
-        }
+        outcomes: dict[CallId, Outcome] = {}
+        for one in decisions:
+            outcome = outcomes[one.claim.call_id] = one.outcome
+            if isinstance(outcome, Exhausted):
+                held_units = outcome.held_units + held.get(one.claim.payment_id or 0, 0)
+                outcomes[one.claim.call_id] = replace(outcome, held_units=held_units)
+        return outcomes
 
     def _call_row(self, decision: Decision, terms: TermsReference) -> dict[str, object]:
         claim, outcome = decision.claim, decision.outcome
