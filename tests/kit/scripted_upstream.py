@@ -18,6 +18,7 @@ REST = "+"
 PIECES = 4
 PAUSE_S = 0.05
 ALWAYS = 10**9
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +26,9 @@ class ScriptedUpstream:
     """`/ACT/...`: the first `turns` requests of a path are answered as the act says (`turns_default`, unless the test says
     otherwise for a path), all later ones at once with 200. `heads`, `wholes`: requests whose head, whose body has come, by
     method and path; `left`: paths whose gateway has closed the connection before the answer ended.
+
+    A kept connection that `reset` or `close` ends ends as an idle one does, before the request is read: a gateway sends an idempotent request
+    again on a new connection, and only that one counts.
 
     `echo` at once; `fail` is a 500; `silent` says nothing; `late` says 200 and half the body once the test lets it,
     the rest once it lets `path + REST`; `reset`, `close`: the
@@ -53,21 +57,27 @@ class ScriptedUpstream:
         return self._gates.setdefault(path, asyncio.Event())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_kept = False
         try:
-            while await self._answer(reader, writer):
-                pass
+            while await self._answer(reader, writer, is_kept=is_kept):
+                is_kept = True
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         finally:
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_kept: bool
+    ) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
         method, target, _ = head.split(" ", 2)
         path, _, query = target.partition("?")
-        self.heads[method, path] += 1
-        is_played = self.heads[method, path] <= self.turns.get(path, self.turns_default)
+        is_played = self.heads[method, path] < self.turns.get(path, self.turns_default)
         act = path.split("/")[1] if is_played else ANSWERED
+        if is_kept and method in IDEMPOTENT and act in ("reset", "close"):
+            reset_connection(writer.transport)
+            return False
+        self.heads[method, path] += 1
         try:
             if act == "deaf":
                 await self._gate(path).wait()

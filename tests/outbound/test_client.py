@@ -41,6 +41,7 @@ class Upstream:
     closed: int = 0
     port: int = 0
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
+    stop_listening: Callable[[], None] = lambda: None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
@@ -71,6 +72,7 @@ async def running(handler: Handler) -> AsyncIterator[Upstream]:
     upstream = Upstream(handler)
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
     upstream.port = server.sockets[0].getsockname()[1]
+    upstream.stop_listening = server.close
     try:
         yield upstream
     finally:
@@ -559,6 +561,105 @@ async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> N
         assert caught.value.sent
         assert attempt.exchange.is_sent
         assert len(upstream.requests) == 1
+
+
+def closing_when_kept(
+    end: Callable[[asyncio.WriteTransport], None], *, first_bytes: bytes = b"", kept: int = 1
+) -> Handler:
+    """Answers the first request of a connection; the first `kept` connections end with the second request, after `first_bytes`."""
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_ended = upstream.accepted <= kept
+        await upstream.read_head(reader)
+        writer.write(OK)
+        await upstream.read_head(reader)
+        if not is_ended:
+            writer.write(OK)
+            await reader.read()
+            return
+        writer.write(first_bytes)
+        await writer.drain()
+        end(writer.transport)
+
+    return handler
+
+
+REUSED_ENDS = [
+    *((method, None, 2) for method in ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")),
+    ("PUT", b"{}", 2),
+    ("PUT", bytes(200_000), 2),
+    *((method, None, 1) for method in ("POST", "PATCH")),
+    ("POST", b"{}", 1),
+]
+
+
+@pytest.mark.parametrize("end", [lambda transport: transport.close(), reset_connection], ids=["close", "reset"])
+@pytest.mark.parametrize(("method", "body", "attempts"), REUSED_ENDS)
+async def test_only_an_idempotent_request_goes_out_once_more_when_a_kept_connection_ends(
+    method: str, body: bytes | None, attempts: int, end: Callable[[asyncio.WriteTransport], None]
+) -> None:
+    async with running(closing_when_kept(end)) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        attempt = Attempt(http_client, get(upstream, method, body=body))
+        if attempts == 1:
+            with pytest.raises(UpstreamBadResponse):
+                await attempt.call()
+        else:
+            assert (await attempt.call())[0] == 200
+        assert (len(upstream.requests), upstream.accepted) == (1 + attempts, attempts)
+
+
+@pytest.mark.parametrize("first_bytes", [b"H", OK[:20], b"HTTP/1.1 102 Processing\r\n\r\n"])
+async def test_a_response_that_has_begun_is_not_asked_for_again(first_bytes: bytes) -> None:
+    handler = closing_when_kept(lambda transport: transport.close(), first_bytes=first_bytes)
+    async with running(handler) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        with pytest.raises(UpstreamBadResponse):
+            await call(http_client, get(upstream))
+        assert upstream.accepted == 1
+
+
+async def test_a_streamed_body_is_not_sent_again() -> None:
+    handler = closing_when_kept(lambda transport: transport.close())
+    async with running(handler) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        with pytest.raises(UpstreamBadResponse):
+            await call(http_client, get(upstream, "PUT", body=chunks(b"a", b"b")))
+        assert upstream.accepted == 1
+
+
+async def test_the_second_attempt_is_the_last_one_and_its_failure_is_no_unsent_call() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        if upstream.accepted == 1:
+            writer.write(OK)
+            await upstream.read_head(reader)
+
+    async with running(handler) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        attempt = Attempt(http_client, get(upstream))
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await attempt.call()
+        assert caught.value.sent
+        assert attempt.exchange.is_sent
+        assert (len(upstream.requests), upstream.accepted) == (3, 2)
+
+
+async def test_an_api_that_is_gone_at_the_second_attempt_leaves_the_outcome_unknown() -> None:
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        writer.write(OK)
+        await upstream.read_head(reader)
+        upstream.stop_listening()
+
+    async with running(handler) as upstream, dialing() as http_client:
+        await call(http_client, get(upstream))
+        attempt = Attempt(http_client, get(upstream))
+        with pytest.raises(UpstreamBadResponse) as caught:
+            await attempt.call()
+        assert caught.value.sent
+        assert attempt.exchange.is_sent
+        assert (len(upstream.requests), upstream.accepted) == (2, 1)
 
 
 async def test_an_exchange_is_sent_once() -> None:

@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tollway.outbound.http1 import HeadLimits, ResponseMalformed, ResponseParser
+from tollway.outbound.http1 import HeadLimits, ResponseMalformed, ResponseParser, parse_head
 
 LIMITS = HeadLimits(head_bytes=2_000, line_bytes=200, field_bytes=500, headers=10)
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -153,6 +154,31 @@ def test_headers_come_as_they_were_received_and_in_order() -> None:
         (b"Set-Cookie", b"a=b; c"),
         (b"Content-Length", b"0"),
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "idle_s_max"),
+    [
+        (b"timeout=5", 4.0),
+        (b"timeout=5, max=100", 4.0),
+        (b"max=100, Timeout = 15", 14.0),
+        (b'timeout="2"', 1.0),
+        (b"timeout=1", 0.5),
+        (b"timeout=0", 0.0),
+        (b"max=100", inf),
+        (b"timeout", inf),
+        (b"timeout=-1", inf),
+        (b"timeout=99999999999", inf),
+        (b"xtimeout=1", inf),
+    ],
+)
+def test_a_server_that_names_its_idle_time_gets_no_request_in_its_last_second(
+    value: bytes, idle_s_max: float
+) -> None:
+    head = parse_head(
+        b"HTTP/1.1 200 OK\r\nKeep-Alive: %b\r\nContent-Length: 0\r\n\r\n" % value, method="GET", limits=LIMITS
+    )
+    assert head.idle_s_max == idle_s_max
 
 
 def test_control_characters_in_values_are_let_through() -> None:

@@ -126,6 +126,16 @@ async def test_the_latest_is_given_out_first_and_none_that_idled_too_long() -> N
         assert await ask(second) == b"ok"
 
 
+async def test_one_that_its_server_closes_sooner_is_given_out_for_less_time() -> None:
+    async with serving() as far, opening() as connections:
+        origin = far.endpoint().origin
+        connection = await connections.open(far.endpoint())
+        connection.idle_s_max = 0.0
+        connections.release(connection)
+        assert connections.acquire(origin, idle_s_max=60.0) is None
+        assert not connection.is_open
+
+
 async def test_one_that_the_upstream_closed_is_not_given_out() -> None:
     async with serving() as far, opening() as connections:
         connection = await connections.open(far.endpoint())

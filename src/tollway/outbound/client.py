@@ -1,7 +1,8 @@
 """The HTTP/1.1 client for upstreams: sends every request of this gateway to a provider's server.
 
 It connects to allowed addresses only, holds the connection while the caller claims, sends once, and reads under limits. It never follows a
-redirect, never sends a request twice, and never reports why a connection failed. A body that was cut never counts as a whole one, in either
+redirect, and never reports why a connection failed. It sends a request a second time in one case: a kept connection ended before the first byte
+of the response, and the method is idempotent (RFC 9110 §9.2.2). A body that was cut never counts as a whole one, in either
 direction. `Host` and the framing are written here; all other fields are sent unchanged.
 """
 
@@ -183,6 +184,11 @@ async def _slice(body: bytes) -> AsyncIterator[bytes]:
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
 
+def _may_repeat(request: UpstreamRequest) -> bool:
+    """Whether a second attempt has the effect of one, and the whole body is in memory."""
+    return request.method.upper() in _IDEMPOTENT and (request.body is None or isinstance(request.body, bytes))
+
+
 class UpstreamExchange:
     """One request to an upstream and its response, over a connection that is held from before the claim to the end of the body.
 
@@ -252,8 +258,9 @@ class UpstreamExchange:
         return self._connection is not None and self._connection.exchanges > 0
 
     async def send(self, *, head_deadline_s: float, fields: bytes = b"") -> None:
-        """Sends the request once, and returns when the head of the response has arrived. `fields`: sent after the request's own;
-        they are known only after the claim.
+        """Sends the request, and returns when the head of the response has arrived. `fields`: sent after the request's own;
+        they are known only after the claim. An idempotent request whose kept connection ended without one byte of a response is sent once
+        more, on a new connection.
 
         The head deadline starts with the first byte, and again with each piece of a streamed body. An exception of the body's
         iterator is raised unchanged; the upstream then gets a cut request. Raises Refusal (the connection was
@@ -266,7 +273,13 @@ class UpstreamExchange:
         try:
             connection = self._connection = await self._client.renew(self._connection, request)
             self._client.check_age(self._connected_ms)
-            head = await self._deliver(request, connection, fields, head_deadline_s)
+            may_repeat = connection.exchanges > 0 and _may_repeat(request)
+            try:
+                head = await self._deliver(request, connection, fields, head_deadline_s)
+            except UpstreamBadResponse:
+                if not (may_repeat and connection.has_ended_unanswered):
+                    raise
+                head = await self._deliver_again(request, fields, head_deadline_s)
         except BaseException as exc:
             # Now, and not at the exit: the caller's handling of the failure may take long.
             self._end(is_untouched=not self.is_sent and isinstance(exc, Exception))
@@ -296,6 +309,20 @@ class UpstreamExchange:
             raise UpstreamTimeout from exc
         except (ResponseMalformed, OSError) as exc:
             raise UpstreamBadResponse from exc
+
+    async def _deliver_again(
+        self, request: UpstreamRequest, fields: bytes, head_deadline_s: float
+    ) -> ResponseHead:
+        """Delivers the request on a new connection. The upstream closed the kept one while the request was on its way, as servers do with idle
+        connections. Bytes of the first attempt have left, so every failure is a bad response: the outcome of the call is unknown."""
+        assert self._connection is not None, "the first attempt had one"
+        self._connection.cut()
+        try:
+            self._connection = await self._client.dial(request.endpoint)
+            self._client.check_age(self._connected_ms)
+        except (UpstreamUnreachable, Refusal) as exc:
+            raise UpstreamBadResponse from exc
+        return await self._deliver(request, self._connection, fields, head_deadline_s)
 
     async def read_chunk(self) -> bytes:
         """The next bytes of the body; b"" at its end. Once the last byte is returned, `is_read` is true and the connection is
@@ -458,7 +485,7 @@ class HttpClient:
         if self._is_closed:
             raise UpstreamUnreachable
         self.check_origin(endpoint)
-        (await self._dial(endpoint)).cut()
+        (await self.dial(endpoint)).cut()
 
     async def close(self) -> None:
         """Closes every connection, also those of calls in flight. Later sends raise UpstreamUnreachable."""
@@ -477,9 +504,9 @@ class HttpClient:
     async def acquire(self, request: UpstreamRequest) -> Connection:
         """A connection of the pool, or a new one. Raises UpstreamUnreachable."""
         connection = self._pool.acquire(request.endpoint.origin, idle_s_max=self._idle_s_max(request))
-        return connection or await self._dial(request.endpoint)
+        return connection or await self.dial(request.endpoint)
 
-    async def _dial(self, endpoint: Endpoint) -> Connection:
+    async def dial(self, endpoint: Endpoint) -> Connection:
         """Raises UpstreamUnreachable, which never carries the cause."""
         try:
             connection = await self._pool.open(endpoint)
@@ -495,7 +522,7 @@ class HttpClient:
         if self._is_usable(connection, request) and connection.has_no_unread_bytes():
             return connection
         connection.cut()  # nothing was written to it: a new connection is as good as the first
-        return await self._dial(request.endpoint)
+        return await self.dial(request.endpoint)
 
     def check_age(self, connected_ms: int) -> None:
         """The last check before the first byte. Raises Refusal for a call that was claimed too long ago."""

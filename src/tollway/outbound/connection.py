@@ -11,6 +11,7 @@ import errno
 import select
 import socket
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import cast
 
@@ -98,6 +99,7 @@ class Connection(asyncio.BufferedProtocol):
         "_wait_read",
         "_wait_write",
         "exchanges",
+        "idle_s_max",
         "idle_since",
         "is_tls",
         "opened_at",
@@ -119,6 +121,7 @@ class Connection(asyncio.BufferedProtocol):
         self.is_tls = is_tls
         self.exchanges = 0
         self.opened_at = self.idle_since = monotonic()
+        self.idle_s_max = inf  # what the upstream's last `Keep-Alive` field permits
         self._loop = asyncio.get_running_loop()
         self._socket = handle
         self._poll: select.poll | None = None  # made with the first check
@@ -142,6 +145,13 @@ class Connection(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         transport = self._transport
         return self._failure is None and transport is not None and not transport.is_closing()
+
+    @property
+    def has_ended_unanswered(self) -> bool:
+        """The connection was lost in an exchange before one byte of the response arrived."""
+        parser = self._parser
+        is_lost = isinstance(self._failure, OSError) and not isinstance(self._failure, TimeoutError)
+        return is_lost and parser is not None and not parser.has_begun
 
     def has_no_unread_bytes(self) -> bool:
         """The last check before the first byte. False where the kernel's buffer holds a FIN, a reset or stray bytes that the event loop
@@ -175,6 +185,8 @@ class Connection(asyncio.BufferedProtocol):
         if parser is None or not parser.is_reusable or not self.is_open or not self._is_uploaded():
             self.cut()
             return False
+        if parser.head is not None:
+            self.idle_s_max = parser.head.idle_s_max
         self._parser = self._uploading = None
         self._read_bytes = self._read_buffer.release_size(self._read_bytes)
         self._resume_reading()

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import inf
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
@@ -16,12 +17,13 @@ from tollway.errors import Code, Problem, Refusal
 HEAD_END = b"\r\n\r\n"
 BODILESS_STATUSES = (204, 304)
 _SWITCHING = 101
-_FRAMING_SIZES = frozenset(map(len, (b"content-length", b"connection", b"transfer-encoding")))
+_FRAMING_SIZES = frozenset(map(len, (b"content-length", b"connection", b"keep-alive", b"transfer-encoding")))
 _VERSIONS = (b"HTTP/1.1 ", b"HTTP/1.0 ")
 _CONTROLS = bytes(code for code in (*range(1, 32), 127) if code not in b"\t\r\n")
 _CONTROLS_REPLACED = bytes.maketrans(
     _CONTROLS, b"@" * len(_CONTROLS)
 )  # "@" is valid in no name, length or coding
+_KEEP_ALIVE_TIMEOUT = re.compile(rb"(?:^|[,\s])timeout\s*=\s*\"?([0-9]{1,9})(?![0-9])", re.IGNORECASE)
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
@@ -74,13 +76,13 @@ class HeadLimits:
 
 class ResponseHead:
     """A status and its headers. `length`: bytes of the body; None where it is chunked, or ends with the
-    connection. `is_keep_alive`: the connection may be kept once the body is read.
+    connection. `is_keep_alive`: the connection may be kept once the body is read, for less than `idle_s_max` seconds.
 
     `fields`: the fields that llhttp has reported so far (`on_header`); a parsed head does not change any more. It is one object and not
     two, because every call makes one.
     """
 
-    __slots__ = ("fields", "headers", "is_chunked", "is_keep_alive", "length", "status")
+    __slots__ = ("fields", "headers", "idle_s_max", "is_chunked", "is_keep_alive", "length", "status")
 
     def __init__(self) -> None:
         self.fields: list[tuple[bytes, bytes]] = []
@@ -89,6 +91,7 @@ class ResponseHead:
         self.length: int | None = None
         self.is_chunked = False
         self.is_keep_alive = False
+        self.idle_s_max = inf
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.fields.append((name, value.rstrip(b" \t")))
@@ -164,6 +167,8 @@ def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
             tokens = value.lower()
             is_closing = is_closing or b"close" in tokens
             is_kept = is_kept or b"keep-alive" in tokens
+        elif name == b"keep-alive":
+            head.idle_s_max = _read_idle_s_max(value)
         elif name == b"transfer-encoding":
             # The gateway sends no TE field (RFC 9112 §7.4) and could not pass another coding on.
             if is_chunked or value.lower() != b"chunked":
@@ -176,6 +181,16 @@ def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
     head.length, head.is_chunked = length, is_chunked
     # Chunks from an HTTP/1.0 server are framing in error (RFC 9112 §6.1): the connection is not kept.
     head.is_keep_alive = has_framing and not is_closing and (not is_old or (is_kept and not is_chunked))
+
+
+def _read_idle_s_max(value: bytes) -> float:
+    """How long the connection may idle, from `Keep-Alive: timeout=N` (RFC 2068 §19.7.1.1): up to a second less than the server's own time, in which a
+    request would reach it too late."""
+    found = _KEEP_ALIVE_TIMEOUT.search(value)
+    if found is None:
+        return inf
+    timeout_s = int(found[1])
+    return timeout_s - min(1.0, timeout_s / 2)
 
 
 class _Chunks:
@@ -266,6 +281,11 @@ class ResponseParser:
     def is_reusable(self) -> bool:
         """The response is complete, no other byte has arrived, and the upstream keeps the connection open."""
         return self.is_whole and not self.has_leftover and self.head is not None and self.head.is_keep_alive
+
+    @property
+    def has_begun(self) -> bool:
+        """A byte of the response has arrived."""
+        return self.head is not None or self._head_bytes > 0 or bool(self._partial_head)
 
     def feed(self, data: bytes) -> None:
         """Takes the next bytes. Raises ResponseMalformed; the valid part before them stays readable."""

@@ -249,7 +249,7 @@ class ConnectionPool:
     def _is_reusable(self, connection: Connection, now: float) -> bool:
         return (
             connection.is_open
-            and now - connection.idle_since < POOLED_IDLE_S_MAX
+            and now - connection.idle_since < min(POOLED_IDLE_S_MAX, connection.idle_s_max)
             and now - connection.opened_at < self._limits.connection_age_s
         )
 
