@@ -70,7 +70,7 @@ from tollway.web.middleware import read_client_address, read_request_id
 LIMITS = DEFAULT_LIMITS
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nServer: bench\r\n\r\n"
 BODY = b'{"symbol":"ETH","price":"3141.59"}'
-HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=8_192, headers=100)
+HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, headers=100)
 LISTING = "api_0123456789abcdef01234567"
 HeaderPairs = list[tuple[bytes, bytes]]
 PARAMETER = {"name": "currency", "in": "query", "schema": {"type": "string", "enum": ["USD", "EUR"]}}

@@ -19,7 +19,7 @@ from tollway.storage.postgres import NoServerAvailable
 PROBLEM = Problem(code=Code.OVERLOADED, detail="")
 FIELD = FieldError(code="too_long", detail="")
 NAME = KeyName(payer=Address(20), key="")
-LIMITS = HeadLimits(head_bytes=1, line_bytes=1, field_bytes=1, headers=1)
+LIMITS = HeadLimits(head_bytes=1, line_bytes=1, headers=1)
 
 
 def raise_refusal() -> None:

@@ -122,6 +122,9 @@ class FixedLimits:
     answer_reading_s: float = 60.0  # under an idempotency key; then a repeat gets "not stored"
     answer_collect_s: float = 30.0  # reading a response to its end while its caller waits for "unknown"
 
+    # Upstreams.
+    upstream_headers_max: int = 500
+
     # Several gateways.
     owner_lease_s: float = 30.0  # a gateway that has not renewed for this long counts as dead
     owner_renew_s: float = 3.0  # at most half of the lease, or a living gateway counts as dead

@@ -56,7 +56,7 @@ RULES = DraftRules(
     allow_private_endpoints=False,
     check_endpoint=make_endpoint_check(allow_private=False),
 )
-HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=16_384, headers=100)
+HEAD_LIMITS = HeadLimits(head_bytes=65_536, line_bytes=8_192, headers=100)
 PROVIDER = Address(b"\xaa" * 20)
 TOOL_NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 BASE = "/base/path"

@@ -307,4 +307,28 @@ OUTBOUND_GUARDS = (
         "        pass\n",
         test="outbound/test_client.py::test_the_head_has_a_deadline_even_when_bytes_trickle_in",
     ),
+    guard(
+        "X2",
+        "a request with an effect of its own is never sent twice",
+        "outbound.client:_may_repeat",
+        "request.method.upper() in _IDEMPOTENT and ",
+        "",
+        test="outbound/test_client.py::test_only_an_idempotent_request_goes_out_once_more_when_a_kept_connection_ends",
+    ),
+    guard(
+        "X2",
+        "a response that has begun is not requested again",
+        "outbound.connection:Connection.has_ended_unanswered",
+        "and not parser.has_begun",
+        "",
+        test="outbound/test_client.py::test_a_response_that_has_begun_is_not_asked_for_again",
+    ),
+    guard(
+        "X2",
+        "a second attempt that fails is no unsent call",
+        "outbound.client:UpstreamExchange._deliver_again",
+        "            raise UpstreamBadResponse from exc\n",
+        "            raise\n",
+        test="outbound/test_client.py::test_an_api_that_is_gone_at_the_second_attempt_leaves_the_outcome_unknown",
+    ),
 )

@@ -703,7 +703,7 @@ PAYMENT_GUARDS = (
     guard(
         "O7",
         "all failed dials look alike",
-        "outbound.client:HttpClient._dial",
+        "outbound.client:HttpClient.dial",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable from exc\n",
         "        except (OSError, ValueError, RuntimeError) as exc:\n            raise UpstreamUnreachable(str(exc)) from exc\n",
         test="outbound/test_client.py::test_a_name_that_must_not_be_dialled_is_unreachable",

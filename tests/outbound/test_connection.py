@@ -58,7 +58,7 @@ async def wired(*, is_tls: bool = False, read_buffer: ReadBuffer | None = None) 
         origin="http://a.example",
         is_tls=is_tls,
         handle=near,
-        head_limits=HeadLimits(head_bytes=65_536, line_bytes=8_192, field_bytes=8_192, headers=100),
+        head_limits=HeadLimits(head_bytes=65_536, line_bytes=8_192, headers=100),
         read_buffer=read_buffer or ReadBuffer(BUFFER_BYTES),
         on_lost=lost.append,
     )

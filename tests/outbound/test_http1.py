@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tollway.outbound.http1 import HeadLimits, ResponseMalformed, ResponseParser, parse_head
 
-LIMITS = HeadLimits(head_bytes=2_000, line_bytes=200, field_bytes=500, headers=10)
+LIMITS = HeadLimits(head_bytes=2_000, line_bytes=200, headers=10)
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
@@ -247,8 +247,8 @@ BAD_HEADS = {
     "name_not_ascii": OK + b"\xc3\xa9: a\r\n\r\n",
     "cr_in_name": OK + b"X\rY: a\r\n\r\n",
     "long_line": b"HTTP/1.1 200 " + b"x" * 200 + b"\r\n\r\n",
-    "long_field": OK + b"X: " + b"x" * 500 + b"\r\n\r\n",
-    "long_name": OK + b"X" * 501 + b": \r\n\r\n",
+    "long_field": OK + b"X: " + b"x" * 2_000 + b"\r\n\r\n",
+    "long_name": OK + b"X" * 2_001 + b": \r\n\r\n",
     "many_headers": OK + b"X: 1\r\n" * 11 + b"\r\n",
     "long_head": OK + b"".join(b"X-%d: %s\r\n" % (n, b"x" * 400) for n in range(6)) + b"\r\n",
     "long_interim": b"HTTP/1.1 100 C\r\n\r\n" * 200 + OK + b"Content-Length: 2\r\n\r\n",
@@ -278,16 +278,13 @@ def test_limits_of_a_head_hold_to_the_byte() -> None:
     line = b"HTTP/1.1 200 ".ljust(LIMITS.line_bytes, b"x")
     assert read(line + b"\r\n" + fields + b"\r\n").is_whole
     assert read(line + b"x\r\n" + fields + b"\r\n").is_malformed
-    field = b"X: ".ljust(LIMITS.field_bytes + 2, b"x")
-    assert read(OK + field + b"\r\n" + fields + b"\r\n").is_whole
-    assert read(OK + field + b"x\r\n" + fields + b"\r\n").is_malformed
     many = b"X: 1\r\n" * (LIMITS.headers - 1)
     assert read(OK + many + fields + b"\r\n").is_whole
     assert read(OK + many + b"X: 1\r\n" + fields + b"\r\n").is_malformed
-    long = OK + fields + (b"X: ".ljust(400, b"x") + b"\r\n") * 4
-    rest = LIMITS.head_bytes - len(long)
-    assert read(long + b"Y: ".ljust(rest, b"y") + b"\r\n\r\n").is_whole
-    assert read(long + b"Y: ".ljust(rest + 1, b"y") + b"\r\n\r\n").is_malformed
+    for long in (OK + fields, OK + fields + (b"X: ".ljust(400, b"x") + b"\r\n") * 4):
+        rest = LIMITS.head_bytes - len(long)
+        assert read(long + b"Y: ".ljust(rest, b"y") + b"\r\n\r\n").is_whole
+        assert read(long + b"Y: ".ljust(rest + 1, b"y") + b"\r\n\r\n").is_malformed
 
 
 BAD_CHUNKS = {

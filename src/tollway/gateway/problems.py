@@ -404,10 +404,16 @@ _PROXY_ERRORS = {
 }
 
 
+_PROXY_ERRORS_BY_REASON = {
+    "connection_lost": "connection_terminated",
+    "response_head_too_large": "http_response_header_section_size",
+}
+
+
 def name_proxy_error(problem: Problem) -> str:
     """The registered error type of a problem (RFC 9209 §2.3)."""
-    if problem.reason == "connection_lost":
-        return "connection_terminated"
+    if problem.reason in _PROXY_ERRORS_BY_REASON:
+        return _PROXY_ERRORS_BY_REASON[problem.reason]
     return _PROXY_ERRORS.get(problem.code, "http_request_denied")
 
 

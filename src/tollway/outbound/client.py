@@ -28,7 +28,7 @@ from tollway.errors import (
 )
 from tollway.limits import Limits
 from tollway.outbound.connection import Connection
-from tollway.outbound.http1 import FIELD_NAME, UNWRITABLE, ResponseHead, ResponseMalformed
+from tollway.outbound.http1 import FIELD_NAME, UNWRITABLE, HeadTooLarge, ResponseHead, ResponseMalformed
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
 from tollway.outbound.pool import POOLED_IDLE_S_MAX, AddressGuard, ConnectionPool, lookup_host
 from tollway.per_call_record import per_call_record
@@ -307,6 +307,8 @@ class UpstreamExchange:
             raise _translate_upload_failure(exc.reason)  # noqa: B904 - the caller's own exception, unchanged
         except TimeoutError as exc:
             raise UpstreamTimeout from exc
+        except HeadTooLarge as exc:
+            raise UpstreamBadResponse(problem=self._client.head_too_large) from exc
         except (ResponseMalformed, OSError) as exc:
             raise UpstreamBadResponse from exc
 
@@ -404,6 +406,12 @@ class HttpClient:
         self._limits = limits
         self.ticks_ms = ticks_ms
         self.chunk_idle_s = limits.chunk_idle_s
+        self.head_too_large = Problem(
+            code=Code.UPSTREAM_BAD_RESPONSE,
+            detail="The head of the response of the provider's API is too large: the gateway accepts at most "
+            f"{limits.upstream_head_bytes_max} bytes and {limits.upstream_headers_max} fields.",
+            reason="response_head_too_large",
+        )
         self._allow_private = allow_private
         # Half a lease. With an older claim, other gateways may count this one as dead and run the call themselves.
         self._claim_ms_max = int(limits.owner_lease_s * 500)

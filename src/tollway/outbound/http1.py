@@ -64,13 +64,17 @@ class ResponseMalformed(Exception):
     """The bytes from the upstream are no valid response."""
 
 
+class HeadTooLarge(ResponseMalformed):
+    """The head of the response has more bytes or more fields than the gateway reads. The upstream's server may have sent it correctly."""
+
+
 @dataclass(slots=True, kw_only=True)
 class HeadLimits:
-    """Limits of a response head. `head_bytes`: all heads of one response, the interim ones included. `field_bytes`: one name with its value."""
+    """Limits of a response head. `head_bytes`: all heads of one response, the interim ones included; one field may fill them. `headers`: the fields of
+    one head."""
 
     head_bytes: int
     line_bytes: int
-    field_bytes: int
     headers: int
 
 
@@ -113,7 +117,7 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
     if not head.startswith(_VERSIONS):
         raise ResponseMalformed("this is not HTTP/1.1")
     if len(head) > limits.line_bytes and head.find(b"\r\n") > limits.line_bytes:
-        raise ResponseMalformed("the status line is too long")
+        raise HeadTooLarge("the status line is too long")
     try:
         parsed = _run_parser(head)
     except (HttpParserError, HttpParserUpgrade) as exc:
@@ -121,9 +125,7 @@ def parse_head(head: bytes, *, method: str, limits: HeadLimits) -> ResponseHead:
     if not 100 <= parsed.status <= 599 or parsed.status == _SWITCHING:
         raise ResponseMalformed("the status is not valid for this request")
     if len(parsed.headers) > limits.headers:
-        raise ResponseMalformed("there are too many headers")
-    if len(head) > limits.field_bytes:
-        _check_fields(parsed.headers, limits.field_bytes)
+        raise HeadTooLarge("there are too many fields")
     _frame(parsed, method=method, is_old=head[7:8] == b"0")
     return parsed
 
@@ -146,11 +148,6 @@ def _run_parser(head: bytes, *, is_lenient: bool = False) -> ResponseHead:
         return _run_parser(head, is_lenient=True)
     parsed.status, parsed.headers = parser.get_status_code(), tuple(parsed.fields)
     return parsed
-
-
-def _check_fields(headers: Headers, bytes_max: int) -> None:
-    if any(len(name) + len(value) > bytes_max for name, value in headers):
-        raise ResponseMalformed("a header is too long")
 
 
 def _frame(head: ResponseHead, *, method: str, is_old: bool) -> None:
@@ -318,7 +315,7 @@ class ResponseParser:
             end = data.find(HEAD_END, seen)
             # Interim heads count too, so an upstream cannot send them without end.
             if self._head_bytes + (end if end >= 0 else len(data)) > self._limits.head_bytes:
-                raise ResponseMalformed("the head is too long")
+                raise HeadTooLarge("the head is too long")
             if end < 0:
                 if data:
                     check_partial_head(data, seen=seen)

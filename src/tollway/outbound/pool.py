@@ -99,8 +99,6 @@ class AddressGuard:
 
 
 POOLED_IDLE_S_MAX = 4.0  # common servers close an idle connection after 5 s; the pool closes it before
-UPSTREAM_HEADERS_MAX = 100
-UPSTREAM_HEADER_BYTES_MAX = 16 * 1024
 EVICTION_S = 0.5
 NEXT_ADDRESS_S = 0.25  # RFC 8305 §5: the delay before the next address is tried in parallel
 _CLOSE_S = 1.0
@@ -126,8 +124,7 @@ class ConnectionPool:
         self._head_limits = HeadLimits(
             head_bytes=limits.upstream_head_bytes_max,
             line_bytes=limits.request_line_bytes_max,
-            field_bytes=UPSTREAM_HEADER_BYTES_MAX,
-            headers=UPSTREAM_HEADERS_MAX,
+            headers=limits.upstream_headers_max,
         )
         self._read_buffer = ReadBuffer(limits.buffer_bytes)
         self._idle: dict[str, list[Connection]] = {}
