@@ -87,6 +87,7 @@ _STORAGE = (
 )  # fmt: skip
 
 _CHAINS = (
+    _row("rpc_batch_refused", "warning", "node reason batch_max", "A node refused a JSON-RPC batch; it gets at most so many calls in one request for ten minutes.", "use a node that accepts batches of 100, or accept more requests for each payment"),
     _row("rpc_node_failed", "warning", "node reason", "A node did not answer as it must; other nodes come first for a while.", "act when it repeats: runbook NodeBad"),
     _row("rpc_node_recovered", "info", "node", "That node answers again."),
     _row("chain_not_ready", "warning", "chain_id detail", "Too few nodes of a network answer; `/readyz` fails.", "runbook ChainAway"),

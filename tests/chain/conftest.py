@@ -22,7 +22,8 @@ class ScriptedNode:
     """Head 10, final 3, one transaction in block 8. `answers`: method -> result, or params -> result.
 
     A result of the form {"!error": {...}} becomes the error member. `bend` sees the whole batch answer before it
-    leaves; `http` replaces the HTTP answer.
+    leaves; `http` replaces the HTTP answer. `batch_max`, `refuse_batch`: a node that takes no more calls in one request, and its answer to
+    more.
     """
 
     TX = word(0xABC)
@@ -33,6 +34,10 @@ class ScriptedNode:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.bend: Bend | None = None
+        self.batch_max: int | None = None
+        self.refuse_batch: Callable[[list[dict[str, Any]]], web.Response] = lambda calls: web.Response(
+            status=400
+        )
         self.http: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
         self.log = {
             "address": self.TOKEN,
@@ -83,11 +88,16 @@ class ScriptedNode:
         self.receipt = self.transaction = None
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        calls = json.loads(await request.read())
+        body = json.loads(await request.read())
+        calls = body if isinstance(body, list) else [body]
         self.batches.append([call["method"] for call in calls])
         if self.http is not None:
             return await self.http(request)
+        if self.batch_max is not None and len(calls) > self.batch_max:
+            return self.refuse_batch(calls)
         answer: Any = [self.answer(call) for call in calls]
+        if not isinstance(body, list):
+            (answer,) = answer
         if self.bend is not None:
             answer = self.bend(answer)
         return web.Response(body=json.dumps(answer).encode(), content_type="application/json")

@@ -3,13 +3,14 @@ import contextlib
 import gzip
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import aiohttp
 import pytest
 import structlog
 from aiohttp import web
 
-from tollway.chain.nodes import BREAKER_S, RpcNode, WrongChain, open_session
+from tollway.chain.nodes import BATCH_MAX_S, BREAKER_S, RpcNode, WrongChain, open_session
 from tollway.chain.requests import read_head
 from tollway.chain.responses import UnusableResponse, parse_block
 from tollway.ids import ChainId
@@ -177,6 +178,90 @@ async def test_a_node_of_another_chain_is_unusable(make_node, session) -> None:
         await read(make(url), session)
 
 
+HEAD, FINAL, CODE = (
+    ("eth_getBlockByNumber", ["latest", False]),
+    ("eth_getBlockByNumber", ["finalized", False]),
+    ("eth_getCode", ["0x" + "00" * 20, "latest"]),
+)
+
+
+def refuse_by_status(calls: list[dict[str, Any]]) -> web.Response:
+    return web.Response(status=413, text="batch too large")
+
+
+def refuse_by_error(calls: list[dict[str, Any]]) -> web.Response:
+    return web.json_response(
+        {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "no batches"}}
+    )
+
+
+def refuse_each(calls: list[dict[str, Any]]) -> web.Response:
+    error = {"code": -32005, "message": "too many"}
+    return web.json_response([{"jsonrpc": "2.0", "id": call["id"], "error": error} for call in calls])
+
+
+@pytest.mark.parametrize("refuse", [refuse_by_status, refuse_by_error, refuse_each])
+@pytest.mark.parametrize(("batch_max", "requests"), [(4, 1), (3, 1 + 2), (2, 1 + 2), (1, 1 + 1 + 4)])
+async def test_a_node_that_refuses_a_batch_gets_smaller_ones(
+    make_node, session, refuse, batch_max: int, requests: int
+) -> None:
+    script, url = await make_node()
+    script.answers["eth_getCode"] = "0x60"
+    script.batch_max, script.refuse_batch = batch_max, refuse
+    node = make(url)
+    calls = [HEAD, FINAL, CODE]
+    for expected in (requests, 1 if batch_max == 4 else 4 // (2 if batch_max > 1 else 1)):
+        script.batches.clear()
+        async with node.attempt(5.0):
+            assert await node.send_batch(session, calls) == [script.block(10), script.block(3), "0x60"]
+        assert len(script.batches) == expected
+    assert node.status.batch_max == (None if batch_max == 4 else 2 if batch_max > 1 else 1)
+
+
+async def test_the_chain_id_is_read_before_a_smaller_batch_is_sent(make_node, session) -> None:
+    script, url = await make_node()
+    script.answers["eth_chainId"] = "0x1"
+    script.batch_max = 1
+    with pytest.raises(WrongChain):
+        await read(make(url), session)
+    assert script.batches == [["eth_getBlockByNumber", "eth_chainId"], ["eth_chainId"]]
+
+
+async def test_a_refused_batch_is_tried_whole_again_after_a_while(make_node, session) -> None:
+    script, url = await make_node()
+    script.batch_max = 1
+    clock = Clock()
+    node = make(url, clock=clock)
+    await read(node, session)
+    script.batches.clear()
+    clock.now += BATCH_MAX_S
+    script.batch_max = None
+    await read(node, session)
+    assert script.batches == [["eth_getBlockByNumber", "eth_chainId"]]
+    assert node.status.batch_max is None
+
+
+async def test_a_node_that_refuses_single_calls_too_is_unusable_for_its_first_reason(
+    make_node, session
+) -> None:
+    script, url = await make_node()
+    script.batch_max = 0
+    node = make(url)
+    with pytest.raises(UnusableResponse, match="HTTP status 400"):
+        await read(node, session)
+    assert script.batches == [["eth_getBlockByNumber", "eth_chainId"], ["eth_chainId"]]
+    assert node.status.batch_max is None
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 502, 503])
+async def test_a_fault_of_another_kind_is_no_refused_batch(make_node, session, status: int) -> None:
+    script, url = await make_node()
+    script.http = respond(status=status)
+    with pytest.raises(UnusableResponse):
+        await read(make(url), session)
+    assert len(script.batches) == 1
+
+
 async def test_no_more_requests_are_in_flight_than_allowed(make_node, session) -> None:
     script, url = await make_node()
     waiting = 0
@@ -292,7 +377,7 @@ async def test_each_request_has_one_outcome(make_node, session, seen, outcome: s
         return web.Response()
 
     if outcome == "error":
-        script.http = honest(status=500)
+        script.http = honest(status=503)
     elif outcome == "timeout":
         script.http = hang
     elif outcome == "other_chain":

@@ -21,6 +21,7 @@ from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at
 from tollway.alert_limits import GAS_FLOORS_MIN
 from tollway.app.doctor_findings import Finding
+from tollway.chain.nodes import NodeStatus
 from tollway.chain.port import ContractResult
 from tollway.chain.signer import GasKey
 from tollway.cli.doctor import examine
@@ -47,14 +48,38 @@ class OneBlock:
     chain_ids = (ChainId(84532),)
 
     def __init__(
-        self, *, block_time: float = NOW_S, is_away: bool = False, payload: bytes | None = None
+        self,
+        *,
+        block_time: float = NOW_S,
+        is_away: bool = False,
+        payload: bytes | None = None,
+        batch_max: int | None = None,
     ) -> None:
+        self.batch_max = batch_max
         self._is_away = is_away
         self._payload = int(block_time).to_bytes(32, "big") if payload is None else payload
 
     async def check_chain(self, chain_id: ChainId) -> None:
         if self._is_away:
-            raise ChainUnavailable("no node answers")
+            away = ChainUnavailable(
+                "No node gave a usable response. Send the same request again after Retry-After."
+            )
+            away.add_note("node 1 of eip155:84532 at node.example: the node returned HTTP status 401")
+            raise away
+
+    def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]:
+        return (
+            NodeStatus(
+                position=1,
+                host="node.example",
+                head_number=None,
+                head_time_s=None,
+                failure="",
+                failed_s=None,
+                is_deferred=False,
+                batch_max=self.batch_max,
+            ),
+        )
 
     async def call_contract(
         self,
@@ -122,7 +147,12 @@ async def look(
         (OneBlock(block_time=NOW_S + 59), "ok", "agree"),
         (OneBlock(block_time=NOW_S + 61), "failed", "clock is behind"),
         (OneBlock(block_time=NOW_S - 500), "warning", "lags"),
-        (OneBlock(is_away=True), "failed", "no node answers"),
+        (
+            OneBlock(is_away=True),
+            "failed",
+            "no node gave a usable response; node 1 of eip155:84532 at node.example: the node returned HTTP status 401",
+        ),
+        (OneBlock(batch_max=1), "note", "node 1 at node.example (1); each payment takes more requests"),
         (OneBlock(payload=b""), "note", "does not return the time"),
     ],
 )

@@ -25,7 +25,7 @@ from tests.kit.chain_blocks import (
     settlement_logs,
     transfer_log,
 )
-from tollway.chain.nodes import NodeObserver
+from tollway.chain.nodes import NodeObserver, NodeStatus
 from tollway.chain.port import (
     AccountFacts,
     AuthorizationFacts,
@@ -308,6 +308,9 @@ class MemoryChain:
 
     async def check_chain(self, chain_id: ChainId) -> None:
         await self._ask("check_chain", chain_id)
+
+    def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]:
+        return ()
 
     async def fetch_authorization(
         self,

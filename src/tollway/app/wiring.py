@@ -22,8 +22,8 @@ from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules
-from tollway.chain.nodes import NodeHealth, read_head_times
-from tollway.chain.port import ChainReader, SettlementChain
+from tollway.chain.nodes import ChainsWithNodes, NodeHealth, read_head_times
+from tollway.chain.port import ChainReader
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
 from tollway.gateway.access import AccessControl, CallRateLimits
@@ -138,7 +138,7 @@ class SettlementServices:
         sealer: Sealer,
         ledger: Ledger,
         gas_ledger: GasLedger,
-        chains: SettlementChain,
+        chains: ChainsWithNodes,
         rules: Mapping[ChainId, ChainRules],
         settlement_rules: Mapping[ChainId, SettlementRules],
         limits: Limits,

@@ -2,7 +2,7 @@
 
 `RpcNode` sends JSON-RPC batches, bounds the response and remembers failures. It never follows a redirect, uses a proxy from the
 environment, keeps a cookie, or writes its URL (which may hold a key) to a log or an error. Every batch includes `eth_chainId`:
-a response of a node that serves another chain does not count.
+a response of a node that serves another chain does not count. A node that refuses a batch gets smaller ones, down to single calls.
 
 `NodePool` decides the order of the nodes and when enough of them agree. It skips a node that fails, serves another chain or
 contradicts itself, and raises `ChainUnavailable` when no node is left.
@@ -23,8 +23,15 @@ import aiohttp
 import structlog
 
 from tollway.chain.networks import describe_network
-from tollway.chain.port import ChainReader, Quorum, WatchedChain
-from tollway.chain.responses import BlockHeader, UnusableResponse, parse_batch, parse_quantity
+from tollway.chain.port import ChainReader, Quorum, SettlementChain, WatchedChain
+from tollway.chain.responses import (
+    BatchRefused,
+    BlockHeader,
+    RpcFault,
+    UnusableResponse,
+    parse_batch,
+    parse_quantity,
+)
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.ids import ChainId, format_network
 from tollway.limits import Limits
@@ -33,10 +40,18 @@ from tollway.metric_table import NodeOutcome
 BREAKER_S = 5.0
 """A node that failed comes last in the order for this long: longer than a short disturbance, shorter than a caller waits."""
 
+BATCH_MAX_S = 600.0
+"""A node that refused a batch gets smaller ones for this long: the refusal may have had a cause that passes."""
+
 RpcCall = tuple[str, list[object]]
 """A method and its parameters."""
 
+CHAIN_ID_CALL: RpcCall = ("eth_chainId", [])
+"""A part of every batch."""
+
 _HTTP_OK = 200
+_REFUSING_STATUSES = frozenset({400, 403, 413, 422, 500, 501})
+"""The statuses with which nodes refuse a batch for its size, or because they take none. They may have other reasons: a smaller batch decides."""
 SENDS_MAX = 2
 _request_ids = itertools.count(1)
 _log = structlog.get_logger(__name__)
@@ -82,7 +97,8 @@ def open_session() -> aiohttp.ClientSession:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatus:
     """A node as its last requests left it. `position`: its number in the settings, from 1. `head_number`, `head_time_s`: its newest block, None before one was read.
-    `failure`: the reason of its last outage, which began `failed_s` seconds ago; empty without one. `is_deferred`: it failed within the last `BREAKER_S` seconds."""
+    `failure`: the reason of its last outage, which began `failed_s` seconds ago; empty without one. `is_deferred`: it failed within the last `BREAKER_S` seconds.
+    `batch_max`: the calls that it takes in one request, None where it has refused no batch."""
 
     position: int
     host: str
@@ -91,6 +107,13 @@ class NodeStatus:
     failure: str
     failed_s: float | None
     is_deferred: bool
+    batch_max: int | None = None
+
+
+class ChainsWithNodes(SettlementChain, Protocol):
+    """The chains of a gateway, and their nodes as the last requests left them."""
+
+    def list_nodes(self, chain_id: ChainId) -> tuple[NodeStatus, ...]: ...
 
 
 class RpcNode:
@@ -120,6 +143,8 @@ class RpcNode:
         self._failure = ""
         self._failed_since_s: float | None = None
         self._cut: Sequence[RpcCall] = ()
+        self._batch_max: int | None = None
+        self._batch_max_until = 0.0
         self._host = urlsplit(url).hostname or ""
         self.label = f"node {position} of {format_network(chain_id)} at {self._host}"
 
@@ -132,6 +157,11 @@ class RpcNode:
         return self._deferred_until is not None and self._clock() < self._deferred_until
 
     @property
+    def batch_max(self) -> int | None:
+        """How many calls the node takes in one request; None where it has refused no batch within the last `BATCH_MAX_S` seconds."""
+        return self._batch_max if self._clock() < self._batch_max_until else None
+
+    @property
     def status(self) -> NodeStatus:
         head, since_s = self._head, self._failed_since_s
         return NodeStatus(
@@ -142,6 +172,7 @@ class RpcNode:
             failure=self._failure,
             failed_s=None if since_s is None else self._clock() - since_s,
             is_deferred=self.is_deferred,
+            batch_max=self.batch_max,
         )
 
     @asynccontextmanager
@@ -189,37 +220,92 @@ class RpcNode:
     async def send_batch(
         self, session: aiohttp.ClientSession, calls: Sequence[RpcCall], *, sends_max: int = SENDS_MAX
     ) -> list[object]:
-        """Sends one batch. Returns the results in the order of `calls`: raw JSON values for `responses` to parse, or `RpcFault`.
+        """Sends one batch, or several smaller ones to a node that refuses it. Returns the results in the order of `calls`: raw JSON values for
+        `responses` to parse, or `RpcFault`.
 
         `sends_max` 1 is for transactions. Sending a transaction twice has no second effect, but the second response hides the first
         one ("nonce too low", because the transaction is mined already).
         """
-        batch: list[RpcCall] = [*calls, ("eth_chainId", [])]
-        ids = [next(_request_ids) for _ in batch]
-        body = json.dumps(
-            [
-                {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-                for number, (method, params) in zip(ids, batch, strict=True)
-            ]
-        ).encode()
+        batch: list[RpcCall] = [*calls, CHAIN_ID_CALL]
+        size = min(len(batch), self.batch_max or len(batch))
+        try:
+            results = await self._send_parts(session, batch, size=size, sends_max=sends_max)
+        except BatchRefused as exc:
+            results = await self._send_smaller(session, batch, exc, size=size // 2, sends_max=sends_max)
+        return results[:-1]
+
+    async def _send_smaller(
+        self,
+        session: aiohttp.ClientSession,
+        batch: Sequence[RpcCall],
+        refused: BatchRefused,
+        *,
+        size: int,
+        sends_max: int,
+    ) -> list[object]:
+        """Halves the size of the batches until the node takes one, and remembers that size. Raises `refused` where the node refuses even a single
+        call: the size was not its reason."""
+        while size:
+            try:
+                results = await self._send_parts(session, batch, size=size, sends_max=sends_max)
+            except BatchRefused:
+                size //= 2
+                continue
+            self._batch_max, self._batch_max_until = size, self._clock() + BATCH_MAX_S
+            _log.warning("rpc_batch_refused", node=self.label, reason=str(refused), batch_max=size)
+            return results
+        raise refused
+
+    async def _send_parts(
+        self, session: aiohttp.ClientSession, batch: Sequence[RpcCall], *, size: int, sends_max: int
+    ) -> list[object]:
+        """The results of batches of at most `size` calls. The last one, with `eth_chainId`, goes first and alone: a node that refuses the size or
+        serves another chain gets nothing else."""
+        parts = [batch[max(0, end - size) : end] for end in range(len(batch), 0, -size)]
+        last = await self._send_part(session, parts[0], sends_max=sends_max)
+        others = await asyncio.gather(
+            *(self._send_part(session, part, sends_max=sends_max) for part in parts[1:]),
+            return_exceptions=True,
+        )
+        results: list[object] = []
+        for part in reversed(others):
+            if isinstance(part, BaseException):
+                raise part
+            results += part
+        return results + last
+
+    async def _send_part(
+        self, session: aiohttp.ClientSession, calls: Sequence[RpcCall], *, sends_max: int
+    ) -> list[object]:
+        """Sends one request. A single call is no batch. Raises `WrongChain` after an `eth_chainId` of another chain."""
+        ids = [next(_request_ids) for _ in calls]
+        messages = [
+            {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+            for number, (method, params) in zip(ids, calls, strict=True)
+        ]
+        body = json.dumps(messages if len(calls) > 1 else messages[0]).encode()
+        served_id = self._chain_id
         try:
             async with self._slots:
                 started_s = self._clock()
                 try:
-                    response = await self._send(session, body, calls_count=len(batch), sends_max=sends_max)
-                    *results, chain_id = parse_batch(response, ids)
-                    served_id = parse_quantity(chain_id)
+                    response = await self._send(session, body, calls_count=len(calls), sends_max=sends_max)
+                    results = parse_batch(response, ids)
+                    if calls[-1] is CHAIN_ID_CALL:
+                        if len(calls) > 1 and isinstance(results[-1], RpcFault):
+                            raise BatchRefused(f"the node returned error {results[-1].code} for eth_chainId")
+                        served_id = ChainId(parse_quantity(results[-1]))
                 except UnusableResponse:
-                    self._observe("error", self._clock() - started_s, calls)
+                    self._observe("error", self._clock() - started_s, _without_chain_id(calls))
                     raise
         except asyncio.CancelledError:
-            self._cut = calls  # `attempt` reads it before any other task runs
+            self._cut = _without_chain_id(calls)  # `attempt` reads it before any other task runs
             raise
         outcome: NodeOutcome = "ok" if served_id == self._chain_id else "other_chain"
-        self._observe(outcome, self._clock() - started_s, calls)
+        self._observe(outcome, self._clock() - started_s, _without_chain_id(calls))
         if served_id != self._chain_id:
             raise WrongChain(
-                f"it serves {describe_network(ChainId(served_id))}. Correct its URL in rpc_urls (in the environment: "
+                f"it serves {describe_network(served_id)}. Correct its URL in rpc_urls (in the environment: "
                 "TOLLWAY_RPC_… with the name of the preset), or the preset or chain_id of the network"
             )
         return results
@@ -243,7 +329,8 @@ class RpcNode:
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != _HTTP_OK:
             response.close()
-            raise UnusableResponse(f"the node returned HTTP status {response.status}")
+            kind = BatchRefused if response.status in _REFUSING_STATUSES else UnusableResponse
+            raise kind(f"the node returned HTTP status {response.status}")
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
@@ -251,6 +338,10 @@ class RpcNode:
                 response.close()
                 raise UnusableResponse("the response is too large")
         return bytes(body)
+
+
+def _without_chain_id(calls: Sequence[RpcCall]) -> Sequence[RpcCall]:
+    return calls[:-1] if calls[-1] is CHAIN_ID_CALL else calls
 
 
 def _is_stale_connection(exc: Exception) -> bool:

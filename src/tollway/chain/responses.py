@@ -63,6 +63,10 @@ class UnusableResponse(Exception):
     """A node's response that cannot be used."""
 
 
+class BatchRefused(UnusableResponse):
+    """The node refused a batch as a whole. It may take a smaller one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcFault:
     """The error member of one response in a batch."""
@@ -122,7 +126,8 @@ class UnminedTransaction:
 
 
 def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
-    """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. The responses may have any order."""
+    """The results in the order of `ids`: a raw JSON value each, or an `RpcFault`. The responses may have any order. Raises `BatchRefused` for one
+    error in place of all responses."""
     try:
         # Not json.loads: a library of the gateway raises Python's recursion limit, and then deep nesting kills the process.
         # This parser has its own limit (200).
@@ -130,7 +135,7 @@ def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
     except ValueError:
         raise UnusableResponse("the response is not JSON") from None
     if not isinstance(responses, list):
-        raise UnusableResponse("the response is not a JSON-RPC batch")
+        responses = _read_single(responses, ids)
     results: dict[int, object] = {}
     for response in responses:
         if not isinstance(response, dict) or type(response.get("id")) is not int:
@@ -141,6 +146,18 @@ def parse_batch(body: bytes, ids: Sequence[int]) -> list[object]:
     if len(results) != len(ids):
         raise UnusableResponse("a response of the batch is missing")
     return [results[number] for number in ids]
+
+
+def _read_single(response: object, ids: Sequence[int]) -> list[object]:
+    """The response to a single call, which is no batch."""
+    is_error = isinstance(response, dict) and response.get("error") is not None
+    if len(ids) > 1 and is_error:
+        fault = _parse_result(response)  # type: ignore[arg-type]  # an object, as checked
+        code = fault.code if isinstance(fault, RpcFault) else 0
+        raise BatchRefused(f"the node returned error {code} in place of a JSON-RPC batch")
+    if len(ids) > 1 or not isinstance(response, dict):
+        raise UnusableResponse("the response is not a JSON-RPC batch")
+    return [response]
 
 
 def _parse_result(response: dict[str, Any]) -> object:

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tollway.alert_limits import GAS_FLOORS_MIN
 from tollway.app.doctor_findings import SHARED_RATES_DOWN, Finding, describe_late_tasks, examine_local
+from tollway.chain.nodes import ChainsWithNodes
 from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
 from tollway.client.errors import IssuersUnusable
@@ -60,7 +61,7 @@ async def examine(
     settings: Settings,
     *,
     database: Database,
-    chains: SettlementChain,
+    chains: ChainsWithNodes,
     fetch_status: FetchStatus,
     fetch_text: FetchText,
     now_s: float,
@@ -151,7 +152,7 @@ def _format_handicap(leader: Leader) -> str:
     return f", without nodes of {leader.handicap} of its networks" if leader.handicap else ""
 
 
-async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_s: float) -> Finding:
+async def _examine_chain(network: NetworkSettings, chains: ChainsWithNodes, now_s: float) -> Finding:
     check = f"chain_{network.rules.chain_id}"
     try:
         await chains.check_chain(network.rules.chain_id)
@@ -164,8 +165,13 @@ async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_
             deadline_s=_DEADLINE_S,
         )
     except ChainUnavailable as exc:
-        notes = getattr(exc, "__notes__", []) if isinstance(exc, ChainMismatch) else []
-        return Finding(check=check, level="failed", detail="; ".join([f"{network.name}: {exc}", *notes]))
+        kind = (
+            "a node serves another chain"
+            if isinstance(exc, ChainMismatch)
+            else "no node gave a usable response"
+        )
+        notes = getattr(exc, "__notes__", [])
+        return Finding(check=check, level="failed", detail="; ".join([f"{network.name}: {kind}", *notes]))
     if answer.reverted or len(answer.payload) != 32:
         return Finding(
             check=check,
@@ -184,6 +190,14 @@ async def _examine_chain(network: NetworkSettings, chains: SettlementChain, now_
             f"{network.name}: the latest block is {lag_s:.0f} s old; the node lags, or this clock is ahead"
         )
         return Finding(check=check, level="warning", detail=detail)
+    refusing = [node for node in chains.list_nodes(network.rules.chain_id) if node.batch_max is not None]
+    if refusing:
+        nodes = ", ".join(f"node {node.position} at {node.host} ({node.batch_max})" for node in refusing)
+        detail = (
+            f"{network.name}: these nodes refuse JSON-RPC batches of more than so many calls: {nodes}; "
+            "each payment takes more requests there, so a node that accepts batches of 100 is faster"
+        )
+        return Finding(check=check, level="note", detail=detail)
     return Finding(check=check, level="ok", detail=f"{network.name}: chain id and clock agree")
 
 

@@ -24,7 +24,7 @@ import structlog
 import typer
 from pydantic import Secret
 
-from tollway.chain.port import SettlementChain
+from tollway.chain.nodes import ChainsWithNodes
 from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
@@ -76,7 +76,7 @@ class OperatorServices(Protocol):
     @property
     def operator_acts(self) -> OperatorActs: ...
     @property
-    def chains(self) -> SettlementChain: ...
+    def chains(self) -> ChainsWithNodes: ...
 
 
 Access = Literal["look", "read", "write"]
@@ -386,7 +386,7 @@ def _guard_database(database: Database, access: Access, environment: OperatorEnv
 
 
 @contextlib.asynccontextmanager
-async def _opened_chains(chains: SettlementChain) -> AsyncIterator[None]:
+async def _opened_chains(chains: ChainsWithNodes) -> AsyncIterator[None]:
     """Opens a reader of real nodes in the event loop that uses it; a reader in memory needs no opening."""
     if isinstance(chains, contextlib.AbstractAsyncContextManager):
         async with chains:
