@@ -109,7 +109,7 @@ def v2_in_the_header_of_v1(payer: Payer, asked: Exchange) -> list[Header]:
 
 
 def in_both_headers(payer: Payer, asked: Exchange) -> list[Header]:
-    return [*payer.show(asked), *payer.show(asked, Dialect.X402_V1)]
+    return [*payer.show(asked), *payer.show(asked, Dialect.X402_V1, nonce=NONCE)]
 
 
 def with_mpp_beside(payer: Payer, asked: Exchange) -> list[Header]:
@@ -663,6 +663,22 @@ async def test_a_contract_is_a_customer_like_any_other(gateway: InProcessGateway
     gateway.blocked.add(payer.address)
     answer = await payer.buy(edit=_forge)
     assert (answer.status, answer.problem["code"]) == (403, "wallet_blocked")
+
+
+@pytest.mark.parametrize("dialect", [Dialect.X402_V2, Dialect.X402_V1])
+async def test_one_authorisation_in_both_headers_is_one_payment(
+    gateway: InProcessGateway, payer: Payer, dialect: Dialect
+) -> None:
+    asked = await payer.quote()
+    shown = payer.show(asked, nonce=NONCE)
+    again = (
+        [("X-PAYMENT", shown[0][1])]
+        if dialect is Dialect.X402_V2
+        else payer.show(asked, dialect, nonce=NONCE)
+    )
+    answer = await gateway.ask("GET", TARGET, [*shown, *again])
+    assert answer.status == 200
+    assert (gateway.served, gateway.transfers) == (1, 1)
 
 
 async def test_a_dial_that_fails_leaves_no_row_and_the_authorisation_as_it_was(

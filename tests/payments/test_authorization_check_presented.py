@@ -110,9 +110,33 @@ def test_garbage_in_an_x402_header_is_malformed(name: bytes, value: bytes) -> No
     assert problem.code is Code.PAYMENT_MALFORMED
 
 
+def test_the_same_authorisation_in_both_headers_of_x402_is_one_payment() -> None:
+    name, value = shown(Dialect.X402_V2)
+    for headers in ([(name, value), (b"x-payment", value)], [(b"x-payment", value), (name, value)],
+                    [(name, value), shown(Dialect.X402_V1)]):  # fmt: skip
+        assert parse(*headers) == read(Dialect.X402_V2)
+
+
+def test_two_authorisations_in_the_headers_of_x402_are_refused_without_terms() -> None:
+    other = AuthorizationSigner(nonce=bytes(31) + b"\x07")
+    name, value = shown(Dialect.X402_V2)
+    for headers in ([(name, value), shown(Dialect.X402_V1, other)],
+                    [(name, value), (b"x-payment", shown(Dialect.X402_V2, other)[1])],
+                    [(name, value), (b"x-payment", b"e30=")], [(name, b"e30="), shown(Dialect.X402_V1)]):  # fmt: skip
+        problem = parse(*headers)
+        assert isinstance(problem, Problem)
+        assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
+
+
+def test_one_malformed_value_in_both_headers_of_x402_is_malformed() -> None:
+    problem = parse((b"payment-signature", b"e30="), (b"x-payment", b"e30="))
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.PAYMENT_MALFORMED
+
+
 @pytest.mark.parametrize(
     "names",
-    [(Dialect.X402_V2, Dialect.X402_V1), (Dialect.X402_V2, Dialect.MPP), (Dialect.X402_V2, Dialect.X402_V2)],
+    [(Dialect.X402_V1, Dialect.MPP), (Dialect.X402_V2, Dialect.MPP), (Dialect.X402_V2, Dialect.X402_V2)],
 )
 def test_more_than_one_is_refused_without_terms(names: tuple[Dialect, Dialect]) -> None:
     problem = parse(*(shown(dialect) for dialect in names))

@@ -72,6 +72,54 @@ def test_an_unknown_member_is_a_fault_that_names_it(path: str, value: Any) -> No
     assert f"`{path.replace('ü', '?')}`" in shown.fault.detail
 
 
+def repeated(**changes: Any) -> dict[str, Any]:
+    """A payment of version 2 with the members of version 1 and of older drafts beside those that they repeat."""
+    payment = AuthorizationSigner().payment()
+    payment |= {"scheme": "exact", "network": payment["accepted"]["network"]}
+    payment["resource"] = {
+        "url": "https://gateway.example/x",
+        "description": "Weather",
+        "mimeType": "application/json",
+    }
+    payment["accepted"] |= {
+        "maxAmountRequired": payment["accepted"]["amount"],
+        "resource": "https://gateway.example/x",
+        "description": "Weather",
+        "mimeType": "application/json",
+    }
+    for path, value in changes.items():
+        payment = changed(path.replace("__", "."), value, payment)
+    return payment
+
+
+@pytest.mark.parametrize("network", ["eip155:84532", "base-sepolia"])
+def test_members_of_older_versions_are_ignored_where_they_repeat_what_was_offered(network: str) -> None:
+    presented = parse_payment(encode_header(repeated(network=network)), limits=DEFAULT_LIMITS)
+    assert presented == parse_payment(encode_header(AuthorizationSigner().payment()), limits=DEFAULT_LIMITS)
+    assert presented.fault is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("scheme", "upto"),
+        ("network", "eip155:8453"),
+        ("network", "base"),
+        ("network", {"x": 1}),
+        ("accepted__maxAmountRequired", "10001"),
+        ("accepted__maxAmountRequired", 10_000),
+        ("accepted__resource", "https://gateway.example/y"),
+        ("accepted__description", "Other weather"),
+        ("accepted__mimeType", ["text/plain"]),
+    ],
+)
+def test_members_of_older_versions_are_refused_where_they_contradict(path: str, value: Any) -> None:
+    presented = parse_payment(encode_header(repeated(**{path: value})), limits=DEFAULT_LIMITS)
+    assert presented.fault is not None
+    assert presented.fault.code is Code.PAYMENT_MALFORMED
+    assert f"`{path.replace('__', '.')}` contradicts" in presented.fault.detail
+
+
 @pytest.mark.parametrize("path", ["accepted", "extensions", "payload.token", "payload.authorization.chainId"])
 def test_version_1_has_its_own_members(path: str) -> None:
     payment = changed(path, {}, AuthorizationSigner().payment_v1())

@@ -116,11 +116,14 @@ def explain_other_host(problem: Problem, request: ProxyRequest, *, origin: str) 
 
 
 def check_rails(request: ProxyRequest) -> Problem | None:
-    """Refuses a request with more than one signed payment, in any dialect."""
-    rails = 0
-    for name, value in request.headers:
-        rails += name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)
-    return MORE_THAN_ONE_RAIL if rails > 1 else None
+    """Refuses a request with more than one signed payment, in any dialect. The same value in both headers of x402 is one payment."""
+    payments = [
+        (name, value)
+        for name, value in request.headers
+        if name in _OTHER_RAILS or (name == b"authorization" and _PAYS.match(value) is not None)
+    ]
+    is_in_both_headers = len(dict(payments)) == 2 and len({value for _, value in payments}) == 1
+    return MORE_THAN_ONE_RAIL if len(payments) > 1 and not is_in_both_headers else None
 
 
 def check_idempotency_key(request: ProxyRequest) -> Problem | None:

@@ -49,17 +49,54 @@ def parse_presented(
     payments = [match[1] or b"" for match in credentials if match is not None]
     if not x402_headers and not payments:
         return None
-    if len(x402_headers) + len(payments) > 1:
+    if len(payments) + bool(x402_headers) > 1:
         return explain_authorization(AuthorizationReason.MORE_THAN_ONE)
     try:
         if payments:
             return _parse_mpp(payments[0], challenger, find_route, now_s, limits)
-        name, value = x402_headers[0]
-        parse = x402.parse_payment_v1 if name == x402.PAYMENT_HEADER_V1 else x402.parse_payment
-        presented = parse(value, limits=limits)
+        presented = _parse_x402(x402_headers, limits)
         return presented if is_x402 else replace(presented, fault=_X402_OFF)
     except Refusal as refusal:
         return refusal.problem
+
+
+def _parse_x402(headers: Sequence[tuple[bytes, bytes]], limits: Limits) -> PresentedAuthorization:
+    """The payment in the headers of x402. A client that does not know the version of its server sends one payment in both: the same value twice, or the
+    same signed authorisation in the forms of both versions. It counts as one of version 2."""
+    values = dict(headers)
+    value, value_v1 = values.get(x402.PAYMENT_HEADER), values.get(x402.PAYMENT_HEADER_V1)
+    if len(headers) > len(values):
+        raise _more_than_one()  # one header twice
+    if value is None:
+        return x402.parse_payment_v1(values[x402.PAYMENT_HEADER_V1], limits=limits)
+    if value_v1 is None or value_v1 == value:
+        return x402.parse_payment(value, limits=limits)
+    try:
+        presented = x402.parse_payment(value, limits=limits)
+        repeated = x402.parse_payment_v1(value_v1, limits=limits)
+    except Refusal as exc:
+        raise _more_than_one() from exc
+    if _name_payment(presented) != _name_payment(repeated):
+        raise _more_than_one()
+    return replace(presented, fault=presented.fault or repeated.fault)
+
+
+def _more_than_one() -> Refusal:
+    return Refusal(explain_authorization(AuthorizationReason.MORE_THAN_ONE))
+
+
+def _name_payment(presented: PresentedAuthorization) -> tuple[object, ...]:
+    """The fields that are signed, the signature, and the chain."""
+    return (
+        presented.chain_id,
+        presented.payer,
+        presented.payee,
+        presented.base_units,
+        presented.valid_after,
+        presented.valid_before,
+        presented.nonce,
+        presented.signature,
+    )
 
 
 def _parse_mpp(

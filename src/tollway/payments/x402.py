@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from tollway.errors import Refusal
+from tollway.errors import Problem, Refusal
 from tollway.ids import ChainId, format_network, parse_network
 from tollway.ledger.records import Dialect
 from tollway.limits import Limits
@@ -84,6 +84,11 @@ _ENVELOPE_V1 = frozenset({"x402Version", "scheme", "network", "payload"})
 _PAYLOAD = frozenset({"signature", "authorization"})
 _ACCEPTED = frozenset({"scheme", "network", "amount", "asset", "payTo", "maxTimeoutSeconds", "extra"})
 
+# Members of version 1 and of older drafts of version 2, which may stand beside the members that they repeat.
+_REPEATED = frozenset({"scheme", "network"})
+_REPEATED_RESOURCE = (("resource", "url"), ("description", "description"), ("mimeType", "mimeType"))
+_REPEATED_ACCEPTED = frozenset({"maxAmountRequired", *(name for name, _ in _REPEATED_RESOURCE)})
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_-]{16,128}")
 _PRINTABLE = re.compile(r"[\x20-\x7e]+")
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]+")
@@ -123,10 +128,35 @@ def parse_payment(value: bytes, *, limits: Limits) -> PresentedAuthorization:
         chain_id=chain_id,
         token=token,
         identifier=_find_identifier(content.get("extensions")),
-        fault=find_unknown_member(
-            ("", content, _ENVELOPE), ("accepted", accepted, _ACCEPTED), *_list_signed_places(payload)
+        fault=_find_contradiction(content, accepted, chain_id, transfer["base_units"])
+        or find_unknown_member(
+            ("", content, _ENVELOPE | _REPEATED),
+            ("accepted", accepted, _ACCEPTED | _REPEATED_ACCEPTED),
+            *_list_signed_places(payload),
         ),
     )
+
+
+def _find_contradiction(
+    content: Mapping[str, Any], accepted: Mapping[str, Any], chain_id: ChainId, base_units: int
+) -> Problem | None:
+    """The problem of a member of version 1 or of an older draft that does not repeat its member of version 2. Clients that pay both versions send them;
+    an equal value has one reading, a different one has two."""
+    resource = content.get("resource")
+    offered: Mapping[str, Any] = resource if isinstance(resource, dict) else {}
+    amount = accepted.get("amount", str(base_units))
+    repeated = [
+        ("scheme", content, (SCHEME,)),
+        ("network", content, (accepted["network"], network_name_v1(chain_id))),
+        ("maxAmountRequired", accepted, (amount,)),
+        *((name, accepted, (offered[key],)) for name, key in _REPEATED_RESOURCE if key in offered),
+    ]
+    for name, fields, allowed in repeated:
+        if name in fields and fields[name] not in allowed:
+            path = name if fields is content else f"accepted.{name}"
+            detail = f"`{path}` contradicts another member of this payment; remove it. Nothing was settled."
+            return explain_authorization(AuthorizationReason.UNREADABLE, detail)
+    return None
 
 
 def parse_payment_v1(value: bytes, *, limits: Limits) -> PresentedAuthorization:
