@@ -56,7 +56,7 @@ CHAIN_GUARDS = (
     guard(
         "K5",
         "a response of a node that serves another chain does not count",
-        "chain.nodes:RpcNode.send_batch",
+        "chain.nodes:RpcNode._send_part",
         "        if served_id != self._chain_id:\n",
         "        if False:\n",
         test="chain/test_nodes.py::test_a_node_of_another_chain_is_unusable",

@@ -17,7 +17,8 @@ from tollway.outbound.probes import DOCUMENT_BYTES_MAX, Fetcher
 async def server() -> AsyncIterator[str]:
     async def answer(request: web.Request) -> web.Response:
         status = int(request.match_info["status"])
-        return web.Response(status=status, body=b"x" * int(request.query.get("size", "4")))
+        headers = {"Location": "/200"} if status == 302 else {}
+        return web.Response(status=status, headers=headers, body=b"x" * int(request.query.get("size", "4")))
 
     app = web.Application()
     app.router.add_get("/{status}", answer)
@@ -54,11 +55,19 @@ async def test_a_document_comes_whole(fetcher: Fetcher, server: str) -> None:
     assert await fetcher.fetch_document(server + "/200") == b"xxxx"
 
 
-@pytest.mark.parametrize("path", ["/404", "/302", "/500", f"/200?size={DOCUMENT_BYTES_MAX + 1}"])
-async def test_no_document_is_a_failure_and_no_redirect_is_followed(
-    fetcher: Fetcher, server: str, path: str
+@pytest.mark.parametrize(
+    ("path", "cause"),
+    [
+        ("/404", "responded with status 404"),
+        ("/302", "responded with status 302 and the location /200"),
+        ("/500", "responded with status 500"),
+        (f"/200?size={DOCUMENT_BYTES_MAX + 1}", f"is larger than {DOCUMENT_BYTES_MAX} bytes"),
+    ],
+)
+async def test_no_document_is_a_failure_with_its_cause_and_no_redirect_is_followed(
+    fetcher: Fetcher, server: str, path: str, cause: str
 ) -> None:
-    with pytest.raises(UpstreamBadResponse):
+    with pytest.raises(UpstreamBadResponse, match=cause):
         await fetcher.fetch_document(server + path)
 
 

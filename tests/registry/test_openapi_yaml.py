@@ -1,4 +1,4 @@
-"""YAML with the data model of JSON; tags, aliases and deep nesting are refused."""
+"""YAML with the data model of JSON: aliases and merge keys are copies within limits; tags and deep nesting are refused."""
 
 from typing import Any
 
@@ -21,6 +21,13 @@ from tollway.registry.openapi import YamlRefused, parse_yaml_object
         ("a: '1'\nb: !!str 1\nc: !!int 3", {"a": "1", "b": "1", "c": 3}),
         ("a: |\n  x\n  y\n", {"a": "x\ny\n"}),
         ("a: &here 1", {"a": 1}),
+        ("a: &x [1]\nb: *x", {"a": [1], "b": [1]}),
+        ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
+        ("a: &x {b: &y [2], c: *y}\nd: *x", {"a": {"b": [2], "c": [2]}, "d": {"b": [2], "c": [2]}}),
+        ("base: &x {a: 1, b: 2}\nc: {<<: *x, b: 3}", {"base": {"a": 1, "b": 2}, "c": {"a": 1, "b": 3}}),
+        ("c: {b: 3, <<: {a: 1, b: 2}}", {"c": {"a": 1, "b": 3}}),
+        ("c: {<<: [{a: 1}, {a: 2, b: 2}]}", {"c": {"a": 1, "b": 2}}),
+        ("c: {'<<': {a: 1}}", {"c": {"<<": {"a": 1}}}),
         ("openapi: 3.0.1\ninfo:\n  version: 1.0\n", {"openapi": "3.0.1", "info": {"version": 1.0}}),
     ],
 )  # fmt: skip
@@ -31,8 +38,15 @@ def test_reads_the_data_model_of_json(text: str, found: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: &x [1]\nb: *x", "aliases"),
-        ("a: &x [*x]", "aliases"),
+        ("a: *x\nb: &x 1", r"alias \*x, which names nothing before it"),
+        ("a: &x [*x]", r"alias \*x, which names nothing before it"),
+        ("a: {<<: 1}", "merge key"),
+        ("a: {<<: [{a: 1}, 2]}", "merge key"),
+        ("a: {<<: {a: 1}, <<: {b: 1}}", "repeats"),
+        ("a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+            f"{name}: &{name} [{', '.join(['*' + chr(ord(name) - 1)] * 9)}]\n" for name in "bcdefghi"), "more than 65536 values"),
+        ("a: &a " + "x" * 100_000 + "\nb: [" + "*a, " * 60 + "]", "more than 4194304 characters"),
+        ("a: &a " + "[" * 40 + "]" * 40 + "\nb: " + "[" * 40 + "*a" + "]" * 40, "deeper"),
         ("a: !!python/object/apply:os.system [ls]", "tags"),
         ("a: !!binary aGk=", "tags"),
         ("!mine {a: 1}", "tags"),
@@ -52,7 +66,7 @@ def test_reads_the_data_model_of_json(text: str, found: dict[str, Any]) -> None:
         ('{"a":' * 100_000, "deeper"),
     ],
     ids=lambda text: text[:30],
-)
+)  # fmt: skip
 def test_refuses_yaml_beyond_json(text: str, said: str) -> None:
     with pytest.raises(YamlRefused, match=said):
         parse_yaml_object(text.encode())

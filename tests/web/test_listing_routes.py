@@ -401,7 +401,7 @@ async def test_a_document_may_be_yaml(harness: Harness) -> None:
     [
         (b'{"swagger": "2.0"}', "Swagger 2.0"),
         (b"swagger: '2.0'", "Swagger 2.0"),
-        (b"openapi: 3.0.1\nx: &a [1]\ny: *a", "aliases"),
+        (b"openapi: 3.0.1\nx: &a [1]\ny: *b", "names nothing before it"),
         (b"{}", "OpenAPI"),
     ],
 )

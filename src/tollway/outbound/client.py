@@ -64,11 +64,12 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedDocument:
-    """A whole response with a small body."""
+    """A whole response with a small body. `location`: the target of a redirect as its server wrote it; empty without one."""
 
     status: int
     content_type: str
     body: bytes
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -556,9 +557,13 @@ class HttpClient:
                 body += chunk
                 if len(body) > bytes_max:
                     raise UpstreamBadResponse(f"The document is larger than {bytes_max} bytes.")
-        content_types = [value for name, value in exchange.headers if name.lower() == b"content-type"]
-        content_type = content_types[0].decode("latin-1") if content_types else ""
-        return FetchedDocument(status=exchange.status, content_type=content_type, body=bytes(body))
+        fields = {name.lower(): value.decode("latin-1") for name, value in reversed(exchange.headers)}
+        return FetchedDocument(
+            status=exchange.status,
+            content_type=fields.get(b"content-type", ""),
+            body=bytes(body),
+            location=fields.get(b"location", ""),
+        )
 
     def begin_call(self, origin: str) -> None:
         """Counts a call to this origin; `end_call` must follow once. Raises Refusal at the maximum."""

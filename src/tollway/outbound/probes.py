@@ -34,13 +34,17 @@ from tollway.registry.ownership import (
     find_signatures,
     make_content,
 )
+from tollway.registry.text import join_lines
 from tollway.webhooks.schedule import Response
 
 DOCUMENT_BYTES_MAX = MIB
 DOCUMENT_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 3.0
 
-_SUCCESS = range(200, 300)
+LOCATION_CHARACTERS_MAX = 300
+"""The characters of the target of a redirect that a refusal names."""
+
+_SUCCESS, _REDIRECTS = range(200, 300), range(300, 400)
 
 
 class Fetcher:
@@ -55,9 +59,13 @@ class Fetcher:
         document = await self._http_client.fetch(
             url, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=DOCUMENT_DEADLINE_S
         )
-        if document.status not in _SUCCESS:
-            raise UpstreamBadResponse(f"The server responded with status {document.status}.")
-        return document.body
+        if document.status in _SUCCESS:
+            return document.body
+        detail = f"The server responded with status {document.status}."
+        if document.status in _REDIRECTS and document.location:
+            target = join_lines(document.location)[:LOCATION_CHARACTERS_MAX]
+            detail = f"The server responded with status {document.status} and the location {target}. Give the URL of the document itself."
+        raise UpstreamBadResponse(detail)
 
     async def is_unprotected(self, endpoint: Endpoint) -> bool:
         """Whether the endpoint responds with 2xx to a request without the listing's secret."""

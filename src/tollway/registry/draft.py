@@ -606,6 +606,8 @@ def find_document_fault(document: Mapping[str, Any]) -> str | None:
     if "swagger" in document:
         return "is Swagger 2.0; convert it to OpenAPI 3.0 or later"
     version = document.get("openapi")
+    if isinstance(version, int | float) and not isinstance(version, bool):
+        return 'must have its version as text, and not as a number: write `openapi: "3.0.3"`'
     if not isinstance(version, str) or not _OPENAPI_VERSION.fullmatch(version):
         return "must be an OpenAPI 3.0, 3.1 or 3.2 document (`openapi: 3.x`)"
     if not isinstance(document.get("paths", {}), Mapping):

@@ -1,8 +1,8 @@
 """A provider's OpenAPI document (3.0, 3.1, 3.2), from JSON or YAML: its operations and their parameters. Pure.
 
 The document is untrusted: its content raises no error here, references are followed only within the document and to a bounded depth, and unreadable parts
-are left out. YAML is read from the parser's events with the data model of JSON: tags and aliases are refused, and nesting is bounded; a document that breaks
-these rules raises `YamlRefused`.
+are left out. YAML is read from the parser's events with the data model of JSON: tags are refused, and nesting is bounded; aliases and merge keys are expanded up
+to a number of values. A document that breaks these rules raises `YamlRefused`.
 """
 
 import math
@@ -116,7 +116,7 @@ def walk_operations(content: Mapping[str, Any]) -> Iterator[DocumentOperation]:
     remaining = DOCUMENT_OPERATIONS_MAX
     paths = content.get("paths")
     for path, raw in paths.items() if isinstance(paths, Mapping) else ():
-        template = _read_path(path)
+        template = read_path(path)
         entry = resolve_in(content, raw)
         if template is None or entry is None:
             continue
@@ -165,8 +165,8 @@ def list_in(raw: object, name: str) -> Sequence[object]:
     return value if isinstance(value, list) else ()
 
 
-def _read_path(path: object) -> str | None:
-    """The template with plain names for its variables; None for a template that no request can match."""
+def read_path(path: object) -> str | None:
+    """A path of a document as a template with plain names for its variables; None for one that no request can match."""
     if not isinstance(path, str) or not path.startswith("/") or len(path) > PATH_LENGTH_MAX:
         return None
     segments = path[1:].split("/")
@@ -186,6 +186,10 @@ def _plain_name(name: str) -> str:
 
 
 DEPTH_MAX = 64
+YAML_VALUES_MAX = 65_536
+"""As many as a body of JSON may have."""
+YAML_CHARACTERS_MAX = 4 * 1024 * 1024
+"""More than a document may have in JSON, which is checked after this."""
 NUMBER_LENGTH_MAX = 128
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -206,16 +210,21 @@ class YamlRefused(ValueError):
 def parse_yaml_object(raw: bytes) -> dict[str, Any]:
     """The members of the one document in UTF-8 text. A long text takes up to a second: do not call this in the event loop.
 
-    Raises YamlRefused for text that is not YAML, aliases, tags beyond those of JSON, a key that is not a scalar or is
-    repeated, more than one document, and nesting deeper than `DEPTH_MAX`.
+    An alias (`*name`) is a copy of what its anchor (`&name`) names, and a merge key (`<<`) copies its members where the object has none of that name
+    (YAML 1.1 merge type). Raises YamlRefused for text that is not YAML, with line and column, for an alias of nothing or within its own anchor, for more
+    values or characters than `YAML_VALUES_MAX` and `YAML_CHARACTERS_MAX` after all copies, tags beyond those of JSON, a key that is not a scalar or is repeated, more than one
+    document, and nesting deeper than `DEPTH_MAX`.
     """
     import yaml  # noqa: PLC0415 - only documents that are not JSON need it
 
     try:
-        events = yaml.parse(raw.decode("utf-8-sig"), Loader=yaml.CSafeLoader)
-        found = _read_document(events)
+        found = _YamlReader(yaml.parse(raw.decode("utf-8-sig"), Loader=yaml.CSafeLoader)).read()
     except UnicodeError as exc:
         raise YamlRefused("is not valid UTF-8 text") from exc
+    except yaml.MarkedYAMLError as exc:
+        mark = exc.problem_mark
+        place = "" if mark is None else f": {exc.problem} at line {mark.line + 1}, column {mark.column + 1}"
+        raise YamlRefused(f"is not YAML{place}") from exc
     except yaml.YAMLError as exc:
         raise YamlRefused("is not YAML") from exc
     if not isinstance(found, dict):
@@ -223,58 +232,113 @@ def parse_yaml_object(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _read_document(events: Iterator[Any]) -> Any:
-    found: Any = None
-    documents = 0
-    for event in events:
-        match type(event).__name__:
-            case "DocumentStartEvent":
-                documents += 1
-                if documents > 1:
-                    raise YamlRefused("must be one document")
-            case "StreamStartEvent" | "StreamEndEvent" | "DocumentEndEvent":
-                pass
-            case _:
-                found = _read_node(event, events, 0)
-    return found
+class _YamlReader:
+    """Builds the value of one document from the events of its parser. Copies of anchors count as values, so that a short text stays a short document."""
+
+    def __init__(self, events: Iterator[Any]) -> None:
+        self._events = events
+        self._anchors: dict[
+            str, tuple[Any, int, int, int]
+        ] = {}  # the value, its values, characters and levels
+        self._values = self._characters = 0
+
+    def read(self) -> Any:
+        found: Any = None
+        documents = 0
+        for event in self._events:
+            match type(event).__name__:
+                case "DocumentStartEvent":
+                    documents += 1
+                    if documents > 1:
+                        raise YamlRefused("must be one document")
+                case "StreamStartEvent" | "StreamEndEvent" | "DocumentEndEvent":
+                    pass
+                case _:
+                    found, _ = self._read_node(event, 0)
+        return found
+
+    def _count(self, values: int, characters: int) -> None:
+        self._values += values
+        self._characters += characters
+        if self._values > YAML_VALUES_MAX:
+            raise YamlRefused(f"has more than {YAML_VALUES_MAX} values, copies of aliases included")
+        if self._characters > YAML_CHARACTERS_MAX:
+            raise YamlRefused(f"has more than {YAML_CHARACTERS_MAX} characters, copies of aliases included")
+
+    def _read_node(self, event: Any, depth: int) -> tuple[Any, int]:
+        """A value, and how many levels it nests."""
+        kind = type(event).__name__
+        if kind == "AliasEvent":
+            return self._copy(event.anchor, depth)
+        if event.tag is not None and event.tag not in _TAGS:
+            raise YamlRefused("must not use tags (!name)")
+        values, characters = self._values, self._characters
+        self._count(1, len(event.value) if kind == "ScalarEvent" else 0)
+        levels = 0
+        if kind == "ScalarEvent":
+            value: Any = _read_scalar(event)
+        elif depth == DEPTH_MAX:
+            raise YamlRefused(f"nests deeper than {DEPTH_MAX} levels")
+        elif kind == "SequenceStartEvent":
+            value, levels = self._read_list(depth)
+        else:
+            value, levels = self._read_object(depth)
+        if event.anchor is not None:
+            own = (self._values - values, self._characters - characters)
+            self._anchors[event.anchor] = (value, *own, levels)
+        return value, levels
+
+    def _copy(self, anchor: str, depth: int) -> tuple[Any, int]:
+        """The value of an anchor. The same object each time: no code changes a document, and its copies are counted."""
+        if anchor not in self._anchors:
+            raise YamlRefused(f"uses the alias *{anchor[:NAME_LENGTH_MAX]}, which names nothing before it")
+        value, values, characters, levels = self._anchors[anchor]
+        self._count(values, characters)
+        if depth + levels > DEPTH_MAX:
+            raise YamlRefused(f"nests deeper than {DEPTH_MAX} levels")
+        return value, levels
+
+    def _read_list(self, depth: int) -> tuple[list[Any], int]:
+        found, levels = [], 0
+        for event in self._events:
+            if type(event).__name__ == "SequenceEndEvent":
+                break
+            value, below = self._read_node(event, depth + 1)
+            found.append(value)
+            levels = max(levels, below)
+        return found, levels + 1
+
+    def _read_object(self, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        levels = 0
+        for event in self._events:
+            if type(event).__name__ == "MappingEndEvent":
+                break
+            if type(event).__name__ != "ScalarEvent":
+                raise YamlRefused("must have plain texts as keys")
+            key = event.value  # the text: `200:` and `on:` are names, not a number and a boolean
+            self._count(0, len(key))
+            is_merge = key == "<<" and event.style in (None, "")
+            if key in found or (is_merge and merged):
+                raise YamlRefused("repeats a key")
+            value, below = self._read_node(next(self._events), depth + 1)
+            levels = max(levels, below)
+            if is_merge:
+                merged = _merge(value)
+            else:
+                found[key] = value
+        return {**merged, **found}, levels + 1
 
 
-def _read_node(event: Any, events: Iterator[Any], depth: int) -> Any:
-    kind = type(event).__name__
-    if kind == "AliasEvent":
-        raise YamlRefused("must not use aliases (*name)")
-    if event.tag is not None and event.tag not in _TAGS:
-        raise YamlRefused("must not use tags (!name)")
-    if kind == "ScalarEvent":
-        return _read_scalar(event)
-    if depth == DEPTH_MAX:
-        raise YamlRefused(f"nests deeper than {DEPTH_MAX} levels")
-    if kind == "SequenceStartEvent":
-        return _read_list(events, depth)
-    return _read_object(events, depth)
-
-
-def _read_list(events: Iterator[Any], depth: int) -> list[Any]:
-    found = []
-    for event in events:
-        if type(event).__name__ == "SequenceEndEvent":
-            break
-        found.append(_read_node(event, events, depth + 1))
-    return found
-
-
-def _read_object(events: Iterator[Any], depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for event in events:
-        if type(event).__name__ == "MappingEndEvent":
-            break
-        if type(event).__name__ != "ScalarEvent":
-            raise YamlRefused("must have plain texts as keys")
-        key = event.value  # the text: `200:` and `on:` are names, not a number and a boolean
-        if key in found:
-            raise YamlRefused("repeats a key")
-        found[key] = _read_node(next(events), events, depth + 1)
-    return found
+def _merge(value: Any) -> dict[str, Any]:
+    """The members that a merge key adds: of one object, or of a list of them, of which the first one counts."""
+    merged: dict[str, Any] = {}
+    for one in value if isinstance(value, list) else [value]:
+        if not isinstance(one, dict):
+            raise YamlRefused("has a merge key (<<) whose value is no object")
+        merged = {**one, **merged}
+    return merged
 
 
 def _read_scalar(event: Any) -> Any:

@@ -32,6 +32,7 @@ from tollway.registry.catalog import (
     HeadTimes,
     Revised,
 )
+from tollway.registry.document_warnings import list_document_warnings
 from tollway.registry.draft import (
     ENDPOINT_POLICY,
     ENDPOINT_UNPROTECTED,
@@ -167,7 +168,9 @@ class ProviderDocuments:
         """The document at that URL. Raises Refusal (`validation_failed`) when it cannot be fetched or listed."""
         try:
             raw = await self._fetch(url)
-        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamBadResponse, UpstreamTimeout) as exc:
+        except UpstreamBadResponse as exc:
+            raise refuse_document(f"could not be fetched. {exc}") from exc
+        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout) as exc:
             raise refuse_document("could not be fetched") from exc
         document = await self._parse(raw)
         fault = find_document_fault(document)
@@ -180,7 +183,7 @@ class ProviderDocuments:
             try:
                 return parse_json_object(raw)
             except Refusal as exc:
-                raise refuse_document("could not be read as a JSON object") from exc
+                raise refuse_document(exc.problem.detail.removeprefix("the body ")) from exc
         # A long YAML text takes most of a second: it is parsed in a thread, one at a time.
         async with self._yaml_semaphore:
             try:
@@ -190,6 +193,8 @@ class ProviderDocuments:
 
 
 def refuse_document(detail: str) -> Refusal:
+    """`detail`: a sentence whose subject is the document."""
+    detail = detail.removesuffix(".")
     error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
     return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
 
@@ -473,7 +478,7 @@ class ListingEdits:
 
     async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
         services = self._services
-        found = list(list_warnings(listing, services.rules.assets))
+        found = [*list_warnings(listing, services.rules.assets), *list_document_warnings(listing)]
         if await services.catalog.is_payee_shared(listing.pay_to, listing.provider):
             found.append(PAYTO_SHARED)
         if services.is_unprotected is not None and not listing.price.is_free:
