@@ -49,11 +49,11 @@ class HeldPayment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSize:
-    """A large table. `rows`: an estimate of the server, or the highest row number of SQLite, which is not less than the count. `size_bytes`: with its indexes;
-    None on SQLite. `oldest_ms`: the time of its oldest row; None without one."""
+    """A large table. `rows`: a count, an estimate of the server, or the highest row number of SQLite, which is not less than the count; None where
+    none of them is known. `size_bytes`: with its indexes; None on SQLite. `oldest_ms`: the time of its oldest row; None without one."""
 
     name: str
-    rows: int
+    rows: int | None
     size_bytes: int | None
     oldest_ms: int | None
 

@@ -95,3 +95,24 @@ def test_without_pages_there_is_no_link(monkeypatch: pytest.MonkeyPatch, name: s
     result = CliRunner().invoke(make_app(), ["gateway", "admin", "link"])
     assert result.exit_code == operator.FAILED
     assert "the operator's pages are off" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gateway", "admin", "link"),
+        ("gateway", "wallets", "block", str(WALLET)),
+        ("gateway", "admit", str(TX)),
+        ("gateway", "audit", "--release"),
+    ],
+)
+def test_a_command_makes_no_database_where_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    result = CliRunner().invoke(make_app(), arguments)
+    assert result.exit_code == operator.FAILED
+    assert "there is no database at" in result.output
+    assert list(empty.iterdir()) == []

@@ -28,6 +28,23 @@ async def test_the_large_tables_have_their_rows_and_their_oldest(ledgers: Any) -
     assert (tables["call"].size_bytes is None) is (ledgers.database.dialect == "sqlite")
 
 
+async def test_a_table_without_an_estimate_is_counted(ledgers: Any) -> None:
+    """A new PostgreSQL database has no statistics yet, and the key of `call_terms` is a hash."""
+    if ledgers.database is None:
+        return
+    ledger = await ledgers.gateway("one")
+    (payment,) = await ledger.record_payments([new_payment(100)], now_ms=NOW_MS)
+    for _ in range(3):
+        await ledger.claim(claim_on(payment, 1))
+    rows = {one.name: one.rows for one in (await BookFigures(ledgers.database).read_sizes()).tables}
+    assert {name: rows[name] for name in ("call", "payment", "call_terms", "answer")} == {
+        "call": 3,
+        "payment": 1,
+        "call_terms": 1,
+        "answer": 0,
+    }
+
+
 async def test_held_payments_are_listed_in_order_up_to_a_limit(ledgers: Any) -> None:
     if ledgers.database is None:
         return

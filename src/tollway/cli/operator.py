@@ -79,8 +79,8 @@ class OperatorServices(Protocol):
     def chains(self) -> ChainsWithNodes: ...
 
 
-Access = Literal["look", "read", "write"]
-"""`look` needs no database, `read` an existing one; `write` makes one where there is none."""
+Access = Literal["look", "read", "write", "make"]
+"""`look` needs no database; `read` and `write` need an existing one; `make` makes one where there is none."""
 
 MakeServices = Callable[[Settings], OperatorServices]
 
@@ -157,7 +157,7 @@ def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) 
             raise CommandFailed(TOO_OLD)
         print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
-    run_with_services(ctx, work, config, as_json=as_json, access="write")
+    run_with_services(ctx, work, config, as_json=as_json, access="make")
 
 
 def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
@@ -335,7 +335,7 @@ async def _use_services(
     *,
     access: Access,
 ) -> None:
-    if access != "write":
+    if access != "make":
         # Where there is no key yet, the app gets a temporary one: only what makes a database makes its key file.
         settings = settings.model_copy(
             update={"secret_keys": settings.secret_keys or (Secret(os.urandom(32)),)}
@@ -351,7 +351,7 @@ async def opened_database(
 ) -> AsyncIterator[None]:
     """Opens the database for a command, and closes it."""
     with _guard_database(database, access, environment):
-        if access == "write":
+        if access in ("write", "make"):
             await database.open()  # on SQLite this opens the writer, which reading does without
         try:
             yield
@@ -361,15 +361,15 @@ async def opened_database(
 
 @contextlib.contextmanager
 def _guard_database(database: Database, access: Access, environment: OperatorEnvironment) -> Iterator[None]:
-    """Refuses a second writer of a SQLite file where the library does not support two, and keeps a reader from making a file."""
+    """Refuses a second writer of a SQLite file where the library does not support two, and keeps every command but `migrate` from making a file."""
     if not isinstance(database, SqliteDatabase) or access == "look":
         yield
         return
+    if access != "make" and not database.path.exists():
+        raise CommandFailed(
+            f"there is no database at {database.path} yet; run tollway gateway migrate or serve"
+        )
     if access == "read":
-        if not database.path.exists():
-            raise CommandFailed(
-                f"there is no database at {database.path} yet; run tollway gateway migrate or serve"
-            )
         yield
         return
     database.path.parent.mkdir(parents=True, exist_ok=True)

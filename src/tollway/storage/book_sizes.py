@@ -4,7 +4,7 @@ index or a bounded number of rows."""
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Column, Connection, Select, Table, bindparam, select, text
+from sqlalchemy import Column, Connection, Select, Table, bindparam, func, literal_column, select, text
 
 from tollway.fleet import BookSizes, HeldPayment, TableSize
 from tollway.ids import Address, ChainId, TxHash
@@ -25,6 +25,8 @@ from tollway.storage.statements import has_table
 from tollway.storage.webhook_tables import delivery_table, event_table, message_table
 
 HELD_SHOWN = 50
+COUNTED_MAX = 10_000
+"""The rows that are counted in a table without an estimate."""
 _OLDEST: Mapping[Table, tuple[Column[Any], Column[Any]] | None] = {
     call_table: (call_table.c.id, call_table.c.created_ms),
     payment_table: (payment_table.c.id, payment_table.c.recorded_ms),
@@ -91,7 +93,7 @@ def _read_sizes(connection: Connection) -> BookSizes:
         )
         for table in tables
     ]
-    sizes.sort(key=lambda size: (size.size_bytes or 0, size.rows), reverse=True)
+    sizes.sort(key=lambda size: (size.size_bytes or 0, size.rows or 0), reverse=True)
     whole = _POSTGRES_SIZE if is_postgres else _SQLITE_SIZE
     return BookSizes(tables=tuple(sizes), size_bytes=int(connection.execute(whole).scalar_one()))
 
@@ -104,17 +106,36 @@ def _find_oldest(connection: Connection, table: Table) -> int | None:
     return connection.scalar(select(time_ms).order_by(order).limit(1))
 
 
-def _read_postgres(connection: Connection, tables: list[Table]) -> dict[str, tuple[int, int | None]]:
+Counts = dict[str, tuple[int | None, int | None]]
+
+
+def _read_postgres(connection: Connection, tables: list[Table]) -> Counts:
     rows = connection.execute(_POSTGRES_TABLES, {"names": [table.name for table in tables]})
-    return {row.name: (max(0, int(row.estimate)), row.size) for row in rows}
+    found = {row.name: (int(row.estimate), row.size) for row in rows}
+    # The estimate is -1 until the first ANALYZE or VACUUM of the table.
+    return {
+        table.name: (estimate if estimate > 0 else _count_some(connection, table), size)
+        for table in tables
+        if table.name in found
+        for estimate, size in (found[table.name],)
+    }
 
 
-def _read_sqlite(connection: Connection, tables: list[Table]) -> dict[str, tuple[int, int | None]]:
-    def count(table: Table) -> int:
+def _read_sqlite(connection: Connection, tables: list[Table]) -> Counts:
+    def count(table: Table) -> int | None:
+        if table is call_terms_table:  # its key is a hash, and no number of a row
+            return _count_some(connection, table)
         # The names are those of this module.
         return int(connection.scalar(text(f'SELECT max(rowid) FROM "{table.name}"')) or 0)  # noqa: S608
 
     return {table.name: (count(table), None) for table in tables}
+
+
+def _count_some(connection: Connection, table: Table) -> int | None:
+    """The rows of a table that has at most `COUNTED_MAX`; None for a larger one."""
+    some = select(literal_column("1")).select_from(table).limit(COUNTED_MAX + 1).subquery()
+    rows = connection.scalar(select(func.count()).select_from(some)) or 0
+    return rows if rows <= COUNTED_MAX else None
 
 
 _POSTGRES_TABLES = text(
