@@ -597,7 +597,8 @@ class _Halves:
         return self.high + self.low.bitwise_rshift(_HALF_BITS), self.low.bitwise_and(_HALF_MASK)
 
 
-_HALF_BITS, _HALF_MASK = literal_column("32"), literal_column("4294967295")
+_HALF_BITS: ColumnElement[int] = literal_column("32")
+_HALF_MASK: ColumnElement[int] = literal_column("4294967295")
 
 
 def _split(units: ColumnElement[int]) -> _Halves:
