@@ -23,6 +23,7 @@ from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.read_guards import READ_GUARDS
 from tests.guards.receipt_guards import RECEIPT_GUARDS
 from tests.guards.repeat_guards import REPEAT_GUARDS
+from tests.guards.reorg_guards import REORG_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
@@ -45,6 +46,7 @@ GUARDS = (
     *PLAIN_GUARDS,
     *PRICE_GUARDS,
     *REPEAT_GUARDS,
+    *REORG_GUARDS,
     *KEY_GUARDS,
     *DECISION_GUARDS,
     *SETTING_GUARDS,

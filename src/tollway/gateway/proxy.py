@@ -50,6 +50,7 @@ StoreResponse = Callable[[CallId, Address, StoredResponse], Awaitable[None]]
 _BODILESS = frozenset({204, 304})
 _WIRE_STATES = {
     CallState.CONSUMED: "charged",
+    CallState.SETTLING: "charged",  # by the settlement that its end waits for
     CallState.RELEASED: "released",
     CallState.UNKNOWN: "held",
 }
@@ -287,7 +288,7 @@ class Proxy:
         is_charged_now = is_charged(payment.charge_on, status)
         after = payment.charged_state if is_charged_now else CallState.RELEASED
         payment.active.begin("settle" if after is CallState.SETTLING else "close")
-        state = _format_state(CallState.CONSUMED if is_charged_now else CallState.RELEASED, payment)
+        state = _format_state(after, payment)
         is_foreign_402 = status == _PAYMENT_REQUIRED
         now_ms = self._now_ms()
         body = None if is_foreign_402 or not payment.is_ended_by_close else self._take_body(upstream)
@@ -567,12 +568,8 @@ def _format_state(state: CallState, payment: CallPayment) -> str:
 
 
 def _format_closed(closed: Closed | None, after: CallState, payment: CallPayment) -> str:
-    """The state in the response to a call with that end. `held` where the end is not written, and where the payment left its chain before: the price is
-    a debt then, unless the payment returns."""
-    is_open = closed is None or closed.is_reorged
-    # A settled call is charged.
-    ended = CallState.CONSUMED if after is CallState.SETTLING else after
-    return _format_state(CallState.UNKNOWN if is_open else ended, payment)
+    """The state in the response: `held` where the end is not written, or is a debt because the payment left its chain before."""
+    return _format_state(CallState.UNKNOWN if closed is None or closed.is_reorged else after, payment)
 
 
 def _name_error(exc: BaseException) -> str:
