@@ -69,11 +69,11 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
     ),
     guard(
         "P3",
-        "a used nonce fails no other claim of its statement",
+        "one statement grants no claim with the nonce of a call that ran again",
         _PLACE,
         '"p.id NOT IN (SELECT payment_id FROM replaying)"',
         '"true"',
-        test=f"{_TESTS}::test_a_used_nonce_fails_no_other_claim_of_its_batch[postgresql]",
+        test="contracts/test_repeat_nonces.py::test_a_nonce_that_ran_a_call_again_buys_no_other_call[postgresql-plain]",
     ),
     guard(
         "P16",

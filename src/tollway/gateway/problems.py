@@ -320,6 +320,12 @@ HELD = Problem(
     "and has not released it yet. Send the same request later, or ask the operator; do not pay again.",
     payment_state="held",
 )
+REST_HELD = replace(
+    HELD,
+    detail="The credit of this payment is less than the price, and a payment that would complete it cannot be spent at present: nodes of its "
+    "chain disagree about it, or the operator restored an older database and has not released it yet. Send the same request later, or ask "
+    "the operator; do not pay again.",
+)
 REORGED = Problem(
     code=Code.PAYMENT_PENDING,
     detail="The transaction has left the chain. Once it is mined again, send the same request with the same proof.",

@@ -25,6 +25,7 @@ from tollway.gateway.problems import (
     NOT_COVERED,
     OTHER_CURRENCY,
     REORGED,
+    REST_HELD,
     UNFINAL_LIMIT,
     already_used,
     authorization_used,
@@ -338,7 +339,7 @@ async def explain_claim(outcome: ClaimOutcome, claim: Claim, asset: Asset | None
     authorization = claim.authorization
     match outcome:
         case Exhausted(is_payment_held=True):
-            return HELD
+            return REST_HELD
         case Exhausted(remaining_units=remaining, held_units=0) if remaining > 0 and asset is not None:
             return insufficient(claim, asset, remaining_units=remaining)
         case Exhausted(held_units=held) if claim.payment_id is not None:

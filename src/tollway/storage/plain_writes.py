@@ -207,8 +207,8 @@ def grant_plain_claims(
 
 
 def _add_up(claims: Sequence[Claim]) -> dict[int, _PaymentDebit]:
-    """The demands of one statement on the payments, by payment. Left out, for the decision: the second claim of a nonce, which the unique index would
-    refuse, and all claims on a payment whose sum no column of an amount can hold."""
+    """The demands of one statement on the payments, by payment. Left out, for the decision: the second claim of a nonce, because the rows of a statement
+    have no order in which the index would refuse it, and all claims on a payment whose sum no column of an amount can hold."""
     debits: dict[int, _PaymentDebit] = {}
     nonces: set[NonceKey] = set()
     for claim in claims:
