@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from starlette.requests import Request
 from starlette.routing import Router
@@ -151,6 +151,7 @@ class SettlementServices:
         self._background = background
         self._ledger = ledger
         self._limits = limits
+        self._chains, self._rules, self._now_ms = chains, rules, now_ms
         self._metrics = metrics
         self._facilitator_http = HttpFacilitatorTransport(limits=limits)
         self.stored_responses = ResponseStore(database, sealer=sealer, limits=limits)
@@ -185,15 +186,6 @@ class SettlementServices:
             rate_limiter=rate_limiter,
             metrics=metrics,
         )
-        self.held_calls = HeldCalls(
-            ledger=ledger,
-            chains=chains,
-            rules=rules,
-            gas_budget=gas_budget,
-            open_lookup=self.settlement.open_lookup,
-            limits=limits,
-            now_ms=now_ms,
-        )
         self._settlement_recovery = SettlementRecovery(
             ledger=ledger,
             gas_ledger=gas_ledger,
@@ -206,6 +198,19 @@ class SettlementServices:
             now_ms=now_ms,
             metrics=metrics,
             traces=traces,
+        )
+
+    @cached_property
+    def held_calls(self) -> HeldCalls:
+        """The decisions of providers about held calls."""
+        return HeldCalls(
+            ledger=self._ledger,
+            chains=self._chains,
+            rules=self._rules,
+            gas_budget=self.gas_budget,
+            open_lookup=self.settlement.open_lookup,
+            limits=self._limits,
+            now_ms=self._now_ms,
         )
 
     def _make_facilitators(

@@ -134,22 +134,17 @@ def history(
                 return
             else:
                 found = read_calls(client.fetch_document, shown, limit=limit, offset=offset)
-        _print_found(
-            found,
-            is_one=call_id is not None,
-            is_held=is_held,
-            as_json=as_json,
-            is_decided=outcome is not None,
-        )
+        _print_found(found, outcome, is_one=call_id is not None, is_held=is_held, as_json=as_json)
 
 
 def _print_found(
-    found: Mapping[str, Any], *, is_one: bool, is_held: bool, as_json: bool, is_decided: bool
+    found: Mapping[str, Any], outcome: str | None, *, is_one: bool, is_held: bool, as_json: bool
 ) -> None:
+    """`outcome`: what the provider decided about the call just now."""
     if not is_for_people(as_json=as_json):
         print_json(found)
     elif is_one:
-        print_call(found, is_decided=is_decided)
+        print_call(found, is_decided=outcome is not None)
     elif is_held:
         print_held(found, now=datetime.now(UTC))
     else:
