@@ -137,7 +137,7 @@ HELD_BY = {
     "price_memory_s": "payments/test_pricing.py::test_a_call_costs_the_lowest_paid_price_of_ten_minutes",
     "payee_memory_s": "payments/test_pricing.py::test_a_payee_counts_from_a_day_before_the_block",
     "claim_batch_max": "contracts/test_ledger_batch.py::test_a_batch_carries_so_many_at_most",
-    "moved_calls_max": "contracts/test_large_payments.py::"
+    "moved_calls_max": "contracts/test_gone_payments.py::"
     "test_a_reorganisation_and_a_return_move_all_calls_in_small_transactions",
     "close_patience_s": "contracts/test_ledger_batch_dropped_responses.py::test_the_retries_of_a_close_end",
     "cut_wait_s": "contracts/test_cut_responses.py::"

@@ -2,7 +2,7 @@
 
 from tests.guards.guard import Guard, guard
 
-_LARGE = "contracts/test_large_payments.py"
+_LARGE = "contracts/test_gone_payments.py"
 _LEDGER = "contracts/test_ledger_store.py"
 
 REORG_GUARDS: tuple[Guard, ...] = (
@@ -60,7 +60,7 @@ REORG_GUARDS: tuple[Guard, ...] = (
         "storage.history:audit",
         ", *_wrong_debts(connection)",
         "",
-        test=f"{_LARGE}::test_the_audit_names_a_debt_that_is_not_what_the_calls_lack[sqlite]",
+        test="contracts/test_debts.py::test_the_audit_names_a_debt_that_is_not_what_the_calls_lack[sqlite]",
     ),
     guard(
         "P5",

@@ -456,9 +456,8 @@ class Proxy:
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None
         headers = self._caller_headers(upstream, payment, keep_length=False)
-        own = call_headers(
-            payment, "charged", remaining_units=None
-        )  # a stored response is delivered only once the call is charged
+        # A stored response is delivered only once the call is charged.
+        own = call_headers(payment, "charged", remaining_units=None)
         headers += _select_stored_headers(own)
         return StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
 

@@ -130,9 +130,8 @@ class LedgerStore:
         self._exhausted: BatchLoader[Claim, Exhausted | NonceUsed | None] = BatchLoader(self._find_exhausted)
         self._spending: BatchLoader[_NewestQuery, tuple[CallId, ...]] = BatchLoader(self._find_spending)
         self._debt_payers: dict[CreditAccount, BatchLoader[CreditAccount, int]] = {}
-        self.owner_id = owner_id
+        self.owner_id, self._on_lapse = owner_id, on_lapse
         self._boot_mark, self._shared_clock = boot_mark, shared_clock
-        self._on_lapse = on_lapse
         self._lease = Lease(length_ms=int(limits.owner_lease_s * 1000))
         self._restore_detector = RestoreDetector(
             database,

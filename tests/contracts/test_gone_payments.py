@@ -8,10 +8,10 @@ import pytest
 from sqlalchemy import func, select, update
 
 from tests.kit.call_rows import call_record_row, insert_calls
-from tests.kit.ledger_records import CHAIN, NOW_MS, PAYEE, PAYER, USDC, claim_on, close_of
+from tests.kit.ledger_records import CHAIN, NOW_MS, PAYEE, USDC, claim_on, close_of
 from tests.kit.storage_faults import FaultyLedger
 from tollway.errors import StorageUnavailable
-from tollway.ledger.ledger import Claimed, InDebt, Unspendable
+from tollway.ledger.ledger import Claimed, Unspendable
 from tollway.ledger.records import CallState, PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import locked_rows
@@ -124,36 +124,6 @@ async def test_a_payment_returns_before_all_its_calls_are_moved(
         assert (await faulty.ledger.audit()).is_right
 
 
-async def test_a_return_whose_payment_of_debts_ended_early_demands_nothing(database: Database) -> None:
-    async with large_payment(database, 1_501, spare_units=5) as (faulty, payment):
-        await faulty.ledger.mark_gone(payment.id, now_ms=NOW_MS)
-        commits = iter([False, True])
-        faulty.database.fail_after = lambda: next(commits, False)
-        with pytest.raises(StorageUnavailable):
-            await faulty.pay(1_506, "large", is_final=False, block_number=107)
-        assert await kept_debt(database) == 1_501 - CALLS_MAX
-        outcome = await faulty.ledger.claim(claim_on(payment, 2))
-        assert isinstance(outcome, Claimed)
-        assert (outcome.remaining_units, await kept_debt(database)) == (3, 0)
-        assert (await faulty.ledger.audit()).is_right
-
-
-async def test_the_claim_of_a_debtor_reads_no_call_and_names_what_is_left(
-    database: Database, moved: list[int]
-) -> None:
-    async with large_payment(database, 1_501) as (faulty, payment):
-        await faulty.ledger.mark_gone(payment.id, now_ms=NOW_MS)
-        small = await faulty.pay(1_000, "small")
-        assert small.remaining_units == 0
-        moved.clear()
-        begun = faulty.database.begun
-        for _ in range(2):
-            assert await faulty.ledger.claim(claim_on(small)) == InDebt(units=501)
-        assert sum(moved) == 0
-        assert faulty.database.begun - begun <= 4
-        assert [debt.units for debt in await faulty.ledger.debts(PAYER)] == [501]
-
-
 async def test_a_running_call_ends_as_a_debt_while_the_others_are_moved(database: Database) -> None:
     async with large_payment(database, 1_001, spare_units=1) as (faulty, payment):
         claim = claim_on(payment)
@@ -169,11 +139,3 @@ async def test_a_running_call_ends_as_a_debt_while_the_others_are_moved(database
         assert await faulty.ledger.continue_moves(CHAIN, now_ms=NOW_MS) == 1_001
         assert await kept_debt(database) == 1_002
         assert (await faulty.ledger.audit()).is_right
-
-
-async def test_the_audit_names_a_debt_that_is_not_what_the_calls_lack(database: Database) -> None:
-    async with large_payment(database, 3) as (faulty, payment):
-        await faulty.ledger.mark_gone(payment.id, now_ms=NOW_MS)
-        await database.write(lambda c: c.execute(update(account_debt_table).values(units=4)))
-        (line,) = (await faulty.ledger.audit()).wrong
-        assert line.endswith("is 4, its reorged calls lack 3")
