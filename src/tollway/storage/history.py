@@ -530,16 +530,25 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
     """Describes the accounts whose kept debt is not what their reorged calls lack."""
     of_topups = _sums(topup_table.c.call_id, topup_table.c.units).subquery("of_topups")
     calls, terms = call_table.c, call_terms_table.c
-    missing = calls.price_units - calls.taken_units - func.coalesce(of_topups.c.units, 0)
+    price, taken, helped = _split(calls.price_units), _split(calls.taken_units), _halves_of(of_topups)
     account = (calls.payer, terms.pay_to, terms.asset, terms.chain_id)
+    halves = (price.high, price.low, taken.high, taken.low, helped.high, helped.low)
     query = (
-        select(*account, func.sum(missing))
+        select(*account, *(func.sum(half) for half in halves))
         .join(call_terms_table, terms.id == calls.terms_id)
         .outerjoin(of_topups, of_topups.c.key == calls.id)
         .where(calls.state == literal_column("'reorged'"))
         .group_by(*account)
     )
-    owed = {tuple(row[:4]): int(row[4]) for row in connection.execute(query)}
+    owed: dict[tuple[Any, ...], int] = {}
+    for *key, price_high, price_low, taken_high, taken_low, helped_high, helped_low in connection.execute(
+        query
+    ):
+        owed[tuple(key)] = (
+            _join_halves(price_high, price_low)
+            - _join_halves(taken_high, taken_low)
+            - _join_halves(helped_high, helped_low)
+        )
     columns = account_debt_table.c
     kept_query = select(columns.payer, columns.payee, columns.asset, columns.chain_id, columns.units)
     kept = {tuple(row[:4]): row[4] for row in connection.execute(kept_query)}
