@@ -83,6 +83,7 @@ _STORAGE = (
     _row("schema_ahead", "warning", "hint", "The tables are newer than this gateway; it can serve.", "replace this gateway"),
     _row("schema_serviceable", "warning", "hint", "The tables are one release old; what they cannot hold is refused.", "`tollway gateway migrate`"),
     _row("schema_not_served", "error", "state hint", "The tables do not fit this gateway; it is not ready.", "run a gateway of the version of the tables"),
+    _row("stored_response_lost", "error", "call_id", "No configured secret key opens a stored response, so a repeat of its call gets a 409. Written once by each process.", "`tollway gateway secrets`, and the missing key"),
     _row("listing_secret_lost", "error", "listing advice", "No configured secret key opens the secret of a listing; its calls fail.", "`tollway gateway secrets`, and the missing key"),
 )  # fmt: skip
 

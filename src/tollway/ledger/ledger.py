@@ -636,7 +636,7 @@ class StoredResponses(Protocol):
         ...
 
     async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
-        """The response of that call, where it is stored and not older than 24 hours."""
+        """The response of that call, where it is stored, not older than 24 hours, and sealed with a key that the gateway has."""
         ...
 
     async def prune(self, *, now_ms: int) -> int:

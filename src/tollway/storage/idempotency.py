@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from operator import itemgetter
 from typing import Any
 
+import structlog
 from sqlalchemy import (
     BigInteger,
     Column,
@@ -37,6 +38,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.claims import key_name, request_name
 from tollway.ledger.ledger import Claim, StoredResponse
@@ -62,6 +64,8 @@ answer_table = Table(
     Index("ix_answer_time", "created_ms", "call_id", "bytes"),
 )
 
+_log = structlog.get_logger(__name__)
+
 DELETE_BATCH_MAX = 500
 RECOUNT_PART = 16
 """The total size is read again when this process has added one sixteenth of its maximum."""
@@ -75,6 +79,7 @@ class ResponseStore:
         self._sealer = sealer
         self._limits = limits
         self._bytes_until_recount: int | None = None
+        self._is_loss_logged = False
 
     async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
         limits, plain = self._limits, encode_stored_response(answer)
@@ -103,7 +108,15 @@ class ResponseStore:
         sealed = await self._database.read(lambda connection: connection.execute(query).scalar())
         if sealed is None:
             return None
-        return decode_stored_response(self._sealer.open(bytes(sealed), label=response_label(call_id)))
+        try:
+            plain = self._sealer.open(bytes(sealed), label=response_label(call_id))
+        except StorageUnavailable:
+            # The same as a response that is not stored: a repeat must get the outcome of its call, which is paid.
+            if not self._is_loss_logged:
+                self._is_loss_logged = True
+                _log.error("stored_response_lost", call_id=call_id)
+            return None
+        return decode_stored_response(plain)
 
     async def prune(self, *, now_ms: int) -> int:
         old = delete(answer_table).where(answer_table.c.created_ms <= self._oldest_ms(now_ms))
