@@ -146,6 +146,7 @@ HELD_BY = {
     "attempts_max": "contracts/test_ledger_store.py::test_a_call_is_attempted_three_times_at_most",
     "answer_bytes_max": "contracts/test_idempotency_responses.py::test_an_answer_that_is_too_large_alone_is_not_kept",
     "answers_per_payer_bytes_max": "contracts/test_idempotency_responses.py::test_the_oldest_response_of_a_payer_is_deleted_first",
+    "answers_per_provider_bytes_max": "contracts/test_response_pool.py::test_many_payers_of_a_few_apis_delete_the_responses_of_these_apis",
     "answers_bytes_max": "contracts/test_idempotency_responses.py::test_the_oldest_response_of_all_is_deleted_at_the_total_maximum",
     "answer_ttl_s": "contracts/test_idempotency_responses.py::test_an_answer_is_kept_for_a_day",
     "creation_answers_bytes_max": "contracts/test_creations.py::test_the_oldest_answers_go_and_their_keys_stay",

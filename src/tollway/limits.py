@@ -118,6 +118,7 @@ class FixedLimits:
     sum_rows_max: int = 5_000  # rows of one answer of sums: about 2 MB of JSON
     live_calls_max: int = 20_000  # calls of hours that are not closed, read by one question about sales
     spending_calls_max: int = 50_000  # calls read by one question about spending
+    answers_per_provider_bytes_max: int = 256 * MIB  # stored responses of one provider's APIs
     creation_answers_bytes_max: int = 256 * MIB
     answer_reading_s: float = 60.0  # under an idempotency key; then a repeat gets "not stored"
     answer_collect_s: float = 30.0  # reading a response to its end while its caller waits for "unknown"

@@ -96,7 +96,11 @@ async def test_stored_answers_go_when_the_clock_that_all_gateways_share_says_so(
         )
         call_id, answer = CallId("call_1"), StoredResponse(status=200, headers=(), body=b"kept")
         await settlement_services.stored_responses.keep(
-            call_id, Address(b"\x01" * 20), answer, now_ms=harness.ledger.shared_ms()
+            call_id,
+            answer,
+            payer=Address(b"\x01" * 20),
+            provider=Address(b"\x02" * 20),
+            now_ms=harness.ledger.shared_ms(),
         )
         await settlement_services._prune()
         assert (

@@ -9,6 +9,7 @@ import pytest
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
+    PROVIDER,
     authorization_of,
     authorized_claim,
     claim_on,
@@ -193,7 +194,7 @@ async def test_the_call_of_a_key_has_the_end_of_its_response(
         ledger.finish(finish_of(claim, **finish))
         await wait_finished(ledger, claim.call_id)
     stored = StoredResponse(status=200, headers=(), body=b"")
-    await ledgers.answers().keep(claim.call_id, PAYER, stored, now_ms=NOW_MS)
+    await ledgers.answers().keep(claim.call_id, stored, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
     call = await ledger.find_keyed_call(PAYER, KEY, since_ms=0)
     assert (call.is_lost, call.is_delivered, call.has_stored_response) == (is_lost, is_delivered, True)
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from sqlalchemy import Connection, select, update
 
-from tests.kit.ledger_records import NOW_MS, PAYER, operator_origin
+from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, operator_origin
 from tests.kit.listings import sample_listing
-from tollway.ids import Address, CallId, ListingId
+from tollway.ids import CallId, ListingId
 from tollway.ledger.ledger import StoredResponse
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import Listing, UpstreamAuth
@@ -18,13 +18,13 @@ from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
-from tollway.storage.idempotency import ResponseStore, answer_table
+from tollway.storage.idempotency import ResponseStore
 from tollway.storage.key_rotation import LOST_IDS_MAX, KeyCounts, KeyRotation, SealCount
 from tollway.storage.operator_acts import OperatorActStore
+from tollway.storage.response_pool import answer_table
 
 DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32
-PROVIDER = Address(b"\x02" * 20)
 ANSWER = StoredResponse(status=200, headers=(), body=b"x" * 1000)
 
 
@@ -48,7 +48,9 @@ class Gateway:
 
     async def keep(self, *numbers: int) -> None:
         for number in numbers:
-            assert await self.answers.keep(call(number), PAYER, ANSWER, now_ms=NOW_MS)
+            assert await self.answers.keep(
+                call(number), ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS
+            )
 
     async def check(self, listings: range, calls: range) -> None:
         """Every value is there and opens."""
@@ -242,7 +244,9 @@ async def test_responses_are_replaced_and_pruned_during_a_reencryption(database:
     another = StoredResponse(status=201, headers=(), body=b"another")
     async with asyncio.TaskGroup() as group:
         for number in range(0, 40, 2):
-            group.create_task(old.answers.keep(call(number), PAYER, another, now_ms=NOW_MS + 1))
+            group.create_task(
+                old.answers.keep(call(number), another, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS + 1)
+            )
         for _ in range(3):
             group.create_task(changing.rotation.reencrypt(origin=operator_origin()))
         group.create_task(old.answers.prune(now_ms=NOW_MS + DAY_MS))

@@ -22,6 +22,7 @@ from tests.kit.ledger_records import (
     transfer_in,
 )
 from tests.kit.sql_ledger import SqlLedger
+from tollway.ids import CallId
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState
@@ -66,7 +67,8 @@ PLANS = {
     "sum(wallet_gas.cost_wei": "COVERING INDEX ix_wallet_gas_spent (chain_id=? AND created_ms>?",
     "SELECT wallet_gas.code_hash": "COVERING INDEX ix_wallet_gas_code (chain_id=? AND created_ms>?",
     "sum(answer.bytes)": "COVERING INDEX ix_answer",
-    "answer.payer = ?": "COVERING INDEX ix_answer_payer_time (payer=?",
+    "answer.payer = ?": "COVERING INDEX ix_answer_payer (payer=?",
+    "answer.provider = ?": "COVERING INDEX ix_answer_provider (provider=?",
     "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
     "AND call.taken_units > ? AND call.state = ?": "ix_call_repeatable (payment_id=?",
     "call_topup.payment_id = ? AND": "ix_call_topup_payment_id (payment_id=?",
@@ -79,6 +81,8 @@ PLANS = {
     "UPDATE payment SET taken_units": "PRIMARY KEY",
     "GROUP BY payment.payer": "SEARCH payment USING INDEX ix_payment_unfinal_payer (payer=?)",
 }
+
+EMPTY_RESPONSE = StoredResponse(status=200, headers=(), body=b"")
 
 
 @pytest.fixture
@@ -126,7 +130,7 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
 
 async def settle_some(ledger: SqlLedger, database: SqliteDatabase) -> None:
     gas = GasStore(database)
-    limits = Limits(answers_bytes_max=40, answers_per_payer_bytes_max=40)
+    limits = Limits(answers_per_payer_bytes_max=20, answers_per_provider_bytes_max=20)
     answers = ResponseStore(database, sealer=Sealer(b"1" * 32, entropy=bytes), limits=limits)
     claims = [authorized_claim(authorization_of(), idempotency_key="key") for _ in range(2)]
     for nonce, claim in enumerate(claims):
@@ -138,9 +142,8 @@ async def settle_some(ledger: SqlLedger, database: SqliteDatabase) -> None:
         await gas.record_wallet_cost(attempt, cost_wei=1, is_reverted=True)
         await gas.wallet_gas_wei(attempt.chain_id, since_ms=0)
         await gas.reverting_codes(attempt.chain_id, since_ms=0)
-        await answers.keep(
-            claim.call_id, PAYER, StoredResponse(status=200, headers=(), body=b""), now_ms=NOW_MS
-        )
+        await answers.keep(claim.call_id, EMPTY_RESPONSE, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
+    await answers.keep(CallId("c"), EMPTY_RESPONSE, payer=PROVIDER, provider=PROVIDER, now_ms=NOW_MS)
     await ledger.conclude(
         claims[0].call_id, epoch=1, transfer=transfer_in(), is_orphaned=False, now_ms=NOW_MS
     )

@@ -16,7 +16,7 @@ from tests.kit.stores import make_sealer
 from tollway.ids import CallId
 from tollway.ledger.records import CallState, Dialect
 from tollway.storage.database import Database
-from tollway.storage.idempotency import answer_table
+from tollway.storage.response_pool import answer_table
 
 PRICE = 10_000
 TARGET = "/orders"

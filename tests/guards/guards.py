@@ -22,8 +22,9 @@ from tests.guards.price_guards import PRICE_GUARDS
 from tests.guards.rate_guards import RATE_GUARDS
 from tests.guards.read_guards import READ_GUARDS
 from tests.guards.receipt_guards import RECEIPT_GUARDS
-from tests.guards.repeat_guards import REPEAT_GUARDS
 from tests.guards.reorg_guards import REORG_GUARDS
+from tests.guards.repeat_guards import REPEAT_GUARDS
+from tests.guards.response_guards import RESPONSE_GUARDS
 from tests.guards.setting_guards import SETTING_GUARDS
 from tests.guards.shown_guards import SHOWN_GUARDS
 from tests.guards.signature_guards import SIGNATURE_GUARDS
@@ -55,6 +56,7 @@ GUARDS = (
     *RATE_GUARDS,
     *RECEIPT_GUARDS,
     *OUTCOME_GUARDS,
+    *RESPONSE_GUARDS,
     *CALLER_GUARDS,
     *BOOK_GUARDS,
     *READ_GUARDS,

@@ -100,6 +100,7 @@ class MemoryWalletGas:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAnswer:
     payer: Address
+    provider: Address
     answer: StoredResponse
     size: int
     created_ms: int

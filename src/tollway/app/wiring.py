@@ -33,8 +33,8 @@ from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
 from tollway.gateway.pipeline import CallPipeline
-from tollway.gateway.proxy import Proxy, StoreResponse
-from tollway.gateway.rail import ClockAndEntropy, FreeRail
+from tollway.gateway.proxy import Proxy
+from tollway.gateway.rail import ClockAndEntropy, FreeRail, StoreResponse
 from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail

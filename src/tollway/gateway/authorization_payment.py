@@ -464,7 +464,9 @@ class AuthorizationPayment(CallPayment):
         digest of the body (a streamed body that had not ended at the head): then no repeat can be recognised, and recovery turns the
         money into credit."""
         if response is not None and self._has_digest and self.payer is not None:
-            await self._rail.idempotency.store_response(close.call_id, self.payer, response)
+            await self._rail.idempotency.store_response(
+                close.call_id, response, payer=self.payer, provider=self.route.entry.listing.provider
+            )
         await self._rail.ledger.mark_orphaned(close.call_id, epoch=close.epoch)
 
     def _explain_failed(self, reason: str) -> CaptureFailed:

@@ -510,11 +510,15 @@ class Idempotency:
         age_ms = abs(self._ledger.shared_ms() - earlier.moved_ms)
         return not earlier.is_delivered and age_ms < self._limits.answer_reading_s * 1000
 
-    async def store_response(self, call_id: CallId, payer: Address, find_response: StoredResponse) -> None:
+    async def store_response(
+        self, call_id: CallId, response: StoredResponse, *, payer: Address, provider: Address
+    ) -> None:
         """Stores a response for repeats. A storage failure is only logged: it costs a repeat, never money, and must not cut the response
         that streams to the caller."""
         try:
-            await self._stored_responses.keep(call_id, payer, find_response, now_ms=self._ledger.shared_ms())
+            await self._stored_responses.keep(
+                call_id, response, payer=payer, provider=provider, now_ms=self._ledger.shared_ms()
+            )
         except StorageUnavailable:
             _log.warning("answer_not_kept", call_id=call_id)
 

@@ -5,7 +5,7 @@ claim to one outcome. A body is not held whole in memory, unless it is small eno
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -31,10 +31,9 @@ from tollway.gateway.problems import (
     explain_failure,
     name_proxy_error,
 )
-from tollway.gateway.rail import CallPayment, CaptureFailed
+from tollway.gateway.rail import CallPayment, CaptureFailed, StoreResponse
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner, cover_body, name_call
 from tollway.gateway.response_body import ResponseRecorder, UpstreamBody, build_finish, read_first
-from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery
 from tollway.limits import Limits
@@ -44,8 +43,6 @@ from tollway.outbound.policy import Endpoint
 from tollway.payments.settlement import Undecided
 from tollway.registry.listing import is_charged
 from tollway.registry.quality import QualityTally, classify
-
-StoreResponse = Callable[[CallId, Address, StoredResponse], Awaitable[None]]
 
 _BODILESS = frozenset({204, 304})
 _WIRE_STATES = {
@@ -411,7 +408,12 @@ class Proxy:
         recorder = None
         if is_stored and payment.call_id is not None and payment.payer is not None:
             recorder = ResponseRecorder(
-                partial(self._store_response, payment.call_id, payment.payer),
+                partial(
+                    self._store_response,
+                    payment.call_id,
+                    payer=payment.payer,
+                    provider=payment.route.entry.listing.provider,
+                ),
                 status=status,
                 headers=_without_length(headers) + _select_stored_headers(own),
                 bytes_max=self._limits.answer_bytes_max,

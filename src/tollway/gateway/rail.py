@@ -80,6 +80,14 @@ CollectResponse = Callable[[], Awaitable[StoredResponse | None]]
 """Reads the whole response of the upstream; None where it is too large, takes too long, or is cut."""
 
 
+class StoreResponse(Protocol):
+    """Stores the response of a call for a repeat. Raises nothing."""
+
+    async def __call__(
+        self, call_id: CallId, response: StoredResponse, *, payer: Address, provider: Address
+    ) -> None: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFailed:
     """The settlement failed and moved no money, so the response is dropped. `headers`: the failure in the dialect of the payment."""

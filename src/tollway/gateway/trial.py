@@ -183,5 +183,7 @@ class TrialPayment(CallPayment):
         return None
 
 
-async def store_nothing(call_id: CallId, payer: Address, response: StoredResponse) -> None:
+async def store_nothing(
+    call_id: CallId, response: StoredResponse, *, payer: Address, provider: Address
+) -> None:
     """`StoreResponse` of a proxy for trials: a call without an idempotency key has no stored response."""

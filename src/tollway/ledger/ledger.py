@@ -631,8 +631,11 @@ class StoredResponse:
 class StoredResponses(Protocol):
     """The stored responses of charged calls. Safe to use from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
-    async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
-        """Stores a response durably, and deletes older ones where a limit requires it. False where it exceeds the limit alone."""
+    async def keep(
+        self, call_id: CallId, answer: StoredResponse, *, payer: Address, provider: Address, now_ms: int
+    ) -> bool:
+        """Stores a response durably, and deletes others where a limit requires it: of this payer or provider, or of those that hold most. Responses of the
+        last hour whose payer holds less than an equal share stay. False where it exceeds a limit alone, or no other may be deleted."""
         ...
 
     async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:

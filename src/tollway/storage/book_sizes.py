@@ -9,7 +9,6 @@ from sqlalchemy import Column, Connection, Select, Table, bindparam, func, liter
 from tollway.fleet import BookSizes, HeldPayment, TableSize
 from tollway.ids import Address, ChainId, TxHash
 from tollway.storage.database import Database
-from tollway.storage.idempotency import answer_table
 from tollway.storage.ledger_tables import (
     HELD,
     attempt_table,
@@ -21,6 +20,7 @@ from tollway.storage.ledger_tables import (
 )
 from tollway.storage.operator_acts import operator_act_table
 from tollway.storage.operator_store import IS_RESTORED
+from tollway.storage.response_pool import answer_table
 from tollway.storage.statements import has_table
 from tollway.storage.webhook_tables import delivery_table, event_table, message_table
 

@@ -551,13 +551,13 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
         )
     columns = account_debt_table.c
     kept_query = select(columns.payer, columns.payee, columns.asset, columns.chain_id, columns.units)
-    kept = {tuple(row[:4]): row[4] for row in connection.execute(kept_query)}
+    kept: dict[tuple[Any, ...], int] = {tuple(row[:4]): int(row[4]) for row in connection.execute(kept_query)}
     wrong = sorted(key for key in owed.keys() | kept.keys() if owed.get(key, 0) != kept.get(key, 0))
     for payer, payee, asset, chain_id in wrong[:LINES_MAX]:
-        key = (payer, payee, asset, chain_id)
+        account_key = (payer, payee, asset, chain_id)
         yield (
-            f"the debt of {Address(payer)} to {Address(payee)} in {asset} on chain {chain_id} is {kept.get(key, 0)},"
-            f" its reorged calls lack {owed.get(key, 0)}"
+            f"the debt of {Address(payer)} to {Address(payee)} in {asset} on chain {chain_id} is {kept.get(account_key, 0)},"
+            f" its reorged calls lack {owed.get(account_key, 0)}"
         )
 
 

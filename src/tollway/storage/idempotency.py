@@ -1,7 +1,6 @@
 """Repeated requests in SQL: the stored response of a call, the call of an idempotency key, the open call of a request.
 
-Stored responses are encrypted and bounded in size and time. Their total size is read from time to time and after many additions; between
-these reads the process counts its additions. With several gateways the sum can exceed its maximum for a moment.
+Stored responses are encrypted and bounded in size and time; `response_pool` deletes some for a new one.
 
 On PostgreSQL, claims under one key take advisory locks, after those of wallets and before any row: the result of `find_keyed_calls`
 is valid until the end of the transaction. A claim reads open calls under the lock of the payment, which the transaction that
@@ -10,24 +9,21 @@ opens, ends or reopens such a call holds too. `ledger/claims` decides.
 
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import structlog
 from sqlalchemy import (
     BigInteger,
-    Column,
     ColumnElement,
     Connection,
-    Index,
     LargeBinary,
-    PrimaryKeyConstraint,
     Select,
     String,
-    Table,
     and_,
     bindparam,
-    cast,
     delete,
     exists,
     func,
@@ -45,30 +41,22 @@ from tollway.ledger.ledger import Claim, StoredResponse
 from tollway.ledger.records import AuthorizationKey, CallState, KeyedCall, KeyName, OpenCall, RequestName
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.advisory_locks import take_advisory_locks
-from tollway.storage.database import Database, metadata
+from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.ledger_tables import REPEATABLE, authorization_table, call_table, call_terms_table
+from tollway.storage.response_pool import (
+    RECOUNT_MS,
+    NoSpace,
+    PooledResponse,
+    PoolSums,
+    answer_table,
+    make_space,
+    read_sums,
+    recount_bytes,
+)
 from tollway.storage.statements import Prepared, Rows, insert_for
 
-answer_table = Table(
-    "answer",
-    metadata,
-    Column("call_id", String(64), nullable=False),
-    Column("payer", LargeBinary(20), nullable=False),
-    Column("bytes", BigInteger, nullable=False),
-    Column("sealed", LargeBinary, nullable=False),
-    Column("created_ms", BigInteger, nullable=False),
-    PrimaryKeyConstraint("call_id", name="pk_answer"),
-    # Both contain the sizes, so that their sum reads no response.
-    Index("ix_answer_payer_time", "payer", "created_ms", "call_id", "bytes"),
-    Index("ix_answer_time", "created_ms", "call_id", "bytes"),
-)
-
 _log = structlog.get_logger(__name__)
-
-DELETE_BATCH_MAX = 500
-RECOUNT_PART = 16
-"""The total size is read again when this process has added one sixteenth of its maximum."""
 
 
 class ResponseStore:
@@ -78,27 +66,52 @@ class ResponseStore:
         self._database = database
         self._sealer = sealer
         self._limits = limits
-        self._bytes_until_recount: int | None = None
+        self._sums = PoolSums()
         self._is_loss_logged = False
 
-    async def keep(self, call_id: CallId, payer: Address, answer: StoredResponse, *, now_ms: int) -> bool:
+    async def keep(
+        self, call_id: CallId, answer: StoredResponse, *, payer: Address, provider: Address, now_ms: int
+    ) -> bool:
         limits, plain = self._limits, encode_stored_response(answer)
-        size = len(plain)
-        if size > min(limits.answer_bytes_max, limits.answers_per_payer_bytes_max, limits.answers_bytes_max):
+        new = PooledResponse(call_id, bytes(payer), bytes(provider), len(plain), now_ms)
+        if new.bytes > limits.answer_bytes_max or PoolSums().is_over(new, limits):
             return False
-        row = {
-            "call_id": call_id,
-            "payer": bytes(payer),
-            "bytes": size,
-            "sealed": self._sealer.seal(plain, label=response_label(call_id)),
-            "created_ms": now_ms,
-        }
-        must_count = self._bytes_until_recount is None or self._bytes_until_recount < size
-        await self._database.write(lambda connection: self._keep(connection, row, size, must_count))
-        part = limits.answers_bytes_max // RECOUNT_PART
-        self._bytes_until_recount = part if must_count else (self._bytes_until_recount or 0)
-        self._bytes_until_recount -= size
+        sums = await self._read_sums(new)
+        is_over = sums.is_over(new, limits)
+        sums.add(new)
+        surplus = max(sums.total - limits.answers_bytes_max - sums.freeing, 0)
+        sums.freeing += surplus
+        sealed = self._sealer.seal(plain, label=response_label(call_id))
+        work = _Keep(new, sealed, sums.copy() if is_over else None, surplus, limits)
+        try:
+            deleted = await self._database.write(work)
+        except NoSpace:
+            sums.remove(new)
+            return False
+        except BaseException:
+            sums.remove(new)
+            raise
+        finally:
+            sums.freeing -= surplus
+        for response in deleted:
+            sums.remove(response)
         return True
+
+    async def _read_sums(self, new: PooledResponse) -> PoolSums:
+        """The sums, read again where they may have changed too much. Meanwhile other responses count on the earlier ones."""
+        sums, limits = self._sums, self._limits
+        is_old = abs(new.created_ms - sums.counted_ms) >= RECOUNT_MS and sums.is_over(new, limits)
+        if sums.bytes_until_recount >= new.bytes and not is_old:
+            sums.bytes_until_recount -= new.bytes
+            return sums
+        sums.bytes_until_recount, sums.counted_ms = recount_bytes(limits), new.created_ms
+        count = partial(read_sums, now_ms=new.created_ms, limits=limits)
+        try:
+            self._sums = await self._database.read(count)
+        except BaseException:
+            sums.bytes_until_recount = 0
+            raise
+        return self._sums
 
     async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
         columns = answer_table.c
@@ -120,21 +133,36 @@ class ResponseStore:
 
     async def prune(self, *, now_ms: int) -> int:
         old = delete(answer_table).where(answer_table.c.created_ms <= self._oldest_ms(now_ms))
-        return await self._database.write(lambda connection: connection.execute(old).rowcount, flush=False)
-
-    def _keep(self, connection: Connection, row: dict[str, object], size: int, must_count: bool) -> None:
-        columns, limits = answer_table.c, self._limits
-        connection.execute(delete(answer_table).where(columns.call_id == row["call_id"]))
-        own = columns.payer == row["payer"]
-        _delete_oldest(connection, own, limits.answers_per_payer_bytes_max - size)
-        if must_count:
-            # Makes space for all responses until the next count.
-            ahead = limits.answers_bytes_max // RECOUNT_PART
-            _delete_oldest(connection, None, limits.answers_bytes_max - max(size, ahead))
-        connection.execute(insert_for(connection, answer_table).on_conflict_do_nothing(), row)
+        count = await self._database.write(lambda connection: connection.execute(old).rowcount, flush=False)
+        if count:
+            self._sums.bytes_until_recount = 0
+        return count
 
     def _oldest_ms(self, now_ms: int) -> int:
         return now_ms - self._limits.answer_ttl_s * 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """The transaction that stores a response. `sums`: where responses must be deleted for it. Returns those."""
+
+    new: PooledResponse
+    sealed: bytes = field(repr=False)
+    sums: PoolSums | None
+    total_surplus: int
+    limits: Limits
+
+    def __call__(self, connection: Connection) -> list[PooledResponse]:
+        deleted: list[PooledResponse] = []
+        if self.sums is not None:
+            deleted = make_space(
+                connection, self.new, self.sums, total_surplus=self.total_surplus, limits=self.limits
+            )
+        row = {**self.new._asdict(), "sealed": self.sealed}
+        insert = insert_for(connection, answer_table)
+        changed = {name: insert.excluded[name] for name in row if name != "call_id"}
+        connection.execute(insert.on_conflict_do_update(index_elements=["call_id"], set_=changed), row)
+        return deleted
 
 
 _LENGTH = struct.Struct(">I")
@@ -162,27 +190,6 @@ def decode_stored_response(encoded: bytes) -> StoredResponse:
 def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
     columns = answer_table.c
     return exists(select(columns.call_id).where(columns.call_id == call_id, columns.created_ms > since_ms))
-
-
-def _delete_oldest(connection: Connection, which: ColumnElement[bool] | None, bytes_max: int) -> None:
-    """Deletes the oldest responses until the total size is at most `bytes_max`."""
-    columns = answer_table.c
-    total = select(cast(func.coalesce(func.sum(columns.bytes), 0), BigInteger))
-    oldest = select(columns.call_id, columns.bytes).order_by(columns.created_ms, columns.call_id)
-    if which is not None:
-        total, oldest = total.where(which), oldest.where(which)
-    # Skips rows that another gateway has locked: it deletes them.
-    oldest = oldest.limit(DELETE_BATCH_MAX).with_for_update(skip_locked=True)
-    surplus = int(connection.execute(total).scalar_one()) - bytes_max
-    while surplus > 0:
-        deleted = []
-        for call_id, size in connection.execute(oldest).all():
-            if surplus > 0:
-                deleted.append(call_id)
-                surplus -= size
-        if not deleted:
-            return
-        connection.execute(delete(answer_table).where(columns.call_id.in_(deleted)))
 
 
 def response_label(call_id: CallId) -> bytes:

@@ -16,8 +16,9 @@ from tollway.storage.catalog_store import secret_label
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
 from tollway.storage.encryption import KeyAge, Sealer
-from tollway.storage.idempotency import answer_table, response_label
+from tollway.storage.idempotency import response_label
 from tollway.storage.operator_acts import record_act
+from tollway.storage.response_pool import answer_table
 from tollway.storage.statements import has_table
 from tollway.storage.webhook_outbox import secret_label as webhook_secret_label
 from tollway.storage.webhook_tables import endpoint_table
