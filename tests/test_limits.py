@@ -29,6 +29,8 @@ HELD_BY = {
     "body_rate_bytes_min": "web/test_gateway_app.py::"
     "test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
     "body_rate_grace_s": "web/test_gateway_app.py::test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time",
+    "body_rate_window_s": "web/test_admission_bodies.py::test_a_body_that_came_fast_may_pause_for_the_window_only",
+    "control_body_deadline_s": "web/test_middleware.py::test_a_body_keeps_its_rate_and_ends_within_a_minute",
     "upload_bytes_max": "gateway/test_body.py::test_a_stream_over_the_limit_is_refused_before_the_byte_that_is_too_much",
     "control_body_bytes_max": "web/test_middleware.py::test_limits_the_size_and_the_duration_of_a_body",
     "bound_body_bytes_max": "gateway/test_body.py::"

@@ -15,6 +15,8 @@ class FixedLimits:
     # Requests.
     bound_body_bytes_max: int = 1 * MIB  # read ahead where a bound signature gives no bodyHash
     held_bodies_bytes_max: int = 32 * MIB  # all bodies read whole; the first 64 KiB of each are not counted
+    body_rate_window_s: float = 10.0  # a body that came faster than the least rate may pause for so long
+    control_body_deadline_s: float = 60.0  # a body of the control plane, from its first byte to its last
     write_stall_s: float = 30.0  # a client that takes no byte for this long is cut off
 
     # Caches of requests, in bytes of their heads. An entry of 2 KiB takes about 6 KiB of memory.

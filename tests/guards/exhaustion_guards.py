@@ -45,11 +45,11 @@ EXHAUSTION_GUARDS = (
     ),
     guard(
         "X1",
-        "one address has half of the room for bodies",
-        "web.admission:BodyBudget.reserve",
-        "        if self.reserved_bytes + size > self._bytes_max or mine > self._bytes_max // 2:\n",
+        "one address has a quarter of the room for bodies",
+        "web.admission:BodyPool.reserve",
+        "        if self.reserved_bytes + size > self._bytes_max or mine > self._per_address_max:\n",
         "        if self.reserved_bytes + size > self._bytes_max:\n",
-        test="web/test_admission_bodies.py::test_one_address_reserves_at_most_half_of_the_budget",
+        test="web/test_admission_bodies.py::test_one_address_reserves_at_most_a_quarter_of_the_budget",
     ),
     guard(
         "X1",

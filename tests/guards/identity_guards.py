@@ -195,7 +195,7 @@ IDENTITY_GUARDS = (
     guard(
         "I1",
         "a signed request is signed by the wallet that it names",
-        "identity.authenticator:Authenticator._authenticate",
+        "identity.authenticator:Authenticator._verify",
         "            await self._verify_http(proof, request)\n",
         "            pass\n",
         test="identity/test_authenticator.py::TestSignedRequest::test_by_another_key_than_it_names_is_refused_and_spends_nothing",

@@ -3,6 +3,8 @@
 from tests.guards.guard import guard
 
 POOL = "contracts/test_response_pool.py"
+ENDS = "web/test_middleware.py::test_a_body_keeps_its_rate_and_ends_within_a_minute"
+LONG = "web/test_auth_routes.py::TestLongBody"
 LOST = "contracts/test_stored_response_keys.py"
 
 RESPONSE_GUARDS = (
@@ -77,5 +79,61 @@ RESPONSE_GUARDS = (
         "provider=payment.route.entry.listing.provider",
         "provider=payment.payer",
         test="gateway/test_stored_response_space.py::test_a_keyed_response_is_replayed_after_the_keyed_calls_of_others[1-18]",
+    ),
+    guard(
+        "X1",
+        "a body that came fast may not rest for all the time that it is ahead",
+        "web.admission:BodyPace.record",
+        "min(self.left_s - waited_s + earned_s, longest_s)",
+        "self.left_s - waited_s + earned_s",
+        test="web/test_admission_bodies.py::test_a_body_that_came_fast_may_pause_for_the_window_only[33000000]",
+    ),
+    guard(
+        "X1",
+        "the rate of a body of the control plane is that of its last seconds",
+        "web.middleware:_BoundedBody._receive_in_time",
+        "min(self._pace.left_s, self._deadline - now)",
+        "self._deadline - now",
+        test=f"{ENDS}[longer pause]",
+    ),
+    guard(
+        "X1",
+        "a body of the control plane has a deadline in all",
+        "web.middleware:_BoundedBody._receive_in_time",
+        "min(self._pace.left_s, self._deadline - now)",
+        "self._pace.left_s",
+        test=f"{ENDS}[longer than a minute]",
+    ),
+    guard(
+        "X1",
+        "the rate of a body of a call is that of its last seconds",
+        "web.gateway_app:IncomingBody._next_message",
+        "        pace.record(len(message.get(",
+        "        pace.left_s += len(message.get('body', b'')) / self._limits.body_rate_bytes_min\n        (lambda size, waited_s: None)(len(message.get(",
+        test="web/test_gateway_app.py::test_a_body_that_came_fast_may_pause_for_the_window_only",
+    ),
+    guard(
+        "X1",
+        "bodies of strangers have a quarter of the room",
+        "web.admission:BodyReservation.__init__",
+        "self._pool = budget.unproven",
+        "self._pool = budget.proven",
+        test="web/test_admission_bodies.py::test_bodies_without_a_proof_leave_the_memory_of_the_others",
+    ),
+    guard(
+        "X1",
+        "a long body of the control plane is read after its proof",
+        "web.auth_routes:make_wallet_dependency",
+        "            await authenticator.verify_head(to_signed_request(request, body=None))\n",
+        "",
+        test=f"{LONG}::test_without_a_valid_proof_is_refused_unread",
+    ),
+    guard(
+        "X1",
+        "a long body of a call counts with the proven ones after its proof",
+        "gateway.transaction_payment:TransactionPayment.check",
+        "            self.request.body.prove()\n",
+        "",
+        test="web/test_gateway_app.py::test_bodies_of_strangers_leave_the_memory_of_proven_calls",
     ),
 )

@@ -16,8 +16,12 @@ class GivenBody:
         self.is_present = self.length != 0
         self.bytes_read = 0
         self.reserved = 0
+        self.is_proven = False
         self.is_broken = False
         self.is_gone = is_gone
+
+    def prove(self) -> None:
+        self.is_proven = True
 
     def reserve(self, size: int) -> None:
         self.reserved += size

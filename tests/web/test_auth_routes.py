@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from itertools import count
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +26,7 @@ from tollway.ids import Address, ChainId
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.identity_store import signin_nonce_table
-from tollway.web.admission import SignInRateLimit
+from tollway.web.admission import BodyBudget, SignInRateLimit
 from tollway.web.auth_routes import (
     make_challenge,
     make_wallet_dependency,
@@ -33,6 +34,7 @@ from tollway.web.auth_routes import (
     make_x402_wallet_dependency,
     signin_router,
 )
+from tollway.web.middleware import BodyLimits
 from tollway.web.problems import install_handlers
 
 PUBLIC_URL = "https://gw.example.com"
@@ -384,6 +386,62 @@ def signed_headers(method: str, path: bytes, body: bytes = b"") -> dict[str, str
             sign=sign_digest,
         )
     )
+
+
+class TestLongBody:
+    """More than the bytes that every connection may buffer."""
+
+    SIZE, UNCOUNTED = 900, 100
+
+    @pytest.fixture
+    def budget(self) -> BodyBudget:
+        return BodyBudget(Limits(buffer_bytes=self.UNCOUNTED))
+
+    @pytest.fixture
+    async def limited(self, app: Starlette, budget: BodyBudget) -> AsyncIterator[httpx.AsyncClient]:
+        inner = BodyLimits(app, limits=LIMITS, clock=lambda: 0.0, budget=budget)
+
+        async def with_address(scope: Any, receive: Any, send: Any) -> None:
+            scope["state"] = {"client_address": "192.0.2.1"}
+            await inner(scope, receive, send)
+
+        transport = httpx.ASGITransport(app=with_address)
+        async with httpx.AsyncClient(transport=transport, base_url=f"{PUBLIC_URL}/api/v2") as client:
+            yield client
+
+    async def test_counts_with_the_proven_ones_once_its_proof_is_verified(self, limited, budget) -> None:
+        counted: list[tuple[int, int]] = []
+
+        async def content() -> AsyncIterator[bytes]:
+            for _ in range(2):
+                yield b"x" * (self.SIZE // 2)
+                counted.append((budget.proven.reserved_bytes, budget.unproven.reserved_bytes))
+
+        headers = signed_headers("POST", b"/api/v2/apis", b"x" * self.SIZE)
+        answer = await limited.post("/apis", content=content(), headers=headers)
+        assert answer.status_code == 200, answer.text
+        first, second = counted
+        assert first[0] > 0
+        assert second == (self.SIZE - self.UNCOUNTED, 0)
+        assert budget.reserved_bytes == 0
+
+    @pytest.mark.parametrize("proof", ["none", "session", "signature"])
+    async def test_without_a_valid_proof_is_refused_unread(self, limited, budget, proof: str) -> None:
+        headers = {
+            "none": {},
+            "session": {"Authorization": "Bearer x"},
+            "signature": signed_headers("PUT", b"/api/v2/apis", b"x" * self.SIZE),
+        }[proof]
+        counted: list[int] = []
+
+        async def content() -> AsyncIterator[bytes]:
+            for _ in range(2):
+                yield b"x" * (self.SIZE // 2)
+                counted.append(budget.reserved_bytes)
+
+        answer = await limited.post("/apis", content=content(), headers=headers)
+        assert answer.status_code == 401
+        assert set(counted) <= {0}  # read and dropped
 
 
 class TestSignedRequest:

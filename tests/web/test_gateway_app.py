@@ -99,26 +99,53 @@ async def test_limits_concurrent_calls_of_an_address(gateway: InProcessGateway) 
 
 async def test_buffered_bodies_share_one_budget() -> None:
     """Each body lacks its last byte, and its call needs the whole body."""
-    async with open_gateway(held_bodies_bytes_max=1_600_000) as gateway:
+    async with open_gateway(held_bodies_bytes_max=3_600_000) as gateway:
         await gateway.publish(methods=("GET", "POST"))
-        proof = gateway.bound_proof((await gateway.pay()).tx_hash, method="POST")
+        key = ("Idempotency-Key", "one")
+        proof = [*gateway.plain_proof((await gateway.pay()).tx_hash), key]
         most = [b"x" * 860_000]
         waiting = [
             gateway.open(
                 "POST", headers=proof, chunks=most, length=860_001, is_open=True, client=f"192.0.2.{one}"
             )
-            for one in range(2)
+            for one in range(3)
         ]
         async with asyncio.TaskGroup() as group:
             for exchange in waiting:
                 group.create_task(gateway.run(exchange))
-            await until(lambda: gateway.shedder.bodies.reserved_bytes > 1_500_000)
-            refused = await gateway.ask("POST", headers=proof, chunks=[b"x" * 100_000], client="192.0.2.9")
+            await until(lambda: gateway.shedder.bodies.reserved_bytes > 2_300_000)
+            refused = await gateway.ask("POST", headers=proof, chunks=[b"x" * 500_000], client="192.0.2.9")
             assert (refused.status, refused.problem["code"]) == (503, "overloaded")
             assert (refused.problem["reason"], refused.problem["paymentState"]) == ("bodies", "none")
             for exchange in waiting:
                 exchange.leave()
         assert gateway.shedder.bodies.reserved_bytes == 0
+
+
+async def test_bodies_of_strangers_leave_the_memory_of_proven_calls() -> None:
+    """The signature covers the body, so its wallet is known only after the last byte."""
+    async with open_gateway(held_bodies_bytes_max=3_600_000) as gateway:
+        await gateway.publish(methods=("GET", "POST"))
+        proof = gateway.bound_proof((await gateway.pay()).tx_hash, method="POST")
+        most = [b"x" * 280_000]
+        waiting = [
+            gateway.open(
+                "POST", headers=proof, chunks=most, length=860_001, is_open=True, client=f"192.0.2.{one}"
+            )
+            for one in range(4)
+        ]
+        async with asyncio.TaskGroup() as group:
+            for exchange in waiting:
+                group.create_task(gateway.run(exchange))
+            await until(lambda: gateway.shedder.bodies.unproven.reserved_bytes > 850_000)
+            refused = await gateway.ask("POST", headers=proof, chunks=[b"x" * 280_000], client="192.0.2.9")
+            assert (refused.status, refused.problem["reason"]) == (503, "bodies")
+            plain_proof = gateway.plain_proof((await gateway.pay()).tx_hash)
+            shown = [*plain_proof, ("Idempotency-Key", "one")]
+            served = await gateway.ask("POST", headers=shown, chunks=[b"x" * 860_000], client="192.0.2.9")
+            assert served.status == 200, served.body
+            for exchange in waiting:
+                exchange.leave()
 
 
 async def test_a_full_gateway_refuses_calls_unread(gateway: InProcessGateway) -> None:
@@ -328,6 +355,28 @@ async def test_detects_a_disconnect_so_far(
     if size:
         await incoming.read_chunk()
     assert await incoming.has_disconnected() is has_disconnected
+
+
+async def test_a_body_that_came_fast_may_pause_for_the_window_only() -> None:
+    """33 MB at once earn no more than a pause of ten seconds."""
+    now_s = [0.0]
+    pauses = [0.1, 9.0, 2.0, 0.1]
+
+    async def receive() -> dict[str, Any]:
+        now_s[0] += pauses.pop(0)
+        return part(b"x" * 33_000_000 if len(pauses) == 3 else b"x")
+
+    budget = BodyBudget(DEFAULT_LIMITS)
+    incoming = IncomingBody(
+        receive, CHUNKED, DEFAULT_LIMITS, budget=budget, client_address="192.0.2.1", clock=lambda: now_s[0]
+    )
+    assert len(await incoming.read_chunk()) == 33_000_000
+    for _ in range(2):
+        assert await incoming.read_chunk() == b"x"
+    with pytest.raises(Refusal) as refused:
+        await incoming.read_chunk()
+    assert refused.value.problem.reason == "body_too_slow"
+    assert pauses == [0.1]
 
 
 async def test_a_stalled_body_is_too_slow_and_a_fast_one_earns_time() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.upstream import until
 from tollway.errors import Code, Refusal
 from tollway.limits import Limits
-from tollway.web.admission import BodyBudget
+from tollway.web.admission import BODY_RESERVATION, BodyBudget
 from tollway.web.middleware import (
     BodyLimits,
     RequestHeadCheck,
@@ -238,10 +238,11 @@ async def test_discards_the_rest_of_a_body_after_an_early_response(
 
 
 async def test_bodies_share_one_budget_until_their_requests_end() -> None:
-    budget = BodyBudget(Limits(held_bodies_bytes_max=1_600, buffer_bytes=0))
+    budget = BodyBudget(Limits(held_bodies_bytes_max=3_200, buffer_bytes=0))
     is_over = asyncio.Event()
 
     async def waiting_app(scope: Any, receive: Any, send: Any) -> None:
+        scope["state"][BODY_RESERVATION].prove()
         await receive()
         await is_over.wait()
 
@@ -250,16 +251,62 @@ async def test_bodies_share_one_budget_until_their_requests_end() -> None:
         return group.create_task(bounded(waiting_app, budget)(scope, wire.receive, wire.send))
 
     async with asyncio.TaskGroup() as group:
-        for address in ("192.0.2.1", "192.0.2.2"):
+        for address in ("192.0.2.1", "192.0.2.2", "192.0.2.3"):
             begin(group, address)
-        await until(lambda: budget.reserved_bytes == 1_600)
-        scope, wire = posting(900, state={"client_address": "192.0.2.3"}), Wire(b"x")
+        await until(lambda: budget.reserved_bytes == 2_400)
+        scope, wire = posting(900, state={"client_address": "192.0.2.4"}), Wire(b"x")
         with pytest.raises(Refusal) as refused:
             async with asyncio.timeout(5):
                 await bounded(waiting_app, budget)(scope, wire.receive, wire.send)
         assert (refused.value.problem.code, refused.value.problem.reason) == (Code.OVERLOADED, "bodies")
         is_over.set()
     assert budget.reserved_bytes == 0
+
+
+class FakeTime:
+    """A clock that moves only when a body waits for its next bytes."""
+
+    def __init__(self, *parts: tuple[float, bytes]) -> None:
+        self.now_s = 1_000.0
+        self.parts = list(parts)
+
+    def clock(self) -> float:
+        return self.now_s
+
+    async def receive(self) -> dict[str, Any]:
+        wait_s, chunk = self.parts.pop(0)
+        self.now_s += wait_s
+        return {"type": "http.request", "body": chunk, "more_body": bool(self.parts)}
+
+
+TIMED = Limits(body_rate_bytes_min=1_000)
+FAST = (0.1, b"x" * 200_000)
+
+
+@pytest.mark.parametrize(
+    ("parts", "is_answered"),
+    [
+        ([FAST, (9.0, b"x"), (0.1, b"x")], True),
+        ([FAST, (9.0, b"x"), (2.0, b"x"), (0.1, b"x")], False),
+        ([FAST, *[(5.0, b"x" * 5_000)] * 11, (4.0, b"x" * 4_000)], True),
+        ([FAST, *[(5.0, b"x" * 5_000)] * 12, (1.0, b"x")], False),
+        ([*[(1.0, b"x" * 60_000)] * 30, (0.1, b"x")], True),
+        ([*[(2.0, b"x" * 60_000)] * 31, (0.1, b"x")], False),
+    ],
+    ids=["pause", "longer pause", "a minute", "longer than a minute", "fast", "fast and long"],
+)
+async def test_a_body_keeps_its_rate_and_ends_within_a_minute(parts: Any, is_answered: bool) -> None:
+    time = FakeTime(*parts)
+    length = sum(len(chunk) for _, chunk in parts)
+    wire = Wire()
+    app = BodyLimits(reading_app, limits=TIMED, clock=time.clock, budget=BodyBudget(TIMED))
+    if is_answered:
+        await app(posting(length), time.receive, wire.send)
+        assert wire.sent[0]["status"] == 422
+        return
+    with pytest.raises(Refusal) as refused:
+        await app(posting(length), time.receive, wire.send)
+    assert refused.value.problem.reason == "too_slow"
 
 
 @pytest.mark.parametrize(("size", "is_immediate"), [(10, True), (11, False)])

@@ -247,6 +247,9 @@ class AuthorizationPayment(CallPayment):
         is_unread = self.repeat is None or self.repeat.body is None
         if is_unread and self.request.body.is_present:
             self._match()
+            # Only a body with a key is read whole, so that its bytes count.
+            if self.key is not None and self._rail.idempotency.is_signed_by_payer(self.proof):
+                self.request.body.prove()
 
     def _match(self) -> tuple[PaymentRequirement, Authorization]:
         """Finds the requirement that the authorisation meets. Raises Refusal where there is none."""

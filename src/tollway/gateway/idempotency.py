@@ -207,6 +207,7 @@ class Idempotency:
         problem = self._find_unread_response(request, presented, known, key=key)
         if problem is not None:
             return Repeat(response=problem)
+        request.body.prove()
         body = await load_compared(request.body, limits=self._limits)
         is_entitled = await self._is_entitled(request, presented, known, body, key)
         response = await self._find_response(request, known.call, body, is_entitled=is_entitled)
@@ -230,6 +231,8 @@ class Idempotency:
             # The body is not read for a key that the proof does not open, or that names no call.
             return Repeat(body=body, key_wallets=wallets) if wallets else None
         if body is None:
+            if wallets is not None:
+                request.body.prove()
             try:
                 body = await reader.load_body(request, proof, entry.listing)
             except Refusal as refusal:

@@ -42,6 +42,10 @@ class RequestBody(Protocol):
         """Reads the next bytes; b"" once, at the end. Raises ClientGone, and Refusal where the body is too slow."""
         ...
 
+    def prove(self) -> None:
+        """Call it once a proof of a wallet is verified: buffered bytes then count apart from those of requests without a proof."""
+        ...
+
     def reserve(self, size: int) -> None:
         """Reserves memory for `size` bytes until the call ends. Raises Refusal where the memory limit is reached."""
         ...

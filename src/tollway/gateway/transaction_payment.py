@@ -204,6 +204,7 @@ class TransactionPayment(CallPayment):
         is_readable = self.repeat is not None or not needs_body(self.request, self.proof)
         if is_readable and not isinstance(self._named_call, KeyedCall):
             await self._find_spendables(None if self.repeat is None else self.repeat.body)
+            self.request.body.prove()
 
     @property
     def default_rail(self) -> Rail:

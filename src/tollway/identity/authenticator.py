@@ -91,6 +91,18 @@ class Authenticator:
 
     async def _authenticate(self, request: SignedRequest, *, token: str | None) -> Identity:
         now_ms = self._now_ms()
+        identity, http_proofs, siwx = await self._verify(request, token=token, now_ms=now_ms)
+        await self._spend_nonces(request, http_proofs, siwx, now_ms=now_ms)
+        return identity
+
+    async def verify_head(self, request: SignedRequest) -> None:
+        """Verifies the proofs of a control-plane request whose body is not read yet. Spends no nonce, so `authenticate` must follow. Raises as
+        `authenticate` does."""
+        await self._verify(request, token=read_bearer(request), now_ms=self._now_ms())
+
+    async def _verify(
+        self, request: SignedRequest, *, token: str | None, now_ms: int
+    ) -> tuple[Identity, tuple[HttpProof, ...], SignInProof | None]:
         http_proofs = _raise_problem(
             read_http_proofs(request, origin=self._origin, limits=self._limits, now_ms=now_ms)
         )
@@ -100,9 +112,7 @@ class Authenticator:
         if siwx is not None:
             await self._sign_in.verify(siwx, client_address=request.client_address, now_ms=now_ms)
         session = None if token is None else await self._sign_in.find_session(token)
-        identity = _find_common_identity(http_proofs, siwx, session)
-        await self._spend_nonces(request, http_proofs, siwx, now_ms=now_ms)
-        return identity
+        return _find_common_identity(http_proofs, siwx, session), http_proofs, siwx
 
     def _read_siwx(self, request: SignedRequest) -> SignInProof | None:
         header = _find_single_header(request, "sign-in-with-x")

@@ -17,36 +17,24 @@ from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
 
 RETRY_BODIES_S = 2
+BODY_RESERVATION = "body_reservation"
+"""The key of the request's `BodyReservation` in `scope["state"]`, for the route that verifies its proof."""
 LONG_BODY_INTERVAL_S = 0.2
 """The interval between two long bodies of the control plane. It leaves most of the control plane to short requests."""
 
 
-class BodyBudget:
-    """A budget of memory for buffered request bodies, in all and per client address.
+class BodyPool:
+    """Bytes of buffered bodies, with a maximum in all and one per client address."""
 
-    Every connection may buffer `uncounted_bytes` of a body; only the bytes after them count. `reserved_bytes`: the sum of the counted bytes.
-    """
-
-    def __init__(self, limits: Limits) -> None:
-        self._bytes_max = limits.held_bodies_bytes_max
+    def __init__(self, bytes_max: int, *, per_address_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._per_address_max = per_address_max
         self._by_address: dict[str, int] = {}
-        self._next_s = 0.0
-        self.uncounted_bytes = limits.buffer_bytes
         self.reserved_bytes = 0
-
-    def open(self, client_address: str) -> "BodyReservation":
-        """A reservation for one body. The caller closes it in a `finally`."""
-        return BodyReservation(self, client_address)
-
-    def next_delay_s(self, now_s: float) -> float:
-        """The time until the next long body may be parsed. Each call reserves one moment; the moments are `LONG_BODY_INTERVAL_S` apart."""
-        begins_s = max(now_s, self._next_s)
-        self._next_s = begins_s + LONG_BODY_INTERVAL_S
-        return begins_s - now_s
 
     def reserve(self, bucket: str, size: int) -> bool:
         mine = self._by_address.get(bucket, 0) + size
-        if self.reserved_bytes + size > self._bytes_max or mine > self._bytes_max // 2:
+        if self.reserved_bytes + size > self._bytes_max or mine > self._per_address_max:
             return False
         self._by_address[bucket] = mine
         self.reserved_bytes += size
@@ -61,26 +49,66 @@ class BodyBudget:
             del self._by_address[bucket]
 
 
+class BodyBudget:
+    """A budget of memory for buffered request bodies, in all and per client address.
+
+    Every connection may buffer `uncounted_bytes` of a body; only the bytes after them count. Bodies of requests without a verified proof of a wallet share a
+    quarter of the budget, so that they never take the memory of the others. One address has at most a quarter of the budget, without a proof a quarter of that quarter.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        bytes_max = limits.held_bodies_bytes_max
+        quarter = bytes_max // 4
+        self._next_s = 0.0
+        self.uncounted_bytes = limits.buffer_bytes
+        self.proven = BodyPool(bytes_max - quarter, per_address_max=quarter)
+        self.unproven = BodyPool(quarter, per_address_max=quarter // 4)
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The sum of the counted bytes."""
+        return self.proven.reserved_bytes + self.unproven.reserved_bytes
+
+    def open(self, client_address: str) -> "BodyReservation":
+        """A reservation for one body. The caller closes it in a `finally`."""
+        return BodyReservation(self, client_address)
+
+    def next_delay_s(self, now_s: float) -> float:
+        """The time until the next long body may be parsed. Each call reserves one moment; the moments are `LONG_BODY_INTERVAL_S` apart."""
+        begins_s = max(now_s, self._next_s)
+        self._next_s = begins_s + LONG_BODY_INTERVAL_S
+        return begins_s - now_s
+
+
 class BodyReservation:
     """The part of a `BodyBudget` that one body takes."""
 
-    __slots__ = ("_budget", "_client_address", "_reserved_bytes", "_size")
+    __slots__ = ("_budget", "_client_address", "_pool", "_reserved", "_size")
 
     def __init__(self, budget: BodyBudget, client_address: str) -> None:
         self._budget = budget
         self._client_address = client_address
         self._size = 0
-        self._reserved_bytes = 0
+        self._pool = budget.unproven
+        self._reserved: dict[BodyPool, int] = {}
+
+    def prove(self) -> None:
+        """Call it when the request has a verified proof of a wallet: further bytes count with those of other proven requests."""
+        self._pool = self._budget.proven
+
+    def may_count(self, length: int | None) -> bool:
+        """Whether a body of this length may take more than the uncounted bytes. None: its length is not declared."""
+        return length is None or length > self._budget.uncounted_bytes
 
     def reserve(self, size: int) -> Problem | None:
         """Adds `size` buffered bytes. None: they fit into the budget. A problem: they do not, and nothing more may be buffered."""
         self._size += size
-        more = self._size - self._budget.uncounted_bytes - self._reserved_bytes
+        more = self._size - self._budget.uncounted_bytes - sum(self._reserved.values())
         if more <= 0:
             return None
-        if not self._budget.reserve(client_bucket(self._client_address), more):
+        if not self._pool.reserve(client_bucket(self._client_address), more):
             return _BODIES_EXHAUSTED
-        self._reserved_bytes += more
+        self._reserved[self._pool] = self._reserved.get(self._pool, 0) + more
         return None
 
     async def wait_interval(self, now_s: float) -> None:
@@ -90,9 +118,26 @@ class BodyReservation:
             await asyncio.sleep(delay_s)
 
     def close(self) -> None:
-        if self._reserved_bytes:
-            self._budget.release(client_bucket(self._client_address), self._reserved_bytes)
-            self._reserved_bytes = 0
+        for pool, size in self._reserved.items():
+            pool.release(client_bucket(self._client_address), size)
+        self._reserved.clear()
+
+
+class BodyPace:
+    """The least rate of a body that arrives: `body_rate_bytes_min` a second over each `body_rate_window_s`, after `body_rate_grace_s` at its start. Only the time
+    spent waiting for the client counts. A body that came faster may pause for the window, not for all the time that it is ahead."""
+
+    __slots__ = ("_limits", "left_s")
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.left_s = limits.body_rate_grace_s
+        """The longest wait for the next bytes. Not above zero: the body is too slow."""
+
+    def record(self, size: int, *, waited_s: float) -> None:
+        earned_s = size / self._limits.body_rate_bytes_min
+        longest_s = max(self._limits.body_rate_window_s, self._limits.body_rate_grace_s)
+        self.left_s = min(self.left_s - waited_s + earned_s, longest_s)
 
 
 _BODIES_EXHAUSTED = Problem(

@@ -21,7 +21,7 @@ from tollway.identity.siwe import STATEMENT, PublicOrigin
 from tollway.ids import Address, ChainId, format_network
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
-from tollway.web.admission import SignInRateLimit
+from tollway.web.admission import BODY_RESERVATION, SignInRateLimit
 from tollway.web.book_turns import enter_turn
 from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.page_response import API_PROOFS, mark_private
@@ -62,6 +62,10 @@ def make_wallet_dependency(
 
     async def authenticate(request: Request) -> Identity:
         mark_private(request.scope, API_PROOFS)
+        reservation = request.scope.get("state", {}).get(BODY_RESERVATION)
+        if reservation is not None and reservation.may_count(_declared_length(request)):
+            await authenticator.verify_head(to_signed_request(request, body=None))
+            reservation.prove()
         body = await read_body(request, bytes_max=body_bytes_max)
         identity = await authenticator.authenticate(to_signed_request(request, body=body))
         await admit_wallet(request, identity.address, quota=quota)
@@ -102,9 +106,8 @@ def make_x402_wallet_dependency(wallet: WalletDependency) -> WalletDependency:
 
 async def read_body(request: Request, *, bytes_max: int) -> bytes:
     """Reads the whole body and keeps it for a later `await request.body()`. Raises Refusal (`payload_too_large`) beyond `bytes_max`."""
-    announced = request.headers.get("content-length", "0")
     chunks: list[bytes] = []
-    size = int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else 0
+    size = _declared_length(request) or 0
     if size <= bytes_max:
         size = 0
         async for chunk in request.stream():
@@ -124,15 +127,24 @@ async def read_body(request: Request, *, bytes_max: int) -> bytes:
     return body
 
 
-def to_signed_request(request: Request, *, body: bytes) -> SignedRequest:
-    """The request with its raw path, query and headers, as received."""
+def _declared_length(request: Request) -> int | None:
+    """The length of the body: 0 without one, None where it is not declared."""
+    if "transfer-encoding" in request.headers:
+        return None
+    announced = request.headers.get("content-length", "0")
+    return int(announced) if announced.isascii() and announced.isdigit() and len(announced) < 16 else 0
+
+
+def to_signed_request(request: Request, *, body: bytes | None) -> SignedRequest:
+    """The request with its raw path, query and headers, as received. `body` None: it is not read yet."""
     raw_path: bytes = request.scope.get("raw_path") or request.scope["path"].encode()
     return SignedRequest(
         method=request.method,
         raw_path=raw_path.split(b"?", 1)[0],
         query=request.scope["query_string"],
         headers=request.scope["headers"],
-        body=body,
+        body=body or b"",
+        is_body_read=body is not None,
         client_address=client_address_of(request),
     )
 

@@ -40,7 +40,7 @@ from tollway.gateway.target import split_target
 from tollway.ids import ListingId
 from tollway.ledger.records import Delivery
 from tollway.limits import Limits
-from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
+from tollway.web.admission import BodyBudget, BodyPace, BodyReservation, LoadShedder
 from tollway.web.gateway_traces import (
     StartTrace,
     describe_outcome,
@@ -562,19 +562,19 @@ class GatewayApp:
 class IncomingBody:
     """The body of a request from ASGI messages (a `RequestBody`).
 
-    The server has no deadline for bodies; this class has one: `body_rate_bytes_min` a second on average after `body_rate_grace_s`. Only the time
-    spent waiting for the client counts.
+    The server has no deadline for bodies; this class has the least rate of a `BodyPace`. `clock`: monotonic, in seconds.
     """
 
     __slots__ = (
         "_awaits_continue",
         "_budget",
         "_client_address",
+        "_clock",
         "_is_reading",
         "_limits",
+        "_pace",
         "_receive",
         "_reservation",
-        "_waited_s",
         "bytes_read",
         "is_broken",
         "is_finished",
@@ -590,13 +590,15 @@ class IncomingBody:
         *,
         budget: BodyBudget,
         client_address: str,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._receive = receive
         self._budget = budget
         self._client_address = client_address
-        self._reservation: BodyReservation | None = None  # from the first buffered byte
+        self._clock = clock
+        self._reservation: BodyReservation | None = None  # from the proof, or the first buffered byte
         self._limits = limits
-        self._waited_s = 0.0
+        self._pace: BodyPace | None = None  # from the first read
         self._awaits_continue = False
         self._is_reading = False
         self.bytes_read = 0
@@ -629,11 +631,18 @@ class IncomingBody:
                 return chunk
         return b""
 
+    def prove(self) -> None:
+        if self.is_present:
+            self._open_reservation().prove()
+
     def reserve(self, size: int) -> None:
+        if problem := self._open_reservation().reserve(size):
+            raise Refusal(problem)
+
+    def _open_reservation(self) -> BodyReservation:
         if self._reservation is None:
             self._reservation = self._budget.open(self._client_address)
-        if problem := self._reservation.reserve(size):
-            raise Refusal(problem)
+        return self._reservation
 
     def close(self) -> None:
         """Releases the reservation of buffered bytes."""
@@ -678,18 +687,18 @@ class IncomingBody:
         return has_disconnected
 
     async def _next_message(self) -> Message:
-        limits = self._limits
-        timeout_s = limits.body_rate_grace_s + self.bytes_read / limits.body_rate_bytes_min - self._waited_s
-        started = time.monotonic()
+        pace = self._pace = self._pace or BodyPace(self._limits)
+        started = self._clock()
         self._is_reading = True
         try:
-            async with asyncio.timeout(max(timeout_s, 0.001)):
+            if pace.left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(pace.left_s):
                 message = await self._receive()
         except TimeoutError as exc:
             self.is_broken = True
             raise Refusal(_TOO_SLOW) from exc
-        finally:
-            self._waited_s += time.monotonic() - started
+        pace.record(len(message.get("body", b"")), waited_s=self._clock() - started)
         self._is_reading = False  # stays true after a cancelled read: its message may be lost, so no further read is possible
         return message
 

@@ -17,7 +17,7 @@ from tollway.gateway.headers import EXPOSED_HEADERS, check_control_headers, is_c
 from tollway.ids import METHOD_LENGTH_MAX
 from tollway.limits import Limits
 from tollway.telemetry import Metrics, bind_request, unbind_request
-from tollway.web.admission import BodyBudget, BodyReservation, LoadShedder
+from tollway.web.admission import BODY_RESERVATION, BodyBudget, BodyPace, BodyReservation, LoadShedder
 from tollway.web.page_response import IS_PAGE, is_for_this_origin, is_private_path
 from tollway.web.problems import NO_CONTENT, instance_of, render_problem, request_id_of
 
@@ -337,7 +337,7 @@ async def send_problem(problem: Problem, scope: Scope, send: Send, *, public_url
 
 
 class BodyLimits:
-    """Limits a request body in size and duration, and all buffered bodies together in bytes. Discards the rest of a body after an early response.
+    """Limits a request body in size, rate and duration, and all buffered bodies together in bytes. Discards the rest of a body after an early response.
 
     Raises `Refusal` where the route reads the body. Discards unread bytes up to `refused_body_bytes_max`, because a reset of the connection would lose the
     response; closes the connection beyond that.
@@ -353,6 +353,7 @@ class BodyLimits:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reservation = self._budget.open(scope["state"]["client_address"])
+        scope["state"][BODY_RESERVATION] = reservation
         body = _BoundedBody(scope, receive, limits=self._limits, clock=self._clock, reservation=reservation)
 
         async def discarding_send(message: Message) -> None:
@@ -388,7 +389,8 @@ class _BoundedBody:
         self._limits = limits
         self._clock = clock
         self._reservation = reservation
-        self._started: float | None = None
+        self._pace = BodyPace(limits)
+        self._deadline: float | None = None
         self._bytes = 0
 
     async def receive(self) -> Message:
@@ -410,7 +412,7 @@ class _BoundedBody:
         """Reads and discards the rest. False if the connection cannot be used again."""
         if self._is_framing_ambiguous:
             return False
-        if not self._is_ended and self._awaits_continue and self._started is None:
+        if not self._is_ended and self._awaits_continue and self._deadline is None:
             return False  # the client waits for `100 Continue` and sends no body
         rest_max = self._limits.refused_body_bytes_max
         if max(self._declared - self._bytes, 0) > rest_max:
@@ -426,22 +428,20 @@ class _BoundedBody:
         return True
 
     async def _receive_in_time(self) -> Message:
-        """Receives one message. The body must keep a minimum rate on average after a grace period."""
+        """Receives one message. The body has a least rate, and a deadline for the whole of it."""
         now = self._clock()
-        if self._started is None:
-            self._started = now
-        earned_s = self._bytes / self._limits.body_rate_bytes_min
+        if self._deadline is None:
+            self._deadline = now + self._limits.control_body_deadline_s
+        left_s = min(self._pace.left_s, self._deadline - now)
         try:
-            async with asyncio.timeout(self._started + self._limits.body_rate_grace_s + earned_s - now):
+            if left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
                 message = await self._receive()
         except TimeoutError:
-            raise Refusal(
-                Problem(
-                    code=Code.INVALID_REQUEST,
-                    detail="The request body arrived too slowly. Send it again over a faster connection.",
-                    reason="too_slow",
-                )
-            ) from None
+            self._is_framing_ambiguous = True  # no further byte is waited for
+            raise Refusal(BODY_TOO_SLOW) from None
+        self._pace.record(len(message.get("body", b"")), waited_s=self._clock() - now)
         if message["type"] == "http.disconnect":
             self._is_ended = self._is_framing_ambiguous = True
             raise Refusal(BODY_INCOMPLETE)
@@ -451,6 +451,11 @@ class _BoundedBody:
         return message
 
 
+BODY_TOO_SLOW = Problem(
+    code=Code.INVALID_REQUEST,
+    detail="The request body arrived too slowly. Send it again over a faster connection.",
+    reason="too_slow",
+)
 BODY_INCOMPLETE = Problem(
     code=Code.INVALID_REQUEST,
     detail="The request body ended before its declared length. Send the whole body.",

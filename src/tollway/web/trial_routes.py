@@ -118,6 +118,9 @@ class GivenBody:
         self.bytes_read += len(content)
         return content
 
+    def prove(self) -> None:
+        """See `reserve`."""
+
     def reserve(self, size: int) -> None:
         """The middleware has reserved the body that this one is a part of."""
 
