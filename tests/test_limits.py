@@ -119,12 +119,17 @@ HELD_BY = {
     "ownership_failures_max": "registry/test_ownership_recheck.py::"
     "test_a_proof_stays_while_it_is_found_and_ends_after_its_failures",
     "webhooks_max": "web/test_webhook_routes.py::test_an_eleventh_webhook_is_refused",
+    "webhooks_unconfirmed_max": "web/test_webhook_routes.py::test_one_address_has_twenty_unconfirmed_webhooks",
     "webhooks_per_hour": "web/test_webhook_routes.py::test_webhooks_per_wallet_and_hour_are_limited",
     "webhook_deadline_s": "webhooks/test_sender.py::test_a_receiver_that_never_responds_is_left_at_the_deadline",
     "webhook_answer_bytes_max": "webhooks/test_sender.py::"
     "test_a_receiver_without_an_echo_is_tried_five_times_and_disabled",
     "webhook_origin_interval_s": "webhooks/test_sender.py::test_an_origin_gets_one_request_a_second",
     "webhook_in_flight_max": "webhooks/test_sender.py::test_few_requests_run_at_once",
+    "webhook_in_flight_per_wallet_max": "webhooks/test_slots.py::test_each_limit_has_its_slots",
+    "webhook_in_flight_per_address_max": "webhooks/test_slots.py::test_each_limit_has_its_slots",
+    "webhook_in_flight_per_origin_max": "webhooks/test_slots.py::"
+    "test_an_origin_that_answers_has_more_attempts_at_once",
     "webhook_poll_s": "app/test_webhooks.py::test_the_set_of_active_endpoints_is_read_again_and_again",
     "webhook_events_max": "contracts/test_webhook_outbox.py::"
     "test_beyond_the_maximum_of_new_events_every_endpoint_stops_until_they_are_gone",

@@ -1,11 +1,12 @@
 // A receiver of webhooks that verifies RFC 9421: npm install http-message-signatures
-// GATEWAY=https://gateway.example.com URL=https://owner.example/hooks PORT=8090 node webhook_signed.mjs
-// URL is the URL that you registered: the signature covers it, whatever a proxy has made of the request.
+// GATEWAY=https://gateway.example.com URL=https://owner.example/hooks WALLET=0x… PORT=8090 node webhook_signed.mjs
+// URL is the URL that you registered: the signature covers it, whatever a proxy has made of the request. WALLET is the wallet that
+// registered it: any other wallet can register this URL too, and the gateway signs that wallet's messages as well.
 import { createHash, createPublicKey } from "node:crypto";
 import { createServer } from "node:http";
 import { createVerifier, httpbis } from "http-message-signatures";
 
-const { GATEWAY, URL: REGISTERED, PORT } = process.env;
+const { GATEWAY, URL: REGISTERED, WALLET, PORT } = process.env;
 const LENGTH_MAX = 65_536;
 const seen = new Set(); // use a table with a unique column: it must survive a restart
 let keys = new Map();
@@ -65,8 +66,11 @@ createServer(async (request, response) => {
     return respond(response, 401, { error: "not signed by the gateway" });
   }
   const message = JSON.parse(body);
+  if (message.data.wallet.toLowerCase() !== WALLET.toLowerCase()) {
+    return respond(response, 404, { error: "not a webhook of this receiver's wallet" });
+  }
   if (message.type === "webhook.challenge") {
-    return respond(response, 200, { challenge: message.data.challenge });
+    return respond(response, 200, { challenge: message.data.challenge, wallet: WALLET });
   }
   const events =
     message.type === "batch" ? message.data.events : [{ id: request.headers["webhook-id"], ...message }];

@@ -1,8 +1,9 @@
 """A receiver of webhooks that verifies RFC 9421: pip install http-message-signatures httpx
 
-GATEWAY=https://gateway.example.com URL=https://owner.example/hooks PORT=8090 python webhook_signed.py
+GATEWAY=https://gateway.example.com URL=https://owner.example/hooks WALLET=0x… PORT=8090 python webhook_signed.py
 
-URL is the URL that you registered: the signature covers it, whatever a proxy in front of this server has made of the request.
+URL is the URL that you registered: the signature covers it, whatever a proxy in front of this server has made of the request. WALLET is the wallet that
+registered it: any other wallet can register this URL too, and the gateway signs that wallet's messages as well.
 """
 
 import base64
@@ -24,6 +25,7 @@ from http_message_signatures import (
 
 DIRECTORY = os.environ["GATEWAY"] + "/.well-known/http-message-signatures-directory"
 COVERED = {"@method", "@target-uri", "content-digest", "content-type", "webhook-id", "webhook-timestamp"}
+WALLET = os.environ["WALLET"]
 LENGTH_MAX = 65_536
 SEEN: set[str] = set()  # use a table with a unique column: it must survive a restart
 
@@ -77,8 +79,10 @@ class Receiver(BaseHTTPRequestHandler):
         if not is_from_gateway({name.lower(): value for name, value in self.headers.items()}, body):
             return self.respond(401, {"error": "not signed by the gateway"})
         message = json.loads(body)
+        if message["data"]["wallet"].lower() != WALLET.lower():
+            return self.respond(404, {"error": "not a webhook of this receiver's wallet"})
         if message["type"] == "webhook.challenge":
-            return self.respond(200, {"challenge": message["data"]["challenge"]})
+            return self.respond(200, {"challenge": message["data"]["challenge"], "wallet": WALLET})
         if message["type"] == "batch":
             for event in message["data"]["events"]:
                 handle_event(event.pop("id"), event)

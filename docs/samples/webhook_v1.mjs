@@ -1,9 +1,11 @@
 // A receiver of webhooks that verifies `v1` with the published library: npm install standardwebhooks
-// SECRET=whsec_… PORT=8090 node webhook_v1.mjs
+// SECRET=whsec_… WALLET=0x… PORT=8090 node webhook_v1.mjs
+// WALLET is the wallet that registered the URL.
 import { createServer } from "node:http";
 import { Webhook } from "standardwebhooks";
 
 const webhook = new Webhook(process.env.SECRET);
+const { WALLET } = process.env;
 const LENGTH_MAX = 65_536;
 const seen = new Set(); // use a table with a unique column: it must survive a restart
 
@@ -34,8 +36,11 @@ createServer(async (request, response) => {
   } catch {
     return respond(response, 401, { error: "not signed with this secret" });
   }
+  if (message.data.wallet.toLowerCase() !== WALLET.toLowerCase()) {
+    return respond(response, 404, { error: "not a webhook of this receiver's wallet" });
+  }
   if (message.type === "webhook.challenge") {
-    return respond(response, 200, { challenge: message.data.challenge });
+    return respond(response, 200, { challenge: message.data.challenge, wallet: WALLET });
   }
   const events =
     message.type === "batch" ? message.data.events : [{ id: request.headers["webhook-id"], ...message }];

@@ -1,6 +1,8 @@
 """A receiver of webhooks that verifies `v1` with the published library: pip install standardwebhooks
 
-SECRET=whsec_… PORT=8090 python webhook_v1.py
+SECRET=whsec_… WALLET=0x… PORT=8090 python webhook_v1.py
+
+WALLET is the wallet that registered the URL.
 """
 
 import json
@@ -11,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from standardwebhooks import Webhook, WebhookVerificationError
 
 WEBHOOK = Webhook(os.environ["SECRET"])
+WALLET = os.environ["WALLET"]
 LENGTH_MAX = 65_536
 SEEN: set[str] = set()  # use a table with a unique column: it must survive a restart
 
@@ -30,8 +33,10 @@ class Receiver(BaseHTTPRequestHandler):
             message = WEBHOOK.verify(body, {name.lower(): value for name, value in self.headers.items()})
         except (WebhookVerificationError, ValueError):
             return self.respond(401, {"error": "not signed with this secret"})
+        if message["data"]["wallet"].lower() != WALLET.lower():
+            return self.respond(404, {"error": "not a webhook of this receiver's wallet"})
         if message["type"] == "webhook.challenge":
-            return self.respond(200, {"challenge": message["data"]["challenge"]})
+            return self.respond(200, {"challenge": message["data"]["challenge"], "wallet": WALLET})
         if message["type"] == "batch":
             for event in message["data"]["events"]:
                 handle_event(event.pop("id"), event)

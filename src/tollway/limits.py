@@ -96,13 +96,17 @@ class FixedLimits:
 
     # Webhooks.
     webhooks_max: int = 10  # endpoints of a wallet
+    webhooks_unconfirmed_max: int = 20  # of one client address
     webhooks_per_hour: int = (
         60  # endpoints registered and events sent again, per wallet: each calls its server
     )
     webhook_deadline_s: float = 15.0  # one attempt, to the head of its response
     webhook_answer_bytes_max: int = 4 * KIB  # of a response to a challenge; other bodies are not read
     webhook_origin_interval_s: float = 1.0  # between two requests to an origin
-    webhook_in_flight_max: int = 64  # attempts at once, of all endpoints
+    webhook_in_flight_max: int = 64  # attempts at once, of all endpoints; a quarter of them are challenges
+    webhook_in_flight_per_wallet_max: int = 4
+    webhook_in_flight_per_address_max: int = 8  # of endpoints that one client address registered
+    webhook_in_flight_per_origin_max: int = 4  # to an origin that answers
     webhook_poll_s: float = 0.5  # between two looks at the set of active endpoints, and at the outbox
     webhook_events_max: int = 100_000  # new events not copied to endpoints yet; then every webhook stops
     webhook_pending_max: int = 10_000  # events that wait for one endpoint; then it stops

@@ -58,7 +58,7 @@ _REQUESTS = (
     _row("upstream_back", "info", "origin", "A probe reached that server; its calls are forwarded again."),
     _row("probe_failed", "error", "origin error at", "A defect ended a probe.", "report the line"),
     _row("webhook_attempt_failed", "warning", "origin error at", "The end of an attempt of a webhook could not be written; the attempt is made again.", "look for `storage_away` beside it"),
-    _row("webhook_event_unreadable", "error", "event_id endpoint error at", "A defect: the call, payment or listing of an event cannot be read. The webhook gets a gap in its place.", "report the line"),
+    _row("webhook_event_unreadable", "error", "event_id error at", "A defect: the call, payment or listing of an event cannot be read. Its webhooks get a gap in its place.", "report the line"),
     _row("webhook_dead", "info", "endpoint message", "The last attempt of a webhook's message failed; its owner can send its events again."),
     _row("ownership_ended", "info", "listing origin", "The proof of ownership was missing too often; the listing counts as unproved."),
     _row("ownership_look_failed", "error", "origin error at", "A defect ended the check of a proof.", "report the line"),

@@ -34,6 +34,7 @@ _WIRE_ERRORS: Mapping[str, tuple[str, str]] = {
     "string_too_long": ("too_long", "must have at most {max_length} characters"),
     "string_too_short": ("too_short", "must not be empty"),
     "int_type": ("type", "must be an integer"),
+    "bool_type": ("type", "must be true or false"),
     "literal_error": ("unknown_value", "must be one of: {expected}"),
     "enum": ("unknown_value", "must be one of: {expected}"),
     "dict_type": ("type", "must be an object"),

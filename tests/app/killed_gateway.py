@@ -36,6 +36,7 @@ async def register(app: App, url: str) -> None:
     new = NewEndpoint(
         id="wh_killed",
         wallet=PAYEE,
+        network="192.0.2.1",
         url=url + "/hooks",
         origin=url,
         types=tuple(EventType),

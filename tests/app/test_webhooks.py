@@ -18,7 +18,7 @@ from tollway.app.runtime import now_ms
 from tollway.app.webhooks import DOWN_WINDOW_MS
 from tollway.background import TaskName
 from tollway.ids import Address, ListingId
-from tollway.webhooks.endpoints import EndpointState, NewEndpoint
+from tollway.webhooks.endpoints import EndpointState, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
 
 DEADLINE_S = 20.0
@@ -47,6 +47,7 @@ async def register(app: App, receiver: LoopbackUpstream, wallet: Address = PROVI
     new = NewEndpoint(
         id=f"wh_{wallet.hex()[:6]}",
         wallet=wallet,
+        network="192.0.2.1",
         url=receiver.url + "/hooks",
         origin=receiver.url,
         types=tuple(EventType),
@@ -54,7 +55,7 @@ async def register(app: App, receiver: LoopbackUpstream, wallet: Address = PROVI
         created_ms=app.ledger.shared_ms(),
     )
     endpoint = await app.webhook_services.store.register(new, count_max=10)
-    assert endpoint is not None
+    assert isinstance(endpoint, WebhookEndpoint)
     return endpoint.id
 
 

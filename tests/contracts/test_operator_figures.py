@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event, insert
+from sqlalchemy import event, insert, select
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PROVIDER, claim_on, close_of, new_payment
@@ -23,7 +23,7 @@ from tollway.storage.operator_figures import (
     record_backup,
 )
 from tollway.storage.sales_tables import sales_mark_table
-from tollway.storage.webhook_tables import delivery_table, event_table
+from tollway.storage.webhook_tables import delivery_table, endpoint_table, event_table
 
 KEY = b"\x01" * 32
 
@@ -117,17 +117,20 @@ async def test_events_of_webhooks_are_counted_by_state(database: Database) -> No
 
     webhooks = WebhookHarness(database)
     assert await count() == {"pending": 0, "dead": 0}
-    endpoint = await webhooks.activate()
+    await webhooks.activate()
     new = [
         {"id": f"evt_new_{number}", "wallet": PROVIDER, "type": "call.charged", "subject": "1", "at_ms": NOW_MS}
         for number in range(3)
     ]  # fmt: skip
     await database.write(lambda connection: connection.execute(insert(event_table), new))
     assert await count() == {"pending": 3, "dead": 0}  # not copied yet
+    (number,) = await database.read(
+        lambda connection: connection.execute(select(endpoint_table.c.number)).scalars().all()
+    )
     rows = [
-        {"endpoint_id": owner, "event_id": f"evt_{number}", "type": "call.charged", "state": state, "at_ms": NOW_MS, "data": "{}"}
-        for number, (owner, state) in enumerate(
-            [(endpoint.id, "pending"), (endpoint.id, "dead"), (endpoint.id, "dead"), (endpoint.id, "delivered"), ("wh_removed", "dead")]
+        {"endpoint_no": owner, "event_no": event_no, "state": state}
+        for event_no, (owner, state) in enumerate(
+            [(number, "pending"), (number, "dead"), (number, "dead"), (number, "delivered"), (number + 1, "dead")]
         )
     ]  # fmt: skip
     await database.write(lambda connection: connection.execute(insert(delivery_table), rows))
@@ -158,6 +161,6 @@ async def test_open_calls_and_events_are_found_by_their_indexes(sqlite_url: str)
     finally:
         await database.close()
     indexes = [f"ix_call_{state}" for state in ("forwarding", "settling", "unknown")]
-    indexes += ["webhook_event", "ix_webhook_delivery_pending", "ix_webhook_delivery_state"]
+    indexes += ["ix_webhook_event_new", "ix_webhook_delivery_pending", "ix_webhook_delivery_state"]
     for index, plan in zip(indexes, plans, strict=True):
         assert index in plan, plan

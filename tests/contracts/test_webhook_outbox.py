@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,12 +15,19 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import webhook_outbox, webhook_pruning
 from tollway.storage.database import Database
 from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.webhook_events import ACTIVATION_MS, write_events
+from tollway.storage.webhook_events import ACTIVATION_MS, write_events, write_events_once
 from tollway.storage.webhook_outbox import put_message
 from tollway.web.query import format_time
-from tollway.webhooks.endpoints import DeliveryState, EndpointState, Reason, Resent, WebhookEndpoint
+from tollway.webhooks.endpoints import (
+    DeliveryState,
+    EndpointState,
+    NotRegistered,
+    Reason,
+    Resent,
+    WebhookEndpoint,
+)
 from tollway.webhooks.events import EventType, NewEvent
-from tollway.webhooks.messages import BODY_BYTES_MAX, StoredEvent
+from tollway.webhooks.messages import BODY_BYTES_MAX, Echo
 from tollway.webhooks.schedule import Response
 
 OK, BROKEN, GONE = Response(status=200), Response(status=500), Response(status=410)
@@ -46,7 +54,8 @@ async def emit(webhooks: WebhookHarness, number: int = 1, *, wallet: Address = P
         )
     ]
     await webhooks.database.write(lambda connection: write_events(connection, events))
-    await webhooks.outbox.spread_events()
+    while await webhooks.outbox.spread_events():
+        pass
     return [event.id for event in events]
 
 
@@ -80,7 +89,7 @@ async def test_waiting_events_share_a_message_that_never_changes(webhooks: Webho
     endpoint = await webhooks.activate()
     ids = await emit(webhooks, 4)
     first = await begin(webhooks, endpoint)
-    assert members(first.body) == sorted(ids)
+    assert members(first.body) == ids
     assert first.message_id not in ids
     await emit(webhooks, 3)
     # The gateway was killed after its attempt: the next one is begun again when its time is over.
@@ -229,7 +238,7 @@ async def test_a_stopped_endpoint_goes_on_after_half_is_sent_and_is_sent_the_ran
     assert known.gap_to_ms == known.active_from_ms == webhooks.now_ms + 5_000
     gap = json.loads((await begin(webhooks, endpoint)).body)
     assert gap["type"] == "webhook.gap"
-    assert set(gap["data"]) == {"endpointId", "from", "to"}
+    assert set(gap["data"]) == {"endpointId", "wallet", "from", "to"}
     await webhooks.store.refresh()
     assert webhooks.events.is_watched(PROVIDER, CREDITED)
 
@@ -253,7 +262,7 @@ async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarn
     endpoint = await webhooks.register()
     (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
     await webhooks.outbox.end_challenge(
-        challenge, is_echoed=False, next_ms=webhooks.now_ms + 5_000, now_ms=webhooks.now_ms
+        challenge, echo=Echo.NONE, is_slow=False, next_ms=webhooks.now_ms + 5_000, now_ms=webhooks.now_ms
     )
     assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10) == []
     await webhooks.store.refresh()
@@ -262,7 +271,9 @@ async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarn
     (again,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
     assert (again.challenge, again.tries) == (challenge.challenge, 1)
     confirmed_ms = webhooks.now_ms
-    await webhooks.outbox.end_challenge(again, is_echoed=True, next_ms=None, now_ms=confirmed_ms)
+    await webhooks.outbox.end_challenge(
+        again, echo=Echo.CHALLENGE, is_slow=False, next_ms=None, now_ms=confirmed_ms
+    )
     known = await webhooks.find(endpoint)
     assert (known.state, known.active_from_ms) == (EndpointState.ACTIVE, confirmed_ms + 5_000)
     await webhooks.store.refresh()
@@ -277,16 +288,75 @@ async def test_an_endpoint_gets_events_only_after_its_echo(webhooks: WebhookHarn
 async def test_an_endpoint_without_an_echo_is_disabled_after_its_last_try(webhooks: WebhookHarness) -> None:
     endpoint = await webhooks.register()
     (challenge,) = await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms, limit=10)
-    await webhooks.outbox.end_challenge(challenge, is_echoed=False, next_ms=None, now_ms=webhooks.now_ms)
+    await webhooks.outbox.end_challenge(
+        challenge, echo=Echo.NONE, is_slow=False, next_ms=None, now_ms=webhooks.now_ms
+    )
     known = await webhooks.find(endpoint)
     assert (known.state, known.reason) == (EndpointState.DISABLED, Reason.NOT_CONFIRMED)
     assert await webhooks.outbox.find_challenges(now_ms=webhooks.now_ms + 10**9, limit=10) == []
     # A late echo of an earlier try does not enable it.
-    await webhooks.outbox.end_challenge(challenge, is_echoed=True, next_ms=None, now_ms=webhooks.now_ms)
+    await webhooks.outbox.end_challenge(
+        challenge, echo=Echo.CHALLENGE, is_slow=False, next_ms=None, now_ms=webhooks.now_ms
+    )
     assert (await webhooks.find(endpoint)).state is EndpointState.DISABLED
 
 
+@pytest.mark.parametrize(
+    ("echo", "state"),
+    [(Echo.CHALLENGE, EndpointState.UNCONFIRMED), (Echo.WALLET, EndpointState.ACTIVE)],
+    ids=("without the wallet", "with the wallet"),
+)
+async def test_a_second_wallet_is_active_at_a_url_once_the_receiver_has_named_it(
+    webhooks: WebhookHarness, echo: Echo, state: EndpointState
+) -> None:
+    """A stranger is the first or the second one: a receiver that echoes every challenge names neither."""
+    first = await webhooks.register(STRANGER)
+    await webhooks.echo(first, Echo.CHALLENGE)
+    assert (await webhooks.find(first)).state is EndpointState.ACTIVE
+    second = await webhooks.register(PROVIDER)
+    await webhooks.echo(second, echo)
+    assert (await webhooks.find(second)).state is state
+    assert (await webhooks.find(first)).state is EndpointState.ACTIVE
+
+
+async def test_a_url_is_free_for_another_wallet_once_its_webhook_has_ended(webhooks: WebhookHarness) -> None:
+    first = await webhooks.activate(STRANGER)
+    refused = partial(webhooks.register, PROVIDER, is_shared=False)
+    with pytest.raises(AssertionError, match="url_taken"):
+        await refused()
+    await webhooks.set_endpoint(first, state="stopped")
+    with pytest.raises(AssertionError, match="url_taken"):
+        await refused()
+    await webhooks.set_endpoint(first, state="disabled")
+    second = await refused()
+    await webhooks.echo(second, Echo.CHALLENGE)
+    assert (await webhooks.find(second)).state is EndpointState.ACTIVE
+
+
+async def test_of_two_wallets_that_confirm_a_url_at_once_one_is_active(webhooks: WebhookHarness) -> None:
+    both = [await webhooks.register(wallet) for wallet in (STRANGER, PROVIDER)]
+    await asyncio.gather(*(webhooks.echo(one, Echo.CHALLENGE) for one in both))
+    states = sorted([(await webhooks.find(one)).state for one in both])
+    assert states == [EndpointState.ACTIVE, EndpointState.UNCONFIRMED]
+
+
 # ---- For owners.
+
+
+async def test_the_unconfirmed_endpoints_of_an_address_are_limited_also_at_once(
+    webhooks: WebhookHarness,
+) -> None:
+    async def register(number: int) -> object:
+        try:
+            return await webhooks.register(Address(bytes([number]) * 20))
+        except AssertionError as exc:
+            return str(exc).partition("\n")[0]
+
+    most = DEFAULT_LIMITS.webhooks_unconfirmed_max
+    registered = await asyncio.gather(*(register(number) for number in range(1, most + 6)))
+    refused = [one for one in registered if not isinstance(one, WebhookEndpoint)]
+    assert refused == [NotRegistered.ADDRESS_FULL.value] * 5
+    await webhooks.register(network="another address")
 
 
 async def test_an_eleventh_endpoint_is_refused_also_at_once(webhooks: WebhookHarness) -> None:
@@ -337,7 +407,7 @@ async def test_deliveries_are_listed_newest_first_by_state_and_page(webhooks: We
         assert shown is not None
         return [one.event_id for one in shown]
 
-    everything = sorted([*sent, *waiting], reverse=True)
+    everything = [*sent, *waiting][::-1]
     assert await ids() == everything
     assert await ids(limit=2) == everything[:2]
     assert await ids(before=everything[1], limit=2) == everything[2:4]
@@ -373,10 +443,10 @@ async def test_messages_that_were_never_sent_are_pruned_after_a_410_too(webhooks
     await emit(webhooks)
     attempt = await begin(webhooks, endpoint)
     (event_id,) = await emit(webhooks)
-    waiting = StoredEvent(id=event_id, type=CREDITED, at="", data="{}")
+    waiting = next(row for row in await webhooks.deliveries() if row.event_id == event_id)
     await webhooks.database.write(
         lambda connection: put_message(
-            connection, endpoint.id, [waiting], message_id=event_id, body="{}", now_ms=webhooks.now_ms
+            connection, waiting.endpoint_no, [waiting.event_no], message_id=event_id, now_ms=webhooks.now_ms
         )
     )
     await webhooks.outbox.end_attempt(attempt, GONE, next_ms=None, now_ms=webhooks.now_ms)
@@ -481,7 +551,7 @@ async def test_an_event_whose_subject_cannot_be_read_is_a_gap_and_holds_up_no_ot
     rows = {row.event_id: row for row in await webhooks.deliveries()}
     assert [rows[event.id].type for event in lost] == ["webhook.gap"] * 3
     at = format_time(webhooks.now_ms)
-    assert json.loads(rows[lost[0].id].data) == {"endpointId": endpoint.id, "from": at, "to": at}
+    assert json.loads(rows[lost[0].id].data) == {"from": at, "to": at}
     assert rows[event_id].type == CREDITED
     assert await begin(webhooks, endpoint) is not None
 
@@ -503,27 +573,14 @@ async def test_an_endpoint_counts_from_a_time_after_every_wait_of_its_write(
         return await write(work, **options)
 
     monkeypatch.setattr(webhooks.database, "write", write_late)
-    await webhooks.outbox.end_challenge(challenges[0], is_echoed=True, next_ms=None, now_ms=begun_ms)
+    await webhooks.outbox.end_challenge(
+        challenges[0], echo=Echo.CHALLENGE, is_slow=False, next_ms=None, now_ms=begun_ms
+    )
     assert (await webhooks.find(first)).active_from_ms == webhooks.now_ms + ACTIVATION_MS
     begun_ms = webhooks.now_ms
     await webhooks.outbox.resume_stopped(now_ms=begun_ms)
     resumed = await webhooks.find(second)
     assert resumed.active_from_ms == resumed.gap_to_ms == begun_ms + 4_000 + ACTIVATION_MS
-
-
-async def test_due_endpoints_are_one_for_each_origin_the_longest_waiting_first(
-    webhooks: WebhookHarness,
-) -> None:
-    shared = {"origin": "https://shared.example"}
-    first = await webhooks.activate(**shared)
-    await emit(webhooks)
-    webhooks.now_ms += 1_000
-    await webhooks.activate(**shared)
-    third = await webhooks.activate()
-    await emit(webhooks)
-    due = await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=10)
-    assert [one.endpoint_id for one in due] == [first.id, third.id]
-    assert len(await webhooks.outbox.find_due(now_ms=webhooks.now_ms, limit=1)) == 1
 
 
 async def test_the_same_event_of_two_gateways_is_one(webhooks: WebhookHarness) -> None:
@@ -533,6 +590,6 @@ async def test_the_same_event_of_two_gateways_is_one(webhooks: WebhookHarness) -
         id="evt_same", wallet=PROVIDER, type=CREDITED, subject="1", state="", units=1, at_ms=webhooks.now_ms
     )
     for _ in range(2):
-        await webhooks.database.write(lambda connection: write_events(connection, [event]))
+        await webhooks.database.write(lambda connection: write_events_once(connection, [event]))
         await webhooks.outbox.spread_events()
     assert [row.event_id for row in await webhooks.deliveries()] == ["evt_same"]

@@ -1,15 +1,20 @@
 """Old deliveries and messages of webhooks are found and deleted by an index, page by page, on SQLite and on PostgreSQL."""
 
+import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 from sqlalchemy import Connection, func, insert, select, update
 
 from tests.contracts.test_catalog_search_plans import as_if_large, plans_of, settle_down
-from tests.kit.ledger_records import NOW_MS
+from tests.contracts.test_plain_writes import wait_blocked
+from tests.kit.databases import open_database
+from tests.kit.ledger_records import NOW_MS, PROVIDER
 from tests.kit.webhooks import WebhookHarness
 from tollway.storage.database import Database
 from tollway.storage.webhook_pruning import (
+    DEAD_KEPT_MS,
     DELIVERED_KEPT_MS,
     DELIVERIES,
     KEPT_MS,
@@ -17,129 +22,146 @@ from tollway.storage.webhook_pruning import (
     PRUNE_MAX,
     Prunable,
     delete_settled,
+    delete_settled_of,
     find_settled,
 )
-from tollway.storage.webhook_tables import delivery_table, message_table
+from tollway.storage.webhook_tables import delivery_table, event_table, message_table
 from tollway.webhooks.endpoints import DeliveryState
 
 OLD_MS = NOW_MS - DELIVERED_KEPT_MS - 10_000
 ROWS = 2 * PRUNE_MAX + 5
+TABLES = (delivery_table, message_table, event_table)
 
 
-def rows_of(state: str, count: int, *, at_ms: int, prefix: str) -> tuple[list[Any], list[Any]]:
-    deliveries, messages = [], []
-    for number in range(count):
-        name = f"{prefix}_{number:08}"
-        shared = {"endpoint_id": f"wh_{number % 20}", "state": state}
-        settled = None if state == "pending" else at_ms + number
-        deliveries.append(
+def rows_of(state: str, count: int, *, at_ms: int, first: int) -> tuple[list[Any], list[Any], list[Any]]:
+    """Events from number `first` on, each with one delivery and one message."""
+    deliveries, messages, events = [], [], []
+    for number in range(first, first + count):
+        shared = {"endpoint_no": number % 20, "state": state}
+        settled = None if state == "pending" else at_ms + number - first
+        deliveries.append({**shared, "event_no": number, "message_no": number, "settled_ms": settled})
+        attempts = {"attempts": 1, "first_ms": at_ms, "due_ms": at_ms, "last_ms": settled}
+        messages.append({**shared, **attempts, "number": number, "id": f"evt_{number:08}"})
+        events.append(
             {
-                **shared,
-                "event_id": name,
+                "number": number,
+                "id": f"evt_{number:08}",
+                "wallet": PROVIDER,
                 "type": "call.charged",
-                "message_id": name,
+                "subject": "call_1",
                 "at_ms": at_ms,
-                "settled_ms": settled,
                 "data": "{}",
             }
         )
-        messages.append(
-            {
-                **shared,
-                "id": name,
-                "body": "",
-                "attempts": 1,
-                "first_ms": at_ms,
-                "due_ms": at_ms,
-                "last_ms": settled,
-            }
-        )
-    return deliveries, messages
+    return deliveries, messages, events
 
 
-async def fill(database: Database, *given: tuple[list[Any], list[Any]]) -> None:
+async def fill(database: Database, *given: tuple[list[Any], list[Any], list[Any]]) -> None:
     def work(connection: Connection) -> None:
-        for deliveries, messages in given:
-            connection.execute(insert(delivery_table), deliveries)
-            connection.execute(insert(message_table), messages)
+        for rows in given:
+            for table, each in zip(TABLES, rows, strict=True):
+                connection.execute(insert(table), each)
 
     await database.write(work, is_long=True)
 
 
-async def count(database: Database) -> tuple[int, int]:
-    def work(connection: Connection) -> tuple[int, int]:
-        one, two = (
-            connection.scalar(select(func.count()).select_from(table)) or 0
-            for table in (delivery_table, message_table)
-        )
-        return one, two
+async def count(database: Database) -> tuple[int, ...]:
+    """The rows of deliveries, messages and events."""
+
+    def work(connection: Connection) -> tuple[int, ...]:
+        return tuple(connection.scalar(select(func.count()).select_from(table)) or 0 for table in TABLES)
 
     return await database.read(work)
 
 
-async def test_one_run_deletes_more_than_a_page(database: Database) -> None:
+async def test_one_run_deletes_more_than_a_page_with_its_events(database: Database) -> None:
     await fill(
         database,
-        rows_of("delivered", ROWS, at_ms=OLD_MS, prefix="old"),
-        rows_of("delivered", 3, at_ms=NOW_MS, prefix="new"),
-        rows_of("dead", 4, at_ms=OLD_MS, prefix="dead"),
+        rows_of("delivered", ROWS, at_ms=OLD_MS, first=10_000),
+        rows_of("delivered", 3, at_ms=NOW_MS, first=20_000),
+        rows_of("dead", 4, at_ms=OLD_MS, first=30_000),
     )
     await WebhookHarness(database).outbox.prune(now_ms=NOW_MS)
-    assert await count(database) == (7, 7)
+    assert await count(database) == (7, 7, 7)
 
 
-async def test_a_row_that_is_sent_again_stays(database: Database) -> None:
-    await fill(database, rows_of("delivered", 2, at_ms=OLD_MS, prefix="old"))
-    named = [("wh_0", "old_00000000"), ("wh_1", "old_00000001")]
-    again = update(delivery_table).where(delivery_table.c.endpoint_id == "wh_0").values(state="pending")
+async def test_the_data_of_an_event_goes_with_its_last_delivery(database: Database) -> None:
+    """Two webhooks of one wallet: one got the event, the receiver of the other one refused it."""
+    deliveries, messages, events = rows_of("delivered", 1, at_ms=OLD_MS, first=10_000)
+    dead = {**deliveries[0], "endpoint_no": 99, "state": "dead"}
+    await fill(database, ([*deliveries, dead], messages, events))
+    outbox = WebhookHarness(database).outbox
+    await outbox.prune(now_ms=NOW_MS)
+    assert await count(database) == (1, 0, 1)
+    await outbox.prune(now_ms=OLD_MS + DEAD_KEPT_MS + 1)
+    assert await count(database) == (0, 0, 0)
+
+
+async def test_a_row_that_is_sent_again_stays_with_its_event(database: Database) -> None:
+    await fill(database, rows_of("delivered", 2, at_ms=OLD_MS, first=10_000))
+    named = [(10_000, 0), (10_001, 1)]
+    again = update(delivery_table).where(delivery_table.c.event_no == 10_000).values(state="pending")
 
     def work(connection: Connection) -> None:
         connection.execute(again)
         delete_settled(connection, DELIVERIES, named=named)
 
     await database.write(work)
-    assert await count(database) == (1, 2)
+    assert await count(database) == (1, 2, 1)
+
+
+@pytest.mark.postgres
+async def test_two_that_delete_the_last_deliveries_of_an_event_delete_the_event(postgres_url: str) -> None:
+    """The deliveries of two removed webhooks, each in a transaction of its own."""
+    async with open_database(postgres_url) as database:
+        deliveries, messages, events = rows_of("delivered", 1, at_ms=OLD_MS, first=10_000)
+        await fill(database, ([*deliveries, {**deliveries[0], "endpoint_no": 99}], messages, events))
+        blocker = await asyncpg.connect(postgres_url)
+        start = asyncio.get_running_loop().create_task
+        try:
+            await blocker.execute("BEGIN; SELECT number FROM webhook_event FOR UPDATE")
+            both = [start(delete_settled_of(database, number)) for number in (0, 99)]
+            await wait_blocked(database, 2)
+            await blocker.execute("ROLLBACK")
+            await asyncio.gather(*both)
+        finally:
+            await blocker.close()
+        assert await count(database) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("state", KEPT_MS)
 @pytest.mark.parametrize(
-    ("rows", "settled", "key"),
-    [
-        (DELIVERIES, "ix_webhook_delivery_settled", "webhook_delivery"),
-        (MESSAGES, "ix_webhook_message_settled", "webhook_message"),
-    ],
+    ("rows", "settled"),
+    [(DELIVERIES, "ix_webhook_delivery_settled"), (MESSAGES, "ix_webhook_message_settled")],
 )
 async def test_pruning_reads_an_index(
     database: Database,
     request: pytest.FixtureRequest,
     rows: Prunable,
     settled: str,
-    key: str,
     state: DeliveryState,
 ) -> None:
     await fill(
         database,
-        rows_of("delivered", ROWS, at_ms=OLD_MS, prefix="old"),
-        rows_of("dead", ROWS, at_ms=OLD_MS, prefix="dead"),
-        rows_of("pending", 100, at_ms=OLD_MS, prefix="pending"),
+        rows_of("delivered", ROWS, at_ms=OLD_MS, first=10_000),
+        rows_of("dead", ROWS, at_ms=OLD_MS, first=20_000),
+        rows_of("pending", 100, at_ms=OLD_MS, first=30_000),
     )
     await settle_down(request, database)
 
     def work(connection: Connection) -> None:
         as_if_large(connection)
-        found = plans_of(
+        (found,) = plans_of(
             connection,
             lambda one: find_settled(one, rows, state, from_ms=OLD_MS, until_ms=OLD_MS + ROWS // 2),
         )
-        named = [("wh_1", "old_00000001"), ("wh_2", "old_00000002")]
+        named = [(10_001, 1), (10_002, 2)] if rows is DELIVERIES else [(10_001,), (10_002,)]
         deleted = plans_of(connection, lambda one: delete_settled(one, rows, named=named))
-        (found_plan,), (deleted_plan,) = found, deleted
-        assert settled in found_plan
-        assert "Seq Scan" not in found_plan
-        assert "SCAN " + key not in found_plan
-        assert "TEMP B-TREE" not in found_plan
-        assert "endpoint_id" in deleted_plan
-        assert "Seq Scan" not in deleted_plan
-        assert "SCAN " + key not in deleted_plan
+        assert settled in found
+        assert "TEMP B-TREE" not in found
+        assert len(deleted) == (3 if rows is DELIVERIES else 1)
+        for plan in (found, *deleted):
+            assert "Seq Scan" not in plan
+            assert "SCAN webhook" not in plan
 
     await database.write(work)

@@ -11,8 +11,10 @@ from sqlalchemy import Connection
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.migrate import FILE_NAME, MIGRATIONS, name_migrations, upgrade
 
-_OBJECTS = "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY rowid"
-_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY rowid"
+_OURS = "name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+"""SQLite makes the others itself."""
+_OBJECTS = f"SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND {_OURS} ORDER BY rowid"
+_TABLES = f"SELECT name FROM sqlite_master WHERE type = 'table' AND {_OURS} ORDER BY rowid"
 
 
 async def describe(folder: Path, migrations: Path = MIGRATIONS) -> str:

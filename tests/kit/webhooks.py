@@ -1,12 +1,14 @@
-"""Webhooks over one database: the stores, endpoints that are active already, and what the outbox would send."""
+"""Webhooks over one database: the stores, endpoints that are active already, and what the outbox would send; and a sender whose receivers follow a script."""
 
+import asyncio
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import select, text, update
 
 from tests.kit.ledger_records import NOW_MS, PROVIDER
 from tests.kit.stores import make_sealer
@@ -15,13 +17,16 @@ from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
 from tollway.storage.database import Database
-from tollway.storage.webhook_events import EventLog
+from tollway.storage.webhook_events import EventLog, write_events
 from tollway.storage.webhook_outbox import WebhookOutbox
 from tollway.storage.webhook_store import WebhookStore
-from tollway.storage.webhook_tables import delivery_table, endpoint_table, event_table, message_table
+from tollway.storage.webhook_tables import NEW, delivery_table, endpoint_table, event_table, message_table
 from tollway.web.query import format_time
 from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
+from tollway.webhooks.messages import Echo
+from tollway.webhooks.schedule import TIMEOUT, Response
+from tollway.webhooks.sender import WebhookSender
 
 USDC_ASSET = PRESETS["sandbox"].rules().assets[0]
 ALL_TYPES = tuple(EventType)
@@ -84,24 +89,37 @@ class WebhookHarness:
             "id": f"wh_{number:026d}",
             "url": URL,
             "origin": "https://owner.example",
+            "network": "192.0.2.1",
             "challenge": f"echo {number}",
+            "is_shared": True,
             "created_ms": self.now_ms,
         }
         new = NewEndpoint(wallet=wallet, types=tuple(types), **{**defaults, **fields})
         endpoint = await self.store.register(new, count_max=10)
-        assert endpoint is not None
+        assert isinstance(endpoint, WebhookEndpoint), endpoint
         return endpoint
 
     async def confirm(self, endpoint: WebhookEndpoint) -> None:
         """Makes an endpoint active, and the time that of its first event."""
-        due: list[DueChallenge] = [
-            one
-            for one in await self.outbox.find_challenges(now_ms=self.now_ms, limit=100)
-            if one.endpoint_id == endpoint.id
-        ]
-        await self.outbox.end_challenge(due[0], is_echoed=True, next_ms=None, now_ms=self.now_ms)
+        await self.echo(endpoint)
         self.now_ms += 5_000
         await self.store.refresh()
+
+    async def echo(self, endpoint: WebhookEndpoint, echo: Echo = Echo.WALLET) -> None:
+        """Ends the challenge of an endpoint with this echo."""
+        challenge = DueChallenge(
+            endpoint_id=endpoint.id,
+            wallet=endpoint.wallet,
+            network="",
+            origin=endpoint.origin,
+            is_slow=False,
+            url=endpoint.url,
+            challenge="",
+            tries=0,
+        )
+        await self.outbox.end_challenge(
+            challenge, echo=echo, is_slow=False, next_ms=self.now_ms + 5_000, now_ms=self.now_ms
+        )
 
     async def activate(self, wallet: Address = PROVIDER, **fields: Any) -> WebhookEndpoint:
         endpoint = await self.register(wallet, **fields)
@@ -112,13 +130,28 @@ class WebhookHarness:
         return next(one for one in await self.store.list_of(endpoint.wallet) if one.id == endpoint.id)
 
     async def new_events(self) -> list[Any]:
-        return await self._read(select(event_table).order_by(event_table.c.id))
+        """The events that no endpoint has got yet."""
+        return await self._read(select(event_table).where(text(NEW)).order_by(event_table.c.number))
 
     async def deliveries(self) -> list[Any]:
-        return await self._read(select(delivery_table).order_by(delivery_table.c.event_id))
+        """Each delivery with its event."""
+        event = event_table.c
+        query = (
+            select(delivery_table, event.id.label("event_id"), event.type, event.data)
+            .join(event_table, event.number == delivery_table.c.event_no)
+            .order_by(delivery_table.c.event_no, delivery_table.c.endpoint_no)
+        )
+        return await self._read(query)
+
+    async def count_rows(self) -> dict[str, int]:
+        """The rows of each table that grows with events."""
+        return {
+            table.name: len(await self._read(select(table)))
+            for table in (event_table, delivery_table, message_table)
+        }
 
     async def messages(self) -> list[Any]:
-        return await self._read(select(message_table).order_by(message_table.c.id))
+        return await self._read(select(message_table).order_by(message_table.c.number))
 
     async def set_endpoint(self, endpoint: WebhookEndpoint, **values: Any) -> None:
         changed = update(endpoint_table).where(endpoint_table.c.id == endpoint.id).values(**values)
@@ -126,3 +159,93 @@ class WebhookHarness:
 
     async def _read(self, query: Any) -> list[Any]:
         return await self.database.read(lambda connection: list(connection.execute(query)))
+
+
+class ScriptedReceivers:
+    """The receivers of all URLs, without a network. A silent one responds to nothing, the others at once with an echo. `posted`: each URL with its message, in
+    order."""
+
+    def __init__(self) -> None:
+        self.silent: set[str] = set()
+        self.posted: list[tuple[str, dict[str, Any]]] = []
+        self.waiting: list[str] = []
+        self._deadline = asyncio.Event()
+
+    async def post(self, url: str, *, body: bytes, **_: Any) -> Response:
+        message = json.loads(body)
+        self.posted.append((url, message))
+        if url not in self.silent:
+            return Response(status=200, body=json.dumps(message["data"]).encode())
+        self.waiting.append(url)
+        await self._deadline.wait()
+        return Response(error=TIMEOUT)
+
+    def pass_deadline(self) -> None:
+        """Ends every attempt that waits for a silent receiver."""
+        self.waiting.clear()
+        self._deadline.set()
+        self._deadline = asyncio.Event()
+
+    def types_of(self, url: str) -> list[str]:
+        """The types of the messages that a URL got."""
+        return [message["type"] for posted, message in self.posted if posted == url]
+
+
+class ScriptedSending:
+    """A sender over the stores, with scripted receivers and no time of its own: each round is begun by its test."""
+
+    def __init__(self, database: Database, *, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.webhooks = WebhookHarness(database, limits=limits)
+        self.receivers = ScriptedReceivers()
+        self._tasks: set[asyncio.Task[None]] = set()
+        numbers = count(1)
+        self.sender = WebhookSender(
+            self.webhooks.outbox,
+            post=self.receivers.post,
+            sign=lambda message, headers: [],
+            limits=limits,
+            now_ms=self.webhooks.read_now_ms,
+            clock=self.webhooks.clock,
+            draw=lambda: 0.5,
+            make_id=lambda: f"evt_{next(numbers):026d}",
+            format_time=format_time,
+        )
+
+    async def begin_round(self, *, after_s: float = 1.0) -> None:
+        """One round, so much later, to the point where each attempt has ended or waits for a silent receiver."""
+        self.webhooks.clock.s += after_s
+        self.webhooks.now_ms += round(after_s * 1000)
+        await self.sender.begin_round(self._start)
+        await self.settle()
+
+    async def settle(self) -> None:
+        while len(self._tasks) > len(self.receivers.waiting):
+            await asyncio.sleep(0)
+
+    async def pass_deadline(self, *, after_s: float = 15.0) -> None:
+        """The deadline of all attempts that run."""
+        self.webhooks.clock.s += after_s
+        self.webhooks.now_ms += round(after_s * 1000)
+        self.receivers.pass_deadline()
+        await self.settle()
+
+    async def emit(self, *wallets: Address) -> None:
+        """One event of each wallet, as a transaction of the ledger writes it."""
+        events = self.webhooks.events.make_events(
+            EventType.PAYMENT_CREDITED,
+            wallets,
+            subject="1",
+            state="final",
+            at_ms=self.webhooks.now_ms,
+            units=7,
+        )
+        await self.webhooks.database.write(lambda connection: write_events(connection, events))
+
+    async def close(self) -> None:
+        self.receivers.silent.clear()
+        await self.pass_deadline()
+
+    def _start(self, job: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(job)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -23,8 +23,9 @@ from tests.kit.gateway_process import poll
 from tests.kit.storage_faults import FaultyDatabase
 from tests.kit.work_counter import Work
 from tollway.ids import Address
-from tollway.webhooks.endpoints import DueChallenge, NewEndpoint
+from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
+from tollway.webhooks.messages import Echo
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -144,6 +145,7 @@ async def test_a_call_whose_provider_gets_its_event(served: CountedGateway) -> N
         NewEndpoint(
             id="wh_counted",
             wallet=provider,
+            network="192.0.2.1",
             url=served.upstream.url,
             origin=served.upstream.url,
             types=(EventType.CALL_CHARGED,),
@@ -152,10 +154,20 @@ async def test_a_call_whose_provider_gets_its_event(served: CountedGateway) -> N
         ),
         count_max=10,
     )
-    assert registered is not None
+    assert isinstance(registered, WebhookEndpoint)
     await webhooks.outbox.end_challenge(
-        DueChallenge(endpoint_id="wh_counted", url="", origin="", challenge="echo", tries=0),
-        is_echoed=True,
+        DueChallenge(
+            endpoint_id="wh_counted",
+            wallet=provider,
+            network="",
+            origin="",
+            is_slow=False,
+            url="",
+            challenge="echo",
+            tries=0,
+        ),
+        echo=Echo.WALLET,
+        is_slow=False,
         next_ms=None,
         now_ms=2**50,  # no event is delivered either
     )

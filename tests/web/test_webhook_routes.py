@@ -157,6 +157,8 @@ async def test_every_type_can_be_named(harness: Harness) -> None:
         ({"url": "https://owner.example/" + "a" * 2_048}, ["/url"]),
         ({"secret": "v1a"}, ["/secret"]),
         ({"secret": True}, ["/secret"]),
+        ({"shared": "yes"}, ["/shared"]),
+        ({"shared": 1}, ["/shared"]),
         ({"endpoint": URL}, ["/endpoint"]),
     ],
     ids=repr,
@@ -226,6 +228,37 @@ async def test_an_eleventh_webhook_is_refused(harness: Harness) -> None:
     assert (len(listed["webhooks"]), listed["limit"]) == (10, 10)
     assert (await harness.send("DELETE", f"{PATH}/{listed['webhooks'][0]['id']}")).status_code == 204
     await harness.register()
+
+
+async def test_a_url_that_is_active_for_another_wallet_is_refused_unless_it_is_shared(
+    harness: Harness,
+) -> None:
+    await harness.webhooks.activate(ALICE, url=URL)
+    answer = await harness.send("POST", body=BODY, wallet=BOB)
+    assert (answer.status_code, code_of(answer)) == (409, Code.ALREADY_EXISTS)
+    assert "`shared: true`" in answer.json()["detail"]
+    assert (await harness.send("GET", wallet=BOB)).json()["webhooks"] == []
+    # Of the same wallet, of another URL, and with the knowledge that it is shared.
+    await harness.register()
+    await harness.register(BOB, url=URL + "?wallet=bob")
+    assert (await harness.register(BOB, shared=True))["state"] == "unconfirmed"
+
+
+async def test_one_address_has_twenty_unconfirmed_webhooks(harness: Harness) -> None:
+    """Of eight wallets with ten each, as many as an address may have are registered."""
+    answers = [
+        await harness.send(
+            "POST", body={**BODY, "url": f"{URL}?{number}"}, wallet=Address(bytes([owner]) * 20)
+        )
+        for owner in range(1, 9)
+        for number in range(10)
+    ]
+    assert [one.status_code for one in answers] == [201] * 20 + [409] * 60
+    assert code_of(answers[-1]) == Code.WEBHOOK_LIMIT_REACHED
+    assert "One client address has at most 20 unconfirmed webhooks." in answers[-1].json()["detail"]
+    (one, *_) = await harness.webhooks.store.list_of(Address(b"\x01" * 20))
+    await harness.webhooks.confirm(one)
+    await harness.register(BOB)
 
 
 async def test_webhooks_per_wallet_and_hour_are_limited(harness: Harness) -> None:

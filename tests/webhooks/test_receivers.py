@@ -21,8 +21,12 @@ from tests.clients.stock_clients import find_interpreter
 from tests.kit.forwarded_requests import SIGNER
 from tests.kit.gateway_process import clean_environment, listens, poll
 from tests.kit.ports import find_low_port
+from tests.webhooks.test_sender import open_sending
+from tollway.ids import Address
+from tollway.webhooks.endpoints import WebhookEndpoint
 from tollway.webhooks.messages import (
     CONTENT_TYPE,
+    Recipient,
     StoredEvent,
     batch_body,
     challenge_body,
@@ -33,8 +37,10 @@ from tollway.webhooks.messages import (
 
 SECRET = bytes(range(32))
 AT = "2026-11-22T14:00:00.000Z"
-EVENT = StoredEvent(id="evt_01", type="call.charged", at=AT, data='{"endpointId":"wh_1","callId":"call_01"}')
+EVENT = StoredEvent(id="evt_01", type="call.charged", at=AT, data='{"callId":"call_01"}')
 SECOND = replace(EVENT, id="evt_02")
+OWNER = Recipient(endpoint_id="wh_1", wallet=Address.parse("0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266"))
+STRANGER = Recipient(endpoint_id="wh_2", wallet=Address(b"\x99" * 20))
 RECEIVERS = ("webhook_v1.py", "webhook_v1.mjs", "webhook_signed.py", "webhook_signed.mjs")
 
 
@@ -77,9 +83,8 @@ async def run_receiver(file: str, folder: Path) -> AsyncIterator[Receiver]:
     port = find_low_port()
     url = f"http://127.0.0.1:{port}/hooks?token=a%20b"
     async with serving_keys() as gateway:
-        environment = clean_environment(
-            {"GATEWAY": gateway, "URL": url, "PORT": str(port), "SECRET": format_secret(SECRET)}
-        )
+        settings = {"GATEWAY": gateway, "URL": url, "WALLET": str(OWNER.wallet), "PORT": str(port)}
+        environment = clean_environment({**settings, "SECRET": format_secret(SECRET)})
         printed = folder / "printed"
         with printed.open("wb") as out:
             process = subprocess.Popen(
@@ -96,11 +101,12 @@ async def run_receiver(file: str, folder: Path) -> AsyncIterator[Receiver]:
 @pytest.mark.parametrize("file", RECEIVERS)
 async def test_a_receiver_takes_signed_messages_and_no_other(file: str, tmp_path: Path) -> None:
     async with run_receiver(file, tmp_path) as receiver:
-        challenge = challenge_body(endpoint_id="wh_1", challenge="abc", at=AT)
+        challenge = challenge_body(to=OWNER, challenge="abc", at=AT)
         echoed = await receiver.deliver("evt_00", challenge)
-        assert (echoed.status_code, echoed.json()) == (200, {"challenge": "abc"})
+        assert echoed.status_code == 200
+        assert echoed.json() == {"challenge": "abc", "wallet": str(OWNER.wallet)}
 
-        alone, both = event_body(EVENT), batch_body([EVENT, SECOND], at=AT)
+        alone, both = event_body(EVENT, to=OWNER), batch_body([EVENT, SECOND], to=OWNER, at=AT)
         for message_id, body in (("evt_01", alone), ("evt_01", alone), ("evt_90", both)):
             assert (await receiver.deliver(message_id, body)).status_code == 200
         assert receiver.handled == ["evt_01", "evt_02"]
@@ -123,7 +129,45 @@ async def test_a_receiver_takes_signed_messages_and_no_other(file: str, tmp_path
 async def test_a_message_for_another_url_is_refused(file: str, tmp_path: Path) -> None:
     """What the gateway sends to one receiver counts at no other."""
     async with run_receiver(file, tmp_path) as receiver:
-        body = event_body(EVENT)
+        body = event_body(EVENT, to=OWNER)
         foreign = await receiver.deliver("evt_01", body, url="https://mallory.example/hooks")
         assert foreign.status_code == 401
         assert (await receiver.deliver("evt_01", body)).status_code == 200
+
+
+@pytest.mark.parametrize("file", RECEIVERS)
+async def test_a_receiver_takes_nothing_of_another_wallet(file: str, tmp_path: Path) -> None:
+    """A stranger registered the URL too: the gateway signs that wallet's challenge and events for the same URL."""
+    async with run_receiver(file, tmp_path) as receiver:
+        refused = [
+            await receiver.deliver("evt_00", challenge_body(to=STRANGER, challenge="abc", at=AT)),
+            await receiver.deliver("evt_01", event_body(EVENT, to=STRANGER)),
+            await receiver.deliver("evt_90", batch_body([EVENT, SECOND], to=STRANGER, at=AT)),
+        ]
+        assert [one.status_code for one in refused] == [404] * 3
+        assert not any("abc" in one.text for one in refused)
+        assert receiver.handled == []
+        assert (await receiver.deliver("evt_01", event_body(EVENT, to=OWNER))).status_code == 200
+        assert receiver.handled == ["evt_01"]
+
+
+@pytest.mark.parametrize("file", RECEIVERS)
+async def test_a_stranger_never_gets_an_active_webhook_at_the_url_of_a_receiver(
+    file: str, tmp_path: Path
+) -> None:
+    """The sender of the gateway and the receiver as it is in the documentation: in both orders, shared or not."""
+    async with run_receiver(file, tmp_path) as receiver, open_sending(signer=SIGNER) as sending:
+
+        async def register(wallet: Address, **fields: Any) -> WebhookEndpoint:
+            place = {"url": receiver.url, "origin": receiver.url.partition("/hooks")[0], "secret": SECRET}
+            return await sending.webhooks.register(wallet, **place, **fields)
+
+        # The process of the receiver compares the time of a signature with its own.
+        sending.webhooks.now_ms = int(time.time() * 1000)
+        first = await register(STRANGER.wallet)
+        own = await register(OWNER.wallet, is_shared=False)
+        later = await register(STRANGER.wallet)
+        for _ in range(3):
+            await sending.run_once()
+        states = [(await sending.state(one)).state for one in (first, own, later)]
+        assert states == ["unconfirmed", "active", "unconfirmed"]

@@ -45,9 +45,16 @@ class Sending:
     """A sender, its receiver, and its stores."""
 
     def __init__(
-        self, receiver: LoopbackUpstream, database: InlineDatabase, *, limits: Limits, allow_private: bool
+        self,
+        receiver: LoopbackUpstream,
+        database: InlineDatabase,
+        *,
+        limits: Limits,
+        allow_private: bool,
+        signer: UpstreamSigner,
     ) -> None:
         self.receiver = receiver
+        self._signer = signer
         self.database = database
         self.webhooks = WebhookHarness(database, limits=limits)
         self.http_client = HttpClient(
@@ -72,12 +79,12 @@ class Sending:
         )
 
     def _sign(self, message: Delivered, headers: Any) -> list[tuple[str, str]]:
-        return SIGNER.sign_webhook(
+        return self._signer.sign_webhook(
             url=message.url,
             headers=headers,
             body=message.body,
             created_s=message.timestamp_s,
-            nonces=["n" * 22],
+            nonces=["n" * 22] * len(self._signer.keys),
         )
 
     def url(self, path: str = "/hooks?token=1") -> str:
@@ -109,11 +116,13 @@ class Sending:
 
 
 @asynccontextmanager
-async def open_sending(*, limits: Limits = LIMITS, allow_private: bool = True) -> AsyncIterator[Sending]:
+async def open_sending(
+    *, limits: Limits = LIMITS, allow_private: bool = True, signer: UpstreamSigner = SIGNER
+) -> AsyncIterator[Sending]:
     async with run_upstream() as receiver:
         database = InlineDatabase()
         await PaymentLedgerStore(database).record_payments([new_payment(100)], now_ms=NOW_MS)
-        sending = Sending(receiver, database, limits=limits, allow_private=allow_private)
+        sending = Sending(receiver, database, limits=limits, allow_private=allow_private, signer=signer)
         try:
             yield sending
         finally:
@@ -147,7 +156,8 @@ async def test_a_receiver_that_echoes_its_challenge_is_confirmed(sending: Sendin
         arrived.names
     )
     assert "webhook-signature" not in arrived.names
-    assert json.loads(arrived.body)["data"]["endpointId"] == endpoint.id
+    data = json.loads(arrived.body)["data"]
+    assert (data["endpointId"], data["wallet"]) == (endpoint.id, str(PROVIDER))
 
 
 async def reflect(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -239,7 +249,7 @@ async def test_a_message_is_signed_both_ways_where_there_is_a_secret(sending: Se
     assert [(name, arrived.find(name)) for name, _ in signed] == signed
     body = json.loads(arrived.body)
     assert body["type"] == "payment.credited"
-    assert body["data"]["endpointId"] == endpoint.id
+    assert (body["data"]["endpointId"], body["data"]["wallet"]) == (endpoint.id, str(PROVIDER))
     assert (body["data"]["amount"], body["data"]["value"]) == ("7", "0.000007")
     known = await sending.state(endpoint)
     assert (known.pending, known.dead) == (0, 0)

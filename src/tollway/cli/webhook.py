@@ -32,18 +32,22 @@ def add(
     has_secret: Annotated[
         bool, typer.Option("--secret", help="Sign by Standard Webhooks too; prints the secret once.")
     ] = False,
+    is_shared: Annotated[
+        bool, typer.Option("--shared", help="The URL may get events of another wallet of yours.")
+    ] = False,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Registers a URL that gets events once it has echoed a challenge."""
-    request = requests.add_webhook(url, kinds, "v1" if has_secret else None)
+    request = requests.add_webhook(url, kinds, "v1" if has_secret else None, is_shared=is_shared)
     with explained_caller_failures(as_json=as_json):
         print_document(_fetch(ctx, request), as_json=as_json)
         if is_for_people(as_json=as_json):
             print_text(
-                "The gateway sends the challenge now. `tollway webhook list` shows when it was echoed."
+                "The gateway sends the challenge now: its receiver returns `challenge` and, where the URL is shared, `wallet`."
+                " `tollway webhook list` shows when it was echoed."
             )
 
 

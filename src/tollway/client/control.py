@@ -302,11 +302,12 @@ def webhooks() -> Flow[WebhookList]:
 
 
 def add_webhook(
-    url: str, types: Sequence[str], *, secret: Literal["v1"] | None = None
+    url: str, types: Sequence[str], *, secret: Literal["v1"] | None = None, is_shared: bool = False
 ) -> Flow[WebhookStatus]:
     """Registers a URL that gets events of these types once it has echoed a challenge. `secret`: also sign by Standard Webhooks; the result has the
-    secret, and no later one."""
-    return read_record(WebhookStatus, (yield from fetch_document(requests.add_webhook(url, types, secret))))
+    secret, and no later one. `is_shared`: the URL may get events of another wallet; its receiver must then return this wallet with the challenge."""
+    request = requests.add_webhook(url, types, secret, is_shared=is_shared)
+    return read_record(WebhookStatus, (yield from fetch_document(request)))
 
 
 def remove_webhook(webhook_id: str) -> Flow[None]:

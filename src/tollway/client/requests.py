@@ -144,10 +144,14 @@ def list_webhooks() -> ControlRequest:
     return ControlRequest(method="GET", path="/webhooks", is_signed=True, entries="webhooks")
 
 
-def add_webhook(url: str, types: Sequence[str], secret: str | None) -> ControlRequest:
+def add_webhook(
+    url: str, types: Sequence[str], secret: str | None, *, is_shared: bool = False
+) -> ControlRequest:
     body: dict[str, object] = {"url": url, "types": list(types)}
     if secret is not None:
         body["secret"] = secret
+    if is_shared:
+        body["shared"] = True
     return _build_json_request("POST", "/webhooks", body, ())
 
 

@@ -35,7 +35,7 @@ from tollway.registry.ownership import (
     make_content,
 )
 from tollway.registry.text import join_lines
-from tollway.webhooks.schedule import Response
+from tollway.webhooks.schedule import TIMEOUT, UNREACHABLE, Response
 
 DOCUMENT_BYTES_MAX = MIB
 DOCUMENT_DEADLINE_S = 10.0
@@ -95,11 +95,11 @@ async def post_webhook(
     except EndpointNotAllowed:
         return Response(error="not_allowed")
     except UpstreamTimeout:
-        return Response(error="timeout")
+        return Response(error=TIMEOUT)
     except UpstreamBadResponse:
         return Response(error="bad_response")
     except (UpstreamUnreachable, Refusal):
-        return Response(error="unreachable")
+        return Response(error=UNREACHABLE)
     retry_after = [value for name, value in posted.headers if name.lower() == b"retry-after"]
     return Response(
         status=posted.status,

@@ -32,7 +32,7 @@ _OLDEST: Mapping[Table, tuple[Column[Any], Column[Any]] | None] = {
     payment_table: (payment_table.c.id, payment_table.c.recorded_ms),
     answer_table: (answer_table.c.created_ms, answer_table.c.created_ms),
     operator_act_table: (operator_act_table.c.id, operator_act_table.c.at_ms),
-    event_table: (event_table.c.id, event_table.c.at_ms),
+    event_table: (event_table.c.number, event_table.c.at_ms),
     topup_table: None,
     call_terms_table: None,
     authorization_table: None,
@@ -125,8 +125,9 @@ def _read_sqlite(connection: Connection, tables: list[Table]) -> Counts:
     def count(table: Table) -> int | None:
         if table is call_terms_table:  # its key is a hash, and no number of a row
             return _count_some(connection, table)
-        # The names are those of this module.
-        return int(connection.scalar(text(f'SELECT max(rowid) FROM "{table.name}"')) or 0)  # noqa: S608
+        # The names are those of this module. Old rows of a table may be pruned: the lowest numbers are free.
+        ends = (f'(SELECT {end}(rowid) FROM "{table.name}")' for end in ("max", "min"))  # noqa: S608
+        return int(connection.scalar(text(f"SELECT {' - '.join(ends)} + 1")) or 0)
 
     return {table.name: (count(table), None) for table in tables}
 

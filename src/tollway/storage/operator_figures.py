@@ -18,6 +18,7 @@ from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
 from tollway.storage.ledger_tables import audit_run_table, backup_run_table, call_table
 from tollway.storage.statements import has_table, insert_for
 from tollway.storage.webhook_tables import (
+    NEW,
     PENDING,
     delivery_table,
     endpoint_table,
@@ -121,11 +122,11 @@ def find_oldest(state: str) -> Select[int | None]:
 
 def count_events(connection: Connection) -> dict[str, int]:
     """Counts the events of webhooks to `COUNT_MAX` in each state. An event that no gateway has copied to its endpoints yet is pending."""
-    new = select(event_table.c.id).limit(COUNT_MAX)
-    pending = select(delivery_table.c.event_id).where(text(PENDING)).limit(COUNT_MAX)
-    endpoints = select(endpoint_table.c.id)
-    dead = select(delivery_table.c.event_id).where(
-        delivery_table.c.endpoint_id.in_(endpoints), delivery_table.c.state == DeliveryState.DEAD.value
+    new = select(event_table.c.number).where(text(NEW)).limit(COUNT_MAX)
+    pending = select(delivery_table.c.event_no).where(text(PENDING)).limit(COUNT_MAX)
+    endpoints = select(endpoint_table.c.number)
+    dead = select(delivery_table.c.event_no).where(
+        delivery_table.c.endpoint_no.in_(endpoints), delivery_table.c.state == DeliveryState.DEAD.value
     )
     counts = [
         connection.execute(select(func.count()).select_from(rows.subquery())).scalar_one()

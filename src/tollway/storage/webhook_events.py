@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, cast, insert, select, text
 
 from tollway.ids import Address, format_id
-from tollway.storage.statements import Prepared, has_table
+from tollway.storage.statements import Prepared, has_table, insert_for
 from tollway.storage.webhook_tables import event_table
 from tollway.webhooks.events import EventType, NewEvent
 
@@ -134,6 +134,13 @@ def write_events(connection: Connection, events: Sequence[NewEvent]) -> None:
     """Writes the events of wallets with an active endpoint, with one statement; without an event, none."""
     if events:
         _INSERT.run(connection, [event_row(event) for event in events])
+
+
+def write_events_once(connection: Connection, events: Sequence[NewEvent]) -> None:
+    """Writes the events whose ids no event has yet: several gateways make the same ones."""
+    if events:
+        row = insert_for(connection, event_table).on_conflict_do_nothing()
+        connection.execute(row, [event_row(event) for event in events])
 
 
 def event_row(event: NewEvent) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    text,
     update,
 )
 
@@ -27,9 +28,18 @@ from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
 from tollway.storage.statements import Prepared, has_table
 from tollway.storage.webhook_events import EventLog
-from tollway.storage.webhook_outbox import parse_stored, put_message, raise_generation, secret_label
+from tollway.storage.webhook_outbox import (
+    is_active_for_another,
+    put_message,
+    raise_generation,
+    schedule_endpoint,
+    secret_label,
+)
 from tollway.storage.webhook_pruning import delete_settled_of
 from tollway.storage.webhook_tables import (
+    NEW,
+    PENDING,
+    UNCONFIRMED,
     delivery_table,
     endpoint_table,
     event_table,
@@ -40,18 +50,19 @@ from tollway.webhooks.endpoints import (
     DeliveryState,
     EndpointState,
     NewEndpoint,
+    NotRegistered,
     Reason,
     Resent,
     WebhookDelivery,
     WebhookEndpoint,
 )
 from tollway.webhooks.events import EventType
-from tollway.webhooks.messages import event_body
 
 _LOCK_SPACE = 0x7768
 _MESSAGE_SHOWN = ("attempts", "due_ms", "last_ms", "last_status", "last_error")
 
-_endpoint, _delivery, _message = endpoint_table.c, delivery_table.c, message_table.c
+_endpoint, _event = endpoint_table.c, event_table.c
+_delivery, _message = delivery_table.c, message_table.c
 
 
 class WebhookStore:
@@ -101,13 +112,14 @@ class WebhookStore:
 
     # ---- For owners.
 
-    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | None:
+    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | NotRegistered:
         sealed = None
         if new.secret is not None:
             sealed = self._sealer.seal(new.secret, label=secret_label(new.id))
         row = {
             "id": new.id,
             "wallet": bytes(new.wallet),
+            "network": new.network,
             "url": new.url,
             "origin": new.origin,
             "types": " ".join(new.types),
@@ -116,24 +128,36 @@ class WebhookStore:
             "challenge": new.challenge,
             "tries": 0,
             "due_ms": new.created_ms,
+            "is_slow": False,
             "created_ms": new.created_ms,
         }
+        counts = (
+            (NotRegistered.WALLET_FULL, _endpoint.wallet == bytes(new.wallet), count_max),
+            (
+                NotRegistered.ADDRESS_FULL,
+                and_(text(UNCONFIRMED), _endpoint.network == new.network),
+                self._limits.webhooks_unconfirmed_max,
+            ),
+        )
 
-        def work(connection: Connection) -> bool:
-            take_advisory_locks(connection, [bytes(new.wallet)], space=_LOCK_SPACE)
-            of_wallet = select(func.count()).where(_endpoint.wallet == bytes(new.wallet))
-            if (connection.scalar(of_wallet) or 0) >= count_max:
-                return False
+        def work(connection: Connection) -> NotRegistered | None:
+            take_advisory_locks(connection, [bytes(new.wallet), new.network.encode()], space=_LOCK_SPACE)
+            for refusal, is_counted, most in counts:
+                if (connection.scalar(select(func.count()).where(is_counted)) or 0) >= most:
+                    return refusal
+            if not new.is_shared and is_active_for_another(connection, new.url, new.wallet):
+                return NotRegistered.URL_TAKEN
             connection.execute(insert(endpoint_table), row)
-            return True
-
-        if not await write_retried(self._database, work):
             return None
+
+        refusal = await write_retried(self._database, work)
+        if refusal is not None:
+            return refusal
         return next(one for one in await self.list_of(new.wallet) if one.id == new.id)
 
     async def list_of(self, wallet: Address) -> tuple[WebhookEndpoint, ...]:
         def count(state: DeliveryState) -> Any:
-            of_endpoint = and_(_delivery.endpoint_id == _endpoint.id, _delivery.state == state.value)
+            of_endpoint = and_(_delivery.endpoint_no == _endpoint.number, _delivery.state == state.value)
             return select(func.count()).where(of_endpoint).correlate(endpoint_table).scalar_subquery()
 
         query = (
@@ -149,21 +173,23 @@ class WebhookStore:
         return tuple(map(_parse_endpoint, rows))
 
     async def remove(self, wallet: Address, endpoint_id: str) -> bool:
-        def work(connection: Connection) -> bool:
-            removed = delete(endpoint_table).where(*_is_own(wallet, endpoint_id))
-            if connection.execute(removed).rowcount == 0:
-                return False
-            for table in (message_table, delivery_table):
-                connection.execute(
-                    delete(table).where(table.c.endpoint_id == endpoint_id, table.c.state == "pending")
-                )
+        def work(connection: Connection) -> int | None:
+            number = _find_number(connection, wallet, endpoint_id, is_locked=True)
+            if number is None:
+                return None
+            connection.execute(delete(endpoint_table).where(_endpoint.number == number))
+            connection.execute(delete(message_table).where(text(PENDING), _message.endpoint_no == number))
+            # What waits ends here, and is deleted in pages: also by a later run of pruning.
+            ended = {"state": DeliveryState.DEAD.value, "settled_ms": 0}
+            waiting = update(delivery_table).where(text(PENDING), _delivery.endpoint_no == number)
+            connection.execute(waiting.values(**ended))
             raise_generation(connection)
-            return True
+            return number
 
-        is_removed = await write_retried(self._database, work)
-        if is_removed:
-            await delete_settled_of(self._database, endpoint_id)
-        return is_removed
+        number = await write_retried(self._database, work)
+        if number is not None:
+            await delete_settled_of(self._database, number)
+        return number is not None
 
     async def deliveries_of(
         self,
@@ -175,47 +201,48 @@ class WebhookStore:
         limit: int,
     ) -> tuple[WebhookDelivery, ...] | None:
         query = (
-            select(delivery_table, *(_message[name] for name in _MESSAGE_SHOWN))
+            select(
+                *(_event.id.label("event_id"), _event.type, _event.at_ms, _delivery.state),
+                *(_message.id.label("message_id"), *(_message[name] for name in _MESSAGE_SHOWN)),
+            )
+            .join(event_table, _event.number == _delivery.event_no)
             .join(message_table, _is_of_message(), isouter=True)
-            .where(_delivery.endpoint_id == endpoint_id)
-            .order_by(_delivery.event_id.desc())
+            .select_from(delivery_table)
+            .order_by(_delivery.event_no.desc())
             .limit(limit)
         )
         if state is not None:
             query = query.where(_delivery.state == state.value)
         if before is not None:
-            query = query.where(_delivery.event_id < before)
+            earlier = select(_event.number).where(_event.id == before).scalar_subquery()
+            query = query.where(_delivery.event_no < earlier)
 
         def work(connection: Connection) -> tuple[WebhookDelivery, ...] | None:
-            if connection.scalar(select(_endpoint.id).where(*_is_own(wallet, endpoint_id))) is None:
+            number = _find_number(connection, wallet, endpoint_id)
+            if number is None:
                 return None
-            return tuple(map(_parse_delivery, connection.execute(query)))
+            of_endpoint = query.where(_delivery.endpoint_no == number)
+            return tuple(map(_parse_delivery, connection.execute(of_endpoint)))
 
         return await self._database.read(work)
 
     async def resend(self, wallet: Address, endpoint_id: str, event_id: str, *, now_ms: int) -> Resent:
         def work(connection: Connection) -> Resent:
-            own = select(_endpoint.state).where(*_is_own(wallet, endpoint_id)).with_for_update()
-            state = connection.scalar(own)
-            if state is None:
+            own = select(_endpoint.number, _endpoint.state).where(*_is_own(wallet, endpoint_id))
+            endpoint = connection.execute(own.with_for_update()).one_or_none()
+            if endpoint is None:
                 return Resent.UNKNOWN
-            at = (_delivery.endpoint_id == endpoint_id, _delivery.event_id == event_id)
-            row = connection.execute(select(delivery_table).where(*at)).one_or_none()
+            event_no = select(_event.number).where(_event.id == event_id).scalar_subquery()
+            at = (_delivery.endpoint_no == endpoint.number, _delivery.event_no == event_no)
+            row = connection.execute(select(delivery_table).where(*at).with_for_update()).one_or_none()
             if row is None:
                 return Resent.UNKNOWN
-            if state in (EndpointState.DISABLED.value, EndpointState.UNCONFIRMED.value):
+            if endpoint.state in (EndpointState.DISABLED.value, EndpointState.UNCONFIRMED.value):
                 return Resent.DISABLED
             if row.state == DeliveryState.PENDING.value:
                 return Resent.PENDING
-            stored = parse_stored(row, self._format_time)
-            put_message(
-                connection,
-                endpoint_id,
-                [stored],
-                message_id=event_id,
-                body=event_body(stored),
-                now_ms=now_ms,
-            )
+            put_message(connection, endpoint.number, [row.event_no], message_id=event_id, now_ms=now_ms)
+            schedule_endpoint(connection, endpoint.number, now_ms=now_ms)
             return Resent.QUEUED
 
         return await write_retried(self._database, work)
@@ -225,8 +252,9 @@ _STATE = Prepared(
     select(
         generation_table.c.number,
         exists(
-            select(event_table.c.id)
-            .order_by(event_table.c.id)
+            select(_event.number)
+            .where(text(NEW))
+            .order_by(_event.number)
             .offset(bindparam("last", type_=Integer))
             .limit(1)
         ),
@@ -240,8 +268,15 @@ def _is_own(wallet: Address, endpoint_id: str) -> tuple[ColumnElement[bool], ...
     return (_endpoint.id == endpoint_id, _endpoint.wallet == bytes(wallet))
 
 
+def _find_number(
+    connection: Connection, wallet: Address, endpoint_id: str, *, is_locked: bool = False
+) -> int | None:
+    own = select(_endpoint.number).where(*_is_own(wallet, endpoint_id))
+    return connection.scalar(own.with_for_update() if is_locked else own)
+
+
 def _is_of_message() -> ColumnElement[bool]:
-    return and_(_message.endpoint_id == _delivery.endpoint_id, _message.id == _delivery.message_id)
+    return and_(_message.endpoint_no == _delivery.endpoint_no, _message.number == _delivery.message_no)
 
 
 def _stop_all(connection: Connection, *, now_ms: int) -> None:

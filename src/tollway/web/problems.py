@@ -178,11 +178,11 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             _SAME_PROOF,
         ),
         Code.ALREADY_EXISTS: _problem_page(
-            "The resource exists already, or another wallet has proved ownership of the endpoint's origin.",
+            "The resource exists already, another wallet has proved ownership of the endpoint's origin, or the URL of the webhook gets events of another wallet.",
             "Read the existing resource before you create another.",
         ),
         Code.WEBHOOK_LIMIT_REACHED: _problem_page(
-            "The wallet has as many webhooks as a wallet may have. Nothing was registered.",
+            "The wallet has as many webhooks as a wallet may have, or its client address as many unconfirmed ones. Nothing was registered.",
             "Remove a webhook that you do not need, or let one webhook get several types.",
         ),
         Code.API_RETIRED: _problem_page(

@@ -17,7 +17,7 @@ from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusa
 from tollway.ids import Address, format_id
 from tollway.limits import Limits
 from tollway.outbound.policy import ENDPOINT_CHARS_MAX, Endpoint, parse_endpoint
-from tollway.rate_limits.limiter import Quota, RateLimiter
+from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
 from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.validation import RequestModel, check_members, read_texts, to_field_error, value_error
 from tollway.web.auth_routes import client_address_of
@@ -29,6 +29,7 @@ from tollway.web.query import NoParameters, QueryModel, format_time, read_query,
 from tollway.webhooks.endpoints import (
     DeliveryState,
     NewEndpoint,
+    NotRegistered,
     Resent,
     WebhookDelivery,
     WebhookEndpoint,
@@ -76,11 +77,12 @@ def _parse_type(text: str) -> EventType:
 
 
 class WebhookBody(RequestModel):
-    """A new endpoint. `secret`: `v1` for the signature of Standard Webhooks beside that of RFC 9421."""
+    """A new endpoint. `secret`: `v1` for the signature of Standard Webhooks beside that of RFC 9421. `shared`: the URL may be active for another wallet."""
 
     url: Annotated[str, Field(strict=True, min_length=1, max_length=ENDPOINT_CHARS_MAX)]
     types: Annotated[tuple[EventType, ...], PlainValidator(_check_types)]
     secret: Literal["v1"] | None = None
+    shared: Annotated[bool, Field(strict=True)] = False
 
 
 class DeliveryParameters(QueryModel):
@@ -138,7 +140,8 @@ class WebhookRoutes:
             raise Refusal(explain_block(block))
         body = _read_body(await request.body())
         endpoint = self._parse_url(body.url)
-        await self._quota.charge(wallet, client_address=client_address_of(request))
+        client_address = client_address_of(request)
+        await self._quota.charge(wallet, client_address=client_address)
         try:
             await services.check_endpoint(endpoint)
         except EndpointNotAllowed as exc:
@@ -148,16 +151,18 @@ class WebhookRoutes:
         new = NewEndpoint(
             id=format_id("wh", now_ms=now_ms, entropy=services.entropy(_ID_BYTES)),
             wallet=wallet,
+            network=client_bucket(client_address),
             url=body.url,
             origin=endpoint.origin,
             types=body.types,
             challenge=services.entropy(_CHALLENGE_BYTES).hex(),
             created_ms=now_ms,
             secret=secret,
+            is_shared=body.shared,
         )
         registered = await services.webhooks.register(new, count_max=services.limits.webhooks_max)
-        if registered is None:
-            raise Refusal(self._too_many())
+        if isinstance(registered, NotRegistered):
+            raise Refusal(self._explain(registered))
         content = webhook_json(registered)
         if secret is not None:
             content["secret"]["value"] = format_secret(secret)
@@ -215,9 +220,20 @@ class WebhookRoutes:
             raise _refuse_url("The query of the URL has characters that must be percent-encoded.")
         return endpoint
 
-    def _too_many(self) -> Problem:
-        detail = f"A wallet has at most {self._services.limits.webhooks_max} webhooks. Remove one first."
-        return Problem(code=Code.WEBHOOK_LIMIT_REACHED, detail=detail)
+    def _explain(self, refusal: NotRegistered) -> Problem:
+        limits = self._services.limits
+        match refusal:
+            case NotRegistered.WALLET_FULL:
+                detail = f"A wallet has at most {limits.webhooks_max} webhooks. Remove one first."
+                return Problem(code=Code.WEBHOOK_LIMIT_REACHED, detail=detail)
+            case NotRegistered.ADDRESS_FULL:
+                detail = (
+                    f"One client address has at most {limits.webhooks_unconfirmed_max} unconfirmed webhooks. "
+                    "Let their receivers echo their challenges, or remove one first."
+                )
+                return Problem(code=Code.WEBHOOK_LIMIT_REACHED, detail=detail)
+            case NotRegistered.URL_TAKEN:
+                return _URL_TAKEN
 
 
 def webhook_json(endpoint: WebhookEndpoint) -> dict[str, Any]:
@@ -284,6 +300,11 @@ def _respond(content: dict[str, Any], *, status: int = OK) -> Response:
 
 _NOT_FOUND = Problem(
     code=Code.WEBHOOK_NOT_FOUND, detail="This wallet has no such webhook, or the webhook has no such event."
+)
+_URL_TAKEN = Problem(
+    code=Code.ALREADY_EXISTS,
+    detail="The URL gets events of another wallet. Use another URL, or register it with `shared: true`: the webhook is then active once the receiver "
+    "has returned the challenge together with your wallet.",
 )
 _PENDING = Problem(
     code=Code.PRECONDITION_FAILED,

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from tollway.ids import Address
 from tollway.webhooks.events import EventType
+from tollway.webhooks.messages import Echo
 from tollway.webhooks.schedule import Response
 
 
@@ -30,16 +31,28 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewEndpoint:
-    """An endpoint to register. `secret`: of the signature `v1`, None without one. `challenge`: the text that it must echo."""
+    """An endpoint to register. `network`: the client address, as rates count it. `secret`: of the signature `v1`, None without one. `challenge`: the text
+    that it must echo. `is_shared`: the wallet knows that the URL may be active for another wallet."""
 
     id: str
     wallet: Address
+    network: str
     url: str
     origin: str
     types: tuple[EventType, ...]
     challenge: str
     created_ms: int
     secret: bytes | None = field(default=None, repr=False)
+    is_shared: bool = False
+
+
+class NotRegistered(StrEnum):
+    """Why an endpoint was not registered: the wallet has as many as it may have, the client address has as many unconfirmed ones, or the URL is active
+    for another wallet."""
+
+    WALLET_FULL = "wallet_full"
+    ADDRESS_FULL = "address_full"
+    URL_TAKEN = "url_taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +111,8 @@ class Resent(StrEnum):
 class Webhooks(Protocol):
     """The endpoints and deliveries of wallets, for their owners. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`."""
 
-    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | None:
-        """Adds an endpoint; None where the wallet has `count_max` already."""
+    async def register(self, new: NewEndpoint, *, count_max: int) -> WebhookEndpoint | NotRegistered:
+        """Adds an endpoint, where the wallet has fewer than `count_max`."""
         ...
 
     async def list_of(self, wallet: Address) -> tuple[WebhookEndpoint, ...]:
@@ -128,23 +141,39 @@ class Webhooks(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DueChallenge:
-    """A challenge to send now. `tries`: the failed ones before."""
+class DueEndpoint:
+    """An endpoint with a message whose next attempt is due, or with events that wait for their first message. `network`: the client address that
+    registered it, as rates count it. `is_slow`: its last attempt had no response."""
 
     endpoint_id: str
-    url: str
+    wallet: Address
+    network: str
     origin: str
+    is_slow: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueChallenge(DueEndpoint):
+    """A challenge to send now. `tries`: the failed ones before."""
+
+    url: str
     challenge: str
     tries: int
     secret: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DueEndpoint:
-    """An endpoint with a message whose next attempt is due, or with events that wait for their first message."""
+class Taken:
+    """What has no free slot now: endpoints of these origins, wallets and networks are left out. `after`: the wallet at which the last round ended;
+    wallets behind it come first."""
 
-    endpoint_id: str
-    origin: str
+    origins: frozenset[str] = frozenset()
+    wallets: frozenset[Address] = frozenset()
+    networks: frozenset[str] = frozenset()
+    after: Address | None = None
+
+
+NONE_TAKEN = Taken()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,14 +197,18 @@ class Outbox(Protocol):
         ...
 
     async def spread_events(self) -> int:
-        """Copies new events to the endpoints that get them, in one durable commit, and removes them from the queue of new events. Returns their
-        number."""
+        """Gives some new events their data and a delivery to each endpoint that gets them, in one durable commit. Returns their number."""
         ...
 
-    async def find_challenges(self, *, now_ms: int, limit: int) -> Sequence[DueChallenge]: ...
+    async def find_challenges(
+        self, *, now_ms: int, limit: int, taken: Taken = NONE_TAKEN
+    ) -> Sequence[DueChallenge]:
+        """The challenges that are due, in the order of `find_due`."""
+        ...
 
-    async def find_due(self, *, now_ms: int, limit: int) -> Sequence[DueEndpoint]:
-        """The endpoints with something to send, the longest waiting first, one for each origin."""
+    async def find_due(self, *, now_ms: int, limit: int, taken: Taken = NONE_TAKEN) -> Sequence[DueEndpoint]:
+        """The endpoints with something to send in the order of their turns: those that are not slow first; one of each wallet, then the second of
+        each. Of a wallet, an origin and a network no more than may run at once."""
         ...
 
     async def begin_attempt(self, endpoint_id: str, *, now_ms: int) -> Attempt | None:
@@ -189,8 +222,10 @@ class Outbox(Protocol):
         ...
 
     async def end_challenge(
-        self, challenge: DueChallenge, *, is_echoed: bool, next_ms: int | None, now_ms: int
-    ) -> None: ...
+        self, challenge: DueChallenge, *, echo: Echo, is_slow: bool, next_ms: int | None, now_ms: int
+    ) -> None:
+        """Records the end of a challenge. Where the URL is active for another wallet, only an echo with the wallet counts."""
+        ...
 
     async def resume_stopped(self, *, now_ms: int) -> None:
         """Makes stopped endpoints active again whose waiting events are half of the maximum or fewer, and records the end of their gap."""

@@ -20,6 +20,8 @@ CHALLENGE_PAUSES_MS = (5_000, 30_000, 5 * MINUTE_MS, 30 * MINUTE_MS)
 
 _GONE = 410
 _SUCCESS = range(200, 300)
+TIMEOUT, UNREACHABLE = "timeout", "unreachable"
+_SILENT = (TIMEOUT, UNREACHABLE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,11 @@ class Response:
     def is_success(self) -> bool:
         """2xx only: a redirect is not followed and is a failure."""
         return self.status in _SUCCESS
+
+    @property
+    def is_silent(self) -> bool:
+        """The attempt waited for a response, or for a connection, that did not come."""
+        return self.status is None and self.error in _SILENT
 
     @property
     def is_gone(self) -> bool:

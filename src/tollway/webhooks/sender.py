@@ -1,8 +1,8 @@
 """The sender of webhooks: the loop of the gateway that delivers. It never runs in the task of a request.
 
-Each round copies new events to their endpoints, then begins what is due: challenges, and one message for each origin. An origin gets one request
-in `webhook_origin_interval_s` and one at a time, so a slow receiver delays its own messages only. What a killed gateway has begun is begun
-again by the next one, with the same id and the same bytes.
+Each round gives new events to their endpoints, then begins what is due, in the order of the turns of wallets and endpoints, while `slots` has room for
+it: challenges and messages. So a receiver that is slow or silent delays its own messages only. What a killed gateway has begun is
+begun again by the next one, with the same id and the same bytes.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from tollway.background import BackgroundTask, TaskName, describe_failure, run_contained
+from tollway.ids import Address
 from tollway.limits import Limits
 from tollway.webhooks.endpoints import Attempt, DueChallenge, DueEndpoint, Outbox
 from tollway.webhooks.messages import (
@@ -20,13 +21,17 @@ from tollway.webhooks.messages import (
     ID_FIELD,
     SIGNATURE_FIELD,
     TIMESTAMP_FIELD,
+    Echo,
+    Recipient,
     challenge_body,
-    is_echo,
+    read_echo,
     sign_standard,
 )
 from tollway.webhooks.schedule import Response, find_next_attempt, find_next_challenge
+from tollway.webhooks.slots import SendingSlots
 
-CHALLENGES_AT_ONCE = 64
+SPREADS_MAX = 20
+"""Transactions of one round that give new events to their endpoints: 1,000 events. Challenges and messages have their turn after them."""
 PRUNE_INTERVAL_S = 60.0
 RESUME_INTERVAL_S = 5.0
 
@@ -85,16 +90,16 @@ class WebhookSender:
         self._make_id = make_id
         self._format_time = format_time
         self._task = task or BackgroundTask(TaskName.WEBHOOK_DELIVERY)
-        self._begun_s: dict[str, float] = {}
-        self._busy: set[str] = set()
-        self._challenged: set[str] = set()
+        self._slots = SendingSlots(limits=limits, clock=clock)
+        self._after: dict[type[DueEndpoint], Address] = {}
+        self._challenged: dict[str, float] = {}
         self._pruned_s = self._resumed_s = clock()
 
     async def run(self) -> None:
         """Delivers until cancelled. A failed round does not end it."""
         async with asyncio.TaskGroup() as group:
             while True:
-                failure = await run_contained(lambda: self._begin_round(group.create_task))
+                failure = await run_contained(lambda: self.begin_round(group.create_task))
                 if failure is None:
                     self._task.record_success()
                 else:
@@ -104,32 +109,47 @@ class WebhookSender:
     async def run_once(self) -> None:
         """One round, to the end of its attempts."""
         async with asyncio.TaskGroup() as group:
-            await self._begin_round(group.create_task)
+            await self.begin_round(group.create_task)
 
-    async def _begin_round(self, start: Callable[[Coroutine[None, None, None]], object]) -> None:
-        outbox, limits = self._outbox, self._limits
+    async def begin_round(self, start: Callable[[Coroutine[None, None, None]], object]) -> None:
+        """Begins the attempts of one round. `start`: runs an attempt as a task."""
+        outbox = self._outbox
         now_ms = self._now_ms()
         if not await outbox.has_work(now_ms=now_ms):
             await self._maintain(now_ms)
             return
-        # None is copied while another gateway holds them.
-        while await outbox.spread_events():
-            pass
-        challenges = await outbox.find_challenges(now_ms=now_ms, limit=CHALLENGES_AT_ONCE)
-        messages = await outbox.find_due(now_ms=now_ms, limit=4 * limits.webhook_in_flight_max)
-        # An origin takes turns between challenges and messages: endpoints that a stranger registers there do not hold up its messages.
-        first = [one for one in challenges if one.origin not in self._challenged]
-        turns: list[DueChallenge | DueEndpoint] = [*first, *messages, *challenges]
-        for due in turns:
-            if not self._take(due.origin):
+        for _ in range(SPREADS_MAX):
+            # None is given while another gateway holds them.
+            if not await outbox.spread_events():
+                break
+            # Other writers of this gateway have their turn between two transactions.
+            await asyncio.sleep(0)
+        for due in await self._find_turns(now_ms):
+            if not self._slots.take(due):
                 continue
             if isinstance(due, DueChallenge):
-                self._challenged.add(due.origin)
-                start(self._run(due.origin, self._challenge(due)))
+                self._challenged[due.origin] = self._clock()
+                start(self._run(due, self._challenge(due)))
             else:
-                self._challenged.discard(due.origin)
-                start(self._run(due.origin, self._deliver(due)))
+                self._challenged.pop(due.origin, None)
+                start(self._run(due, self._deliver(due)))
+            self._after[type(due)] = due.wallet
         await self._maintain(now_ms)
+
+    async def _find_turns(self, now_ms: int) -> list[DueChallenge | DueEndpoint]:
+        """What may begin now, in order. An origin takes turns between challenges and messages: endpoints that a stranger registers there do not hold up its
+        messages."""
+        limit = 4 * self._limits.webhook_in_flight_max
+        if self._slots.is_full:
+            return []
+        challenges = await self._outbox.find_challenges(
+            now_ms=now_ms, limit=limit, taken=self._slots.list_taken(after=self._after.get(DueChallenge))
+        )
+        messages = await self._outbox.find_due(
+            now_ms=now_ms, limit=limit, taken=self._slots.list_taken(after=self._after.get(DueEndpoint))
+        )
+        first = [one for one in challenges if one.origin not in self._challenged]
+        return [*first, *messages, *challenges]
 
     async def _maintain(self, now_ms: int) -> None:
         now_s = self._clock()
@@ -139,41 +159,33 @@ class WebhookSender:
         if now_s - self._pruned_s >= PRUNE_INTERVAL_S:
             self._pruned_s = now_s
             await self._outbox.prune(now_ms=now_ms)
-            interval_s = self._limits.webhook_origin_interval_s
-            self._begun_s = {
-                origin: begun_s for origin, begun_s in self._begun_s.items() if now_s - begun_s < interval_s
+            self._slots.forget_idle()
+            self._challenged = {
+                origin: begun_s
+                for origin, begun_s in self._challenged.items()
+                if now_s - begun_s < PRUNE_INTERVAL_S
             }
-            self._challenged &= set(self._begun_s)
 
-    def _take(self, origin: str) -> bool:
-        """Takes the turn of an origin. False while a request to it runs, or had begun less than the interval ago, or too many requests run."""
-        now_s = self._clock()
-        begun_s = self._begun_s.get(origin)
-        is_early = begun_s is not None and now_s - begun_s < self._limits.webhook_origin_interval_s
-        if is_early or origin in self._busy or len(self._busy) >= self._limits.webhook_in_flight_max:
-            return False
-        self._busy.add(origin)
-        self._begun_s[origin] = now_s
-        return True
-
-    async def _run(self, origin: str, job: Coroutine[None, None, None]) -> None:
+    async def _run(self, due: DueEndpoint, job: Coroutine[None, None, Response | None]) -> None:
         """Runs one attempt. A failure of the database is logged; the attempt is begun again later."""
+        response = None
         try:
-            await job
+            response = await job
         except Exception as exc:  # noqa: BLE001 - a child of the sender's group: the next attempts go on
-            _log.warning("webhook_attempt_failed", origin=origin, **describe_failure(exc))
+            _log.warning("webhook_attempt_failed", origin=due.origin, **describe_failure(exc))
         finally:
-            self._busy.discard(origin)
+            self._slots.free(due, has_answered=response is not None and response.status is not None)
 
-    async def _deliver(self, due: DueEndpoint) -> None:
+    async def _deliver(self, due: DueEndpoint) -> Response | None:
         now_ms = self._now_ms()
         attempt = await self._outbox.begin_attempt(due.endpoint_id, now_ms=now_ms)
         if attempt is None:
-            return
+            return None
         response = await self._send(
             attempt.url, attempt.message_id, attempt.body.encode(), attempt.secret, bytes_max=0
         )
         await self._record(attempt, response)
+        return response
 
     async def _record(self, attempt: Attempt, response: Response) -> None:
         now_ms = self._now_ms()
@@ -190,23 +202,28 @@ class WebhookSender:
             _log.info("webhook_dead", endpoint=attempt.endpoint_id, message=attempt.message_id)
         await self._outbox.end_attempt(attempt, response, next_ms=next_ms, now_ms=now_ms)
 
-    async def _challenge(self, challenge: DueChallenge) -> None:
+    async def _challenge(self, due: DueChallenge) -> Response:
         at = self._format_time(self._now_ms())
-        body = challenge_body(endpoint_id=challenge.endpoint_id, challenge=challenge.challenge, at=at)
+        to = Recipient(endpoint_id=due.endpoint_id, wallet=due.wallet)
         response = await self._send(
-            challenge.url,
+            due.url,
             self._make_id(),
-            body.encode(),
-            challenge.secret,
+            challenge_body(to=to, challenge=due.challenge, at=at).encode(),
+            due.secret,
             bytes_max=self._limits.webhook_answer_bytes_max,
         )
+        echo = Echo.NONE
+        if response.is_success:
+            echo = read_echo(response.body, challenge=due.challenge, wallet=due.wallet)
         now_ms = self._now_ms()
         await self._outbox.end_challenge(
-            challenge,
-            is_echoed=response.is_success and is_echo(response.body, challenge.challenge),
-            next_ms=find_next_challenge(challenge.tries + 1, now_ms=now_ms),
+            due,
+            echo=echo,
+            is_slow=response.is_silent,
+            next_ms=find_next_challenge(due.tries + 1, now_ms=now_ms),
             now_ms=now_ms,
         )
+        return response
 
     async def _send(
         self, url: str, message_id: str, body: bytes, secret: bytes | None, *, bytes_max: int

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0029_viewer_acceptance"
-down_revision = "0027_payee_head"
+down_revision = "0028_webhook_fairness"
 branch_labels = None
 depends_on = None
 
