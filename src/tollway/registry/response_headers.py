@@ -115,7 +115,7 @@ DROPPED_HEADERS = (
         "intermediary",
         "arr-*",
         "IIS and Azure end the affinity of a session",
-        "https://learn.microsoft.com/en-us/azure/app-service/overview-hosting-plans",
+        "https://learn.microsoft.com/en-us/azure/app-service/configure-common",
     ),
     _row(
         "intermediary",
