@@ -73,7 +73,7 @@ PLAIN_GUARDS: tuple[Guard, ...] = (
         _PLACE,
         '"p.id NOT IN (SELECT payment_id FROM replaying)"',
         '"true"',
-        test="contracts/test_repeat_nonces.py::test_a_nonce_that_ran_a_call_again_buys_no_other_call[postgresql-plain]",
+        test="contracts/test_nonces.py::test_a_nonce_that_ran_a_call_again_buys_no_other_call[postgresql-plain]",
     ),
     guard(
         "P16",

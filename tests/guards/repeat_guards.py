@@ -3,7 +3,7 @@
 from tests.guards.guard import Guard, guard
 
 _CUT = "contracts/test_cut_responses.py"
-_NONCES = "contracts/test_repeat_nonces.py"
+_NONCES = "contracts/test_nonces.py"
 _PLAIN = "contracts/test_plain_nonces.py"
 
 REPEAT_GUARDS: tuple[Guard, ...] = (
