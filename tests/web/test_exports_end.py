@@ -137,8 +137,9 @@ async def test_exports_take_turns_with_other_reads_of_books() -> None:
     """Two exports that open at the same moment hold no turn while they wait for one."""
     turns = BookTurns()
     app = make_app(FakeHistory(ROWS), book_turns=turns)
-    for _ in range(2):
-        await turns.acquire(THIRD)
+    others = [THIRD, Address(b"\x04" * 20)]
+    for wallet in others:
+        await turns.acquire(wallet)
     exchanges = [exchange_of(wallet) for wallet in (PAYER, STRANGER)]
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for one in exchanges:
@@ -146,8 +147,8 @@ async def test_exports_take_turns_with_other_reads_of_books() -> None:
         await settle()
         assert turns.waiting == 2
         assert not any(one.is_started for one in exchanges)
-        turns.release()
-        turns.release()
+        for wallet in others:
+            turns.release(wallet)
     assert all(one.is_ended for one in exchanges)
 
 

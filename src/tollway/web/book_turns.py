@@ -1,7 +1,7 @@
 """Turns of the reads of a wallet's books: its calls, payments, sums, viewers, webhooks, and the pages that show them.
 
-A few reads at once build their responses; the others wait, and the wallets that wait get the next turn in rotation. So a wallet with many readers delays its own
-reads. A request waits for its turn when its wallet is proved, and leaves it when its response starts: from then on only the client's speed counts.
+Two reads at once build their responses, one of each wallet; the others wait, and the wallets that wait get the next turn in rotation. So a wallet with many readers
+delays its own reads. A request waits for its turn when its wallet is proved, and leaves it when its response starts: from then on only the client's speed counts.
 """
 
 import asyncio
@@ -28,10 +28,11 @@ _TURN = "book_turn"
 
 
 class BookTurns:
-    """A semaphore whose waiters are served in rotation by wallet, those of one wallet in order of arrival. For one event loop."""
+    """A semaphore with one turn for a wallet. Waiting wallets are served in rotation, the reads of one wallet in order of arrival. For one event loop."""
 
     def __init__(self, at_once: int = BOOK_READS_AT_ONCE) -> None:
         self._free = at_once
+        self._reading: set[Address] = set()
         self._waiting: OrderedDict[Address, deque[asyncio.Future[None]]] = OrderedDict()
 
     @property
@@ -46,12 +47,12 @@ class BookTurns:
         try:
             yield
         finally:
-            self.release()
+            self.release(wallet)
 
     async def acquire(self, wallet: Address) -> None:
         """Waits for a turn. `release` must follow."""
-        if self._free:
-            self._free -= 1
+        if self._free and wallet not in self._reading:
+            self._give(wallet)
             return
         given = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(wallet, deque()).append(given)
@@ -59,40 +60,48 @@ class BookTurns:
             await given
         except asyncio.CancelledError:
             if given.done() and not given.cancelled():  # given in the moment of the cancellation
-                self.release()
+                self.release(wallet)
             raise
 
-    def release(self) -> None:
-        """Gives the turn to the next wallet that waits."""
-        while self._waiting:
-            wallet, waiters = self._waiting.popitem(last=False)
+    def release(self, wallet: Address) -> None:
+        """Ends the turn of the wallet, and gives it to the next one that waits and reads nothing."""
+        self._reading.discard(wallet)
+        self._free += 1
+        while self._free and (following := self._find_next()) is not None:
+            waiters = self._waiting.pop(following)
             given = waiters.popleft()
             if waiters:
-                self._waiting[wallet] = waiters
+                self._waiting[following] = waiters
             if not given.done():
+                self._give(following)
                 given.set_result(None)
-                return
-        self._free += 1
+
+    def _give(self, wallet: Address) -> None:
+        self._free -= 1
+        self._reading.add(wallet)
+
+    def _find_next(self) -> Address | None:
+        return next((wallet for wallet in self._waiting if wallet not in self._reading), None)
 
 
 class _RequestTurn:
     """The turn of one request."""
 
-    __slots__ = ("_is_held", "_turns")
+    __slots__ = ("_turns", "_wallet")
 
     def __init__(self, turns: BookTurns) -> None:
         self._turns = turns
-        self._is_held = False
+        self._wallet: Address | None = None
 
     async def enter(self, wallet: Address) -> None:
-        if not self._is_held:
+        if self._wallet is None:
             await self._turns.acquire(wallet)
-            self._is_held = True
+            self._wallet = wallet
 
     def leave(self) -> None:
-        if self._is_held:
-            self._is_held = False
-            self._turns.release()
+        if self._wallet is not None:
+            wallet, self._wallet = self._wallet, None
+            self._turns.release(wallet)
 
 
 class BookReadLimit:
