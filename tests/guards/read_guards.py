@@ -138,7 +138,7 @@ READ_GUARDS = (
     guard(
         "I11",
         "an export ends with its session",
-        "web.exports:_Reading.check_access",
+        "web.exports:_ExportReading.check_access",
         "        if not await self.services.is_session_open(self.request):\n",
         "        if False:\n",
         test=ENDS_VISIBLY + "[1-end_session]",
@@ -154,7 +154,7 @@ READ_GUARDS = (
     guard(
         "I11",
         "an export ends with a block of its wallet",
-        "web.exports:_Reading.check_access",
+        "web.exports:_ExportReading.check_access",
         "        if block is not None:\n",
         "        if False:\n",
         test=ENDS_VISIBLY + "[1-block_wallet]",

@@ -115,10 +115,9 @@ def signed_in_routers(
         profiles=public.profiles,
         now_ms=now_ms,
     )
+    pages = [my_router(mine), my_sums_router(sums), selling_router(own_sales)]
     return [
-        my_router(mine),
-        my_sums_router(sums),
-        selling_router(own_sales),
+        *pages,
         *book_file_routers(
             services,
             wallet=access.authenticate,

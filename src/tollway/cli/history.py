@@ -121,7 +121,6 @@ def history(
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
         ) as client:
-            found: Mapping[str, Any]
             if outcome is not None and held_call_id is not None:
                 found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
             elif receipt_file is not None and call_id is not None:
@@ -185,7 +184,7 @@ class CallFilter:
 
 def read_calls(
     fetch: Callable[[ControlRequest], GatewayDocument], shown: CallFilter, *, limit: int, offset: int
-) -> dict[str, Any]:
+) -> GatewayDocument:
     """The document of the list with up to `limit` calls, of as many pages as that takes. Raises ValueError for more than `LIMIT_MAX`."""
     if limit > LIMIT_MAX:
         raise ValueError(f"--limit is at most {LIMIT_MAX:,}; --csv writes all calls to a file")
@@ -195,7 +194,9 @@ def read_calls(
         size, before = min(limit - len(calls), PAGE_CALLS_MAX), str(calls[-1].get("id"))
         page = list_objects(fetch(shown.request(limit=size, offset=0, before=before)).get("calls"))
         calls = [*calls, *page]
-    return {**first, **({"calls": calls, "limit": limit} if len(calls) > PAGE_CALLS_MAX else {})}
+    if len(calls) > PAGE_CALLS_MAX:
+        first.update(calls=calls, limit=limit)
+    return first
 
 
 def _read_outcome(

@@ -84,7 +84,7 @@ def export_router(
     async def export_calls(request: Request) -> Response:
         caller = await services.wallet(request)
         given = read_query(CallExportParameters, request.scope["query_string"])
-        reading = _Reading(services, request, caller.address, named=given.wallet)
+        reading = _ExportReading(services, request, caller.address, named=given.wallet)
         owner = await reading.check_access()
         as_of_ms = _as_of(given.to_ms, services.now_ms())
         query = HistoryQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
@@ -105,7 +105,7 @@ def export_router(
     async def export_payments(request: Request) -> Response:
         caller = await services.wallet(request)
         given = read_query(PaymentExportParameters, request.scope["query_string"])
-        reading = _Reading(services, request, caller.address, named=given.wallet)
+        reading = _ExportReading(services, request, caller.address, named=given.wallet)
         owner = await reading.check_access()
         as_of_ms = _as_of(given.to_ms, services.now_ms())
         query = PaymentQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
@@ -153,7 +153,7 @@ def _next_url(services: ExportServices, path: str, given: QueryModel, *, before:
 # ---- Rows.
 
 
-class _Reading:
+class _ExportReading:
     """What one export reads for its wallet, as long as the wallet may. `slot`: set when the export has one."""
 
     def __init__(
@@ -194,7 +194,7 @@ async def _write_rows(rows: Sequence[R], write: Callable[[R, FindAsset], str], f
 
 
 async def _read_calls(
-    reading: _Reading, query: HistoryQuery, *, last_place: tuple[int, str] | None
+    reading: _ExportReading, query: HistoryQuery, *, last_place: tuple[int, str] | None
 ) -> AsyncGenerator[str]:
     """The lines of a page, chunk by chunk. `last_place`: of its last call; None for the last page."""
     services = reading.services
@@ -213,7 +213,7 @@ async def _read_calls(
 
 
 async def _read_payments(
-    reading: _Reading, query: PaymentQuery, *, last_place: tuple[int, int] | None
+    reading: _ExportReading, query: PaymentQuery, *, last_place: tuple[int, int] | None
 ) -> AsyncGenerator[str]:
     """See `_read_calls`."""
     services = reading.services
@@ -355,7 +355,7 @@ class CsvResponse(Response):
         open_page: Callable[[], Awaitable[CsvPage]],
         *,
         slots: ExportSlots,
-        reading: _Reading,
+        reading: _ExportReading,
         services: ExportServices,
     ) -> None:
         super().__init__()
