@@ -57,6 +57,9 @@ class HeldBody:
         chunk, self._unread = self._unread, b""
         return chunk
 
+    def prove(self) -> None:
+        self._incoming.prove()
+
     def reserve(self, size: int) -> None:
         """Without effect: the memory of the body was reserved as it arrived."""
 
