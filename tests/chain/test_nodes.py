@@ -253,7 +253,7 @@ async def test_a_node_that_refuses_single_calls_too_is_unusable_for_its_first_re
     assert node.status.batch_max is None
 
 
-@pytest.mark.parametrize("status", [401, 404, 429, 502, 503])
+@pytest.mark.parametrize("status", [401, 404, 429, 500, 502, 503])
 async def test_a_fault_of_another_kind_is_no_refused_batch(make_node, session, status: int) -> None:
     script, url = await make_node()
     script.http = respond(status=status)

@@ -50,8 +50,9 @@ CHAIN_ID_CALL: RpcCall = ("eth_chainId", [])
 """A part of every batch."""
 
 _HTTP_OK = 200
-_REFUSING_STATUSES = frozenset({400, 403, 413, 422, 500, 501})
-"""The statuses with which nodes refuse a batch for its size, or because they take none. They may have other reasons: a smaller batch decides."""
+_REFUSING_STATUSES = frozenset({400, 403, 413, 422})
+"""The statuses with which nodes refuse a batch for its size, or because they take none. They may have other reasons: a smaller batch decides. A
+status of 500 and more is of a node that is away, and it gets no further request."""
 SENDS_MAX = 2
 _request_ids = itertools.count(1)
 _log = structlog.get_logger(__name__)

@@ -41,7 +41,7 @@ def play_reorganised(harness: Harness) -> None:
         tx = proof[0][1]
         harness.call("paid", api, "/echo", proof)
         harness.node.reorganise(tx)
-        harness.restart(after_s=4, until="gone")
+        harness.restart(after_s=4, until="consumed->reorged")
         harness.call("its credit", api, "/echo", proof)
         harness.control("the payment", payer, "GET", f"/payments/{tx}")
         harness.control("the call", payer, "GET", "/history?limit=1")
