@@ -10,6 +10,7 @@ from tests.kit.ledger_records import (
     NOW_MS,
     PAYEE,
     PAYER,
+    PROVIDER,
     USDC,
     attempt_of,
     authorization_of,
@@ -441,7 +442,9 @@ async def test_the_end_of_an_orphaned_call_with_a_transfer(
     ledger = await ledgers.gateway("one")
     claim = await orphaned(ledger, method=method)
     if is_stored:
-        assert await ledgers.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)
+        assert await ledgers.answers().keep(
+            claim.call_id, ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS
+        )
     assert await conclude(ledger, claim, is_orphaned=True) is ends
     found = await ledger.find_authorized_call(claim.authorization.key)
     assert (found.state, found.is_lost, found.has_stored_response, found.is_orphaned) == (
@@ -771,7 +774,7 @@ async def test_history_names_transaction_and_payee_of_an_authorised_call(ledger:
 async def test_an_authorised_call_reports_its_stored_response(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
     claim = await opened(ledger, idempotency_key="key")
-    await ledgers.answers().keep(claim.call_id, PAYER, ANSWER, now_ms=NOW_MS)
+    await ledgers.answers().keep(claim.call_id, ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
     assert (await ledger.find_authorized_call(claim.authorization.key)).has_stored_response is True
     assert (await ledger.find_keyed_call(PAYER, "key", since_ms=0)).has_stored_response is True
     ledgers.clock.ms += 24 * 3_600_000

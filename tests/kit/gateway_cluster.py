@@ -45,7 +45,7 @@ from tollway.storage.history import audit
 from tollway.storage.period_books import read_sales, read_spending
 
 API = "/api/v2"
-PAGE_ROWS = 1000
+PAGE_ROWS = 200
 """Calls in a page of the history."""
 PRICE_UNITS = 10_000
 """Base units of a call at 0.01 USDC."""

@@ -97,8 +97,7 @@ DELAY_INTERVAL_S = 1.0
 DEBUG_S = 600.0
 CLOSE_DEADLINE_S = 3.0  # for the outcomes of calls whose connections were just closed: a few commits
 GC_THRESHOLD = 20_000
-"""New objects between two collections of the youngest generation (Python's default is 700). A call leaves no reference cycles, so these collections free nothing;
-they took 15 of the 700 µs of a paid call."""
+"""New objects between two collections of the youngest generation (Python's default is 700): a call leaves no cycles, and collections took 15 of its 700 µs."""
 
 _NO_TRANSACTION = TxHash(
     32
@@ -106,8 +105,7 @@ _NO_TRANSACTION = TxHash(
 
 
 class App:
-    """The composition root of one gateway. `async with App(settings) as app:` opens it. On exit it completes the ledger's
-    writes, then closes."""
+    """The composition root of one gateway. `async with App(settings) as app:` opens it; its exit completes the ledger's writes, then closes."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = ensure_secret_key(settings)

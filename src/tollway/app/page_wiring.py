@@ -72,7 +72,7 @@ def signed_in_routers(
     selling: ProviderServices,
     entropy: Callable[[int], bytes],
 ) -> list[Router]:
-    """Builds the routers. `public`: the collaborators of the public pages. `selling`: those of the routes of listings."""
+    """`public`: the collaborators of the public pages. `selling`: those of the routes of listings."""
     limits, now_ms = services.settings.limits, public.now_ms
     sign_in = PageSignIn(
         services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
@@ -115,9 +115,10 @@ def signed_in_routers(
         profiles=public.profiles,
         now_ms=now_ms,
     )
-    pages = [my_router(mine), my_sums_router(sums), selling_router(own_sales)]
     return [
-        *pages,
+        my_router(mine),
+        my_sums_router(sums),
+        selling_router(own_sales),
         *book_file_routers(
             services,
             wallet=access.authenticate,

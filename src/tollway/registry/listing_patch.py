@@ -15,10 +15,10 @@ from tollway.registry.draft import (
     Draft,
     DraftRules,
     ListingBody,
-    ListingWarning,
     parse_draft,
 )
 from tollway.registry.listing import Listing, Operation
+from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.paths import path_shape
 from tollway.validation import UNKNOWN_NAMED_MAX, to_field_error
 

@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, Self
 
 from tollway.errors import Code, Problem
 from tollway.ids import Address, ChainId, ListingId
-from tollway.registry.draft import ListingWarning
 from tollway.registry.listing import Listing
+from tollway.registry.listing_warnings import ListingWarning
 
 Method = Literal["wellKnown", "dns", "signature"]
 METHODS: tuple[Method, ...] = ("wellKnown", "dns", "signature")

@@ -32,24 +32,25 @@ from tollway.registry.catalog import (
     HeadTimes,
     Revised,
 )
-from tollway.registry.document_warnings import list_document_warnings
 from tollway.registry.draft import (
     ENDPOINT_POLICY,
-    ENDPOINT_UNPROTECTED,
-    PAYTO_SHARED,
     Draft,
     DraftRules,
     EndpointFault,
-    ListingWarning,
     create_listing,
     edit_listing,
     find_document_fault,
     find_nothing_served,
-    list_warnings,
     parse_draft,
 )
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import list_dropped_operations, parse_patch, warn_about_dropped
+from tollway.registry.listing_warnings import (
+    ENDPOINT_UNPROTECTED,
+    PAYTO_SHARED,
+    ListingWarning,
+    list_warnings,
+)
 from tollway.registry.moderation import (
     BlockedWallet,
     check_registration,
@@ -478,7 +479,7 @@ class ListingEdits:
 
     async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
         services = self._services
-        found = [*list_warnings(listing, services.rules.assets), *list_document_warnings(listing)]
+        found = list(list_warnings(listing, services.rules.assets))
         if await services.catalog.is_payee_shared(listing.pay_to, listing.provider):
             found.append(PAYTO_SHARED)
         if services.is_unprotected is not None and not listing.price.is_free:

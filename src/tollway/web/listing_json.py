@@ -9,8 +9,8 @@ from urllib.parse import quote, urlencode
 from tollway.ids import ListingId, format_network
 from tollway.money import Asset, Price
 from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
-from tollway.registry.draft import ListingWarning
 from tollway.registry.listing import ConfirmationsFor, Listing, PaymentOption, list_payment_options
+from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.quality import Quality, Reputation
 from tollway.web.json import encode_visible_json
 from tollway.web.query import format_time

@@ -23,8 +23,9 @@ from tollway.ledger.sales import (
 )
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.registry.catalog import ListingMatch
-from tollway.registry.draft import DraftRules, ListingWarning
+from tollway.registry.draft import DraftRules
 from tollway.registry.listing import Listing
+from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.ownership import Challenge, Ownership
 from tollway.web.chart_svg import BarChart
 from tollway.web.history_routes import FindAsset

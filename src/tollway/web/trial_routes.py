@@ -25,10 +25,10 @@ from tollway.registry.catalog import Catalog
 from tollway.registry.draft import (
     METHOD_LENGTH_MAX,
     PATH_LENGTH_MAX,
-    ListingWarning,
 )
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import CatalogEntry
+from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.moderation import BlockedWallet, explain_block
 from tollway.validation import RequestModel, check_members, to_field_error, value_error, value_errors
 from tollway.web.auth_routes import client_address_of

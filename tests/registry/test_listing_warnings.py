@@ -6,8 +6,9 @@ import pytest
 
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price
-from tollway.registry.draft import Draft, DraftRules, create_listing, list_warnings, parse_draft
+from tollway.registry.draft import Draft, DraftRules, create_listing, parse_draft
 from tollway.registry.listing import Listing, Operation
+from tollway.registry.listing_warnings import list_warnings
 
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
 TOKEN = Address(b"\x11" * 20)

@@ -1,17 +1,103 @@
-"""Warnings about what a provider's OpenAPI document loses in its listing: another base path, operations and references that cannot be read. Pure.
+"""Warnings about a valid listing: prices and currencies that stock clients do not pay, headers that do not pass, and what a provider's OpenAPI document
+loses (another base path, operations and references that cannot be read). Pure.
 
-A document is never refused for these: what remains is sold. Without a warning the provider finds the loss when a caller pays for an operation that answers 404,
-or when an agent sees an operation without its parameters.
+A listing is never refused for these: what remains is sold. Without a warning the provider finds the loss when a caller pays for an operation that answers 404, or
+when an agent sees an operation without its parameters.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from tollway.registry.draft import ListingWarning
-from tollway.registry.listing import Listing
+from tollway.ids import ChainId
+from tollway.money import Asset, Price
+from tollway.registry.listing import Listing, list_unforwarded, list_unreturned, payable_assets
 from tollway.registry.openapi import METHODS, list_in, read_path, resolve_in, resolve_pointer
 from tollway.registry.text import join_lines
+
+HEADERS_NAMED_MAX = 5
+
+_STOCK_PRICE_NANO_MAX = 10**9
+"""Stock x402 clients pay at most one dollar a call by default."""
+
+# The networks on which they accept USDC by default and for which a preset exists (x402 core 2.27, x402-py 2.25).
+_STOCK_USDC_NETWORKS = frozenset(ChainId(number) for number in (1, 137, 8453, 42161, 84532, 421614))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingWarning:
+    """A warning about a valid listing: `code` for machines, `detail` for people, `pointer` (RFC 6901) to the field."""
+
+    code: str
+    detail: str
+    pointer: str
+
+
+PAYTO_SHARED = ListingWarning(
+    code="payto_shared",
+    detail="A listing of another provider has the same payTo. A payment to this wallet can be used there too.",
+    pointer="/payTo",
+)
+ENDPOINT_UNPROTECTED = ListingWarning(
+    code="endpoint_unprotected",
+    detail="The endpoint answers without the listing's secret, so callers can use it without payment. Require the secret there.",
+    pointer="/endpoint",
+)
+
+
+def list_warnings(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
+    """The warnings that depend on the listing and the accepted assets only."""
+    return (
+        *_warn_about_price(listing, assets),
+        *_warn_about_headers(listing),
+        *_warn_about_document(listing),
+    )
+
+
+def _warn_about_headers(listing: Listing) -> tuple[ListingWarning, ...]:
+    found = []
+    if names := list_unforwarded(listing, most=HEADERS_NAMED_MAX):
+        detail = f"The document requires or allows headers that forwardHeaders does not contain: {', '.join(names)}."
+        found.append(ListingWarning(code="header_not_forwarded", detail=detail, pointer="/forwardHeaders"))
+    if names := list_unreturned(listing, most=HEADERS_NAMED_MAX):
+        detail = f"The document has response headers that no caller gets: {', '.join(names)}."
+        found.append(ListingWarning(code="header_not_returned", detail=detail, pointer="/openapi"))
+    return tuple(found)
+
+
+def _warn_about_price(listing: Listing, assets: Iterable[Asset]) -> tuple[ListingWarning, ...]:
+    prices = [listing.price, *(operation.price for operation in listing.operations)]
+    if all(price.is_free for price in prices):
+        return ()
+    found = []
+    payable = payable_assets(assets, currency=listing.currency, networks=listing.networks)
+    if not any(_is_stock(asset) for asset in payable):
+        found.append(
+            ListingWarning(
+                code="unusual_currency",
+                detail="Stock x402 clients do not pay in this currency on these networks by default.",
+                pointer="/currency",
+            )
+        )
+    elif _highest_price(prices).nano > _STOCK_PRICE_NANO_MAX:
+        found.append(
+            ListingWarning(
+                code="price_above_client_default",
+                detail="Stock x402 clients pay at most 1 dollar a call by default.",
+                pointer="/pricePerRequest",
+            )
+        )
+    return tuple(found)
+
+
+def _is_stock(asset: Asset) -> bool:
+    return asset.symbol == "USDC" and asset.token is not None and asset.chain_id in _STOCK_USDC_NETWORKS
+
+
+def _highest_price(prices: Iterable[Price]) -> Price:
+    return max(prices, key=lambda price: price.nano)
+
 
 NAMED_MAX, NAME_CHARACTERS_MAX = 5, 80
 """How many names a warning has, and the characters of each."""
@@ -20,8 +106,8 @@ _DATA_MEMBERS = frozenset({"example", "examples", "default", "enum", "const"})
 """Members whose values are data of the API. A `$ref` in them is no reference."""
 
 
-def list_document_warnings(listing: Listing) -> tuple[ListingWarning, ...]:
-    """The warnings about the document of a listing; none without a document."""
+def _warn_about_document(listing: Listing) -> tuple[ListingWarning, ...]:
+    """None without a document."""
     document = listing.openapi
     if not document:
         return ()

@@ -5,12 +5,17 @@ from typing import Any
 import pytest
 
 from tests.kit.listings import PROVIDER, sample_listing
-from tollway.registry.document_warnings import NAMED_MAX, list_document_warnings
+from tollway.money import Price
+from tollway.registry.listing_warnings import NAMED_MAX, list_warnings
+
+FREE = Price.parse("0")
 
 
 def warn(document: dict[str, Any], *, endpoint: str = "https://x.example.com") -> dict[str, str]:
-    subject = sample_listing(provider=PROVIDER, endpoint=endpoint, openapi={"openapi": "3.1.0", **document})
-    return {warning.code: warning.detail for warning in list_document_warnings(subject)}
+    subject = sample_listing(
+        provider=PROVIDER, price=FREE, endpoint=endpoint, openapi={"openapi": "3.1.0", **document}
+    )
+    return {warning.code: warning.detail for warning in list_warnings(subject, ())}
 
 
 def server(url: str, **variables: str) -> dict[str, Any]:
@@ -90,7 +95,7 @@ def test_a_warning_names_a_few() -> None:
 def test_a_whole_document_has_no_warning() -> None:
     document = {"servers": [server("/")], "paths": {"/a": {"get": {}, "head": {}}, "/b/{c}": {"post": {}}}}
     assert warn(document) == {}
-    assert list_document_warnings(sample_listing(provider=PROVIDER)) == ()
+    assert list_warnings(sample_listing(provider=PROVIDER, price=FREE), ()) == ()
 
 
 def test_untrusted_documents_raise_nothing() -> None:
