@@ -78,9 +78,7 @@ def signed_in_routers(
         services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
     )
     access = make_page_access(sign_in, public.renderer, origin=origin, limits=limits, quota=quota)
-    books = BookAccess(
-        services.viewers, limits=limits, now_ms=now_ms, rate_limiter=services.rate_limiter, refusal=NOT_YOURS
-    )
+    books = _make_book_access(services, now_ms)
     mine = MyServices(
         renderer=public.renderer,
         sign_in=sign_in,
@@ -130,6 +128,16 @@ def signed_in_routers(
             paths=PAGE_FILES,
         ),
     ]
+
+
+def _make_book_access(services: SignedInServices, now_ms: Callable[[], int]) -> BookAccess:
+    return BookAccess(
+        services.viewers,
+        limits=services.settings.limits,
+        now_ms=now_ms,
+        rate_limiter=services.rate_limiter,
+        refusal=NOT_YOURS,
+    )
 
 
 def make_page_access(
