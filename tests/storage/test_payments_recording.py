@@ -47,4 +47,4 @@ async def test_a_recording_verified_before_a_restore_fails_its_batch(database: S
         (new,) = one.payments
         assert await database.read(partial(read_transaction, tx_hash=new.tx_hash)) == known
     recorded = await database.write(partial(record_each, recordings=[both[0], recording("c", None)]))
-    assert [payments[0].value_units for payments in recorded] == [10, 10]
+    assert [one.payments[0].value_units for one in recorded] == [10, 10]
