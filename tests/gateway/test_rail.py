@@ -76,9 +76,10 @@ HALF = (Code.INVALID_REQUEST, "missing_header")
         ({**PLAIN, **V1}, TWO),
         ({**PLAIN, **MPP}, TWO),
         ({**PLAIN, "payment_signature": "!"}, TWO),
-        ({**V2, **V1}, TWO),
+        ({**V2, **V1}, Dialect.X402_V2),  # one signed authorisation in both headers
         ({**V2, **MPP}, TWO),
-        ({"payment_signature": "!", "x_payment": "!"}, TWO),
+        ({"payment_signature": "!", "x_payment": "!"}, (Code.PAYMENT_MALFORMED, "invalid_payload")),
+        ({"payment_signature": "!", "x_payment": "?"}, TWO),
         # What is wrong with a transaction goes before what is beside it.
         ({"x_payment_tx": PLAIN["x_payment_tx"], **V2}, HALF),
     ],
@@ -123,7 +124,11 @@ def test_a_gateway_without_x402_reads_credentials_of_mpp_only(
         is_x402=False,
     )
     found = read_proof(sample_request(**headers), (gateway.transaction_rail, rail))
-    assert (found.reason if isinstance(found, Problem) else None) == reason
+    problem = found
+    if isinstance(found, tuple):
+        # Parsed all the same: the ledger may know the authorisation from before.
+        problem = found[1].fault
+    assert (problem.reason if isinstance(problem, Problem) else None) == reason
 
 
 # ---------------------------------------------------------------------- why a claim was not granted

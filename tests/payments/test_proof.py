@@ -2,11 +2,10 @@
 
 import pytest
 
+from tollway.bounded_cache import BoundedCache
 from tollway.errors import Code, Problem
 from tollway.ids import TxHash
-from tollway.limits import DEFAULT_LIMITS
-from tollway.payments import proof as proof_module
-from tollway.payments.proof import Binding, Proof, format_binding, parse_binding, parse_proof
+from tollway.payments.proof import Binding, KnownProofs, Proof, format_binding, parse_binding, parse_proof
 
 TX = "0x" + "ab" * 32
 LOW_S = "11" * 32 + "22" * 32
@@ -33,18 +32,18 @@ def test_parses_the_plain_form() -> None:
 
 
 def test_parsed_proofs_are_kept_within_their_bytes() -> None:
-    kept = proof_module._KNOWN
-    assert parse_proof(headers()) is parse_proof(headers())
+    kept: KnownProofs = BoundedCache(entries_max=8_192, bytes_max=1_000_000, entry_bytes_max=2_048)
+    assert parse_proof(headers(), kept) is parse_proof(headers(), kept)
     for number in range(3_000):  # well-formed for a contract wallet; nothing is paid
-        parse_proof(headers(x_signature=f"0x{number:04x}" + "00" * 900))
-    assert kept.total_bytes <= DEFAULT_LIMITS.proofs_bytes_max
+        parse_proof(headers(x_signature=f"0x{number:04x}" + "00" * 900), kept)
+    assert kept.total_bytes <= 1_000_000
     assert len(kept) < 3_000
     long = headers(x_signature="0x" + "00" * 1_000)
-    assert isinstance(parse_proof(long), Proof)
-    assert parse_proof(long) is not parse_proof(long)
+    assert isinstance(parse_proof(long, kept), Proof)
+    assert parse_proof(long, kept) is not parse_proof(long, kept)
     for garbage in (headers(x_signature="0x" + "zz" * 65), headers(x_payment_network="x" * 1_000)):
-        assert isinstance(parse_proof(garbage), Problem)
-        assert parse_proof(garbage) is not parse_proof(garbage)
+        assert isinstance(parse_proof(garbage, kept), Problem)
+        assert parse_proof(garbage, kept) is not parse_proof(garbage, kept)
 
 
 def test_parses_the_bound_form_and_the_network() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from tollway.bounded_cache import BoundedCache
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.access import ActiveCall
 from tollway.gateway.body import EMPTY_BODY_HASH, ForwardBody, load_declared, load_hashed, load_plain
@@ -58,7 +59,14 @@ from tollway.ledger.records import (
 from tollway.limits import Limits
 from tollway.money import Asset, Price
 from tollway.payments.pricing import OperationPrice, find_lowest_price, find_price_end_ms
-from tollway.payments.proof import BOUND_REQUIRED, BOUND_VALIDITY_S, Proof, check_form, parse_proof
+from tollway.payments.proof import (
+    BOUND_REQUIRED,
+    BOUND_VALIDITY_S,
+    KnownProofs,
+    Proof,
+    check_form,
+    parse_proof,
+)
 from tollway.payments.transaction_verifier import (
     BoundRequest,
     SpendablePayment,
@@ -70,6 +78,9 @@ from tollway.registry.listing import CatalogEntry, Listing
 
 _Candidate = tuple[SpendablePayment, OperationPrice, bool]
 """A payment that the proof may spend, the price of the call in its asset, and whether that price is only for the first call of the payment."""
+
+
+PROOFS_KEPT = 8_192
 
 
 class TransactionRail:
@@ -96,9 +107,14 @@ class TransactionRail:
         self.clock = clock
         self._origin = origin
         self._is_bound_required = is_bound_required
+        self._known_proofs: KnownProofs = BoundedCache(
+            entries_max=PROOFS_KEPT,
+            bytes_max=limits.proofs_bytes_max,
+            entry_bytes_max=limits.remembered_bytes_max,
+        )
 
     def read(self, request: ProxyRequest) -> Proof | Problem | None:
-        return parse_proof(request.headers)
+        return parse_proof(request.headers, self._known_proofs)
 
     def name_signature(self, proof: object) -> str:
         assert isinstance(proof, Proof)  # as `read` has parsed it

@@ -11,12 +11,10 @@ from tollway.bounded_cache import BoundedCache
 from tollway.errors import Code, FieldError, Problem
 from tollway.identity.signatures import parse_signature
 from tollway.ids import ChainId, TxHash, parse_network
-from tollway.limits import DEFAULT_LIMITS
 
 _WORD = re.compile(r"0[xX][0-9a-fA-F]{64}")
 _UNIX_TIME = re.compile(r"0|[1-9][0-9]{0,11}")
 
-PROOFS_KEPT = 8_192
 BOUND_VALIDITY_S = 300  # a bound signature may be valid for this long from now
 CLOCK_SLACK_S = 5  # callers' clocks run a little ahead
 
@@ -56,9 +54,16 @@ class Proof:
     chain_id: ChainId | None
 
 
-def parse_proof(headers: Sequence[tuple[bytes, bytes]]) -> Proof | Problem | None:
+KnownProofs = BoundedCache[tuple[tuple[bytes, bytes], ...], Proof]
+"""Parsed plain proofs, by their headers."""
+
+
+def parse_proof(
+    headers: Sequence[tuple[bytes, bytes]], known_proofs: KnownProofs | None = None
+) -> Proof | Problem | None:
     """The proof in a request's headers (names in lower case), the problem with it, or None when the headers have none.
 
+    `known_proofs`: callers send the same plain proof with many requests, so its parsed form is kept there; what is no proof is not.
     Source: the HTTP contract, "Gateway call"; duplicated, malformed and incomplete headers are `invalid_request`.
     """
     proof_headers: dict[bytes, bytes] = {}
@@ -75,16 +80,15 @@ def parse_proof(headers: Sequence[tuple[bytes, bytes]]) -> Proof | Problem | Non
         if name not in proof_headers:
             return _malformed(name, "missing", "is missing; X-Payment-Tx and X-Signature go together")
     shown = tuple(proof_headers.items())
-    if PARAMS_HEADER in proof_headers:
+    if known_proofs is None or PARAMS_HEADER in proof_headers:
         return _parse_headers(shown)  # a bound proof is sent once
-    # Callers send the same plain proof with many requests, so its parsed form is cached; what is no proof is not.
-    known = _KNOWN.find(shown)
+    known = known_proofs.find(shown)
     if known is not None:
-        _KNOWN.touch(shown)
+        known_proofs.touch(shown)
         return known
     parsed = _parse_headers(shown)
     if isinstance(parsed, Proof):
-        _KNOWN.put(shown, parsed, size_bytes=sum([len(name) + len(value) for name, value in shown]))
+        known_proofs.put(shown, parsed, size_bytes=sum([len(name) + len(value) for name, value in shown]))
     return parsed
 
 
@@ -123,13 +127,6 @@ def _parse_headers(headers: tuple[tuple[bytes, bytes], ...]) -> Proof | Problem:
         except ValueError:
             return _malformed(NETWORK_HEADER, "malformed", "must be a CAIP-2 network such as eip155:8453")
     return Proof(tx_hash=tx_hash, signature=signature, binding=binding, chain_id=chain_id)
-
-
-_KNOWN: BoundedCache[tuple[tuple[bytes, bytes], ...], Proof] = BoundedCache(
-    entries_max=PROOFS_KEPT,
-    bytes_max=DEFAULT_LIMITS.proofs_bytes_max,
-    entry_bytes_max=DEFAULT_LIMITS.remembered_bytes_max,
-)
 
 
 def parse_binding(text: str) -> Binding:
