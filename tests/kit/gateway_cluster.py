@@ -184,6 +184,7 @@ class GatewayCluster:
                 "TOLLWAY_LIMIT_FAILED_CALLS_PER_WINDOW": "100000",
                 "TOLLWAY_LIMIT_EDITS_PER_HOUR": "100000",
                 "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": "100000",
+                "TOLLWAY_LIMIT_AUTHENTICATED_REQUESTS_PER_MINUTE": "100000",
                 **(settings or {}),
             }
         )
