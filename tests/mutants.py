@@ -47,9 +47,11 @@ MUTANTS = (
                 before=(
                     "            connection = self._connection = await self._client.renew(self._connection, request)\n"
                     "            self._client.check_age(self._connected_ms)\n"
-                    "            head = await self._deliver(request, connection, fields, head_deadline_s)\n"
+                    "            may_repeat = connection.exchanges > 0 and _may_repeat(request)\n"
+                    "            try:\n"
+                    "                head = await self._deliver(request, connection, fields, head_deadline_s)\n"
                 ),
-                after="            pass\n",
+                after="            try:\n                pass\n",
             ),
             Edit(
                 place="outbound.client:UpstreamExchange.send",

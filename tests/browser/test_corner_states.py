@@ -97,7 +97,7 @@ MY_EMPTY: Rows = {
     "sales": ("/my/sales", 200, "No sales in the last 30 days"),
     "held calls": ("/my/sales?state=held", 200, "No held call"),
     "APIs": ("/my/apis", 200, "You sell no API yet"),
-    "wallets": ("/my/wallets", 200, "No wallet has named you"),
+    "wallets": ("/my/wallets", 200, "You have read the books of no other wallet."),
 }
 MY_ERRORS: Rows = {
     "calls": ("/my/calls?status=odd&from=yesterday", 422, "The filter was not understood"),

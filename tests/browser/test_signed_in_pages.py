@@ -260,7 +260,10 @@ async def test_an_owner_sees_two_agents_that_named_her_until_one_ends_it(
         assert str(READER.address) not in await page.content()
         await watched.goto(f"/my/calls?wallet={SELLER.address}")
         await compare_file(site, watched, OTHER)
-    await name_reader(browser, site, READER, OTHER)
+        await name_reader(browser, site, READER, OTHER)
+        assert await list_named(watched) == {str(SELLER.address)}
+        await read_named(watched, READER)
+        assert await list_named(watched) == {str(READER.address), str(SELLER.address)}
 
 
 async def test_an_owner_reads_the_tickets_of_an_agent(browser: Browser, site: Site) -> None:
@@ -287,7 +290,7 @@ async def name_reader(browser: Browser, site: Site, wallet: KeyWallet, viewer: K
     async with open_page(browser, site, wallet=wallet) as watched:
         page = watched.page
         await watched.goto("/my/wallets")
-        await page.get_by_label("Address").fill(str(viewer.address))
+        await page.get_by_label("Address", exact=True).fill(str(viewer.address))
         await page.get_by_label("Until the end of, UTC").fill("2027-01-20")
         await page.get_by_role("button", name="Allow").click()
         await expect(page.locator(".permissions").last).to_contain_text(str(viewer.address))
@@ -298,6 +301,14 @@ async def withdraw_reader(browser: Browser, site: Site, wallet: KeyWallet, viewe
         await watched.goto("/my/wallets")
         await watched.page.get_by_role("button", name=f"Withdraw {viewer.address}").click()
         await expect(watched.page.get_by_text("Only you.")).to_be_visible()
+
+
+async def read_named(watched: WatchedPage, wallet: KeyWallet) -> None:
+    """The reader opens the books of a wallet that has named it, by the form of its own page."""
+    await watched.goto("/my/wallets")
+    await watched.page.get_by_label("Its address").fill(str(wallet.address))
+    await watched.page.get_by_role("button", name="Read", exact=True).click()
+    await expect(watched.page.get_by_role("link", name="CSV of this list")).to_be_visible()
 
 
 async def list_named(watched: WatchedPage) -> set[str]:

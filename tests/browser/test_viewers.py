@@ -77,7 +77,7 @@ async def test_two_agents_name_an_owner_one_ends_it_and_a_third_never_does(
             async with watch_page(browser, gateway.base_url) as watched:
                 await wallet.install(watched.context)
                 await sign_in(watched, "/my/wallets")
-                await watched.page.get_by_label("Address").fill(owner)
+                await watched.page.get_by_label("Address", exact=True).fill(owner)
                 await watched.page.get_by_role("button", name="Allow").click()
                 await expect(watched.page.locator(".permissions .address")).to_have_text([owner])
         async with watch_page(browser, gateway.base_url) as watched:
@@ -85,7 +85,12 @@ async def test_two_agents_name_an_owner_one_ends_it_and_a_third_never_does(
             await wallets[0].install(watched.context)
             await sign_in(watched, "/my/wallets")
             readable = page.locator(".permissions .address")
-            await expect(readable).to_have_count(2)
+            for count, agent in enumerate((first, second)):
+                await expect(readable).to_have_count(count)
+                await page.get_by_label("Its address").fill(agent)
+                await page.get_by_role("button", name="Read", exact=True).click()
+                await page.wait_for_url(f"**/my/calls?wallet={agent}")
+                await watched.goto("/my/wallets")
             assert set(await readable.all_inner_texts()) == {first, second}
             for agent in (first, second):
                 for query, count in FILTERS:

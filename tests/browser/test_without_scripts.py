@@ -80,7 +80,7 @@ async def test_forms_of_a_reader_work(browser: Browser, site: CornerSite) -> Non
         await page.locator("tbody th a").first.click()
         await expect(page.get_by_role("heading", level=1)).to_have_text("Payment")
         await watched.goto("/my/wallets")
-        await page.get_by_label("Address").fill(str(THIRD.address))
+        await page.get_by_label("Address", exact=True).fill(str(THIRD.address))
         await page.get_by_role("button", name="Allow").click()
         await page.get_by_role("button", name=f"Withdraw {THIRD.address}").click()
         await expect(page.get_by_role("button", name=f"Withdraw {THIRD.address}")).to_have_count(0)

@@ -663,7 +663,7 @@ async def test_an_end_that_meets_the_loss_of_its_payment_leaves_a_debt(
             lambda: asyncio.gather(*(one.close(close_of(claim)) for claim in claims)),
             waits=True,
         )
-        assert outcomes[0] == Closed(remaining_units=0)
+        assert outcomes[0] == Closed(remaining_units=0, is_reorged=True)
         record = await one.find_call(claims[0].call_id)
         assert record.state is CallState.REORGED
         assert [debt.units for debt in await one.debts(PAYER)] == [3]
@@ -674,7 +674,7 @@ async def test_an_end_after_the_loss_of_its_payment_leaves_a_debt_too(url: str) 
         payment = await pay(one, 10, **UNFINAL)
         await one.claim(claim := claim_on(payment, 3))
         await two.mark_gone(payment.id, now_ms=NOW_MS)
-        assert await one.close(close_of(claim)) == Closed(remaining_units=0)
+        assert await one.close(close_of(claim)) == Closed(remaining_units=0, is_reorged=True)
         assert (await one.find_call(claim.call_id)).state is CallState.REORGED
 
 

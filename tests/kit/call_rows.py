@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, insert
+from sqlalchemy import Connection, insert, select, update
 
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER
 from tollway.ids import CallId
 from tollway.storage.call_terms import CallTerms, TermsReference, reference_of, write_terms
-from tollway.storage.ledger_tables import call_table
+from tollway.storage.ledger_tables import account_debt_table, call_table
 
 _TERMS = {
     "listing_id": "api_1",
@@ -48,7 +48,8 @@ def call_record_row(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def insert_calls(connection: Connection, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes calls and their terms."""
+    """Writes calls, their terms, and what `reorged` ones owe."""
+    rows = list(rows)
     terms: dict[CallTerms, TermsReference] = {}
     calls = []
     for row in rows:
@@ -58,3 +59,23 @@ def insert_calls(connection: Connection, rows: Iterable[dict[str, Any]]) -> None
         calls.append({**own, **terms[shared]._asdict()})
     write_terms(connection, terms)
     connection.execute(insert(call_table), calls)
+    for row in rows:
+        if row["state"] == "reorged" and row["pay_to"] is not None:
+            _add_debt(connection, row)
+
+
+def _add_debt(connection: Connection, row: dict[str, Any]) -> None:
+    """The debt of an account is a kept sum."""
+    debts = account_debt_table
+    account = {
+        "payer": row["payer"],
+        "payee": row["pay_to"],
+        "asset": row["asset"],
+        "chain_id": row["chain_id"],
+    }
+    at_account = [debts.c[name] == value for name, value in account.items()]
+    units = row["price_units"] - row["taken_units"]
+    if connection.execute(select(debts.c.units).where(*at_account)).first() is None:
+        connection.execute(insert(debts).values(units=units, **account))
+    else:
+        connection.execute(update(debts).where(*at_account).values(units=debts.c.units + units))

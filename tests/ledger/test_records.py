@@ -11,7 +11,7 @@ ALLOWED = {
     "settling": "consumed released",
     "consumed": "reorged forwarding unknown",
     "released": "",
-    "unknown": "forwarding released consumed",
+    "unknown": "forwarding settling released consumed",
     "reorged": "consumed",
 }
 

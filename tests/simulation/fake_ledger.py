@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from enum import Enum, auto
 from typing import Any
 
+from tests.kit.ledger_records import PROVIDER
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.rows import MemoryRows
@@ -317,7 +318,7 @@ class FakeGateway(MemoryLedger):
 
     async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredResponse) -> None:
         self._machine.enter(flush=True)
-        await self._answers.keep(call_id, payer, answer, now_ms=self._now_ms())
+        await self._answers.keep(call_id, answer, payer=payer, provider=PROVIDER, now_ms=self._now_ms())
 
     async def recover(self, *, now_ms: int) -> int:
         self._machine.enter(flush=True)

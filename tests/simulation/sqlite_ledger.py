@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.kit.ledger_records import PROVIDER
 from tests.kit.sql_ledger import SqlLedger
 from tests.simulation.fake_ledger import Fate, SharedContext
 from tollway.errors import StorageUnavailable
@@ -180,7 +181,7 @@ class SqliteGateway:
         return ["away" if isinstance(one, StorageUnavailable) else one for one in outcomes]
 
     async def keep_answer(self, call_id: CallId, payer: Address, answer: StoredResponse) -> None:
-        await self._answers.keep(call_id, payer, answer, now_ms=self._machine.now_ms)
+        await self._answers.keep(call_id, answer, payer=payer, provider=PROVIDER, now_ms=self._machine.now_ms)
 
     async def recover(self, *, now_ms: int) -> int:
         try:

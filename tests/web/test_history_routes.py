@@ -243,7 +243,7 @@ async def test_a_look_at_a_chain_holds_no_turn() -> None:
     records: Any = FakeRecords()
     router = history_router(
         call_history=records,
-        ledger=records,
+        held_calls=records,
         payment_ledger=records,
         wallet=authenticate,
         resolve_wallet=own_books,

@@ -204,7 +204,7 @@ ADDRESS = "provider malformed an address is 0x followed by 40 hex digits"
                 "status unknown_value must be one of: pending, succeeded, failed, unknown",
                 "from malformed must be a time between 1970 and 9998",
                 "to malformed must be a time such as 2026-11-21T09:15:00.000Z",
-                "limit out_of_range must lie between 1 and 1000",
+                "limit out_of_range must lie between 1 and 200",
                 "offset out_of_range must lie between 0 and 10000",
             ],
         ),

@@ -537,7 +537,9 @@ def _wrong_debts(connection: Connection) -> Iterator[str]:
         select(*account, *(func.sum(half) for half in halves))
         .join(call_terms_table, terms.id == calls.terms_id)
         .outerjoin(of_topups, of_topups.c.key == calls.id)
-        .where(calls.state == literal_column("'reorged'"))
+        .where(
+            calls.state == literal_column("'reorged'"), calls.payer.is_not(None), terms.pay_to.is_not(None)
+        )
         .group_by(*account)
     )
     owed: dict[tuple[Any, ...], int] = {}

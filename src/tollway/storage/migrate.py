@@ -43,7 +43,7 @@ def name_migrations(migrations: Path) -> str:
 
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-OLDEST_SERVICEABLE = "0025_account_debt"
+OLDEST_SERVICEABLE = "0028_webhook_fairness"
 """The oldest tables from which this code can serve. A request that needs missing tables fails with `storage_unavailable`."""
 TOO_OLD = (
     "the database was made by an older version of Tollway, and this version can neither read nor migrate it: serve it with the"
