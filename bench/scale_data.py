@@ -73,6 +73,11 @@ TOTALS = (
     "INSERT INTO call_total (wallet, role, slot, calls)"
     " SELECT provider, 'provider', 0, count(*) FROM call GROUP BY provider"
     " UNION ALL SELECT payer, 'payer', 0, count(*) FROM call WHERE payer IS NOT NULL GROUP BY payer",
+    "INSERT INTO account_debt (payer, payee, asset, chain_id, units)"
+    " SELECT c.payer, t.pay_to, t.asset, t.chain_id, CAST(sum(c.price_units - c.taken_units - coalesce(h.units, 0)) AS BIGINT)"
+    " FROM call c JOIN call_terms t ON t.id = c.terms_id"
+    " LEFT JOIN (SELECT call_id, sum(units) AS units FROM call_topup GROUP BY call_id) h ON h.call_id = c.id"
+    " WHERE c.state = 'reorged' GROUP BY c.payer, t.pay_to, t.asset, t.chain_id",
     "UPDATE listing_total SET shown = (SELECT count(*) FROM listing WHERE is_shown)",
 )
 
