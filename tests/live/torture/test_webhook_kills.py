@@ -121,6 +121,7 @@ async def register(cluster: Any, gateway: Any, provider: Any, receiver_url: str)
 
     async def has_event() -> bool:
         listed = await cluster.control(gateway, provider, "GET", "/webhooks")
+        assert listed.status == 200, listed.body
         (webhook,) = listed.json["webhooks"]
         return webhook["state"] == "active" and webhook["activeFrom"] <= await read_time(cluster, gateway)
 
