@@ -1,5 +1,6 @@
 """Guards of reorganisations: the calls of a payment that left its chain, the debts that they leave, and the credit that pays debts."""
 
+from tests.guards.breaking import Edit
 from tests.guards.guard import Guard, guard
 
 _LARGE = "contracts/test_gone_payments.py"
@@ -46,13 +47,15 @@ REORG_GUARDS: tuple[Guard, ...] = (
         "while False and",
         test=f"{_LEDGER}::test_a_debt_is_paid_from_older_credit_of_the_same_account_before_a_claim[sqlite]",
     ),
-    guard(
-        "P5",
-        "credit that cannot be spent pays no debt",
-        "storage.debts:_HAS_CREDIT",
-        "    ~payment_table.c.is_held,",
-        "",
-        test=f"{_LEDGER}::test_a_claim_names_the_debt_that_no_credit_pays[sqlite]",
+    # In the query, and again once the payments are locked.
+    Guard(
+        threat="P5",
+        name="credit that cannot be spent pays no debt",
+        edits=(
+            Edit(place="storage.debts:_HAS_CREDIT", before="    ~payment_table.c.is_held,", after=""),
+            Edit(place="storage.debts:_is_credit", before=" and not payment.is_held", after=""),
+        ),
+        test=f"tests/{_LEDGER}::test_a_claim_names_the_debt_that_no_credit_pays[sqlite]",
     ),
     guard(
         "P5",
