@@ -12,6 +12,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from playwright.async_api import Browser
+from sqlalchemy import Connection, update
 
 from tests.browser.watched_page import WatchedPage, answer_by, watch_page
 from tests.kit.admin_pages import (
@@ -41,6 +42,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
+from tollway.storage.ledger_tables import payment_table
 from tollway.storage.operator_figures import record_audit
 from tollway.web.page_session import PAGE_COOKIE
 
@@ -262,10 +264,22 @@ async def _publish(app: App, now: int) -> None:
 
 
 async def _write_calls(app: App, now: int) -> None:
+    """The payment of the calls that the reader may decide has left its chain: to charge one is a debt."""
+    held_units = 10_000 * len(HELD_CALLS)
+    new = new_payment(
+        held_units,
+        "gone",
+        payer=SELLER.address,
+        payee=READER.address,
+        chain_id=RULES.chain_id,
+        asset=USDC.key,
+    )
+    (gone,) = await app.payments.record_payments([new], now_ms=now)
+    assert isinstance(gone, Payment)
     paid = {**TEXTS, "payer": READER.address, "http_status": None, "upstream_status": None, "tx_hash": None}
     sold = {"payer": SELLER.address, "provider": READER.address, "pay_to": READER.address, "listing_id": OWN}
     changes: list[dict[str, Any]] = [*STATES]
-    changes += [{**MIXED[2], **sold} for _ in HELD_CALLS]
+    changes += [{**MIXED[2], **sold, "taken_units": 10_000, "payment_id": gone.id} for _ in HELD_CALLS]
     for number in range(60):
         units = 10_000 * (number % 4 + 1)
         changed = {
@@ -280,7 +294,16 @@ async def _write_calls(app: App, now: int) -> None:
         changes.append({**changed, **(sold if number % 2 else {})})
     changes += [{**MIXED[2], "payer": OTHER.address, "state": "settling"} for _ in range(3)]
     rows = [
-        call_record_row(number, **{**paid, "error": None, "created_ms": now - number, "moved_ms": now, **one})
+        call_record_row(
+            number,
+            **{**paid, "error": None, "payment_id": None, "created_ms": now - number, "moved_ms": now, **one},
+        )
         for number, one in enumerate(changes)
     ]
-    await app.database.write(lambda connection: insert_calls(connection, rows))
+    taken = {"taken_units": held_units, "calls": len(HELD_CALLS), "state": "gone", "gone_ms": now}
+
+    def write(connection: Connection) -> None:
+        insert_calls(connection, rows)
+        connection.execute(update(payment_table).where(payment_table.c.id == gone.id).values(taken))
+
+    await app.database.write(write)

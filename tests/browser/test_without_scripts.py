@@ -88,7 +88,7 @@ async def test_forms_of_a_reader_work(browser: Browser, site: CornerSite) -> Non
         await watched.goto("/my/sales?state=held")
         await expect(page.get_by_role("heading", name=f"{len(HELD_CALLS)} held calls")).to_be_visible()
         for question, answer, stamp in (
-            # No payment of the ledger covers the price of this call, so it is owed.
+            # The payment of this call has left its chain, so its price is owed.
             ("It was served: take the price", "Yes, it was served", "REORGED"),
             ("It was not: give it back", "Yes, it was not served", "RELEASED"),
         ):
