@@ -16,7 +16,6 @@ from tollway.money import Price
 from tollway.registry.listing import DESCRIBED_CHARACTERS_MAX, Listing
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.database import Database
-from tollway.storage.migrate import OLDEST_SERVICEABLE, upgrade
 from tollway.storage.recovery import read_shared_clock
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
@@ -101,23 +100,6 @@ async def test_an_edit_that_keeps_the_terms_records_no_head(database: Database) 
     entry = await store.find(listing.id)
     assert entry is not None
     assert await store.list_payee_heads(entry, BASE) == {}
-
-
-async def test_older_tables_record_no_head_and_refuse_no_edit(empty_database: Database) -> None:
-    await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
-    store = open_store(empty_database, shared_clock=at(NOW_MS))
-    listing = listing_at()
-    await store.publish(listing, heads={BASE: 100})
-    await store.revise(replace(listing, pay_to=BOB), expected_revision=1, heads={BASE: 200})
-    entry = await store.find(listing.id)
-    assert entry is not None
-    assert [one.pay_to for one in entry.versions] == [BOB, ALICE]
-    assert await store.list_payee_heads(entry, BASE) == {}
-    await upgrade(empty_database)
-    await store.revise(replace(listing, pay_to=ALICE), expected_revision=2, heads={BASE: 300})
-    entry = await store.find(listing.id)
-    assert entry is not None
-    assert await store.list_payee_heads(entry, BASE) == {ALICE: 300}
 
 
 async def test_a_version_records_every_operation_of_a_very_large_document(database: Database) -> None:
