@@ -1,4 +1,4 @@
-"""Compares the parts of Tollway with alternatives: docs/decisions/0020-parts-compared.md.
+"""Compares the parts of Tollway with alternatives: docs/decisions/0020-what-a-call-costs.md.
 
     python bench/parts.py [--short] [--stages proxies sqlite postgres]
 

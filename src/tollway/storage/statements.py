@@ -1,7 +1,7 @@
 """Prepared statements: written once in SQLAlchemy Core, compiled once for each dialect, passed to the driver as text.
 
 They serve the queries of every paid call: building, hashing and looking up a statement costs many times its execution
-(docs/decisions/0018). A prepared statement runs in the transaction of its connection, raises the same errors as other statements, and is
+(docs/decisions/0020). A prepared statement runs in the transaction of its connection, raises the same errors as other statements, and is
 visible to event listeners. It returns the driver's rows: sequences in the order of the columns, with the driver's types. On SQLite a
 boolean is 0 or 1.
 
