@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Route, expect
+from playwright.async_api import Browser, Route
 
 from tests.browser.watched_page import WatchedPage, watch_page
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
@@ -220,16 +220,6 @@ async def test_a_script_of_an_api_does_not_run_on_a_page(browser: Browser, site:
         assert any("Content Security Policy" in one and source in one for one in watched.complaints)
         assert fetched == []
         assert await watched.page.title() != "run"
-
-
-async def test_without_pages_the_contract_is_drawn_under_its_policy(browser: Browser, cluster: Any) -> None:
-    async with (
-        cluster.gateway(settings={"TOLLWAY_WEB_PAGES": "false"}) as gateway,
-        watch_page(browser, gateway.base_url) as watched,
-    ):
-        await watched.goto("/docs")
-        await expect(watched.page.locator(".opblock-tag").first).to_be_visible()
-        assert watched.complaints == []
 
 
 async def _add_script(route: Route, *, source: str) -> None:

@@ -14,38 +14,6 @@ TEXT_GUARDS = (
     # ---- Pages and documents.
     guard(
         "T1",
-        "a name is escaped in the page",
-        "web.site_routes:_article",
-        "    name = html.escape(clean_line(listing.name, NAME_LENGTH_MAX)) or",
-        "    name = clean_line(listing.name, NAME_LENGTH_MAX) or",
-        test="web/test_site_routes.py::test_html_characters_are_escaped",
-    ),
-    guard(
-        "T1",
-        "a description is escaped in the page",
-        "web.site_routes:_article",
-        "words = html.escape(clean_line(listing.description, DESCRIPTION_LENGTH_MAX))",
-        "words = clean_line(listing.description, DESCRIPTION_LENGTH_MAX)",
-        test="web/test_site_routes.py::test_html_characters_are_escaped",
-    ),
-    guard(
-        "T1",
-        "what was searched for is escaped in the page",
-        "web.site_routes:write_home",
-        'heading = f"Found for “{html.escape(words)}”"',
-        'heading = f"Found for “{words}”"',
-        test="web/test_site_routes.py::test_a_search_text_stays_text",
-    ),
-    guard(
-        "T1",
-        "what was searched for stays inside of its attribute",
-        "web.site_routes:write_home",
-        'value="{html.escape(words)}"',
-        'value="{words}"',
-        test="web/test_site_routes.py::test_a_search_text_stays_text",
-    ),
-    guard(
-        "T1",
         "tags are taken out of a provider's words",
         "discovery.safe_text:_clean",
         '_TAG.sub("", text)',

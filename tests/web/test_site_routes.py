@@ -1,11 +1,9 @@
-"""The site over HTTP: pages without foreign files and inline scripts, cacheable files, and escaped texts of providers."""
+"""The site over HTTP: cacheable files, and escaped texts of providers."""
 
 import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from hashlib import sha256
-from html.parser import HTMLParser
 
 import httpx
 import pytest
@@ -17,14 +15,13 @@ from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
-from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.admission import LoadShedder
 from tollway.web.app import build_app
 from tollway.web.contract import Site
 from tollway.web.discovery_routes import CACHE_MS
 from tollway.web.listing_json import ListingEncoder
-from tollway.web.site_routes import ASSETS, PAGES, FeaturedOperations, SiteServices, site_router
+from tollway.web.site_routes import FeaturedOperations, SiteServices, site_router
 
 PUBLIC_URL = "https://gw.example.com"
 ALICE = Address(b"\xaa" * 20)
@@ -44,12 +41,8 @@ USDC = Asset(
     domain=TokenDomain(name="USD Coin", version="2"),
 )
 KEPT = (
-    "/",
     "/openapi.json",
-    "/docs",
     "/docs/payment.json",
-    "/docs/docs.js",
-    "/docs/swagger-ui-bundle.js",
     "/favicon.svg",
     "/llms.txt",
     "/robots.txt",
@@ -125,25 +118,6 @@ async def client(harness: Harness) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-class Reader(HTMLParser):
-    """Parses a page as a browser does."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.handlers: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name.startswith("on") or name == "style":
-                self.handlers.append(name)
-            if name in ("href", "src", "action"):
-                self.addresses.append(value or "")
-
-
 # ---- Caching.
 
 
@@ -169,29 +143,13 @@ async def test_every_response_links_to_the_documents_of_the_site(
     assert relations == {"api-catalog", "service-desc", "service-doc"}
 
 
-@pytest.mark.parametrize("name", ["docs/swagger-ui-bundle.js", "docs/swagger-ui.css", "favicon.svg"])
-async def test_a_vendored_file_is_compressed_where_that_is_accepted(
-    client: httpx.AsyncClient, name: str
-) -> None:
-    plain = await client.get(f"/{name}", headers={"Accept-Encoding": "identity"})
-    packed = await client.get(f"/{name}", headers={"Accept-Encoding": "gzip"})
-    assert packed.headers["content-encoding"] == "gzip"
-    assert plain.headers["vary"] == packed.headers["vary"] == "Accept-Encoding"
-    assert packed.content == plain.content
-    assert packed.num_bytes_downloaded < len(plain.content)
-    assert packed.headers["etag"] != plain.headers["etag"]
-
-
 TYPES = {
-    "/": "text/html; charset=utf-8",
     "/openapi.json": "application/json",
-    "/docs": "text/html; charset=utf-8",
     "/llms.txt": "text/plain; charset=utf-8",
     "/robots.txt": "text/plain; charset=utf-8",
     "/.well-known/api-catalog": 'application/linkset+json; profile="https://www.rfc-editor.org/info/rfc9727"',
     "/.well-known/security.txt": "text/plain; charset=utf-8",
     "/favicon.svg": "image/svg+xml",
-    "/docs/swagger-ui.css": "text/css; charset=utf-8",
     "/docs/payment.json": "application/json",
 }
 
@@ -203,7 +161,7 @@ async def test_a_file_has_its_media_type(client: httpx.AsyncClient, path: str, m
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-@pytest.mark.parametrize("path", ["/openapi.json", "/llms.txt", "/.well-known/api-catalog", "/"])
+@pytest.mark.parametrize("path", ["/openapi.json", "/llms.txt", "/.well-known/api-catalog"])
 async def test_urls_are_the_configured_ones(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path, headers={"X-Forwarded-Host": "evil.test", "Host": "evil.test"})
     assert "evil.test" not in answer.text
@@ -224,55 +182,19 @@ async def test_a_new_listing_appears_within_seconds(harness: Harness, client: ht
     assert "Weather" in (await client.get("/llms.txt")).text
 
 
-# ---- Pages.
+# ---- Without pages.
 
 
-@pytest.mark.parametrize("path", ["/", "/?q=price", "/docs"])
-async def test_a_page_loads_nothing_from_other_hosts_and_runs_no_inline_script(
-    client: httpx.AsyncClient, path: str
+@pytest.mark.parametrize(("path", "to"), [("/", "/llms.txt"), ("/docs", "/openapi.json")])
+async def test_without_pages_a_person_is_led_to_a_document(
+    client: httpx.AsyncClient, path: str, to: str
 ) -> None:
     answer = await client.get(path)
-    rules = answer.headers["content-security-policy"]
-    assert "default-src 'none'" in rules
-    assert "unsafe" not in rules
-    assert f"style-src {PUBLIC_URL}/docs/;" in rules
-    assert ("script-src" in rules) == (f"script-src {PUBLIC_URL}/docs/;" in rules) == (path == "/docs")
-    assert answer.headers["x-frame-options"] == "DENY"
-    assert not [name for name in answer.headers if name.startswith("access-control-")]
-    reader = Reader(answer.text)
-    assert reader.handlers == []
-    assert "style" not in reader.tags
-    assert all(re.match(r"/(?!/)", address) for address in reader.addresses)
-    assert re.search(r"<script(?![^>]*\bsrc=)", answer.text) is None
-    assert ("script" in reader.tags) == (path == "/docs")
+    assert (answer.status_code, answer.headers["location"], answer.content) == (303, to, b"")
+    assert (await client.get(to)).status_code == 200
 
 
-async def test_the_files_of_the_rendered_contract_exist(client: httpx.AsyncClient) -> None:
-    wanted = [one for one in Reader((await client.get("/docs")).text).addresses if one.startswith("/docs/")]
-    assert len(wanted) == 3
-    assert [(await client.get(one)).status_code for one in wanted] == [200, 200, 200]
-    assert {path.name for path in PAGES.iterdir()} >= set(ASSETS)
-
-
-VENDORED = {
-    "swagger-ui-bundle.js": "e6a898692f2d768e807c3ba4626068a69a2c5dd960dd6c76f3e4d3a3de180af2",
-    "swagger-ui.css": "5ed08757e53da3e026d6cbecc61fe5d43585c9560b302d534ad56692519a273d",
-}
-"""The digests of swagger-ui-dist 5.35.0 as published."""
-
-
-@pytest.mark.parametrize(("name", "digest"), VENDORED.items())
-def test_vendored_files_are_unchanged(name: str, digest: str) -> None:
-    assert sha256((PAGES / name).read_bytes()).hexdigest() == digest
-    assert (PAGES / "swagger-ui.LICENSE").exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["docs.html", "..%2Fsite_routes.py", "%2e%2e/app.py", "x", "swagger-ui.LICENSE"]
-)
-async def test_only_listed_files_are_served(client: httpx.AsyncClient, name: str) -> None:
-    answer = await client.get(f"/docs/{name}")
-    assert (answer.status_code, answer.json()["code"]) == (404, "route_not_found")
+# ---- Files.
 
 
 @pytest.mark.parametrize("words", TRICKS)
@@ -280,77 +202,17 @@ async def test_texts_of_a_provider_stay_text(harness: Harness, client: httpx.Asy
     await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_tricks"), name=words, description=words, openapi=None)
     )
-    plain = Reader((await client.get("/")).text)
-    assert set(plain.tags) <= {
-        *("html", "head", "meta", "title", "link", "body", "h1", "h2", "p", "nav", "a", "form"),
-        *("input", "button", "article", "code"),
-    }
-    assert plain.handlers == []
-    for path in ("/", "/llms.txt", "/openapi.json"):
+    for path in ("/llms.txt", "/openapi.json"):
         text = (await client.get(path)).text
         assert "javascript:" not in text
         assert "\u202e" not in text
         assert "<script" not in text
 
 
-async def test_html_characters_are_escaped(harness: Harness, client: httpx.AsyncClient) -> None:
-    await harness.catalog.publish(
-        replace(QUOTES, id=ListingId("api_signs"), name='R&D <3 "x"', description="1 < 2")
-    )
-    text = (await client.get("/")).text
-    assert "<h2>R&amp;D &lt;3 &quot;x&quot;</h2>" in text
-    assert "<p>1 &lt; 2</p>" in text
-
-
-@pytest.mark.parametrize("words", TRICKS)
-async def test_a_search_text_stays_text(client: httpx.AsyncClient, words: str) -> None:
-    text = (await client.get("/", params={"q": words})).text
-    assert not {"\u202e", "\r", "\n"} & set(text)
-    page = Reader(text)
-    assert page.handlers == []
-    assert not {"script", "img"} & set(page.tags)
-
-
-async def test_the_page_has_price_reputation_and_links(harness: Harness, client: httpx.AsyncClient) -> None:
-    quality = Quality(calls=40, success_ppm=975_000, p50_ms=1, p95_ms=2)
-    await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=NOW_MS))
-    text = (await client.get("/")).text
-    assert "0.01 USDC a call" in text
-    assert "endpoint verified" in text
-    assert "97.50 % of 40 calls went well" in text
-    assert '<a href="/api/v2/apis/api_quotes/agent">' in text
-
-
-@pytest.mark.parametrize(
-    ("query", "found", "links"),
-    [
-        ("", 20, ["/?page=2"]),
-        ("?page=2", 5, ["/?page=1"]),
-        ("?page=3", 0, ["/?page=2"]),
-        ("?q=price&page=2", 5, ["/?q=price&page=1"]),
-        ("?q=nothing", 0, []),
-    ],
-)
-async def test_the_page_links_to_its_neighbours(
-    harness: Harness, client: httpx.AsyncClient, query: str, found: int, links: list[str]
-) -> None:
-    for number in range(24):
-        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
-    page = Reader((await client.get(f"/{query}")).text)
-    assert page.tags.count("article") == found
-    assert [one for one in page.addresses if one.startswith("/?")] == links
-
-
-WRONG = ["?page=0", "?page=x", "?nope=1", "?q=" + "x" * 257, "?page=1&page=2"]
-
-
-@pytest.mark.parametrize("query", WRONG)
+@pytest.mark.parametrize("query", ["?page=0", "?page=x", "?nope=1", "?page=1&page=2"])
 async def test_refuses_an_invalid_query(client: httpx.AsyncClient, query: str) -> None:
-    answer = await client.get(f"/{query}")
+    answer = await client.get(f"/.well-known/api-catalog{query}")
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
-
-
-# ---- Files.
 
 
 async def test_the_contract_features_operations_that_can_be_paid_now(

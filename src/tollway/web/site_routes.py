@@ -1,11 +1,9 @@
-"""The site: home page, contract (`/openapi.json`, `/docs`), files for crawlers and agents, published keys, health and problem pages. Read only.
+"""The site for programs: the contract (`/openapi.json`), files for crawlers and agents, published keys, health and problem pages. Read only.
 
-`discovery` and `contract.py` decide what the files contain. No page loads anything from another host or runs an inline script. URLs come from the configured
-public URL, never from the request.
+`discovery` and `contract.py` decide what the files contain. URLs come from the configured public URL, never from the request.
 """
 
 import asyncio
-import gzip
 import html
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +11,6 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -39,85 +36,13 @@ from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
-from tollway.registry.catalog import Catalog, ListingMatch, ListingPage, ListingQuery
+from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.listing import Listing, payable_assets
-from tollway.registry.text import join_lines
 from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
-from tollway.web.listing_routes import PageNumber, Words
-from tollway.web.page_renderer import list_origins
-from tollway.web.page_response import IS_PAGE, accepts_gzip
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
-
-NAME_LENGTH_MAX, DESCRIPTION_LENGTH_MAX = 120, 280
-
-
-def write_home(page: ListingPage, query: ListingQuery) -> str:
-    """The home page as an HTML document. `query`: the search of `page`."""
-    words = join_lines(query.words or "")
-    found = "".join(_article(one) for one in page.found) or "<p>Nothing was found.</p>"
-    heading = f"Found for “{html.escape(words)}”" if words else "What is for sale"
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Tollway gateway</title>'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        '<meta name="description" content="HTTP APIs that are paid per request on EVM chains.">'
-        '<link rel="icon" href="/favicon.svg" type="image/svg+xml">'
-        '<link rel="stylesheet" href="/docs/style.css">'
-        '<link rel="service-desc" href="/openapi.json" type="application/json">'
-        '<link rel="api-catalog" href="/.well-known/api-catalog"></head><body>'
-        "<h1>Tollway gateway</h1>"
-        "<p>HTTP APIs that are paid per request on EVM chains. No account is needed: send a request to one, and the response says "
-        "what to pay and how. Clients for x402 and MPP pay by themselves.</p>"
-        '<nav><a href="/docs">API reference</a><a href="/openapi.json">OpenAPI</a><a href="/llms.txt">llms.txt</a>'
-        '<a href="/.well-known/api-catalog">API catalog</a><a href="/problems">Problems</a></nav>'
-        '<form action="/" method="get" role="search"><input type="search" name="q" maxlength="256" '
-        f'aria-label="Words to search for" value="{html.escape(words)}"><button>Search</button></form>'
-        f"<h2>{heading}</h2>{found}{_pages(page, query)}"
-        '<p class="note">Names and descriptions are the providers\' own words.</p></body></html>'
-    )
-
-
-def _article(found: ListingMatch) -> str:
-    listing = found.listing
-    name = html.escape(clean_line(listing.name, NAME_LENGTH_MAX)) or html.escape(listing.id)
-    words = html.escape(clean_line(listing.description, DESCRIPTION_LENGTH_MAX))
-    own = f"/api/v2/apis/{html.escape(listing.id)}"
-    cost = "free" if listing.price.is_free else f"{listing.price.text} {html.escape(listing.currency)} a call"
-    return (
-        f"<article><h2>{name}</h2><p>{cost} · {_reputation(found)}</p>"
-        + (f"<p>{words}</p>" if words else "")
-        + f'<p class="note"><a href="{own}">details</a> · <a href="{own}/agent">for agents</a> · '
-        f'<a href="{own}/openapi.json">OpenAPI</a> · <a href="{own}/llms.txt">in words</a> · '
-        f"<code>{html.escape(listing.id)}</code></p></article>"
-    )
-
-
-def _reputation(found: ListingMatch) -> str:
-    quality, parts = found.reputation.quality, []
-    if found.listing.status == "paused":
-        parts.append("paused")
-    parts.append("endpoint verified" if found.reputation.is_verified else "endpoint not verified")
-    if quality is not None:
-        parts.append(f"{quality.success_ppm / 10_000:.2f} % of {quality.calls} calls went well")
-    return " · ".join(parts)
-
-
-def _pages(page: ListingPage, query: ListingQuery) -> str:
-    last = -(-page.total // query.limit)
-    has_next = query.page < last or (page.is_lower_bound and len(page.found) == query.limit)
-    numbers = [("previous", query.page - 1)] if query.page > 1 else []
-    if has_next:
-        numbers.append(("next", query.page + 1))
-    links = "".join(f'<a href="{_link(query, number)}">{name}</a>' for name, number in numbers)
-    return f"<nav>{links}</nav>" if links else ""
-
-
-def _link(query: ListingQuery, number: int) -> str:
-    given = {"q": query.words} if query.words else {}
-    return html.escape("/?" + urlencode({**given, "page": number}))
-
 
 PER_LISTING_MAX = 5
 LISTINGS_CACHED_MAX = 200
@@ -189,30 +114,12 @@ class FeaturedOperations:
 
 
 CACHE_S, ASSET_CACHE_S = 60, 86_400
-HOME_LIMIT = 20
 TEXT_LISTINGS_MAX = 40
 SECURITY_TEXT_DAYS = 90
 _DAY_MS = 86_400_000
 
-PAGES = Path(__file__).parent / "pages"
-ASSETS = {
-    "docs.js": "text/javascript; charset=utf-8",
-    "style.css": "text/css; charset=utf-8",
-    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
-    "swagger-ui.css": "text/css; charset=utf-8",
-    "favicon.svg": "image/svg+xml",
-}
-
+FAVICON = Path(__file__).parent / "pages" / "favicon.svg"
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
-
-
-def plain_policy(public_url: str, *, has_script: bool) -> str:
-    """The policy of a plain page. Its files are named by path: responses of providers' APIs have the same origin. `has_script`: it draws the contract, which it fetches."""
-    files = " ".join(f"{origin}/docs/" for origin in list_origins(public_url))
-    more = (
-        f"form-action 'none'; script-src {files}; connect-src 'self'" if has_script else "form-action 'self'"
-    )
-    return f"default-src 'none'; base-uri 'none'; frame-ancestors 'none'; img-src 'self' data:; style-src {files}; {more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,16 +137,12 @@ class SiteServices:
 
 def site_router(services: SiteServices) -> Router:
     routes = SiteRoutes(services)
-    plain_pages = [
-        Route("/", routes.show_home, methods=["GET"]),
-        Route("/docs", routes.show_docs, methods=["GET"]),
-    ]
+    leads = [_lead("/", "/llms.txt"), _lead("/docs", "/openapi.json")]
     return Router(
         [
-            *([] if services.has_pages else plain_pages),
+            *([] if services.has_pages else leads),
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route(GUIDE_PATH, routes.show_payment_guide, methods=["GET"]),
-            Route("/docs/{name}", routes.show_asset, methods=["GET"]),
             Route("/favicon.svg", routes.show_favicon, methods=["GET"]),
             Route("/llms.txt", routes.show_text, methods=["GET"]),
             Route("/robots.txt", routes.show_robots, methods=["GET"]),
@@ -249,11 +152,15 @@ def site_router(services: SiteServices) -> Router:
     )
 
 
-class HomeParameters(QueryModel):
-    """The query of the home page."""
+def _lead(path: str, to: str) -> Route:
+    """A route of a gateway without pages, which leads to a document instead."""
 
-    q: Words | None = None
-    page: PageNumber = 1
+    async def lead(request: Request) -> Response:
+        return Response(
+            status_code=303, headers={"Location": to, "Cache-Control": f"public, max-age={CACHE_S}"}
+        )
+
+    return Route(path, lead, methods=["GET"])
 
 
 class CatalogParameters(QueryModel):
@@ -270,39 +177,20 @@ class SiteRoutes:
         self._contract = SiteContract(services.site)
         self._cache = DocumentCache(ticks_ms=services.ticks_ms)
         self._links = format_links()
-        self._gzipped: dict[str, Document] = {}
+        self._favicon = _with_etag(FAVICON.read_bytes())
         self._payment_guide = _with_etag(
             render_json(describe_payment(services.site.public_url, services.limits))
         )
-
-    async def show_home(self, request: Request) -> Response:
-        query = read_query(HomeParameters, request.scope["query_string"])
-        listing_query = ListingQuery(
-            page=query.page, limit=HOME_LIMIT, words=query.q, sort="relevance" if query.q else "newest"
-        )
-        page = await self._services.catalog.search(listing_query)
-        document = _with_etag(write_home(page, listing_query).encode())
-        return self._answer_page(request, document, has_script=False)
 
     async def show_openapi(self, request: Request) -> Response:
         document = await self._cache.get_or_write("openapi", 0, self._write_openapi)
         return self._answer(request, document, "application/json")
 
-    async def show_docs(self, request: Request) -> Response:
-        document = await _read_page("docs.html")
-        return self._answer_page(request, document, has_script=True)
-
     async def show_payment_guide(self, request: Request) -> Response:
         return self._answer(request, self._payment_guide, "application/json")
 
-    async def show_asset(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in ASSETS:
-            raise Refusal(_NO_FILE)
-        return await self._show_file(request, name)
-
     async def show_favicon(self, request: Request) -> Response:
-        return await self._show_file(request, "favicon.svg")
+        return self._answer(request, self._favicon, "image/svg+xml", cache_s=ASSET_CACHE_S)
 
     async def show_text(self, request: Request) -> Response:
         return self._answer(request, await self._cache.get_or_write("llms", 0, self._write_text), _TEXT)
@@ -351,29 +239,6 @@ class SiteRoutes:
 
     # ---- Responses.
 
-    async def _show_file(self, request: Request, name: str) -> Response:
-        """A vendored file. It is compressed once, with its first request that accepts it."""
-        coding = {"Vary": "Accept-Encoding"}
-        if not accepts_gzip(request.headers.get("accept-encoding", "")):
-            document = await _read_page(name)
-        else:
-            coding["Content-Encoding"] = "gzip"
-            if name not in self._gzipped:
-                self._gzipped[name] = await asyncio.to_thread(_compress, name)
-            document = self._gzipped[name]
-        return self._answer(request, document, ASSETS[name], cache_s=ASSET_CACHE_S, more=coding)
-
-    def _answer_page(self, request: Request, document: Document, *, has_script: bool) -> Response:
-        policy = plain_policy(self._services.site.public_url, has_script=has_script)
-        request.scope.setdefault("state", {})[IS_PAGE] = True
-        more = {
-            "Content-Security-Policy": policy,
-            "X-Frame-Options": "DENY",
-            "X-Content-Type-Options": "nosniff",
-            "Referrer-Policy": "no-referrer",
-        }
-        return self._answer(request, document, _HTML, more=more)
-
     def _answer(
         self,
         request: Request,
@@ -381,27 +246,17 @@ class SiteRoutes:
         media_type: str,
         *,
         cache_s: int = CACHE_S,
-        more: dict[str, str] | None = None,
     ) -> Response:
         """A response with an entity tag, and links to the other documents of the site; a 304 if the client has the document."""
         headers = {
             "ETag": document.etag,
             "Cache-Control": f"public, max-age={cache_s}",
             "Link": self._links,
-            **(more or {}),
         }
         known = request.headers.get("if-none-match")
         if known is not None and has_etag(known, document.etag, same=is_same_content):
             return Response(status_code=304, headers=headers)
         return Response(document.body, media_type=media_type, headers=headers)
-
-
-async def _read_page(name: str) -> Document:
-    return await asyncio.to_thread(lambda: _with_etag((PAGES / name).read_bytes()))
-
-
-def _compress(name: str) -> Document:
-    return _with_etag(gzip.compress((PAGES / name).read_bytes(), 9, mtime=0))
 
 
 def _with_etag(body: bytes) -> Document:
@@ -419,9 +274,6 @@ def format_links() -> str:
     return ", ".join(f'<{path}>; rel="{rel}"; type="{media_type}"' for path, rel, media_type in links)
 
 
-_NO_FILE = Problem(
-    code=Code.ROUTE_NOT_FOUND, detail="No file of the site has this path. See /docs for all paths."
-)
 _NO_CONTACT = Problem(
     code=Code.ROUTE_NOT_FOUND,
     detail="The operator has not configured a contact (setting contact).",

@@ -38,7 +38,6 @@ def play_pages(harness: Harness) -> None:
             "/api/v2/networks",
             "/api/v2/facets",
             "/api/v2/facets?q=shown",
-            "/docs/style.css",
             "/docs/nothing.css",
             "/healthz",
             "/readyz",
