@@ -10,7 +10,6 @@ PEAK_GROWTH_KIB_MAX = 10 * 1024
 ELSEWHERE = (
     "resident memory after a million paid calls: `bench/memory.py`",
     "settled calls (x402, MPP): `bench/settled_calls.py`",
-    "parts beside those that they could be: `bench/parts.py`",
 )
 
 

@@ -20,8 +20,6 @@ from tollway.storage.history import audit
 
 BENCH = Path(__file__).parent.parent / "bench"
 PROGRAMS = sorted(path.stem for path in BENCH.glob("*.py"))
-NEEDS_BENCH_PACKAGES = {"part_writers"}
-"""Programs that import what only `requirements/bench.in` installs."""
 HEAD = b"HTTP/1.1 %d X\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -305,7 +303,7 @@ thread (9): writer;run (/p/lib/python3.11/threading.py:982) 2
     ]
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NEEDS_BENCH_PACKAGES])
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_every_program_can_be_imported(name: str) -> None:
     importlib.import_module(name)
 
