@@ -8,7 +8,11 @@ import pytest
 
 from tollway.discovery.requests import ToolRequest
 from tollway.discovery.tool_results import (
+    MPP_RECEIPT,
+    MPP_REQUIRED,
+    PAYMENT_ERROR,
     PAYMENT_RESPONSE,
+    TERMS_TEXT_BYTES_MAX,
     HttpResponse,
     ToolCall,
     problem_result,
@@ -130,8 +134,9 @@ REQUIRED = {
 def test_an_unpaid_call_returns_the_terms_of_x402() -> None:
     told = response_result(CALL, unpaid(header(REQUIRED)))
     assert told.is_error
-    assert told.meta == {}
     terms = told.content
+    shared = ("x402Version", "error", "resource", "accepts", "extensions")
+    assert told.meta == {PAYMENT_ERROR: {name: terms[name] for name in shared}}
     assert (terms["x402Version"], terms["accepts"], terms["error"]) == (
         2,
         [{"scheme": "exact"}],
@@ -173,6 +178,65 @@ def test_an_unpaid_call_describes_the_signature_without_x402() -> None:
     }
 
 
+@pytest.mark.parametrize(("options", "fitting"), [(1, 1), (2, 2), (40, 4)])
+def test_the_text_has_as_many_options_as_fit(options: int, fitting: int) -> None:
+    accepted = {
+        "scheme": "exact",
+        "network": "eip155:84532",
+        "amount": "10000",
+        "asset": "0x" + "a" * 40,
+        "payTo": "0x" + "b" * 40,
+        "maxTimeoutSeconds": 60,
+        "extra": {"name": "USD Coin", "version": "2"},
+    }
+    required = {**REQUIRED, "accepts": [accepted] * options}
+    payment = {"amount": "0.01", "currency": "USDC", "options": []}
+    told = response_result(CALL, unpaid(header(required), {"payment": payment}))
+    assert told.text is not None
+    assert len(told.text.encode()) <= TERMS_TEXT_BYTES_MAX
+    text = json.loads(told.text)
+    assert text.keys() == {"detail", "x402Version", "error", "resource", "accepts"}
+    assert text["detail"] == told.content["detail"]
+    assert text["accepts"] == [accepted] * fitting
+    assert len(told.content["accepts"]) == options
+
+
+CHALLENGE = (
+    'Payment id="a-_b", realm="gw.example.com", method="evm", intent="charge", request="{request}", '
+    'expires="2026-01-01T00:00:00.000Z", opaque="eyJ9"'
+)
+
+
+def test_a_challenge_of_mpp_has_its_request_as_an_object() -> None:
+    request = {"amount": "1", "note": "ÿ?>"}
+    encoded = base64.urlsafe_b64encode(json.dumps(request).encode()).decode().rstrip("=")
+    one = CHALLENGE.format(request=encoded)
+    told = response_result(CALL, unpaid(None, **{"www-authenticate": f'Basic realm="x, y", {one}, {one}'}))
+    expected = {
+        "id": "a-_b",
+        "realm": "gw.example.com",
+        "method": "evm",
+        "intent": "charge",
+        "request": request,
+        "expires": "2026-01-01T00:00:00.000Z",
+        "opaque": "eyJ9",
+    }
+    assert told.meta == {MPP_REQUIRED: {"httpStatus": 402, "challenges": [expected, expected]}}
+
+
+def test_a_refused_credential_has_its_failure_beside_the_challenge() -> None:
+    problem = {"code": "payment_expired", "reason": "challenge_expired", "detail": "Too late."}
+    headers = {"www-authenticate": CHALLENGE.format(request="e30")}
+    told = response_result(CALL, unpaid(None, problem, **headers)).meta[MPP_REQUIRED]
+    assert told["failure"] == {"reason": "challenge_expired", "detail": "Too late."}
+
+
+def test_a_receipt_of_mpp_is_in_meta() -> None:
+    encoded = base64.urlsafe_b64encode(b'{"status":"success","x":"??>>"}').decode().rstrip("=")
+    told = response_result(CALL, answer(b"{}", "application/json", headers={"payment-receipt": encoded}))
+    assert told.meta == {MPP_RECEIPT: {"status": "success", "x": "??>>"}}
+
+
 def test_where_nothing_can_be_settled_there_is_nothing_to_accept() -> None:
     for required in (None, "no base64", header([1]), header("x")):
         terms = response_result(CALL, unpaid(required)).content
@@ -186,8 +250,8 @@ def test_a_settlement_that_failed_has_the_terms_and_its_response() -> None:
         header(REQUIRED), {"code": "payment_settlement_failed"}, **{"payment-response": header(response)}
     )
     told = response_result(CALL, failed)
-    assert told.meta == {PAYMENT_RESPONSE: response}
-    assert told.content["accepts"]
+    assert told.meta[PAYMENT_RESPONSE] == response
+    assert told.content["accepts"] == told.meta[PAYMENT_ERROR]["accepts"]
 
 
 def test_another_refusal_is_the_problem_itself() -> None:

@@ -194,7 +194,7 @@ async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, pr
 
     async def ask(name: str, **arguments: Any) -> Any:
         answer = await room.run(
-            ToolInvocation(name=name, arguments=arguments, payment=None, mcp_request=mcp_request())
+            ToolInvocation(name=name, arguments=arguments, meta={}, mcp_request=mcp_request())
         )
         assert answer is not None
         assert not answer.is_error, answer.content

@@ -12,6 +12,8 @@ from mcp.shared.exceptions import MCPError
 
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway, serve
 from tests.kit.mcp import QUOTES, mount_mcp
+from tests.kit.payer import Payer
+from tollway.ledger.records import Dialect
 from tollway.web.mcp import is_origin_allowed
 
 BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
@@ -62,7 +64,9 @@ async def test_the_official_client_searches_reads_and_gets_the_terms(
         assert answer.is_error
         assert answer.structured_content["accepts"]
         (text,) = answer.content
-        assert json.loads(text.text) == answer.structured_content
+        assert json.loads(text.text)["accepts"] == answer.structured_content["accepts"]
+        (text,) = details.content
+        assert json.loads(text.text) == details.structured_content
 
 
 @BOTH
@@ -106,6 +110,76 @@ async def test_there_are_no_prompts_and_no_resources(gateway: InProcessGateway, 
             await client.read_resource("mcp://nothing")
         with pytest.raises(MCPError, match="no tool"):
             await client.call_tool("nothing", {})
+
+
+# ---------------------------------------------------------------------- an error of MPP, on request
+
+LEGACY = {**ACCEPT, "mcp-protocol-version": "2025-11-25"}
+BUY = {"toolName": "api_quotes.get_quote_by_asset", "arguments": {"asset": "ETH"}}
+
+
+def buy(**meta: Any) -> dict[str, Any]:
+    params = {"name": "proxy_tool_call", "arguments": BUY, "_meta": meta}
+    return {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+async def test_a_client_that_accepts_mpp_gets_its_error(gateway: InProcessGateway) -> None:
+    """The data of the error is the document of `_meta`, and the terms of x402 beside it."""
+    async with knock(gateway) as client:
+        plain = (await client.post("/mcp", json=buy(), headers=LEGACY)).json()["result"]
+        asked = {**LEGACY, "accept-payment": "evm/charge"}
+        error = (await client.post("/mcp", json=buy(), headers=asked)).json()["error"]
+        own = (
+            await client.post(
+                "/mcp/api_quotes",
+                json={
+                    **buy(),
+                    "params": {"name": "get_quote_by_asset", "arguments": {"asset": "ETH"}},
+                },
+                headers=asked,
+            )
+        ).json()["error"]
+    assert (error["code"], error["message"]) == (-32042, "Payment Required")
+    assert own["code"] == -32042
+    (challenge,) = error["data"].pop("challenges")
+    (shown,) = plain["_meta"]["org.paymentauth/payment-required"]["challenges"]
+    assert challenge["request"] == shown["request"]
+    assert error["data"] == {"httpStatus": 402, "x402": plain["_meta"]["x402/error"]}
+
+
+@pytest.mark.parametrize(
+    "meta",
+    [{"x402/payment": {"x402Version": 2}}, {"org.paymentauth/credential": {"challenge": {}, "payload": {}}}],
+)
+async def test_the_refusal_of_a_payment_is_a_result(gateway: InProcessGateway, meta: dict[str, Any]) -> None:
+    async with knock(gateway) as client:
+        answer = await client.post(
+            "/mcp", json=buy(**meta), headers={**LEGACY, "accept-payment": "evm/charge"}
+        )
+    assert answer.json()["result"]["isError"] is True
+
+
+async def test_a_revision_that_reserves_the_code_of_mpp_never_gets_it(gateway: InProcessGateway) -> None:
+    headers = {**modern_headers("tools/call", "proxy_tool_call"), "accept-payment": "evm/charge"}
+    async with knock(gateway) as client:
+        answer = await client.post(
+            "/mcp", json=modern("tools/call", name="proxy_tool_call", arguments=BUY), headers=headers
+        )
+    result = answer.json()["result"]
+    assert result["isError"] is True
+    assert result["_meta"]["org.paymentauth/payment-required"]["challenges"]
+
+
+async def test_a_payment_in_a_header_of_the_request_pays_the_tool(gateway: InProcessGateway) -> None:
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer.fund(20_000)
+    for dialect in (Dialect.X402_V2, Dialect.MPP):
+        shown = payer.show(await payer.quote("GET", "/quote/ETH", listing="api_quotes"), dialect)
+        async with knock(gateway) as client:
+            answer = await client.post("/mcp", json=buy(), headers=[*LEGACY.items(), *shown])
+        result = answer.json()["result"]
+        assert result["structuredContent"]["call"]["paymentState"] == "charged", result
+    assert gateway.earned == 20_000
 
 
 # ---------------------------------------------------------------------- no state

@@ -12,7 +12,7 @@ from tests.kit.mcp import QUOTES, mcp_request, mcp_services
 from tests.kit.payer import CHAIN, KeyWallet, Payer
 from tests.kit.upstream import Arrived, plain, until
 from tollway.discovery.argument_check import check_arguments
-from tollway.discovery.tool_results import PAYMENT_RESPONSE, ToolResult
+from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, ToolResult
 from tollway.discovery.tools import ANSWER_BYTES_MAX, GATEWAY_TOOLS, TOOLS_PER_PAGE
 from tollway.ids import keccak256
 from tollway.money import Price
@@ -37,7 +37,10 @@ async def ask(
     mcp_tools: McpTools, name: str, payment: Any = None, at: Any = None, **arguments: Any
 ) -> ToolResult:
     invocation = ToolInvocation(
-        name=name, arguments=arguments, payment=payment, mcp_request=at or mcp_request()
+        name=name,
+        arguments=arguments,
+        meta={} if payment is None else {PAYMENT: payment},
+        mcp_request=at or mcp_request(),
     )
     answer = await mcp_tools.run(invocation)
     assert answer is not None
@@ -258,7 +261,7 @@ async def test_refuses_values_that_json_does_not_allow(mcp_tools: McpTools, valu
     listing = await mcp_tools.find_listing("api_quotes")
     operations = await mcp_tools.operations_of(listing)
     invocation = ToolInvocation(
-        name=operations[0].tool, arguments={"asset": value}, payment=None, mcp_request=mcp_request()
+        name=operations[0].tool, arguments={"asset": value}, meta={}, mcp_request=mcp_request()
     )
     own = await mcp_tools.run_operation(listing, operations, invocation)
     assert own is not None
@@ -267,9 +270,7 @@ async def test_refuses_values_that_json_does_not_allow(mcp_tools: McpTools, valu
 
 async def test_a_name_that_is_no_tool_has_no_answer(mcp_tools: McpTools) -> None:
     assert (
-        await mcp_tools.run(
-            ToolInvocation(name="none", arguments={}, payment=None, mcp_request=mcp_request())
-        )
+        await mcp_tools.run(ToolInvocation(name="none", arguments={}, meta={}, mcp_request=mcp_request()))
         is None
     )
 
@@ -533,7 +534,12 @@ async def run_operation(mcp_tools: McpTools, payment: Any = None, **arguments: A
     listing = await mcp_tools.find_listing("api_quotes")
     operations = await mcp_tools.operations_of(listing)
     (tool,) = [one.tool for one in operations if one.path == "/quote/{asset}"]
-    invocation = ToolInvocation(name=tool, arguments=arguments, payment=payment, mcp_request=mcp_request())
+    invocation = ToolInvocation(
+        name=tool,
+        arguments=arguments,
+        meta={} if payment is None else {PAYMENT: payment},
+        mcp_request=mcp_request(),
+    )
     answer = await mcp_tools.run_operation(listing, operations, invocation)
     assert answer is not None
     return answer

@@ -56,7 +56,8 @@ def describe_payment(public_url: str, limits: Limits) -> dict[str, Any]:
             "transport": "streamable-http",
             "revisions": list(MCP_REVISIONS),
             "tools": "An API's own server has each operation by its tool name; /mcp calls it by proxy_tool_call, toolName <id>.<tool>.",
-            "payment": "_meta x402/payment, or (bound form) arguments paymentTx, paymentSignature, paymentSignatureParams",
+            "payment": "_meta x402/payment or org.paymentauth/credential, or the header of that payment on the POST, or (bound form) arguments paymentTx, "
+            "paymentSignature, paymentSignatureParams",
         },
         "quality": "Measured from paid calls by others; null: fewer than 20.",
         "history": {

@@ -1,12 +1,13 @@
 """The results of MCP tools: the HTTP response of a call, the terms of an unpaid call, or a problem. Pure.
 
-Shapes: the MCP transport of x402 (v2) for terms and receipts; a problem (RFC 9457) for every other refusal; one envelope for the response of an API, which
-labels the provider's content as untrusted.
+Shapes: the MCP transports of x402 (v2) and MPP for terms and receipts; a problem (RFC 9457) for every other refusal; one envelope for the response of an API,
+which labels the provider's content as untrusted.
 """
 
 import base64
 import binascii
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +21,21 @@ from tollway.ids import keccak256
 
 PAYMENT = "x402/payment"
 PAYMENT_RESPONSE = "x402/payment-response"
-"""Members of `_meta` in the MCP transport of x402."""
+PAYMENT_ERROR = "x402/error"
+"""Members of `_meta` in the MCP transport of x402. `PAYMENT_ERROR`: the terms, where the client of `agents` (Cloudflare) reads them."""
+
+MPP_CREDENTIAL = "org.paymentauth/credential"
+MPP_REQUIRED = "org.paymentauth/payment-required"
+MPP_RECEIPT = "org.paymentauth/receipt"
+"""Members of `_meta` in the MCP transport of MPP. `MPP_REQUIRED`: the data of its error -32042, in a result."""
+
+TERMS_TEXT_BYTES_MAX = 1_400
+"""Of the text of an unpaid result. A model reads it; the whole terms are in the structured content."""
 
 _PROBLEM = "application/problem+json"
 _UNPAID_STATUS, _FAULT_STATUS_MIN = 402, 400
+_CHALLENGE = re.compile(r'(?:^|, )Payment ((?:[a-z]+="[^"]*", )*[a-z]+="[^"]*")')
+_PARAMETER = re.compile(r'([a-z]+)="([^"]*)"')
 _HTTP_ONLY = ("bazaar", "offer-receipt")
 """Extensions of a 402 about the HTTP resource: its call by URL, and offers signed for that URL."""
 
@@ -56,11 +68,12 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a tool. `content` is sent twice, as structured content and as text."""
+    """The result of a tool. `content` is the structured content. `text` None: the text of the result is the JSON of `content`."""
 
     content: Mapping[str, Any]
     is_error: bool = False
     meta: Mapping[str, Any] = field(default_factory=dict)
+    text: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +93,26 @@ class ToolCall:
 
 def response_result(call: ToolCall, response: HttpResponse) -> ToolResult:
     """The result of a call: terms, a problem of the gateway, or the response of the API."""
-    receipt = _decode(response.headers.get("payment-response"))
-    meta = {} if receipt is None else {PAYMENT_RESPONSE: receipt}
+    meta = _list_receipts(response.headers)
     if _is_of_gateway(response):
         problem = _read_object(response.body)
         if response.status == _UNPAID_STATUS:
-            return ToolResult(content=_payment_required(call, problem, response), is_error=True, meta=meta)
+            return _unpaid_result(call, problem, response, meta)
         return ToolResult(content=problem, is_error=True, meta=meta)
     return ToolResult(
         content=_envelope(call, response),
         is_error=response.status >= _FAULT_STATUS_MIN or not response.is_whole,
         meta=meta,
     )
+
+
+def _list_receipts(headers: Mapping[str, str]) -> dict[str, Any]:
+    """The receipt of the rail that paid, as the members of `_meta` that its clients read."""
+    receipts = {
+        PAYMENT_RESPONSE: _decode(headers.get("payment-response") or headers.get("x-payment-response")),
+        MPP_RECEIPT: _decode(headers.get("payment-receipt")),
+    }
+    return {name: receipt for name, receipt in receipts.items() if receipt is not None}
 
 
 def describe_signing(call: ToolCall) -> dict[str, Any]:
@@ -127,8 +148,33 @@ def _is_of_gateway(response: HttpResponse) -> bool:
     return is_refusal and response.headers.get("content-type", "").startswith(_PROBLEM)
 
 
+def _unpaid_result(
+    call: ToolCall, problem: Mapping[str, Any], response: HttpResponse, receipts: Mapping[str, Any]
+) -> ToolResult:
+    """The terms in every place where a client looks: structured content and text (x402), and `_meta` (Cloudflare, MPP)."""
+    required = _payment_required(call, problem, response)
+    detail = _explain(problem)
+    content = {
+        **required,
+        "code": problem.get("code"),
+        "detail": detail,
+        "paymentState": problem.get("paymentState", "none"),
+        "payment": problem.get("payment"),
+        "withoutX402": describe_signing(call),
+        "url": call.url,
+        "notice": UNTRUSTED,
+    }
+    mpp = _mpp_required(problem, response)
+    meta = {
+        **receipts,
+        **({PAYMENT_ERROR: required} if required["accepts"] else {}),
+        **({} if mpp is None else {MPP_REQUIRED: mpp}),
+    }
+    return ToolResult(content=content, is_error=True, meta=meta, text=_write_terms(required, detail))
+
+
 def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: HttpResponse) -> dict[str, Any]:
-    """`PaymentRequired` of x402, with members for a client without x402."""
+    """`PaymentRequired` of x402 (v2) for the tool."""
     required = _decode(response.headers.get("payment-required")) or {"x402Version": 2, "accepts": []}
     resource = required.get("resource")
     described = dict(resource) if isinstance(resource, Mapping) else {}
@@ -141,28 +187,53 @@ def _payment_required(call: ToolCall, problem: Mapping[str, Any], response: Http
         if name not in _HTTP_ONLY
     }
     return {
-        **required,
+        "x402Version": 2,
         "error": required.get("error") or problem.get("reason") or problem.get("code", "payment_required"),
         "resource": {**described, "url": f"mcp://tool/{call.name}"},
+        "accepts": required.get("accepts", []),
         **({"extensions": kept} if kept else {}),
-        "code": problem.get("code"),
-        "detail": _explain(problem),
-        "paymentState": problem.get("paymentState", "none"),
-        "payment": problem.get("payment"),
-        "withoutX402": describe_signing(call),
-        "url": call.url,
-        "notice": UNTRUSTED,
+    }
+
+
+def _write_terms(required: Mapping[str, Any], detail: Any) -> str:
+    """The text of an unpaid result: a shorter `PaymentRequired`, from which a client that reads only the text can pay. It has as many of the options as fit."""
+    accepts = required["accepts"]
+    short = {
+        "detail": str(detail)[:_DESCRIPTION_MAX],
+        "x402Version": 2,
+        "error": required["error"],
+        "resource": {"url": required["resource"]["url"]},
+    }
+    for count in range(len(accepts), -1, -1):
+        text = json.dumps({**short, "accepts": accepts[:count]}, ensure_ascii=False, separators=(",", ":"))
+        if len(text.encode()) <= TERMS_TEXT_BYTES_MAX:
+            break
+    return text
+
+
+def _mpp_required(problem: Mapping[str, Any], response: HttpResponse) -> dict[str, Any] | None:
+    """The data of MPP's error -32042, with `request` of a challenge as an object; None where MPP is off."""
+    value = response.headers.get("www-authenticate", "")
+    challenges = [dict(_PARAMETER.findall(found[1])) for found in _CHALLENGE.finditer(value)]
+    if not challenges:
+        return None
+    is_refused = problem.get("code") != "payment_required"
+    failure = {name: problem[name] for name in ("reason", "detail") if is_refused and name in problem}
+    return {
+        "httpStatus": _UNPAID_STATUS,
+        "challenges": [{**one, "request": _decode(one.get("request")) or {}} for one in challenges],
+        **({"failure": failure} if failure else {}),
     }
 
 
 def _explain(problem: Mapping[str, Any]) -> Any:
-    """The detail: for a faulty payment that of the HTTP response; without a payment, how to pay in MCP, which has no headers."""
+    """The detail: for a faulty payment that of the HTTP response; without a payment, how to pay in MCP."""
     payment = problem.get("payment")
     if problem.get("code") != "payment_required" or not isinstance(payment, Mapping):
         return problem.get("detail")
     return (
         f"This call costs {payment.get('amount')} {payment.get('currency')}. With x402: call again with the payment in "
-        f'_meta["{PAYMENT}"]. Without: pay one of payment.options, then follow withoutX402.'
+        f'_meta["{PAYMENT}"]. Without: pay one of payment.options, then follow withoutX402; both are in structuredContent.'
     )
 
 
@@ -234,11 +305,12 @@ def _read_object(raw: bytes) -> dict[str, Any]:
 
 
 def _decode(value: str | None) -> dict[str, Any] | None:
-    """Decodes a header of x402: base64 of a JSON object."""
+    """Decodes base64 of a JSON object, in the alphabet of x402 (standard) or MPP (URL-safe, without padding)."""
     if not value:
         return None
+    standard = value.replace("-", "+").replace("_", "/").rstrip("=")
     try:
-        return _read_object(base64.b64decode(value, validate=True)) or None
+        return _read_object(base64.b64decode(standard + "=" * (-len(standard) % 4), validate=True)) or None
     except binascii.Error:
         return None
 

@@ -199,6 +199,10 @@ _PROXY_CALL = ToolDefinition(
                 "type": "object",
                 "description": "The arguments of the operation, by its inputSchema.",
             },
+            "parameters": {
+                "type": "object",
+                "description": "In place of arguments, for clients that put the payment into parameters.headers.",
+            },
             **CONTROLS,
         },
         "required": ["toolName"],

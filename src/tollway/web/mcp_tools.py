@@ -5,7 +5,6 @@ over HTTP. The first MCP request loads this module, because the SDK and the chec
 """
 
 import asyncio
-import base64
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.types import Receive, Scope, Send
 
 from tollway import __version__
@@ -28,7 +28,8 @@ from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.discovery.requests import ToolRequest, make_request
 from tollway.discovery.safe_text import clean_line, clean_prose, clean_tags
 from tollway.discovery.tool_results import (
-    PAYMENT,
+    MPP_REQUIRED,
+    PAYMENT_ERROR,
     ToolCall,
     ToolResult,
     list_result,
@@ -53,7 +54,6 @@ from tollway.discovery.tools import (
 )
 from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError
 from tollway.ids import ListingId
-from tollway.payments.x402 import PAYMENT_HEADER, PAYMENT_HEADER_V1
 from tollway.registry.catalog import ListingMatch
 from tollway.registry.listing import Listing
 from tollway.web.history_routes import call_json, find_call, history_json, read_history_query
@@ -61,6 +61,7 @@ from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import quality_json, render_json
 from tollway.web.listing_routes import parse_listing_query
 from tollway.web.mcp_gateway import McpRequest, McpServices, make_internal_call
+from tollway.web.mcp_payment import Header, collect_payments, is_payment_header
 from tollway.web.problems import ErrorBoundary, describe_errors, render_problem
 
 OPERATIONS_CACHED_MAX = 32
@@ -85,11 +86,11 @@ _PROVE_WALLET = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolInvocation:
-    """One call of a tool. `payment`: the unchecked member `x402/payment` of `_meta`; None if there is none."""
+    """One call of a tool. `meta`: the unchecked `_meta`."""
 
     name: str
     arguments: Mapping[str, Any]
-    payment: Any
+    meta: Mapping[str, Any]
     mcp_request: McpRequest
 
 
@@ -217,10 +218,10 @@ class McpTools:
         operation = _find_operation(await self.operations_of(listing), tool)
         if operation is None:
             raise _invalid_argument("toolName", "names no operation of this API; get_api lists the names")
-        arguments = invocation.arguments.get("arguments", {})
+        arguments, payments = _take_arguments(operation, invocation.arguments)
         _check_against(input_schema_of(operation), arguments)
         controls = {name: invocation.arguments[name] for name in CONTROLS if name in invocation.arguments}
-        return await self._call(listing, operation, arguments, controls, invocation)
+        return await self._call(listing, operation, arguments, controls, invocation, payments)
 
     # ---- The operations of one listing.
 
@@ -273,7 +274,9 @@ class McpTools:
         arguments: Mapping[str, Any],
         controls: Mapping[str, str],
         invocation: ToolInvocation,
+        payments: Sequence[Header] = (),
     ) -> ToolResult:
+        """Makes the call. `payments`: payment headers among the arguments; those of `_meta` and of the MCP request are added."""
         request = make_request(operation, arguments)
         if not isinstance(request, ToolRequest):
             raise _invalid((request,))
@@ -288,7 +291,10 @@ class McpTools:
             self._call_app,
             listing.id,
             request,
-            controls=[*_control_headers(controls), *_payment_header(invocation.payment)],
+            controls=[
+                *_control_headers(controls),
+                *collect_payments(invocation.meta, invocation.mcp_request.request.headers.items(), payments),
+            ],
             mcp_request=invocation.mcp_request,
             bytes_max=ANSWER_BYTES_MAX,
         )
@@ -339,19 +345,35 @@ def _control_headers(controls: Mapping[str, str]) -> list[tuple[str, str]]:
     return [(_CONTROL_HEADERS[name], value) for name, value in controls.items()]
 
 
-def _payment_header(payment: Any) -> list[tuple[str, str]]:
-    """The payment in `_meta` as the header of an x402 client over HTTP. The payment code verifies it."""
-    if payment is None:
-        return []
-    if isinstance(payment, str) and not payment.lstrip().startswith("{"):
-        return [(PAYMENT_HEADER.decode(), payment)]
-    text = payment if isinstance(payment, str) else json.dumps(payment, separators=(",", ":"))
-    is_v1 = isinstance(payment, Mapping) and payment.get("x402Version") == 1
-    name = PAYMENT_HEADER_V1 if is_v1 else PAYMENT_HEADER
-    return [(name.decode(), base64.b64encode(text.encode("utf-8", "replace")).decode())]
-
-
 # ---- Arguments.
+
+
+def _take_arguments(
+    operation: ApiOperation, given: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], Sequence[Header]]:
+    """The arguments of the operation, and the payment headers among them. Clients of Bedrock AgentCore send `parameters` in place of `arguments`, with the
+    payment in its member `headers`."""
+    if "parameters" not in given:
+        return given.get("arguments", {}), ()
+    if "arguments" in given:
+        raise _invalid_argument("parameters", "repeats arguments; send one of them")
+    parameters = dict(given["parameters"])
+    headers = parameters.get("headers")
+    if not isinstance(headers, Mapping):
+        return parameters, ()
+    payments = [(name, value) for name, value in headers.items() if is_payment_header(name, value)]
+    others = {name: value for name, value in headers.items() if not is_payment_header(name, value)}
+    if "headers" in operation.input_schema.get("properties", {}):
+        if payments:
+            parameters["headers"] = others
+    elif others:
+        raise _invalid_argument(
+            "parameters/headers",
+            "may have PAYMENT-SIGNATURE, X-PAYMENT and Authorization: Payment only; send other headers as arguments of the operation",
+        )
+    else:
+        del parameters["headers"]
+    return parameters, payments
 
 
 def _check_against(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
@@ -433,7 +455,8 @@ class McpServer:
             return types.ListToolsResult(tools=[_to_tool(tool) for tool in GATEWAY_TOOLS])
 
         async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
-            return _to_result(await mcp_tools.run(_read_call(ctx, params, mcp_request)), params.name)
+            invocation = _read_call(ctx, params, mcp_request)
+            return _to_result(await mcp_tools.run(invocation), ctx, invocation)
 
         schemas = {tool.name: tool.input_schema for tool in GATEWAY_TOOLS}
         server: Server[Any] = Server(
@@ -477,7 +500,7 @@ class McpServer:
 
         async def call_tool(ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
             invocation = _read_call(ctx, params, mcp_request)
-            return _to_result(await mcp_tools.run_operation(listing, operations, invocation), params.name)
+            return _to_result(await mcp_tools.run_operation(listing, operations, invocation), ctx, invocation)
 
         def find_schema(name: str) -> Mapping[str, Any] | None:
             found = next((one for one in operations if one.tool == name), None)
@@ -510,9 +533,11 @@ class McpServer:
 
 def _read_call(ctx: Context, params: types.CallToolRequestParams, mcp_request: McpRequest) -> ToolInvocation:
     meta = (ctx.params or {}).get("_meta")
-    payment = meta.get(PAYMENT) if isinstance(meta, Mapping) else None
     return ToolInvocation(
-        name=params.name, arguments=params.arguments or {}, payment=payment, mcp_request=mcp_request
+        name=params.name,
+        arguments=params.arguments or {},
+        meta=meta if isinstance(meta, Mapping) else {},
+        mcp_request=mcp_request,
     )
 
 
@@ -532,17 +557,34 @@ def _to_tool(tool: ToolDefinition) -> types.Tool:
     )
 
 
-def _to_result(answer: ToolResult | None, name: str) -> types.CallToolResult:
+def _to_result(answer: ToolResult | None, ctx: Context, invocation: ToolInvocation) -> types.CallToolResult:
     if answer is None:
-        raise MCPError(types.INVALID_PARAMS, f"There is no tool {clean_line(name, 128)!r} here.")
+        raise MCPError(types.INVALID_PARAMS, f"There is no tool {clean_line(invocation.name, 128)!r} here.")
+    if MPP_REQUIRED in answer.meta and _requests_payment_error(ctx, invocation):
+        data = {**answer.meta[MPP_REQUIRED], "x402": answer.meta.get(PAYMENT_ERROR)}
+        raise MCPError(PAYMENT_REQUIRED_CODE, "Payment Required", data)
     content = dict(answer.content)
-    text = render_json(content).decode("utf-8", "replace")
+    text = answer.text or render_json(content).decode("utf-8", "replace")
     result = types.CallToolResult(
         content=[types.TextContent(text=text)], structured_content=content, is_error=answer.is_error
     )
     if answer.meta:
         result.meta = dict(answer.meta)
     return result
+
+
+PAYMENT_REQUIRED_CODE = -32042
+"""The error of MPP's MCP transport. Revision 2026-07-28 of MCP reserves the code, and clients of x402 look for results only."""
+
+
+def _requests_payment_error(ctx: Context, invocation: ToolInvocation) -> bool:
+    """Whether an unpaid call is that error: for a client that announces MPP by `Accept-Payment`, has sent no payment yet, and speaks a revision that has the code."""
+    headers = invocation.mcp_request.request.headers
+    return (
+        ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS
+        and "accept-payment" in headers
+        and not collect_payments(invocation.meta, headers.items())
+    )
 
 
 async def _list_prompts(ctx: Context, params: Page) -> types.ListPromptsResult:
