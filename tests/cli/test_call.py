@@ -68,6 +68,40 @@ def test_an_authorisation_without_an_outcome_is_for_later_and_can_be_given_up(ru
     assert run("wallet", "abandon", made[1]["authorization"]).exit_code == 1
 
 
+AWAY = {
+    "code": "chain_unavailable",
+    "detail": "The nodes of eip155:84532 are unavailable.",
+    "paymentState": "none",
+    "retryable": True,
+}
+
+
+@pytest.mark.parametrize("is_settling", [True, False])
+def test_a_chain_that_is_away_ends_the_call_in_the_words_of_the_gateway_and_the_next_run_pays_with_the_same_payment(
+    run, gateway, is_settling
+):
+    gateway.is_settling = is_settling
+    gateway.next_unknown = (503, PROBLEM, json.dumps(AWAY).encode(), [("Retry-After", "30")])
+    done = run("call", "api_1", "/x")
+    assert done.exit_code == 3, done.output
+    assert done.stdout == ""
+    error = json.loads(done.stderr)["error"]
+    assert (error["code"], error["reason"], error["retryable"]) == (
+        "payment_pending",
+        "chain_unavailable",
+        True,
+    )
+    assert error["detail"].startswith(f"The gateway responds chain_unavailable: {AWAY['detail']} ")
+    (payment,) = json.loads(run("wallet", "payments").stdout)
+    assert (payment.get("authorization") or payment["transaction"]) in error["detail"]
+    assert ("nothing is paid twice" if is_settling else "nothing is paid again") in error["detail"]
+    gateway.next_unknown = None
+    assert run("call", "api_1", "/x").exit_code == 0
+    assert len(json.loads(run("wallet", "payments").stdout)) == 1
+    header = "payment-signature" if is_settling else "x-payment-tx"
+    assert len({seen[2][header] for seen in gateway.seen if header in seen[2]}) == 1
+
+
 @pytest.mark.parametrize("is_settling", [True, False])
 @pytest.mark.parametrize("status", [502, 200])
 def test_a_response_without_a_payment_state_is_an_unknown_outcome(run, gateway, status, is_settling):
@@ -400,6 +434,17 @@ def test_a_terminal_reads_that_an_authorisation_is_being_settled(gateway, termin
     assert free[0] == 0
     assert "nothing was paid" in " ".join(free[1])
     assert "paid by" not in " ".join(free[1])
+
+
+def test_a_terminal_reads_at_once_that_the_chain_of_the_gateway_is_away(gateway, terminal):
+    gateway.is_settling = True
+    gateway.next_unknown = (503, PROBLEM, json.dumps(AWAY).encode(), [("Retry-After", "1")])
+    ((code, lines),) = terminal(("call", "api_1", "/x", "--wait", "1"))
+    shown = " ".join(" ".join(lines).split())
+    assert code == 3
+    assert shown.index("settling 0.01 USDC") < shown.index("The gateway responds chain_unavailable")
+    assert shown.count("The gateway responds chain_unavailable") == 2, "while it waits, and at the end"
+    assert shown.endswith("reason: chain_unavailable")
 
 
 def test_a_pipe_gets_no_progress(run):

@@ -77,6 +77,14 @@ def test_a_terminal_without_cursor_movement_gets_lines(monkeypatch: pytest.Monke
     assert [line.rpartition(", ")[2] for line in lines] == ["0 of 10 confirmations", "1 of 10 confirmations"]
 
 
+def test_what_the_gateway_waits_for_is_a_line_of_its_own_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    away = PaymentProgress(payment=AUTHORIZATION, notice="The gateway responds chain_unavailable: Away.")
+    printed = print_states(PaymentProgress(payment=AUTHORIZATION), away, away)
+    assert printed.endswith("\x1b[K\nThe gateway responds chain_unavailable: Away.\n")
+    assert printed.count("Away") == 1
+
+
 @pytest.mark.parametrize("states", [(), (confirmed(1),)])
 def test_a_stream_that_is_no_terminal_gets_nothing(states: tuple[PaymentProgress, ...]) -> None:
     assert print_states(*states, is_terminal=False) == ""

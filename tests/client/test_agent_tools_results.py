@@ -182,6 +182,17 @@ def test_a_failure_names_the_payment_state_and_the_next_step(
     json.dumps(told.document)
 
 
+def test_an_undecided_payment_names_what_the_gateway_waits_for() -> None:
+    waiting = describe_failure(PaymentPending("Away.", reason="chain_unavailable"), limits=LIMITS)
+    error = waiting.document["error"]
+    assert isinstance(error, dict)
+    assert (error["code"], error["reason"], error["isRetryable"]) == (
+        "payment_pending",
+        "chain_unavailable",
+        True,
+    )
+
+
 def test_a_refusal_of_the_gateway_is_safe_text() -> None:
     refusal = GatewayRefused(
         404, {"code": "api_\x1bnot_found", "detail": "No \u202e such.", "retryable": False}

@@ -34,6 +34,7 @@ from tollway.client.steps import (
     Pause,
     QueryNode,
     RecordAuthorizationState,
+    ReportProgress,
     SendCall,
     SignAuthorization,
     SignCall,
@@ -119,6 +120,7 @@ class World:
         self.transfers: list[Transfer] = []
         self.sent: list[SendCall] = []
         self.waited_s = 0.0
+        self.notices: list[str] = []
 
     def call(self, **rules):
         told = {
@@ -190,6 +192,9 @@ class World:
                 return NodeResult(result=self._ask(method, params))
             case FindNextNonce():
                 return 0
+            case ReportProgress(progress=progress):
+                if progress.notice is not None:
+                    self.notices.append(progress.notice)
         return None
 
     def _check_shown(self, step):
@@ -314,8 +319,8 @@ def test_waits_for_retry_after():
         ("in progress", PaymentPending, OPEN),
         ("unknown", CallHeld, OPEN),
         ("no store", PaymentPending, OPEN),
-        ("no chain", PaymentPending, RELEASED),  # the gateway has not checked it
-        ("overloaded", PaymentPending, RELEASED),
+        ("no chain", PaymentPending, OPEN),
+        ("overloaded", PaymentPending, OPEN),
     ],
 )
 def test_when_patience_ends_the_same_request_goes_on_with_the_same_one(name, failure, state):
@@ -329,10 +334,69 @@ def test_when_patience_ends_the_same_request_goes_on_with_the_same_one(name, fai
 
 def test_a_gateway_that_never_decides_gets_a_limited_number_of_requests():
     world = World(asks(), *[replace(UNKNOWN, headers={"retry-after": "0"})] * (SENDS_MAX + 1))
-    with pytest.raises(PaymentPending):
+    with pytest.raises(CallHeld, match=f"not decided after {SENDS_MAX} requests"):
         world.call()
     assert world.proofs == ["proof 1"] * SENDS_MAX
     assert world.states == [OPEN]
+
+
+@pytest.mark.parametrize("name", ["in progress", "no store", "no chain", "overloaded"])
+def test_the_last_words_of_a_gateway_that_never_decides_reach_the_caller(name):
+    again = replace(AGAIN[name], headers={**AGAIN[name].headers, "retry-after": "0"})
+    world = World(asks(), *[again] * (SENDS_MAX + 1))
+    with pytest.raises(PaymentPending, match=f"after {SENDS_MAX} requests.*It is {again.code}") as caught:
+        world.call()
+    assert (caught.value.reason, world.states) == (again.code, [OPEN])
+
+
+# ---- A gateway whose chain is away.
+
+AWAY = replace(AGAIN["no chain"], headers={**AGAIN["no chain"].headers, "retry-after": "3"})
+PATIENT = Patience(wait_s=180)
+
+
+def test_a_gateway_without_its_chain_is_reported_with_the_first_response_and_ends_the_call_soon():
+    world = World(asks(), *[AWAY] * 80)
+    with pytest.raises(PaymentPending, match="chain_unavailable: It is chain_unavailable") as caught:
+        world.call(patience=PATIENT)
+    assert (caught.value.reason, caught.value.is_retryable) == ("chain_unavailable", True)
+    assert "has settled nothing" in str(caught.value)
+    assert "it sends the same authorisation, and nothing is paid twice" in str(caught.value)
+    assert (world.waited_s, world.proofs, world.states) == (9, ["proof 1"] * 4, [OPEN])
+    assert world.notices == ["The gateway responds chain_unavailable: It is chain_unavailable."] * 3
+
+
+def test_the_wait_for_a_chain_begins_again_after_another_response():
+    world = World(asks(), AWAY, AWAY, AWAY, AGAIN["overloaded"], AWAY, AWAY, AWAY, SERVED)
+    assert world.call(patience=PATIENT).response is SERVED
+    assert (world.waited_s, world.states) == (20, [CHARGED])
+
+
+def test_another_refusal_has_the_whole_patience():
+    world = World(asks(), *[AGAIN["overloaded"]] * 20, SERVED)
+    assert world.call(patience=PATIENT).response is SERVED
+    assert (world.waited_s, world.notices) == (40, [])
+
+
+@pytest.mark.parametrize("before", [LOST, IN_PROGRESS], ids=["lost", "claimed"])
+def test_a_call_that_may_run_is_not_called_unsettled_while_the_chain_is_away(before):
+    world = World(asks(), before, *[AWAY] * 80)
+    with pytest.raises(
+        PaymentPending, match=r"can still be settled\..* /history shows the outcome"
+    ) as caught:
+        world.call(patience=PATIENT)
+    assert "settled nothing" not in str(caught.value)
+    assert world.states == [OPEN]
+
+
+def test_the_next_run_after_an_outage_sends_the_same_authorisation():
+    world = World(asks(), *[AWAY] * 4)
+    with pytest.raises(PaymentPending):
+        world.call(patience=PATIENT)
+    (signed,) = world.signed
+    later = World(SERVED, left=signed)
+    assert later.call().authorization is signed
+    assert (later.proofs, later.signed, later.states) == ([signed.proof], [], [CHARGED])
 
 
 def test_a_held_call_tells_where_to_ask():

@@ -23,6 +23,7 @@ from tollway.client import (
     BudgetExhausted,
     CallerFailure,
     Patience,
+    PaymentPending,
     PaymentRefused,
     TollwayClient,
 )
@@ -134,11 +135,12 @@ async def make(request, hostile, wallet, store_path, clock):
         await do(client.close())
 
 
-async def call_often(client, times: int = 20, **options) -> list[CallerFailure]:
+async def call_often(client, times: int = 20) -> list[CallerFailure]:
+    """Each call is another request: one that the gateway has not decided would be sent again with its own signature."""
     failures = []
-    for _ in range(times):
+    for number in range(times):
         try:
-            await do(client.call(API, **options))
+            await do(client.call(API, f"/{number}"))
         except CallerFailure as failure:
             failures.append(failure)
     return failures
@@ -155,6 +157,16 @@ async def test_the_budget_holds_what_the_gateway_disowns(make, hostile, word):
     assert hostile.can_cash == 50_000
     assert any(isinstance(failure, BudgetExhausted) for failure in failures)
     assert sums(client.spending().total) == {"USDC": 5 * 10**16}
+
+
+@pytest.mark.parametrize("word", ["503 chain", "503 overloaded"])
+async def test_a_request_that_was_not_decided_is_signed_once_over_all_its_runs(make, hostile, word):
+    hostile.word = word
+    client = make(budget="0.05 USDC")
+    for _ in range(20):
+        with pytest.raises(PaymentPending):
+            await do(client.call(API))
+    assert (hostile.can_cash, sums(client.spending().total)) == (10_000, {"USDC": 10**16})
 
 
 @pytest.mark.parametrize("word", DENIALS)

@@ -264,8 +264,8 @@ _TO_LINE_START, _CLEAR_REST = "\r", "\x1b[K"
 class ProgressLine:
     """The progress of a payment on a terminal: one line on stderr that the next state overwrites. A stream that is no terminal gets nothing.
 
-    Where the cursor cannot move (`TERM=dumb`), each state is a line of its own. The last state stays on the screen, because it names the
-    transaction. Used by one thread.
+    Where the cursor cannot move (`TERM=dumb`), each state is a line of its own; so is what keeps the gateway from deciding, everywhere. The last state
+    stays on the screen, because it names the transaction. Used by one thread.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -273,6 +273,7 @@ class ProgressLine:
         self._is_terminal = stream.isatty()
         self._can_overwrite = os.environ.get("TERM", "dumb") != "dumb"
         self._last = ""
+        self._notice = ""
 
     def __enter__(self) -> Self:
         return self
@@ -285,7 +286,13 @@ class ProgressLine:
     def show(self, progress: PaymentProgress) -> None:
         """Prints a state that differs from the last one."""
         line = plain_line(progress.describe())
-        if not self._is_terminal or line == self._last:
+        if not self._is_terminal or line in (self._last, self._notice):
+            return
+        if progress.notice is not None:
+            self.end()
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+            self._notice = line
             return
         if self._can_overwrite:
             self._stream.write(f"{_TO_LINE_START}{line}{_CLEAR_REST}")

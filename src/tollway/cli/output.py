@@ -21,6 +21,7 @@ from tollway.client import (
     CallerFailure,
     CallHeld,
     GatewayRefused,
+    PaymentPending,
     PaymentQuote,
     PaymentRefused,
     StoreUnusable,
@@ -233,7 +234,7 @@ def _describe_failure(failure: Exception) -> dict[str, Any]:
             described["transaction"] = str(failure.transaction)
     if isinstance(failure, GatewayRefused):
         described["problem"] = from_json(failure.problem.document)
-    if isinstance(failure, PaymentRefused):
+    if isinstance(failure, PaymentRefused | PaymentPending):
         described["reason"] = failure.reason
     if isinstance(failure, CallHeld):
         described |= {"callId": failure.call_id, "callUrl": failure.call_url}

@@ -330,7 +330,7 @@ def describe_failure(failure: Exception, *, limits: Mapping[str, object]) -> Age
         more["limits"] = dict(limits)
     if isinstance(failure, CallHeld):
         more |= {"callId": read_id(failure.call_id), "callUrl": _format_value(failure.call_url)}
-    if isinstance(failure, PaymentRefused):
+    if isinstance(failure, PaymentRefused | PaymentPending) and failure.reason is not None:
         more["reason"] = _format_value(failure.reason)
     if isinstance(failure, GatewayRefused):
         more["status"] = failure.status

@@ -28,7 +28,17 @@ from tollway.client.errors import (
 )
 from tollway.client.finality import store_in_budget
 from tollway.client.quote import Cap, to_atto
-from tollway.client.response_rules import NO_OUTCOME_CODES, REPEAT_CODES, CallResult, is_key_used, read_detail
+from tollway.client.response_rules import (
+    NO_OUTCOME_CODES,
+    REPEAT_CODES,
+    CallResult,
+    RepeatWait,
+    is_chain_away,
+    is_key_used,
+    quote_refusal,
+    read_detail,
+    report_notice,
+)
 from tollway.client.steps import (
     ApprovePayment,
     AuthorizationState,
@@ -64,17 +74,12 @@ from tollway.money import Asset, format_decimal
 
 SENDS_MAX = 60
 BROKEN_RETRIES_MAX = 2
-RETRY_AFTER_S = 2
-RETRY_AFTER_MAX_S = 60
 
 REPEAT_AUTHORIZATION_CODES = REPEAT_CODES | {Code.PAYMENT_OUTCOME_UNKNOWN.value}
 """Codes without a decision: the client sends the same authorisation again after `Retry-After`, and never another."""
 
 CLAIMED_CODES = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN.value, Code.IDEMPOTENCY_IN_PROGRESS.value})
 """Codes which state that the gateway holds the authorisation for this call."""
-
-UNCHECKED_CODES = frozenset({Code.CHAIN_UNAVAILABLE.value, Code.OVERLOADED.value})
-"""Codes which state that the gateway has not checked the authorisation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +224,8 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
     # Without Tollway-Max-Price: the signed amount is exactly what can be charged.
     headers: HeaderPairs = (("PAYMENT-SIGNATURE", submission.authorization.proof),)
     broken = 0
-    waited_s = 0.0
+    wait = RepeatWait(patience=submission.patience)
+    last: GatewayResponse | None = None
     yield ReportProgress(progress=PaymentProgress(payment=submission.authorization))
     for _ in range(SENDS_MAX):
         outcome = yield SendCall(headers=headers)
@@ -236,15 +242,15 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
         if outcome.code not in REPEAT_AUTHORIZATION_CODES:
             return outcome
         submission.is_claimed = submission.is_claimed or outcome.code in CLAIMED_CODES
-        retry_after_s = outcome.retry_after_s
-        pause_s = RETRY_AFTER_S if retry_after_s is None else min(retry_after_s, RETRY_AFTER_MAX_S)
-        if waited_s + pause_s > submission.patience.wait_s:
-            raise (yield from _end_undecided(submission, outcome))
+        pause_s = wait.next_pause_s(outcome)
+        if pause_s is None:
+            raise _end_undecided(submission, outcome)
+        last = outcome
+        if is_chain_away(outcome):
+            yield report_notice(submission.authorization, outcome)
         yield Pause(seconds=pause_s)
-        waited_s += pause_s
-    raise PaymentPending(
-        f"The gateway has not decided after {SENDS_MAX} requests. {_advise_lookup(submission.authorization)}"
-    )
+    assert last is not None, "requests without a response end the loop before"
+    raise _end_undecided(submission, last, f"The gateway has not decided after {SENDS_MAX} requests.")
 
 
 def _end_without_response(submission: _Submission, broken: NoResponse) -> Flow[GatewayUnreachable]:
@@ -257,16 +263,15 @@ def _end_without_response(submission: _Submission, broken: NoResponse) -> Flow[G
     return failure
 
 
-def _end_undecided(submission: _Submission, response: GatewayResponse) -> Flow[CallerFailure]:
-    """The failure of a call that was not decided in time. The next run signs a new authorisation only where the gateway states that it has
-    not checked this one."""
+def _end_undecided(submission: _Submission, response: GatewayResponse, undecided: str = "") -> CallerFailure:
+    """The failure of a call that was not decided in time. The authorisation stays open: the next run of the same request sends it again, so a gateway
+    that is away for long gets one authorisation, and not one for each run. `undecided`: why the call ends."""
     if response.code == Code.PAYMENT_OUTCOME_UNKNOWN.value:
-        return _build_held(submission, response)
-    if response.code in UNCHECKED_CODES and not submission.is_claimed and not submission.is_doubtful:
-        yield RecordAuthorizationState(
-            nonce=submission.authorization.nonce, state=AuthorizationState.RELEASED
-        )
-    return PaymentPending(read_detail(response))
+        return _build_held(submission, response, undecided or None)
+    is_unused = is_chain_away(response) and not submission.is_claimed and not submission.is_doubtful
+    advice = _advise_repeat if is_unused else _advise_lookup
+    words = f"{undecided} {quote_refusal(response)} {advice(submission.authorization)}".strip()
+    return PaymentPending(words, reason=response.code)
 
 
 # ---- Responses.
@@ -356,6 +361,13 @@ def _build_held(
         call_id=str(call_id) if call_id else None,
         call_url=str(call_url) if call_url else None,
         is_retryable=retryable and (submission.is_repeatable or not submission.is_doubtful),
+    )
+
+
+def _advise_repeat(authorization: SignedAuthorization) -> str:
+    return (
+        f"The authorisation {authorization.name()} of {authorization.describe()} was sent, and the gateway has settled nothing. Repeat the same request "
+        "later: it sends the same authorisation, and nothing is paid twice."
     )
 
 

@@ -189,10 +189,15 @@ class NodeUnreachable(NotPaid):
 
 
 class PaymentPending(CallerFailure):
-    """The payment is signed and stored, and not usable yet. Repeat the call: it continues with the same payment."""
+    """The payment is signed and stored, and not usable yet. Repeat the call: it continues with the same payment. `reason`: the code of the
+    gateway's last response, such as `chain_unavailable`; None where the wallet's own node decides."""
 
     code = "payment_pending"
     is_retryable = True
+
+    def __init__(self, detail: str, *, transaction: TxHash | None = None, reason: str | None = None) -> None:
+        super().__init__(detail, transaction=transaction)
+        self.reason = reason
 
 
 class PaymentRefused(CallerFailure):

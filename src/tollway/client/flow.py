@@ -38,16 +38,22 @@ from tollway.client.finality import expire_released
 from tollway.client.quote import TransferOffer, read_transfer_offers
 from tollway.client.response_rules import (
     REPEAT_CODES,
+    RETRY_AFTER_S,
     CallResult,
     CreditHeld,
     PaymentExhausted,
     PaymentOutcome,
     PaymentRejected,
+    RepeatWait,
     advise_lookup,
+    advise_repeat,
     build_call_held,
     decide_outcome,
+    is_chain_away,
     names_outcome,
+    quote_refusal,
     read_detail,
+    report_notice,
 )
 from tollway.client.steps import (
     FindPayments,
@@ -146,8 +152,6 @@ ROUNDS_MAX = 500
 PREPAY_MAX = 100_000
 SENDS_MAX = 60
 BROKEN_RETRIES_MAX = 2
-RETRY_AFTER_S = 2
-RETRY_AFTER_MAX_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -409,7 +413,8 @@ def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
     is_signed_anew = False
     is_doubtful = False
     broken = 0
-    waited_s = 0.0
+    wait = RepeatWait(patience=rules.patience)
+    last: GatewayResponse | None = None
     for _ in range(SENDS_MAX):
         outcome = yield SendCall(headers=proof)
         if isinstance(outcome, NoResponse):
@@ -427,21 +432,23 @@ def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
             proof = yield from _sign(transfer, rules)
             is_signed_anew = True
             continue
-        retry_after_s = outcome.retry_after_s
-        pause_s = RETRY_AFTER_S if retry_after_s is None else min(retry_after_s, RETRY_AFTER_MAX_S)
-        if outcome.code not in REPEAT_CODES or waited_s + pause_s > rules.patience.wait_s:
+        pause_s = wait.next_pause_s(outcome) if outcome.code in REPEAT_CODES else None
+        if pause_s is None:
             return _SignedResponse(response=outcome, is_doubtful=is_doubtful)
+        last = outcome
+        if is_chain_away(outcome):
+            yield report_notice(transfer, outcome)
         yield Pause(seconds=pause_s)
-        waited_s += pause_s
+    assert last is not None, "requests without a response end the loop before"
+    undecided = f"The gateway has not decided after {SENDS_MAX} requests."
     if is_doubtful:
         raise GatewayUnreachable(
-            f"The gateway has not decided after {SENDS_MAX} requests. {advise_lookup(transfer)}",
-            is_sent=True,
-            transaction=transfer.tx_hash,
+            f"{undecided} {advise_lookup(transfer)}", is_sent=True, transaction=transfer.tx_hash
         )
     raise PaymentPending(
-        f"The gateway has not decided after {SENDS_MAX} requests. Repeat the call later.",
+        f"{undecided} {quote_refusal(last)} {advise_repeat(transfer)}",
         transaction=transfer.tx_hash,
+        reason=last.code,
     )
 
 

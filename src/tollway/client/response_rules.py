@@ -11,12 +11,14 @@ from tollway.client.steps import (
     CountServedCalls,
     Flow,
     GatewayResponse,
+    PaymentProgress,
     RecordTransferState,
+    ReportProgress,
     SignedAuthorization,
     Transfer,
     TransferState,
 )
-from tollway.client.transfer import InsufficientCredit
+from tollway.client.transfer import InsufficientCredit, Patience
 from tollway.errors import Code
 
 REPEAT_CODES = frozenset(
@@ -30,6 +32,9 @@ REPEAT_CODES = frozenset(
 )
 """Codes without a decision: the client sends the same headers again after `Retry-After`. Their nonce counts once, so no repeat is
 charged twice."""
+
+RETRY_AFTER_S = 2
+RETRY_AFTER_MAX_S = 60
 
 REJECTED_CODES = frozenset(
     {
@@ -57,6 +62,39 @@ KEY_USED = "idempotency_key_used"
 
 REFUSED_CODES = frozenset({Code.PAYMENT_VERIFICATION_FAILED.value, Code.PAYMENT_TOO_OLD.value})
 """Refusals of the payment itself, not of the wallet or the request: stored until a later call shows otherwise."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RepeatWait:
+    """The pauses of one signed call between its repeats, on every rail. `chain_s`: those since the chain of the gateway is away, without a break."""
+
+    patience: Patience
+    waited_s: float = 0.0
+    chain_s: float = 0.0
+
+    def next_pause_s(self, response: GatewayResponse) -> float | None:
+        """Seconds until the same request is sent again, by `Retry-After`; None where the call has waited long enough for such a response."""
+        named_s = response.retry_after_s
+        pause_s = RETRY_AFTER_S if named_s is None else min(named_s, RETRY_AFTER_MAX_S)
+        self.waited_s += pause_s
+        self.chain_s = self.chain_s + pause_s if is_chain_away(response) else 0.0
+        is_over = self.waited_s > self.patience.wait_s or self.chain_s > self.patience.chain_wait_s
+        return None if is_over else pause_s
+
+
+def is_chain_away(response: GatewayResponse) -> bool:
+    """Whether the gateway cannot check a payment, because its chain nodes do not respond. It has settled and forwarded nothing then."""
+    return response.code == Code.CHAIN_UNAVAILABLE.value
+
+
+def report_notice(payment: Transfer | SignedAuthorization, response: GatewayResponse) -> ReportProgress:
+    """Passes the gateway's words on while the call waits."""
+    return ReportProgress(progress=PaymentProgress(payment=payment, notice=quote_refusal(response)))
+
+
+def quote_refusal(response: GatewayResponse) -> str:
+    """The gateway's code and words."""
+    return f"The gateway responds {response.code or response.status}: {read_detail(response)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +155,11 @@ def decide_outcome(transfer: Transfer, response: GatewayResponse) -> Flow[Paymen
     if _is_held(response) or code == Code.NONCE_REUSED.value:
         raise build_call_held(transfer, response)
     if code in REPEAT_CODES or code == Code.PAYMENT_HELD.value:
-        raise PaymentPending(read_detail(response), transaction=transfer.tx_hash)
+        raise PaymentPending(
+            f"{quote_refusal(response)} {advise_repeat(transfer)}",
+            transaction=transfer.tx_hash,
+            reason=code,
+        )
     rest = _read_rest(transfer, response)
     is_served = response.headers.get("tollway-payment-state") == "charged"
     if is_served or rest is not None or transfer.state is TransferState.REFUSED:
@@ -176,6 +218,14 @@ def names_outcome(response: GatewayResponse) -> bool:
         return True
     is_named = response.problem.get("paymentState") in ("charged", "released", "held")
     return is_named and response.code not in NO_OUTCOME_CODES
+
+
+def advise_repeat(transfer: Transfer) -> str:
+    """Advice about a call that the gateway has not decided."""
+    return (
+        f"The payment {transfer.tx_hash} of {transfer.describe()} stays usable. Repeat the same request later: it uses "
+        "this payment, and nothing is paid again."
+    )
 
 
 def advise_lookup(transfer: Transfer) -> str:

@@ -278,14 +278,17 @@ class ApprovePayment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentProgress:
     """The progress of one signed payment. A transfer has `confirmations` of the `confirmations_needed`; an authorisation has neither: the gateway
-    settles it after the API has answered."""
+    settles it after the API has answered. `notice`: what keeps the gateway from checking the payment, in its words; the call waits for it."""
 
     payment: "Transfer | SignedAuthorization"
     confirmations: int | None = None
     confirmations_needed: int | None = None
+    notice: str | None = None
 
     def describe(self) -> str:
         """The progress in one line, such as `paid 0.05 USDC by 0x…, 2 of 10 confirmations`."""
+        if self.notice is not None:
+            return self.notice
         if isinstance(self.payment, Transfer):
             seen, needed = self.confirmations or 0, self.confirmations_needed
             return (

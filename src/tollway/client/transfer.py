@@ -68,10 +68,12 @@ _SYMBOL_BYTES_MAX = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long a call waits for its payment. The seconds of its pauses count, not a clock."""
+    """How long a call waits for its payment. The seconds of its pauses count, not a clock. `chain_wait_s`: for a gateway that reports its chain away
+    (`chain_unavailable`); an outage of a node is seldom over within a call."""
 
     poll_s: float = 1.0
     wait_s: float = 180.0
+    chain_wait_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
