@@ -23,7 +23,7 @@ from tests.kit.fixed_limits import load_with_fixed_limits
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on, new_payment
 from tests.kit.listings import sample_listing
 from tests.kit.upstream import plain, run_upstream, say_nothing, until
-from tollway.app.lifecycle import DEBUG_S, App
+from tollway.app.lifecycle import DEBUG_S, App, run
 from tollway.app.runtime import now_ms
 from tollway.background import TaskName
 from tollway.config.settings import Settings
@@ -40,6 +40,7 @@ from tollway.storage.migrate import upgrade
 from tollway.storage.operator_figures import record_audit
 from tollway.storage.sales_tables import sales_closed_table
 from tollway.web.page_response import is_page_path
+from tollway.web.server import reserve_port
 
 NOBODY = "http://127.0.0.1:1"
 
@@ -261,6 +262,43 @@ async def test_one_gateway_serves_from_a_sqlite_file_and_the_next_one_after_it(t
             await App(settings(tmp_path)).__aenter__()
     async with App(settings(tmp_path)):
         pass
+
+
+@pytest.mark.parametrize("taken", ["LISTEN", "ADMIN_LISTEN"])
+async def test_a_gateway_whose_port_is_in_use_refuses_before_it_opens_its_database(
+    tmp_path: Path, taken: str
+) -> None:
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as another gateway listens
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        ports = {"LISTEN": free_port(), "ADMIN_LISTEN": free_port(), taken: holder.getsockname()[1]}
+        more = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        with pytest.raises(SettingsInvalid, match=f"another process uses {more[taken]}.* another port"):
+            await run(settings(tmp_path, PUBLIC_URL=f"http://127.0.0.1:{ports['LISTEN']}", **more))
+    assert not (tmp_path / "books.sqlite3").exists()
+    for port in ports.values():
+        reserve_port("127.0.0.1", port).close()
+
+
+async def test_of_two_gateways_that_start_at_once_one_has_the_port(tmp_path: Path) -> None:
+    port = free_port()
+    more = {"LISTEN": f"127.0.0.1:{port}", "PUBLIC_URL": f"http://127.0.0.1:{port}", "ADMIN_LISTEN": "off"}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    first, second = (App(settings(tmp_path / name, **more)) for name in ("one", "two"))
+    first.reserve_ports()
+    with pytest.raises(SettingsInvalid, match=f"another process uses 127.0.0.1:{port}"):
+        second.reserve_ports()
+    async with first:
+        with pytest.raises(ConnectionRefusedError):  # no connection waits for a gateway that is not open yet
+            await asyncio.open_connection("127.0.0.1", port)
+        serving = asyncio.get_running_loop().create_task(first.serve())
+        await first.server.wait_up()
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.close()
+        first.stop()
+        await serving
 
 
 async def test_a_call_that_outlives_the_drain_is_written_as_unknown(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ from tollway.storage.webhook_events import EventLog
 from tollway.telemetry import BackgroundTaskStatus, Metrics, change_log_level, observe_log_events
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.kept_sums import KeptSums
-from tollway.web.server import HttpServer, check_port_free
+from tollway.web.server import HttpServer, PortTaken
 
 if TYPE_CHECKING:
     from tollway.rate_limits.redis_windows import RedisWindows
@@ -124,6 +124,7 @@ class App:
         self.is_debug = False
         self._debug_end: asyncio.TimerHandle | None = None
         self._stack = contextlib.AsyncExitStack()
+        self._servers: tuple[HttpServer, ...] = ()
         self.redis_windows = self._make_redis_windows()
         self.rate_limiter = RateLimiter(self.redis_windows)
         self._wire()
@@ -436,6 +437,9 @@ class App:
         await self._set_build()
         await self.chains.open()
         self._stack.push_async_callback(self.chains.close)
+        # A node of another chain is an error of the settings; a node that is down is not. Before the ledger opens: its row makes this process a gateway.
+        if problems := await self.node_health.find_wrong_chain_nodes():
+            raise SettingsInvalid([f"networks: {problem}" for problem in problems])
         self._stack.push_async_callback(self.http_client.close)
         if self.span_queue is not None:
             self.span_queue.open()
@@ -443,11 +447,9 @@ class App:
         await self.settlement_services.open()
         self._stack.push_async_callback(self.settlement_services.close)
         await self.ledger.open()
+        await self.fleet_view.record_build()
         await self.moderation.refresh()
         await self.webhook_services.store.refresh()
-        # A node of another chain is an error of the settings; a node that is down is not.
-        if problems := await self.node_health.find_wrong_chain_nodes():
-            raise SettingsInvalid([f"networks: {problem}" for problem in problems])
         tasks = await self._stack.enter_async_context(BackgroundTaskGroup(self.background))
         limits = self.settings.limits
         if self.redis_windows is not None:
@@ -545,11 +547,29 @@ class App:
 
     # ---- Serving.
 
+    def reserve_ports(self) -> None:
+        """Keeps the ports of this gateway until it serves. `run` calls it before the app opens: a gateway that cannot listen must write no row, which others
+        would count as a gateway until its lease ends. A second call has no effect. Raises PortTaken."""
+        if self._servers:
+            return
+        admin = self._make_admin_server()
+        self._servers = (self.server,) if admin is None else (self.server, admin)
+        self._stack.callback(self._release_ports)
+        try:
+            for server in self._servers:
+                server.reserve_port()
+        except PortTaken:
+            self._release_ports()
+            raise
+
+    def _release_ports(self) -> None:
+        for server in self._servers:
+            server.release_port()
+
     async def serve(self, notifier: ServiceNotifier | None = None) -> None:
         """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`. `notifier` reports when the port accepts connections."""
         settings = self.settings
-        for listener in filter(None, (settings.listen, settings.admin_listen)):
-            check_port_free(listener.host, listener.port)
+        self.reserve_ports()
         # Objects that exist now live as long as the process: take them out of later collections.
         gc.collect()
         gc.freeze()
@@ -557,16 +577,16 @@ class App:
         _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._report(notifier)) if notifier is not None else None
-            admin = self._make_admin_server()
-            if admin is not None:
-                group.create_task(admin.serve())
+            _, *others = self._servers
+            for other in others:
+                group.create_task(other.serve())
             try:
                 await self.server.serve()
             finally:
                 if reporting is not None:
                     reporting.cancel()
-                if admin is not None:
-                    admin.stop()
+                for other in others:
+                    other.stop()
 
     def _make_server(self) -> HttpServer:
         settings = self.settings
@@ -686,7 +706,9 @@ class App:
 async def run(settings: Settings) -> None:
     """`tollway gateway serve`: opens the app, serves until SIGINT or SIGTERM, closes in order."""
     notifier = ServiceNotifier.from_environment()
-    async with App(settings) as app:
+    app = App(settings)
+    app.reserve_ports()
+    async with app:
         observe_log_events(app.metrics.count_log_event)
 
         def stop() -> None:

@@ -1,6 +1,6 @@
 """The HTTP server: granian, embedded in the gateway's event loop.
 
-HTTP/1.1 only, no WebSocket, no access log. This module adds a check that no other process listens on the port, kernel timers that close connections whose
+HTTP/1.1 only, no WebSocket, no access log. This module adds a reservation of the port against other processes, kernel timers that close connections whose
 client acknowledges no bytes, and a higher limit of open files and sockets (many systems allow 1,024 by default).
 """
 
@@ -56,6 +56,7 @@ class HttpServer:
         self._host = host
         self._port = port
         self._limits = limits
+        self._reservation: socket.socket | None = None
         raise_open_file_limit()
         self._server = GranianServer(
             app,
@@ -77,9 +78,26 @@ class HttpServer:
         # Limits the drain: without it one stalled client would keep the process alive for ever.
         self._server.workers_kill_timeout = math.ceil(limits.drain_deadline_s)
 
+    def reserve_port(self) -> None:
+        """Keeps the port for this server until it listens, so that a second process refuses at its start and not after its work has begun. A second
+        call has no effect. Raises PortTaken."""
+        if self._reservation is None:
+            self._reservation = reserve_port(self._host, self._port)
+
+    def release_port(self) -> None:
+        """Ends the reservation. A second call has no effect."""
+        if self._reservation is not None:
+            self._reservation.close()
+
     async def serve(self) -> None:
         """Serves until `stop`, then until the calls in flight end, at most `drain_deadline_s`. Raises PortTaken."""
-        check_port_free(self._host, self._port)
+        self.reserve_port()
+        try:
+            await self._serve()
+        finally:
+            self.release_port()
+
+    async def _serve(self) -> None:
         async with asyncio.TaskGroup() as group:
             setting = group.create_task(self._set_socket_timeouts())
             try:
@@ -104,6 +122,7 @@ class HttpServer:
         accepts nothing until a third of them has left: a client that reads 40 KiB a second would look stalled.
         """
         await self._await_port()
+        self.release_port()
         if sys.platform == "linux":
             timeout_ms, unsent = int(self._limits.write_stall_s * 1000) + 1000, self._limits.buffer_bytes
             for entry in os.listdir("/proc/self/fd"):
@@ -144,12 +163,29 @@ def _borrow_socket(number: int) -> Iterator[socket.socket]:
         yield borrowed
 
 
-def check_port_free(host: str, port: int) -> None:
-    """Raises PortTaken if the address cannot be bound: in use, not allowed, or not an address of this machine."""
+def reserve_port(host: str, port: int) -> socket.socket:
+    """Binds the address without listening on it: a connection is refused, a second reservation fails, and the server of this user can listen beside it
+    (SO_REUSEPORT). Raises PortTaken if the address is in use, not allowed, or not an address of this machine."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        # Without SO_REUSEPORT: it finds another server, which shares its port, and another reservation.
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        except OSError as exc:
-            raise PortTaken([f"listen: cannot listen on {host}:{port}: {exc.strerror}"]) from exc
+        reservation = socket.socket(family, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):  # an ended server of another kind keeps the port for a minute
+            reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            reservation.bind((host, port))
+    except OSError as exc:
+        raise PortTaken([_describe_taken(host, port, exc)]) from exc
+    return reservation
+
+
+def _describe_taken(host: str, port: int, exc: OSError) -> str:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if exc.errno != errno.EADDRINUSE:
+        return f"listen: cannot listen on {address}: {exc.strerror}"
+    return (
+        f"listen: another process uses {address}, perhaps this gateway, which runs already. Stop that process, or set another port "
+        "(listen, TOLLWAY_LISTEN; of the operator's address admin_listen, TOLLWAY_ADMIN_LISTEN)"
+    )
