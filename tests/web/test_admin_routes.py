@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import text
+from sqlalchemy import insert, text
 
 from tests.kit.admin_pages import (
     ALICE,
@@ -28,7 +28,8 @@ from tollway.app.lifecycle import App
 from tollway.ids import ChainId
 from tollway.ledger.ledger import AuditReport
 from tollway.payments.gas import GasKeyStatus
-from tollway.storage.ledger_tables import payment_table
+from tollway.storage.database import write_retried
+from tollway.storage.ledger_tables import owner_table, payment_table
 from tollway.storage.operator_figures import record_audit
 from tollway.web.query import format_time
 
@@ -88,6 +89,28 @@ async def test_the_overview_names_what_needs_an_operator_the_worst_first(
     (gateway,) = answer["gateways"]
     assert (gateway["isThis"], gateway["isAlive"]) == (True, True)
     assert gateway["leads"] == "sweeper, watcher, reputation, webhooks"
+
+
+async def test_gateways_that_ended_stand_apart_from_those_that_are_alive(
+    app: App, browser: httpx.AsyncClient
+) -> None:
+    await sign_in(app, browser)
+    assert "<details" not in (await browser.get("/")).text.partition('id="figures"')[2]
+    now_ms = app.ledger.shared_ms()
+    rows = [
+        {"id": f"{number}ended", "started_ms": number, "seen_ms": now_ms - 3_600_000, "boot_mark": "x"}
+        for number in range(3)
+    ]
+    await write_retried(app.database, lambda connection: connection.execute(insert(owner_table), rows))
+    content = (await browser.get("/admin/api/overview")).json()
+    assert content["figures"]["gatewaysAlive"] == "1"
+    assert not [one for one in content["findings"] if one["alert"] == "VersionsDiffer"]
+    alive, _, ended = (await browser.get("/")).text.partition('id="figures"')[2].partition("<details")
+    assert "3 gateways ended or are silent, in the last day" in ended
+    assert (app.ledger.owner_id in alive, app.ledger.owner_id in ended) == (True, False)
+    for place, one in enumerate(content["gateways"]):
+        part = alive if one["isAlive"] else ended
+        assert f'data-live="gateways.{place}.id">{one["id"]}<' in part
 
 
 async def test_each_finding_leads_to_its_runbook(app: App, browser: httpx.AsyncClient) -> None:

@@ -122,7 +122,7 @@ def list_figures(facts: OverviewFacts) -> dict[str, str]:
     return {
         **_list_traffic(facts.find_increase(OWN_FAILURES_WINDOW_S)),
         "inFlight": str(facts.in_flight),
-        "gatewaysAlive": f"{alive} of {len(facts.gateways)}",
+        "gatewaysAlive": str(alive),
         "unknownCalls": count(facts.fleet.open_calls.get("unknown", (0, 0.0))[0], 10_000),
         "settlingCalls": count(facts.fleet.open_calls.get("settling", (0, 0.0))[0], 10_000),
         "heldPayments": count(facts.held_payments, 10_000),
