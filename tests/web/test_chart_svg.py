@@ -17,6 +17,9 @@ from tollway.web.chart_svg import (
     lay_out_bars,
     round_up_nicely,
 )
+from tollway.web.page_assets import UI_FOLDER
+
+LABEL_LENGTH_MAX = 11
 
 
 def step(*values: float, label: str = "2026-11-21") -> ChartStep:
@@ -66,7 +69,8 @@ def test_any_series_is_a_picture_of_numbers_inside_of_its_box(rows: list[list[fl
         )
     for line in chart.lines:
         assert TOP <= line.y <= HEIGHT - BOTTOM
-        assert re.fullmatch(r"[0-9][0-9,]*(?:\.[0-9]+)?(?:e-[0-9]+)?", line.label), line.label
+        assert re.fullmatch(r"[0-9][0-9,]*(?:\.[0-9]+)?(?:e[+-][0-9]+)?", line.label), line.label
+        assert len(line.label) <= LABEL_LENGTH_MAX
 
 
 @settings(derandomize=True, max_examples=500)
@@ -85,8 +89,25 @@ def test_a_chart_without_values_is_empty() -> None:
 
 def test_the_lines_have_round_values() -> None:
     chart = lay_out_bars([step(7, label="a"), step(31, label="b")], series=("calls",), summary="")
-    assert [line.label for line in chart.lines] == ["25", "50"]
+    assert [line.label for line in chart.lines] == ["50", "25"]
     assert (chart.first_label, chart.last_label) == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"), [((1, 4), ["5"]), ((1,), ["1"]), ((2,), ["2", "1"]), ((1.0, 4.0), ["5", "2.5"])]
+)
+def test_a_count_has_no_half(values: tuple[float, ...], labels: list[str]) -> None:
+    chart = lay_out_bars([step(value) for value in values], series=("calls",), summary="")
+    assert [line.label for line in chart.lines] == labels
+
+
+def test_the_style_puts_each_label_beside_its_line() -> None:
+    rows = re.search(r"\.marks \{[^}]*grid-template-rows: ([^;]*);", (UI_FOLDER / "app.css").read_text())
+    assert rows is not None
+    first, second, rest = (int(share) for share in re.findall(r"minmax\(0, ([0-9]+)fr\)", rows[1]))
+    assert first + second + rest == HEIGHT
+    chart = lay_out_bars([step(2)], series=("calls",), summary="")
+    assert [line.y for line in chart.lines] == [first / 2, first + second / 2]
 
 
 def test_the_bars_of_a_series_are_one_path() -> None:
@@ -108,7 +129,16 @@ def test_ceilings_are_round(value: float, ceiling: float) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(1000, "1,000"), (0.5, "0.5"), (2.50, "2.5"), (0, "0"), (1.0000001, "1"), (2.5e-7, "2.5e-07")],
+    [
+        (1000, "1,000"),
+        (0.5, "0.5"),
+        (2.50, "2.5"),
+        (0, "0"),
+        (1.0000001, "1"),
+        (2.5e-7, "2.5e-07"),
+        (5e8, "500,000,000"),
+        (2e9, "2e+09"),
+    ],
 )
 def test_numbers_are_short(value: float, text: str) -> None:
     assert format_number(value) == text

@@ -1,15 +1,16 @@
 """Lays out charts of bars: from numbers to the geometry that a template draws as SVG, and the rows of the table beside it. Pure.
 
-Values of one step are stacked in their order, the first at the bottom. Lengths are in the units of the view box. A template draws; it computes nothing.
+Values of one step are stacked in their order, the first at the bottom. Lengths are in the units of the view box. A template draws; it computes nothing. The labels stand beside the
+picture, in a column of their own and below it, as text of the page: a bar never covers them, and they keep their size where the picture shrinks.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 640, 160
-BOTTOM, TOP = 24, 12
-"""Room for the labels of the steps below the bars, and for the label of the highest value."""
+WIDTH, HEIGHT = 640, 140
+BOTTOM, TOP = 4, 12
+"""Room below the bars, and above the line of the highest value. The rows of `.marks` in `app.css` put the label of each line beside it."""
 GAP_SHARE = 0.25
 HEIGHT_MIN = 1.5
 """A value above zero is never invisible."""
@@ -17,8 +18,8 @@ HEIGHT_MIN = 1.5
 VALUE_MAX = 1e300
 """Larger values are drawn as this one: the sum of a step stays a number."""
 _NICE = (1, 2, 5, 10)
-_PLAIN_MIN = 1e-6
-"""A smaller number is written with its power of ten."""
+_PLAIN_MIN, _PLAIN_MAX = 1e-6, 1e9
+"""Smaller and larger numbers are written with their power of ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +44,7 @@ class ChartBar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """A horizontal line of the grid with its value."""
+    """A horizontal line of the grid with its value. The first one is that of the highest value."""
 
     y: float
     label: str
@@ -82,7 +83,8 @@ class BarChart:
 
 
 def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: str) -> BarChart:
-    """A chart with a bar for each step. Every step has a value of every series. Values that are no number count as 0."""
+    """A chart with a bar for each step. Every step has a value of every series. Values that are no number count as 0. Where all values are of type int, no line
+    has a fraction as its value."""
     heights = [[_limit(value) for value in step.values] for step in steps]
     highest = max((sum(values) for values in heights), default=0.0)
     ceiling = round_up_nicely(highest)
@@ -105,9 +107,11 @@ def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: 
                     series=number,
                 )
             )
+    are_counts = all(isinstance(value, int) for step in steps for value in step.values)
     lines = [
         ChartLine(y=round(HEIGHT - BOTTOM - room * share, 2), label=format_number(ceiling * share))
-        for share in (0.5, 1.0)
+        for share in (1.0, 0.5)
+        if not are_counts or (ceiling * share).is_integer()
     ]
     return BarChart(
         summary=summary,
@@ -122,7 +126,7 @@ def lay_out_bars(steps: Sequence[ChartStep], *, series: Sequence[str], summary: 
 def round_up_nicely(value: float) -> float:
     """The least of 1, 2 and 5 times a power of ten that is not below the value, at most 10 times `VALUE_MAX`; 1 for zero."""
     if value <= 0:
-        return 1
+        return 1.0
     exponent = math.floor(math.log10(value))
     # A text is read exactly: products of powers lose the smallest numbers, whose next lower power is 0.
     ceilings = (float(f"{step}e{exponent}") for step in _NICE)
@@ -135,6 +139,6 @@ def _limit(value: float) -> float:
 
 def format_number(value: float) -> str:
     """With thousands separated by commas, and without superfluous decimals."""
-    if 0 < value < _PLAIN_MIN:
-        return f"{value:g}"
+    if 0 < value < _PLAIN_MIN or value >= _PLAIN_MAX:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if value == int(value) else f"{value:,.6f}".rstrip("0").rstrip(".")
