@@ -13,6 +13,7 @@ from tollway.cli.history import (
     describe_hold,
     describe_state,
     format_age,
+    format_charge,
     format_time,
     read_calls,
 )
@@ -115,17 +116,47 @@ def lines(gateway, environment, tmp_path):
     return go
 
 
-def test_the_table_fits_80_columns_and_names_time_call_state_price_and_listing(gateway, lines):
-    gateway.calls = [HELD, CHARGED]
+RELEASED = {
+    **CHARGED,
+    "id": "call_" + "0" * 25 + "3",
+    "method": "GET",
+    "path": "/nowhere/" + "x" * 90,
+    "status": "failed",
+    "httpStatus": 404,
+    "payment": {**HELD["payment"], "state": "released", "heldUntil": None},
+}
+
+
+def test_the_table_fits_80_columns_and_names_time_call_state_charge_listing_and_request(gateway, lines):
+    gateway.calls = [HELD, CHARGED, RELEASED]
     shown = lines("history")
     assert max(map(len, shown)) <= 80
-    assert shown[0].split() == ["time", "(UTC)", "call", "state", "price", "listing"]
-    assert shown[1].startswith(f"11-23 19:53 {HELD['id']} held      0.010000 USDC Quotes")
-    assert shown[2].startswith(f"11-23 19:53 {CALL_ID} succeeded 0.010000 USDC Quotes")
-    told = " ".join(" ".join(shown[4:]).split())
+    assert shown[0].split() == ["time", "(UTC)", "call", "state", "charged", "listing"]
+    assert shown[1].startswith(f"11-23 19:53 {HELD['id']} held      not yet       Quotes")
+    assert shown[2] == "    POST /quote · HTTP 504"
+    assert shown[3].startswith(f"11-23 19:53 {CALL_ID} succeeded 0.010000 USDC Quotes")
+    assert shown[4] == "    POST /quote · HTTP 200"
+    assert shown[5].startswith(f"11-23 19:53 {RELEASED['id']} failed    0 USDC        Quotes")
+    assert shown[6].startswith("    GET /nowhere/xxx")
+    told = " ".join(" ".join(shown[7:]).split())
     assert f"{HELD['id']}: 0.010000 USDC is held until 2026-11-24 19:53:11 UTC" in told
     assert "Do not pay again." in told
     assert CALL_ID not in told
+
+
+@pytest.mark.parametrize(
+    ("state", "charge"),
+    [
+        ("charged", "0.010000 USDC"),
+        ("reorged", "0.010000 USDC"),
+        ("held", "not yet"),
+        ("released", "0 USDC"),
+        ("none", "0 USDC"),
+        (None, "0 USDC"),
+    ],
+)
+def test_a_call_is_charged_its_price_or_nothing(state, charge):
+    assert format_charge({**HELD, "payment": {"state": state}}) == charge
 
 
 def test_one_call_is_shown_whole_with_what_to_do(gateway, lines):

@@ -72,6 +72,16 @@ def test_quality_is_numbers_or_not_measured(
     assert told in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize(
+    ("status", "is_marked"), [("paused", True), ("active", False), (None, False), (TRICKS, False)]
+)
+def test_a_paused_listing_is_marked_where_it_is_found(
+    status: object, is_marked: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_search_results({"apis": [{"id": "api_1"}]}, [{"status": status}])
+    assert ("PAUSED, refuses calls now" in capsys.readouterr().out) is is_marked
+
+
 def test_json_is_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": "ä"})
     assert json.loads(capsys.readouterr().out) == {"a": "ä"}

@@ -232,7 +232,8 @@ def save_receipt(receipt: Mapping[str, Any], file: Path) -> None:
 
 
 def print_calls(page: Mapping[str, Any]) -> None:
-    """Prints a page of calls, newest first, and below it what to do about those that hold a price. Fits 80 columns."""
+    """Prints a page of calls, newest first, with what each was charged and its request, and below them what to do about those that hold a price. Fits 80
+    columns."""
     calls = list_objects(page.get("calls"))
     if page.get("total") == 0:
         print_foot("No calls.")
@@ -242,12 +243,13 @@ def print_calls(page: Mapping[str, Any]) -> None:
             format_time(call.get("createdAt"), is_short=True),
             call.get("id"),
             describe_state(call),
-            _format_price(call),
+            format_charge(call),
             call.get("apiName") or call.get("apiId"),
         )
         for call in calls
     ]
-    print_rows(("time (UTC)", "call", "state", "price", "listing"), rows)
+    requests_made = [_format_request(call) for call in calls]
+    print_rows(("time (UTC)", "call", "state", "charged", "listing"), rows, below=requests_made)
     print_foot(f"{format_value(page.get('total', 0))} in all; tollway history CALL shows one")
     console = open_console()
     for call in calls:
@@ -329,7 +331,7 @@ def _list_members(call: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
         "state": describe_state(call),
         "price": _format_price(call),
         "listing": f"{format_value(call.get('apiName'))} ({format_value(call.get('apiId'))})",
-        "request": f"{format_value(call.get('method'))} {format_value(call.get('path'))}",
+        "request": _format_request(call, has_status=False),
         "response": call.get("httpStatus"),
         "error": call.get("error"),
         "payer": call.get("payer"),
@@ -385,6 +387,21 @@ def format_time(value: object, *, is_short: bool = False) -> str:
     except (ValueError, OverflowError):
         return value
     return moment.strftime("%m-%d %H:%M") if is_short else moment.strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def format_charge(call: Mapping[str, Any]) -> str:
+    """What a call was charged: its price; nothing for a released or a free one; `not yet` while its price is held."""
+    state = _read_payment(call).get("state")
+    if state == "held":
+        return "not yet"
+    return _format_price(call if state in ("charged", "reorged") else {**call, "price": "0"})
+
+
+def _format_request(call: Mapping[str, Any], *, has_status: bool = True) -> str:
+    """Such as `GET /quote/ETH · HTTP 200`."""
+    request = f"{format_value(call.get('method'))} {format_value(call.get('path'))}"
+    status = call.get("httpStatus")
+    return f"{request} · HTTP {status}" if has_status and isinstance(status, int) else request
 
 
 def _format_price(call: Mapping[str, Any]) -> str:

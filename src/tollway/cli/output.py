@@ -92,6 +92,8 @@ def print_search_results(page: JsonObject, details: Sequence[JsonObject]) -> Non
 
 
 def _describe_listing(api: JsonObject, more: JsonObject) -> Iterator[str]:
+    if more.get("status") == "paused":
+        yield "PAUSED, refuses calls now"
     yield _format_quality(more.get("quality"))
     if more.get("verified") is True:
         yield "ownership verified"
@@ -114,8 +116,11 @@ def _format_quality(quality: object) -> str:
     return f"{quality_text}, {latency_ms} ms" if isinstance(latency_ms, int | float) else quality_text
 
 
-def print_rows(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table in which every column but the last one is whole; the last one is cut at the width of the terminal."""
+def print_rows(
+    headings: Sequence[str], rows: Sequence[Sequence[object]], *, below: Sequence[str] = ()
+) -> None:
+    """Prints a table in which every column but the last one is whole; the last one is cut at the width of the terminal. `below`: of each row, a line that
+    is printed below it, indented and cut too."""
     console = open_console(soft_wrap=True)
     lines = [[plain_line(format_value(value)) for value in row] for row in (headings, *rows)]
     widths = [max(cell_len(line[column]) for line in lines) for column in range(len(headings))]
@@ -123,6 +128,9 @@ def print_rows(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for number, line in enumerate(lines):
         cells = [set_cell_size(text, width) for text, width in zip(line, widths, strict=True)]
         console.print(Text(" ".join(cells).rstrip(), style="bold" if number == 0 else ""))
+        if below and number > 0:
+            indented = f"    {plain_line(below[number - 1])}"
+            console.print(Text(set_cell_size(indented, console.width).rstrip(), style="dim"))
 
 
 def print_foot(foot: str) -> None:
