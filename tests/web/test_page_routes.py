@@ -69,6 +69,26 @@ async def read(client: httpx.AsyncClient, path: str, status: int = 200) -> PageR
     return PageReader(answer.text)
 
 
+# ---- What every page has.
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/apis/api_none", "/nowhere"])
+async def test_no_public_page_says_that_its_reader_is_signed_out(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    """The session counts at `/my` alone: a page that offers a sign-in would be wrong for a reader with a session."""
+    page = PageReader((await client.get(path, headers=BROWSER)).text)
+    assert "Sign in" not in page.words
+    assert "My pages" in page.words
+    assert "/my" in page.addresses
+
+
+async def test_a_paused_api_is_marked_in_the_search(harness: PageHarness, client: httpx.AsyncClient) -> None:
+    assert "paused" not in (await read(client, "/?q=price")).words
+    await harness.catalog.publish(replace(QUOTES, id=ListingId("api_paused"), status="paused"))
+    assert "paused" in (await read(client, "/?q=price")).words
+
+
 # ---- Headers.
 
 
