@@ -163,6 +163,13 @@ def test_every_variable_of_a_page_exists(page: Path) -> None:
     assert written - variable_names() - prefixes == set()
 
 
+@pytest.mark.parametrize("page", COMMAND_PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_node_of_a_caller_is_written_with_its_chain(page: Path) -> None:
+    """The programs of docs/examples take no URL alone, as the commands do: what one page exports runs what another page shows."""
+    nodes = re.findall(r"\bTOLLWAY_RPC=[^\s`\"]+", page.read_text())
+    assert [node for node in nodes if not re.fullmatch(r"TOLLWAY_RPC=[1-9][0-9]*=https?://\S+", node)] == []
+
+
 def find_command(words: list[str]) -> CommandRow | None:
     """The command that begins with the most of these words, or a short form of it."""
     groups = {group.alias: name for name, group in GROUPS.items() if group.alias}

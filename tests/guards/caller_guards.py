@@ -117,4 +117,28 @@ CALLER_GUARDS = (
         "        fee_max_wei=0,\n        fee_limit_wei",
         test="client/test_flow_hostile_node.py::test_the_signed_payment_is_the_approved_one",
     ),
+    guard(
+        "C1",
+        "a request that was not decided is sent again with its signature",
+        "client.authorization:submit_authorization",
+        "state=AuthorizationState.OPEN)",
+        "state=AuthorizationState.RELEASED)",
+        test=f"{HOSTILE}::test_a_request_that_was_not_decided_is_signed_once_over_all_its_runs",
+    ),
+    guard(
+        "C1",
+        "a gateway without its chain is waited for shortly",
+        "client.response_rules:RepeatWait.next_pause_s",
+        " or self.chain_s > self.patience.chain_wait_s",
+        "",
+        test="client/test_authorization.py::test_a_gateway_without_its_chain_is_reported_with_the_first_response_and_ends_the_call_soon",
+    ),
+    guard(
+        "C1",
+        "the words of a gateway without its chain arrive at once",
+        "client.authorization:_send",
+        "        if is_chain_away(outcome):\n            yield report_notice(submission.authorization, outcome)\n",
+        "",
+        test="client/test_authorization.py::test_a_gateway_without_its_chain_is_reported_with_the_first_response_and_ends_the_call_soon",
+    ),
 )

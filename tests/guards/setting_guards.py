@@ -197,4 +197,20 @@ SETTING_GUARDS = (
         "    if False:\n",
         test="sandbox/test_anvil_binary.py::test_another_binary_is_refused_and_no_other_place_is_tried",
     ),
+    guard(
+        "K3",
+        "a gateway whose port is in use ends before it opens its database",
+        "app.lifecycle:run",
+        "    app.reserve_ports()\n",
+        "",
+        test="app/test_lifecycle.py::test_a_gateway_whose_port_is_in_use_refuses_before_it_opens_its_database",
+    ),
+    guard(
+        "K3",
+        "a port that a gateway reserves is in use",
+        "web.server:reserve_port",
+        "            reservation.bind((host, port))\n",
+        "",
+        test="app/test_lifecycle.py::test_of_two_gateways_that_start_at_once_one_has_the_port",
+    ),
 )
