@@ -13,6 +13,7 @@ import httpx
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Dialog
+from sqlalchemy import Connection, insert
 
 from tests.attack.test_text import STRINGS
 from tests.browser.watched_page import answer_by, watch_page
@@ -28,6 +29,8 @@ from tollway.ledger.ledger import AuditReport
 from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.storage.admin_store import SqlAdminSessions
+from tollway.storage.gateway_builds import gateway_build_table
+from tollway.storage.ledger_tables import owner_table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -63,6 +66,15 @@ async def answer_with_errors(reader: asyncio.StreamReader, writer: asyncio.Strea
     writer.close()
 
 
+def insert_ended_gateways(connection: Connection, seen_ms: int) -> None:
+    """Three gateways that ended. Their texts are a name of a machine and of a release, so no character is hidden."""
+    names = [f"ended{number}" for number in range(3)]
+    ends = {"started_ms": 1, "seen_ms": seen_ms, "boot_mark": "x"}
+    connection.execute(insert(owner_table), [{"id": name, **ends} for name in names])
+    build = {"name": MARKUP, "version": MARKUP, "schema_revision": MARKUP}
+    connection.execute(insert(gateway_build_table), [{"owner_id": name, **build} for name in names])
+
+
 async def fill(app: App) -> None:
     """Every text in every place that a page of the operator shows, past the checks that refuse it at the door."""
     rows: list[dict[str, Any]] = []
@@ -77,6 +89,7 @@ async def fill(app: App) -> None:
         given = {"listing_name": text, "error": text, "path": text}
         rows.append(call_record_row(number, **given, state="unknown" if number % 2 else "settling"))
     await app.database.write(lambda connection: insert_calls(connection, rows))
+    await app.database.write(lambda connection: insert_ended_gateways(connection, now_ms() - 3_600_000))
     await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
 
 
@@ -135,6 +148,8 @@ async def watch_hostile(browser: Browser, site: Site, paths: list[str]) -> None:
 
         for path in paths:
             await watched.goto(path)
+            if path == "/":
+                await page.get_by_text("3 gateways ended or are silent").click()
             await check()
 
 
