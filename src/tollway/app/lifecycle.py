@@ -43,6 +43,7 @@ from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import AWAY_INTERVAL_S, NodeHealth
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.config.settings import Settings, ensure_secret_key
+from tollway.config.values import Listen
 from tollway.errors import SettingsInvalid, StorageUnavailable
 from tollway.gateway.access import CallRateLimits
 from tollway.identity.sessions import SignIn
@@ -79,7 +80,7 @@ from tollway.storage.webhook_events import EventLog
 from tollway.telemetry import BackgroundTaskStatus, Metrics, change_log_level, observe_log_events
 from tollway.web.admission import LoadShedder, read_resident_bytes
 from tollway.web.kept_sums import KeptSums
-from tollway.web.server import HttpServer, PortTaken
+from tollway.web.server import HttpServer, reserved_ports, serve_all
 
 if TYPE_CHECKING:
     from tollway.rate_limits.redis_windows import RedisWindows
@@ -156,7 +157,6 @@ class App:
             only_verified=settings.require_ownership,
             events=self.events,
         )
-        self.creations = CreationStore(self.database, now_ms=now_ms, limits=limits)
         self._open_stores()
         self.chains = self._make_chains()
         self.node_health = NodeHealth(self.chains, self.rules, limits=limits)
@@ -211,7 +211,8 @@ class App:
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
         self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
-        self.server = self._make_server()
+        self.asgi_app = self._asgi.build()
+        self.server = self._make_server(self.asgi_app, settings.listen)
 
     def _make_fleet_view(self) -> FleetView:
         windows = self.redis_windows
@@ -253,6 +254,7 @@ class App:
         )
 
     def _open_stores(self) -> None:
+        self.creations = CreationStore(self.database, now_ms=now_ms, limits=self.settings.limits)
         self.ledger = self._make_ledger()
         self.payments = PaymentLedgerStore(self.database, limits=self.settings.limits, events=self.events)
         self.call_history = HistoryStore(self.database, limits=self.settings.limits)
@@ -548,23 +550,13 @@ class App:
     # ---- Serving.
 
     def reserve_ports(self) -> None:
-        """Keeps the ports of this gateway until it serves. `run` calls it before the app opens: a gateway that cannot listen must write no row, which others
-        would count as a gateway until its lease ends. A second call has no effect. Raises PortTaken."""
-        if self._servers:
-            return
-        admin = self._make_admin_server()
-        self._servers = (self.server,) if admin is None else (self.server, admin)
-        self._stack.callback(self._release_ports)
-        try:
-            for server in self._servers:
-                server.reserve_port()
-        except PortTaken:
-            self._release_ports()
-            raise
-
-    def _release_ports(self) -> None:
-        for server in self._servers:
-            server.release_port()
+        """Keeps the ports of this gateway until it serves; a second call has no effect. `run` calls it before the app opens: a gateway that cannot listen must
+        write no row, which others would count as a gateway until its lease ends. Raises PortTaken."""
+        if not self._servers:
+            admin = self.settings.admin_listen
+            others = () if admin is None else (self._make_server(self.build_admin_app(), admin),)
+            self._servers = (self.server, *others)
+            self._stack.enter_context(reserved_ports(self._servers))
 
     async def serve(self, notifier: ServiceNotifier | None = None) -> None:
         """Serves until `stop`, then finishes the calls in flight within `drain_deadline_s`. `notifier` reports when the port accepts connections."""
@@ -577,29 +569,13 @@ class App:
         _log.info("listening", address=str(settings.listen), public_url=settings.public_url)
         async with asyncio.TaskGroup() as group:
             reporting = group.create_task(self._report(notifier)) if notifier is not None else None
-            _, *others = self._servers
-            for other in others:
-                group.create_task(other.serve())
             try:
-                await self.server.serve()
+                await serve_all(self._servers)
             finally:
                 if reporting is not None:
                     reporting.cancel()
-                for other in others:
-                    other.stop()
 
-    def _make_server(self) -> HttpServer:
-        settings = self.settings
-        self.asgi_app = self._asgi.build()
-        return HttpServer(
-            self.asgi_app, host=settings.listen.host, port=settings.listen.port, limits=settings.limits
-        )
-
-    def _make_admin_server(self) -> HttpServer | None:
-        listen = self.settings.admin_listen
-        if listen is None:
-            return None
-        app = self.build_admin_app()
+    def _make_server(self, app: ASGIApp, listen: Listen) -> HttpServer:
         return HttpServer(app, host=listen.host, port=listen.port, limits=self.settings.limits)
 
     def build_admin_app(self) -> ASGIApp:

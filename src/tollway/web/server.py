@@ -13,7 +13,7 @@ import resource
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
@@ -142,6 +142,29 @@ class HttpServer:
                 continue
             writer.close()
             return
+
+
+async def serve_all(servers: Sequence[HttpServer]) -> None:
+    """Serves until the first one is stopped; the others end with it."""
+    first, *others = servers
+    async with asyncio.TaskGroup() as group:
+        for other in others:
+            group.create_task(other.serve())
+        try:
+            await first.serve()
+        finally:
+            for other in others:
+                other.stop()
+
+
+@contextlib.contextmanager
+def reserved_ports(servers: Sequence[HttpServer]) -> Iterator[None]:
+    """Keeps the ports of all servers, or of none. Raises PortTaken."""
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            server.reserve_port()
+            stack.callback(server.release_port)
+        yield
 
 
 @contextlib.contextmanager
