@@ -782,6 +782,15 @@ def test_credit_comes_first_on_every_rail(rail):
     assert (world.signed, world.transfers) == ([], [])
 
 
+def test_a_credit_waits_as_shortly_for_a_chain_that_is_away_and_stays_usable():
+    world = World(*[AWAY] * 80, credit=(credit(20_000),))
+    with pytest.raises(PaymentPending, match="this payment, and nothing is paid again") as caught:
+        world.call(patience=PATIENT)
+    assert (caught.value.reason, caught.value.transaction) == ("chain_unavailable", credit(20_000).tx_hash)
+    assert (world.waited_s, len(world.sent), len(world.notices)) == (9, 4, 3)
+    assert (world.signed, world.transfers) == ([], [])
+
+
 @pytest.mark.parametrize(("rail", "signed", "amounts"), [("auto", 0, [4_000]), ("x402", 1, [])])
 def test_a_rest_is_topped_up_by_a_transfer_unless_the_other_rail_is_named(rail, signed, amounts):
     world = World(SHORT, SERVED, credit=(credit(6_000),))

@@ -141,4 +141,12 @@ CALLER_GUARDS = (
         "",
         test="client/test_authorization.py::test_a_gateway_without_its_chain_is_reported_with_the_first_response_and_ends_the_call_soon",
     ),
+    guard(
+        "C1",
+        "the words of a gateway without its chain arrive at once, on the rail of transactions too",
+        "client.flow:_send_signed",
+        "        if is_chain_away(outcome):\n            yield report_notice(transfer, outcome)\n",
+        "",
+        test="client/test_authorization.py::test_a_credit_waits_as_shortly_for_a_chain_that_is_away_and_stays_usable",
+    ),
 )
