@@ -436,17 +436,6 @@ def test_a_terminal_reads_that_an_authorisation_is_being_settled(gateway, termin
     assert "paid by" not in " ".join(free[1])
 
 
-def test_a_terminal_reads_at_once_that_the_chain_of_the_gateway_is_away(gateway, terminal):
-    gateway.is_settling = True
-    gateway.next_unknown = (503, PROBLEM, json.dumps(AWAY).encode(), [("Retry-After", "1")])
-    ((code, lines),) = terminal(("call", "api_1", "/x", "--wait", "1"))
-    shown = " ".join(" ".join(lines).split())
-    assert code == 3
-    assert shown.index("settling 0.01 USDC") < shown.index("The gateway responds chain_unavailable")
-    assert shown.count("The gateway responds chain_unavailable") == 2, "while it waits, and at the end"
-    assert shown.endswith("reason: chain_unavailable")
-
-
 def test_a_pipe_gets_no_progress(run):
     assert run("call", "api_1", "/x", "--rail", "tx").stderr == ""
 
@@ -454,6 +443,16 @@ def test_a_pipe_gets_no_progress(run):
 def test_the_help_has_the_exit_codes(run):
     shown = " ".join(run("call", "--help").stdout.split())
     assert "3: try again later" in shown
+
+
+def test_a_terminal_reads_at_once_that_the_chain_of_the_gateway_is_away(gateway, terminal):
+    gateway.is_settling = True
+    gateway.next_unknown = (503, PROBLEM, json.dumps(AWAY).encode(), [("Retry-After", "1")])
+    ((code, lines),) = terminal(("call", "api_1", "/x", "--wait", "1"))
+    shown = " ".join(" ".join(lines).split())
+    assert code == 3
+    assert shown.count("The gateway responds chain_unavailable") == 2, "while it waits, and at the end"
+    assert shown.endswith("reason: chain_unavailable")
 
 
 def test_a_wallet_without_funds_is_named_with_its_network_and_the_amount(run, gateway, tmp_path):
