@@ -61,6 +61,7 @@ async def look(url: str, *, valid_after: int = VALID_AFTER) -> AuthorizationFact
             payer=Address(b"\xa1" * 20),
             nonce=b"\x09" * 32,
             sender=Address(b"\xd4" * 20),
+            to=Address(b"\xc3" * 20),
             calldata=b"\xca\xfe",
             gas=200_000,
             valid_after=valid_after,

@@ -10,21 +10,24 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from tests.kit.chain_blocks import (
+    CONFIRMED,
+    DEPLOYMENT_GAS,
     NO_ANSWER,
     REVERTED,
     TRANSFER_GAS,
     Block,
+    FactoryCall,
     MemoryBlocks,
     SentTransaction,
     Transaction,
     Wallet,
     authorization_log,
     cancellation_log,
-    parse_authorized_transfer,
     parse_sent,
     settlement_logs,
     transfer_log,
 )
+from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import NodeObserver, NodeStatus
 from tollway.chain.port import (
     AccountFacts,
@@ -137,6 +140,23 @@ class MemoryChain:
         """Code at an address, the same as everywhere unless its hash is given."""
         self._chains[chain_id].code[address] = wallet
         self._chains[chain_id].code_hashes[address] = code_hash
+
+    def add_factory(
+        self,
+        chain_id: ChainId,
+        factory: Address,
+        calldata: bytes,
+        *,
+        wallet: Address,
+        answer: Wallet = lambda calldata: CONFIRMED,
+        is_lenient: bool = False,
+    ) -> None:
+        """A factory that makes this wallet when it gets this calldata. The wallet pays nothing before."""
+        made = FactoryCall(wallet=wallet, answer=answer, is_lenient=is_lenient)
+        self._chains[chain_id].factory_calls[factory, calldata] = made
+
+    def remove_multicall(self, chain_id: ChainId) -> None:
+        self._chains[chain_id].has_multicall = False
 
     def disconnect(self, *chain_ids: ChainId) -> None:
         """No node of these chains answers any more."""
@@ -298,13 +318,17 @@ class MemoryChain:
         deadline_s: float,
     ) -> ContractResult:
         chain = await self._ask("call_contract", chain_id)
+        if to == MULTICALL3:
+            answer = chain.call_multicall(calldata)
+            return replace(answer, payload=answer.payload[:bytes_max])
         wallet = None if to is None else chain.code.get(to)
         answer = NO_ANSWER if wallet is None else wallet(calldata)
         return replace(answer, payload=answer.payload[:bytes_max])
 
     async def fetch_code_size(self, chain_id: ChainId, address: Address) -> int:
         chain = await self._ask("fetch_code_size", chain_id)
-        return 100 if address in chain.code else 0
+        has_code = chain.has_multicall if address == MULTICALL3 else chain.has_code(address)
+        return 100 if has_code else 0
 
     async def check_chain(self, chain_id: ChainId) -> None:
         await self._ask("check_chain", chain_id)
@@ -322,24 +346,25 @@ class MemoryChain:
         sender: Address,
         calldata: bytes,
         gas: int,
+        to: Address | None = None,
         valid_after: int = 0,
         quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
         chain = await self._ask_trusted("fetch_authorization", chain_id, quorum)
         head = chain.blocks[-1]
         moment = head.time if valid_after < head.time else head.time + self._block_time_s
-        transfer = parse_authorized_transfer(calldata)
-        simulation = REVERTED if transfer is None else chain.simulate(token, transfer, block_time=moment)
+        simulation = chain.simulate_sent(to or token, calldata, block_time=moment)
+        needed = DEPLOYMENT_GAS if to == MULTICALL3 else TRANSFER_GAS
         return AuthorizationFacts(
             chain_id=chain_id,
             head_number=head.number,
             head_time=head.time,
-            code_size=100 if payer in chain.code else 0,
-            code_hash=chain.code_hashes.get(payer),
+            code_size=100 if chain.has_code(payer) else 0,
+            code_hash=chain.code_hashes.get(payer, _CODE_HASH) if chain.has_code(payer) else None,
             balance=chain.balance(token, payer),
             is_used=chain.find_use(token, payer, nonce) is not None,
             simulation=simulation,
-            gas_estimate=None if simulation.reverted else TRANSFER_GAS,
+            gas_estimate=None if simulation.reverted else needed,
         )
 
     async def find_authorization_use(

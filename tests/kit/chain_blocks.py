@@ -3,20 +3,24 @@ holds one for each chain id.
 
 Token balances, used authorisations and account nonces are computed from the blocks, so a reorg reverts all of them.
 Transactions are parsed from the bytes that a node gets, and judged by the rules of EIP-3009. Signatures of authorisations
-are not checked: a test says which authorisations the token refuses.
+are not checked: a test says which authorisations the token refuses. A wallet that a factory makes is no payer before its
+deployment, which a reorg reverts too.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from eth_abi.abi import encode
 from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
 
+from tollway.chain.multicall import MULTICALL3, ContractCall, parse_calls
 from tollway.chain.port import ContractResult, Log, SendFault, SendRefused
 from tollway.chain.tokens import (
     AUTHORIZATION_CANCELED_TOPIC,
     AUTHORIZATION_USED_TOPIC,
+    ERC1271_MAGIC,
     TRANSFER_BY_BYTES_SELECTOR,
     TRANSFER_BY_VRS_SELECTOR,
     TRANSFER_TOPIC,
@@ -35,6 +39,9 @@ _GAS_BALANCE_WEI = 10**18
 TRANSFER_GAS = 60_000
 NO_ANSWER = ContractResult(reverted=False, payload=b"")
 REVERTED = ContractResult(reverted=True, payload=b"")
+CONFIRMED = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(_WORD, b"\0"))
+"""What an ERC-1271 wallet returns for a valid signature."""
+DEPLOYMENT_GAS = 300_000
 
 Wallet = Callable[[bytes], ContractResult]
 """A contract: calldata -> what an `eth_call` returns."""
@@ -43,7 +50,7 @@ Wallet = Callable[[bytes], ContractResult]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transaction:
     """What a receipt and its transaction say together; `value` in base units of the native currency. `nonce` only of
-    what was sent through the port."""
+    what was sent through the port. `deployed`: the wallet that it deployed."""
 
     tx_hash: TxHash
     sender: Address
@@ -53,6 +60,7 @@ class Transaction:
     succeeded: bool = True
     nonce: int | None = None
     fee_wei: int | None = None
+    deployed: Address | None = None
 
     @property
     def effective_logs(self) -> tuple[Log, ...]:
@@ -94,9 +102,19 @@ class SentTransaction:
     tip_wei: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactoryCall:
+    """What one call of a factory makes: a wallet, which answers so. `is_lenient`: a second call does nothing, where others revert."""
+
+    wallet: Address
+    answer: Wallet
+    is_lenient: bool = False
+
+
 @dataclass(slots=True)
 class MemoryBlocks:
-    """`refused` and `doomed`: authorisations, by (payer, nonce), that fail in simulation, or in their block only."""
+    """`refused` and `doomed`: authorisations, by (payer, nonce), that fail in simulation, or in their block only. `factory_calls`: by
+    (factory, calldata). `has_multicall`: Multicall3 has its code here."""
 
     blocks: list[Block]
     pool: dict[TxHash, Transaction] = field(default_factory=dict)
@@ -107,6 +125,8 @@ class MemoryBlocks:
     gas_balances_wei: dict[Address, int] = field(default_factory=dict)
     refused: dict[tuple[Address, bytes], ContractResult] = field(default_factory=dict)
     doomed: set[tuple[Address, bytes]] = field(default_factory=set)
+    factory_calls: dict[tuple[Address, bytes], FactoryCall] = field(default_factory=dict)
+    has_multicall: bool = True
     base_fee_wei: int = 10**7
     tip_wei: int = 10**6
     send_refusal: SendRefused | None = None
@@ -145,6 +165,57 @@ class MemoryBlocks:
                     return transaction.tx_hash
         return None
 
+    def has_code(self, wallet: Address, before: Sequence[Transaction] = ()) -> bool:
+        return wallet in self.code or any(
+            t.deployed == wallet and t.succeeded for t in (*self.mined, *before)
+        )
+
+    def call_factory(
+        self, call: ContractCall, before: Sequence[Transaction] = ()
+    ) -> tuple[ContractResult, FactoryCall | None]:
+        """The result, and what the call makes. An address without a factory accepts every call."""
+        made = self.factory_calls.get((call.to, call.calldata))
+        if made is None:
+            return NO_ANSWER, None
+        if self.has_code(made.wallet, before):
+            return (NO_ANSWER if made.is_lenient else REVERTED), None
+        return NO_ANSWER, made
+
+    def call_multicall(self, calldata: bytes) -> ContractResult:
+        """A factory and the check of its wallet, as an `eth_call`."""
+        if not self.has_multicall:
+            return NO_ANSWER
+        deploying, asking = parse_calls(calldata)
+        result, made = self.call_factory(deploying)
+        if result.reverted:
+            return REVERTED
+        wallet = self.code.get(asking.to)
+        if wallet is None and made is not None and made.wallet == asking.to:
+            wallet = made.answer
+        checked = NO_ANSWER if wallet is None else wallet(asking.calldata)
+        return _return_calls(result, checked)
+
+    def simulate_sent(
+        self, to: Address, calldata: bytes, *, block_time: int, before: Sequence[Transaction] = ()
+    ) -> ContractResult:
+        """A transfer by the token, or one within Multicall3."""
+        if to != MULTICALL3:
+            transfer = parse_authorized_transfer(calldata)
+            if transfer is None:
+                return REVERTED
+            return self.simulate(to, transfer, block_time=block_time, before=before)
+        if not self.has_multicall:
+            return NO_ANSWER
+        deploying, paying = parse_calls(calldata)
+        result, made = self.call_factory(deploying, before)
+        if result.reverted:
+            return REVERTED
+        transfer = parse_authorized_transfer(paying.calldata)
+        assert transfer is not None
+        deployed = () if made is None else (_deployment_of(made),)
+        paid = self.simulate(paying.to, transfer, block_time=block_time, before=(*before, *deployed))
+        return REVERTED if paid.reverted else _return_calls(result, paid)
+
     def simulate(
         self,
         token: Address,
@@ -154,6 +225,9 @@ class MemoryBlocks:
         before: Sequence[Transaction] = (),
     ) -> ContractResult:
         """By the rules of EIP-3009, the transactions `before` it in its block counted in."""
+        is_of_factory = any(made.wallet == transfer.payer for made in self.factory_calls.values())
+        if is_of_factory and not self.has_code(transfer.payer, before):
+            return REVERTED
         if (refusal := self.refused.get((transfer.payer, transfer.nonce))) is not None:
             return refusal
         is_good = (
@@ -200,12 +274,17 @@ class MemoryBlocks:
                 del self.sent[tx_hash]
 
     def _run(self, sent: SentTransaction, *, block_time: int, before: Sequence[Transaction]) -> Transaction:
-        token, transfer = sent.recipient, parse_authorized_transfer(sent.calldata)
+        token, transfer, made = sent.recipient, parse_authorized_transfer(sent.calldata), None
+        if sent.recipient == MULTICALL3 and sent.calldata:
+            deploying, paying = parse_calls(sent.calldata)
+            token, transfer = paying.to, parse_authorized_transfer(paying.calldata)
+            _, made = self.call_factory(deploying, before)
+        result = self.simulate_sent(sent.recipient, sent.calldata, block_time=block_time, before=before)
         logs: tuple[Log, ...] = ()
         if (
             transfer is not None
             and (transfer.payer, transfer.nonce) not in self.doomed
-            and not self.simulate(token, transfer, block_time=block_time, before=before).reverted
+            and not result.reverted
         ):
             logs = settlement_logs(
                 token,
@@ -217,12 +296,25 @@ class MemoryBlocks:
         return Transaction(
             tx_hash=sent.tx_hash,
             sender=sent.sender,
-            recipient=token,
+            recipient=sent.recipient,
             logs=logs,
             succeeded=bool(logs),
             nonce=sent.nonce,
             fee_wei=TRANSFER_GAS * min(sent.max_fee_wei, self.base_fee_wei + sent.tip_wei),
+            deployed=made.wallet if made is not None and logs else None,
         )
+
+
+def _deployment_of(made: FactoryCall) -> Transaction:
+    return Transaction(
+        tx_hash=TxHash(bytes(32)), sender=MULTICALL3, recipient=MULTICALL3, deployed=made.wallet
+    )
+
+
+def _return_calls(*results: ContractResult) -> ContractResult:
+    """What `aggregate3` returns."""
+    returned = encode(["(bool,bytes)[]"], [[(not one.reverted, one.payload) for one in results]])
+    return ContractResult(reverted=False, payload=returned)
 
 
 def parse_authorized_transfer(calldata: bytes) -> AuthorizedTransfer | None:

@@ -233,11 +233,13 @@ class SettlementChain(ChainReader, Protocol):
         sender: Address,
         calldata: bytes,
         gas: int,
+        to: Address | None = None,
         valid_after: int = 0,
         quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
         """The facts about an authorisation, in one round trip. The transfer `calldata` (`tokens.encode_transfer_with_authorization`) is
-        simulated as sent by `sender` with at most `gas`, at the head's time.
+        simulated as sent by `sender` with at most `gas`, at the head's time. `to`: the contract that makes the transfer among other
+        calls (`multicall.encode_calls`); None: the token.
 
         The head of an idle chain can be older than `valid_after`, although its next block is not. Then a second round trip simulates
         the transfer at the first time that the token accepts it. That result counts if the node's next block is not earlier."""

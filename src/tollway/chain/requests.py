@@ -175,6 +175,7 @@ async def read_authorization(
     payer: Address,
     nonce: bytes,
     sender: Address,
+    to: Address,
     calldata: bytes,
     gas: int,
     valid_after: int,
@@ -182,7 +183,7 @@ async def read_authorization(
 ) -> AuthorizationFacts:
     """The facts about an authorisation, in one round trip, or two where the head is older than `valid_after`. The gas estimate counts
     only with a simulation that passes."""
-    transfer = {"from": str(sender), "to": str(token), "data": "0x" + calldata.hex(), "gas": hex(gas)}
+    transfer = {"from": str(sender), "to": str(to), "data": "0x" + calldata.hex(), "gas": hex(gas)}
     balance_of = {"to": str(token), "data": "0x" + encode_balance_of(payer).hex()}
     state = {"to": str(token), "data": "0x" + encode_authorization_state(payer=payer, nonce=nonce).hex()}
     latest, code, balance, used, simulation, estimate = await node.send_batch(

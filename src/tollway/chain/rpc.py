@@ -355,6 +355,7 @@ class RpcReader:
         sender: Address,
         calldata: bytes,
         gas: int,
+        to: Address | None = None,
         valid_after: int = 0,
         quorum: Quorum = Quorum.AGREED,
     ) -> AuthorizationFacts:
@@ -370,6 +371,7 @@ class RpcReader:
                 payer=payer,
                 nonce=nonce,
                 sender=sender,
+                to=to or token,
                 calldata=calldata,
                 gas=gas,
                 valid_after=valid_after,
