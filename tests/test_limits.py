@@ -84,6 +84,7 @@ HELD_BY = {
     "settle_wait_s": "payments/test_settlement.py::test_a_transaction_not_mined_by_the_deadline_is_undecided",
     "settle_wait_s_max": "payments/test_settlement.py::test_a_depth_beyond_the_deadline_is_not_offered",
     "settlement_gas_max": "payments/test_settlement.py::test_gas_is_limited_in_simulation_and_in_what_is_signed",
+    "deployment_gas_max": "payments/test_settlement_deployments.py::test_the_simulation_has_the_gas_of_a_deployment",
     "gas_refresh_s": "payments/test_gas.py::test_nothing_is_offered_from_a_stale_state",
     "sweep_interval_s": "app/test_wiring.py::test_the_sweeper_looks_again_and_again",
     "sweep_batch_max": "payments/test_settlement_recovery.py::test_recovery_reads_a_batch_and_reaches_every_call",

@@ -59,6 +59,7 @@ class FixedLimits:
 
     # Settling authorisations.
     settlement_gas_max: int = 400_000  # of one transfer, with a contract wallet's own check
+    deployment_gas_max: int = 800_000  # of one transfer whose transaction also deploys the paying wallet
     gas_refresh_s: float = 10.0  # between two reads of gas prices and of the balances of gas keys
     sweep_interval_s: float = 2.0  # between two rounds of settlement recovery
     sweep_batch_max: int = 100

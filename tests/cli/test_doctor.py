@@ -391,6 +391,25 @@ async def test_a_withdrawn_rail_has_a_reason_without_a_key(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("has_factories", "has_multicall", "level"),
+    [(True, True, "ok"), (True, False, "warning"), (False, False, "ok")],
+)
+async def test_a_chain_without_multicall_deploys_no_wallets(
+    tmp_path: Path, has_factories: bool, has_multicall: bool, level: str
+) -> None:
+    settings = settling(tmp_path)
+    (network,) = settings.networks
+    factories = (Address(b"\xfa" * 20),) if has_factories else ()
+    rules = replace(network.settlement, wallet_factories=factories)
+    settings = settings.model_copy(update={"networks": (replace(network, settlement=rules),)})
+    chain = chain_with_fees()
+    if not has_multicall:
+        chain.remove_multicall(CHAIN)
+    finding = await settlement_of(settings, chain)
+    assert (finding.level, "wallet_factories = []" in finding.detail) == (level, level == "warning")
+
+
+@pytest.mark.parametrize(
     ("status", "level", "words"),
     [
         (200, "ok", "settled by a facilitator"),

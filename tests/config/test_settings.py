@@ -501,6 +501,72 @@ def test_ethereum_settles_from_a_whole_dollar() -> None:
     assert load(toml=toml).networks[0].settlement.min_nano == 10**9
 
 
+FACTORIES = "0xBA5ED110eFDBa3D005bfC882d75358ACBbB85842", "0x4e1DCf7AD4e460CfD30791CCC4F9c8a4f820ec67"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "",
+            (
+                "0x0BA5ED0c6AA8c49038F819E587E2633c4A9F428a",
+                "0xBA5ED110eFDBa3D005bfC882d75358ACBbB85842",
+                "0xa6B71E26C5e0845f74c812102Ca7114b6a896AB2",
+                "0xC22834581EbC8527d974F8a1c97E1bEA4EF910BC",
+                "0x4e1DCf7AD4e460CfD30791CCC4F9c8a4f820ec67",
+            ),
+        ),
+        ("wallet_factories = []", ()),
+        (f'wallet_factories = ["{FACTORIES[0]}"]', FACTORIES[:1]),
+        (f'wallet_factories = ["{FACTORIES[0].lower()}", "{FACTORIES[1]}"]', FACTORIES),
+    ],
+)
+def test_a_network_names_the_factories_that_may_deploy_a_wallet(line: str, expected: tuple[str, ...]) -> None:
+    rules = load(toml=OPTIMISM + line).networks[0].settlement
+    assert tuple(map(str, rules.wallet_factories)) == expected
+    documented = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+    assert all(f"`{factory}`" in documented for factory in expected)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        'preset = "sandbox"\n',
+        'preset = "local"\nassets = [{symbol = "ETH"}]\n',
+        'chain_id = 8453\nassets = [{symbol = "ETH"}]\n',
+    ],
+)
+def test_a_network_without_known_factories_allows_none(network: str) -> None:
+    path = Path("tollway.toml")
+    path.write_text(f'[[networks]]\n{network}rpc_urls = ["https://n.example"]\n')
+    path.chmod(0o600)
+    assert load_settings({}).networks[0].settlement.wallet_factories == ()
+
+
+OPTIMISM_USDC = "0x0b2C639c533813f4Aa9D7837CAf62653d097Ff85"
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ('["0x01"]', r"wallet_factories\[0\]"),
+        (
+            f'["{FACTORIES[0]}", "0xcA11bde05977b3631167028862bE2a173976CA11"]',
+            r"wallet_factories\[1\]: 0xcA11.* is no wallet factory",
+        ),
+        (f'["{OPTIMISM_USDC}"]', "is no wallet factory"),
+        ('["0x' + "00" * 20 + '"]', "is no wallet factory"),
+        (f'["{FACTORIES[0]}", "{FACTORIES[0]}"]', r"wallet_factories\[1\] stands twice"),
+        ("[" + ", ".join(f'"0x{number:040x}"' for number in range(1, 34)) + "]", "at most 32"),
+        ("5", "must be a list of strings"),
+    ],
+)
+def test_other_contracts_are_no_factories(value: str, problem: str) -> None:
+    with pytest.raises(SettingsInvalid, match=problem):
+        load(toml=OPTIMISM + f"wallet_factories = {value}")
+
+
 def test_gas_keys_come_from_hex_from_files_and_from_the_environment(tmp_path: Path) -> None:
     path = tmp_path / "gas.key"
     path.write_text("0x" + "5e" * 32 + "\n")

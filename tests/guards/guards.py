@@ -6,6 +6,7 @@ from tests.guards.book_guards import BOOK_GUARDS
 from tests.guards.caller_guards import CALLER_GUARDS
 from tests.guards.chain_guards import CHAIN_GUARDS
 from tests.guards.decision_guards import DECISION_GUARDS
+from tests.guards.deployment_guards import DEPLOYMENT_GUARDS
 from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
@@ -50,6 +51,7 @@ GUARDS = (
     *REORG_GUARDS,
     *KEY_GUARDS,
     *DECISION_GUARDS,
+    *DEPLOYMENT_GUARDS,
     *SETTING_GUARDS,
     *SIGNATURE_GUARDS,
     *MIDDLEWARE_GUARDS,

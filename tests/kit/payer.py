@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import coincurve
+from eth_abi.abi import encode
 from eth_account import Account
 from eth_account.signers.local import LocalAccount
 from pydantic_core import from_json
@@ -130,7 +131,7 @@ class AuthorizationSigner:
             },
             message_types=_TYPES,
             message_data={
-                "from": self.account.address,
+                "from": str(self.address),
                 "to": str(self.payee),
                 "value": self.base_units,
                 "validAfter": self.valid_after,
@@ -214,6 +215,40 @@ class AuthorizationSigner:
             "payload": payload,
             "source": f"did:pkh:eip155:{self.asset.chain_id}:{self.address}",
         }
+
+
+FACTORY = Address(b"\xfa" * 20)
+DEPLOY_CALL = b"make a wallet"
+WALLET = Address(b"\x5a" * 20)
+
+
+def wrap(signature: bytes, *, factory: Address = FACTORY, calldata: bytes = DEPLOY_CALL) -> bytes:
+    """The signature of a contract wallet before its deployment (ERC-6492)."""
+    return encode(["address", "bytes", "bytes"], [str(factory), calldata, signature]) + bytes.fromhex(
+        "6492" * 16
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndeployedSigner(AuthorizationSigner):
+    """A contract wallet that is not deployed yet, and the account that owns it."""
+
+    wallet: Address = WALLET
+    factory: Address = FACTORY
+    calldata: bytes = DEPLOY_CALL
+
+    @property
+    def address(self) -> Address:
+        return self.wallet
+
+    @property
+    def inner(self) -> bytes:
+        """The owner's signature, which the wallet checks."""
+        return super().signature
+
+    @property
+    def signature(self) -> bytes:
+        return wrap(self.inner, factory=self.factory, calldata=self.calldata)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -365,6 +365,7 @@ class NodeSettlement:
         gas_keys: tuple[GasKey, ...],
         limits: Limits = DEFAULT_LIMITS,
         confirmations: ConfirmationSteps = ((0, 1),),
+        wallet_factories: tuple[Address, ...] = (),
         skew_s: float = 0.0,
     ) -> None:
         chain_id = asset.chain_id
@@ -387,6 +388,7 @@ class NodeSettlement:
             gas_floor_wei=1,
             listing_budget_wei=1_000 * _WEI,
             network_budget_wei=10_000 * _WEI,
+            wallet_factories=wallet_factories,
         )
         self.services = SettlementServices(
             rules,
@@ -432,10 +434,16 @@ class NodeSettlement:
     # ---- Calls.
 
     async def claim(
-        self, key: bytes, payee: Address, *, base_units: int = 10_000, valid_before: int = 2**40
+        self,
+        key: bytes,
+        payee: Address,
+        *,
+        base_units: int = 10_000,
+        valid_before: int = 2**40,
+        make_signer: Callable[..., AuthorizationSigner] = AuthorizationSigner,
     ) -> "NodeCall":
         """A call that waits for its upstream, paid by a wallet's fresh signature."""
-        authorization = AuthorizationSigner(
+        authorization = make_signer(
             account=Account.from_key(key),
             asset=self.asset,
             payee=payee,

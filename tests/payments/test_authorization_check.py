@@ -13,6 +13,7 @@ from tests.kit.payer import (
     AuthorizationSigner,
     facts_of,
     requirement_of,
+    wrap,
 )
 from tollway.chain.port import ContractResult
 from tollway.ids import Address, ChainId
@@ -85,11 +86,10 @@ OTHER_TOKEN = replace(GOOD, token=Address(b"\x05" * 20))
         (Reason.SIGNATURE, GOOD, {"signer": None}),
         (Reason.SIGNATURE, GOOD, {"signer": THIRD_PARTY}),
         (Reason.SIGNATURE, GOOD, {"signer": THIRD_PARTY, "is_used": True}),
-        (
-            Reason.UNDEPLOYED_WALLET,
-            replace(GOOD, signature=b"x" + bytes.fromhex("6492" * 16)),
-            {"signer": None},
-        ),
+        (Reason.SIGNATURE, replace(GOOD, signature=b"\1" * 64), {"signer": None}),
+        (Reason.UNDEPLOYED_WALLET, replace(GOOD, signature=b"\1" * 66), {"signer": None}),
+        (Reason.FACTORY, replace(GOOD, signature=wrap(b"for a contract")), {"signer": None}),
+        (Reason.FACTORY, replace(GOOD, signature=wrap(b"for a contract")), {"signer": None, "is_used": True}),
         (Reason.ALREADY_USED, GOOD, {"is_used": True}),
         (Reason.ALREADY_USED, GOOD, {"is_used": True, "balance": 0, "simulation": REVERTED}),
         (

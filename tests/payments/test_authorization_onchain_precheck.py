@@ -14,7 +14,11 @@ from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
 from tollway.errors import ChainUnavailable, Code, Problem
 from tollway.ledger.records import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS
-from tollway.payments.authorization_onchain import find_precheck_refusal
+from tollway.payments.authorization_onchain import (
+    SimulatedTransfer,
+    explain_failed_simulation,
+    find_precheck_refusal,
+)
 from tollway.payments.eip3009 import authorization_digest
 
 YES = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
@@ -42,7 +46,11 @@ async def ask(
     return await find_precheck_refusal(
         authorization,
         requirement_of(),
-        facts_of(**{"code_size": 23, **facts}),
+        SimulatedTransfer(
+            facts=facts_of(**{"code_size": 23, **facts}),
+            deployment=None,
+            gas_max=DEFAULT_LIMITS.settlement_gas_max,
+        ),
         signer=authorization.payer if is_owner else None,
         chains=chain,
         facilitator=None,
@@ -133,3 +141,55 @@ async def test_the_check_before_a_call_calls_the_wallet_once() -> None:
             )
             assert isinstance(checked, kind)
             assert harness.chain.request_count == before + 2
+
+
+OWN_CODE = "own code refuses the signature"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code_size", "is_named"),
+    [
+        (REVERTED, 23, True),
+        (NO_ANSWER, 23, True),
+        (YES, 23, False),
+        (REVERTED, 500, True),
+        (REVERTED, 0, False),
+    ],
+)
+async def test_a_failed_simulation_names_the_code_of_the_wallet_where_it_refuses(
+    answer: ContractResult, code_size: int, is_named: bool
+) -> None:
+    """The token asks the code of a delegated account (EIP-7702), not its key: the balance is not the cause."""
+    chain = AskedChain(lambda calldata: answer)
+    detail = await explain_failed_simulation(
+        SMART, USDC, facts_of(code_size=code_size), chains=chain, limits=DEFAULT_LIMITS
+    )
+    assert (detail is not None) == is_named
+    if detail is not None:
+        assert OWN_CODE in detail
+        assert "EIP-7702" in detail
+    assert [call["gas"] for call in chain.calls] == [GAS_MAX] * (code_size > 0)
+
+
+async def test_without_the_result_of_the_wallet_the_simulation_alone_is_named() -> None:
+    chain = AskedChain(lambda calldata: REVERTED)
+    chain.disconnect(CHAIN)
+    detail = await explain_failed_simulation(
+        SMART, USDC, facts_of(code_size=23), chains=chain, limits=DEFAULT_LIMITS
+    )
+    assert detail is None
+
+
+async def test_a_delegated_account_whose_code_refuses_learns_so() -> None:
+    async with SettlementHarness() as harness:
+        payer = harness.payer()
+        harness.chain.deploy(CHAIN, payer.address, lambda calldata: NO_ANSWER)
+        harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
+        with harness.settlement.open_lookup("192.0.2.1") as lookup:
+            refused = await harness.settlement.check(
+                payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
+            )
+        assert isinstance(refused, Problem)
+        assert refused.reason == "invalid_exact_evm_transaction_simulation_failed"
+        assert refused.detail is not None
+        assert OWN_CODE in refused.detail

@@ -11,7 +11,7 @@ from tests.kit.payer import USDC, AuthorizationSigner
 from tollway.ids import Address, ChainId
 from tollway.ledger.records import Authorization
 from tollway.money import TokenDomain
-from tollway.payments.eip3009 import authorization_digest, is_wrapped, recover_signer
+from tollway.payments.eip3009 import authorization_digest, recover_signer
 
 DOMAIN = TokenDomain(name="USDC", version="2")
 UINT256 = st.integers(0, 2**256 - 1)
@@ -115,9 +115,4 @@ def test_other_shapes_recover_no_key() -> None:
     high = signature[:32] + (order - s).to_bytes(32, "big") + bytes([55 - signature[64]])
     for other in (high, signature[:64], signature + b"\0", b"\0" * 65, signature[:64] + b"\x1d"):
         assert recover_signer(AuthorizationSigner().authorize(signature=other), DOMAIN) is None
-
-
-def test_a_wrapped_signature_is_recognised_by_its_suffix() -> None:
-    assert is_wrapped(b"anything" + bytes.fromhex("6492" * 16))
-    assert not is_wrapped(AuthorizationSigner().signature)
     assert USDC.domain == DOMAIN

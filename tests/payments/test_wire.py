@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.kit.payer import AuthorizationSigner
+from tests.kit.payer import AuthorizationSigner, wrap
 from tollway.errors import Code, Refusal
 from tollway.payments.wire import decode_object, encode_object, encode_object_urlsafe, parse_transfer
 
@@ -161,6 +161,15 @@ def test_a_missing_field_is_refused(name: str) -> None:
 def test_a_signature_is_one_byte_to_four_kibibytes_of_hex(signature: Any) -> None:
     with pytest.raises(Refusal, match="signature"):
         parse_transfer(GOOD, signature)
+
+
+def test_a_wrapper_is_kept_whole_and_one_that_is_cut_is_refused() -> None:
+    """ERC-6492: the claim stores the wrapper, and the transaction is built from it."""
+    whole = wrap(b"of the owner")
+    assert parse_transfer(GOOD, "0x" + whole.hex())["signature"] == whole
+    for other in (whole[32:], whole[:96] + whole[-32:], whole[-32:]):
+        with pytest.raises(Refusal, match="ERC-6492"):
+            parse_transfer(GOOD, "0x" + other.hex())
 
 
 def test_a_long_signature_of_a_contract_wallet_is_kept_as_it_is() -> None:

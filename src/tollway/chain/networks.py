@@ -128,13 +128,26 @@ _USD_COIN = TokenDomain(name="USD Coin", version="2")
 _TEST_USDC = TokenDomain(name="USDC", version="2")
 
 
+# Each has the same code at its address on every network that has it, and deploys nothing but wallets.
+_WALLET_FACTORIES = tuple(
+    Address.parse(text)
+    for text in (
+        "0x0BA5ED0c6AA8c49038F819E587E2633c4A9F428a",  # Coinbase Smart Wallet 1.0
+        "0xBA5ED110eFDBa3D005bfC882d75358ACBbB85842",  # Coinbase Smart Wallet 1.1
+        "0xa6B71E26C5e0845f74c812102Ca7114b6a896AB2",  # Safe 1.3.0
+        "0xC22834581EbC8527d974F8a1c97E1bEA4EF910BC",  # Safe 1.3.0, deployed with a chain id in its signature
+        "0x4e1DCf7AD4e460CfD30791CCC4F9c8a4f820ec67",  # Safe 1.4.1
+    )
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkPreset:
     """A network that needs only an RPC URL as configuration.
 
     `usdc` None: the network has no USDC of its own. `usdc_domain`: the EIP-712 domain of its USDC. `display_name`, `explorer_url`,
     `wallet_rpc_url`: for wallets that do not know the network (EIP-3085); the URLs are public services. `block_time_s`: the expected block time, for hints such as Retry-After; no
-    decision about money depends on it. `finality_depth`: see `ChainRules`; twice the usual time to finality.
+    decision about money depends on it. `finality_depth`: see `ChainRules`; twice the usual time to finality. `wallet_factories`: those that may deploy a paying wallet (ERC-6492).
     """
 
     name: str
@@ -152,6 +165,7 @@ class NetworkPreset:
     display_name: str = ""
     explorer_url: str | None = None
     wallet_rpc_url: str | None = None
+    wallet_factories: tuple[Address, ...] = _WALLET_FACTORIES
 
     @property
     def network(self) -> Network:
@@ -289,6 +303,7 @@ _PRESETS = (
     # The chain id of anvil, Hardhat and others. It has no token until the operator names its `assets`.
     NetworkPreset(
         name="local",
+        wallet_factories=(),
         chain_id=ChainId(31337),
         kind="test",
         usdc=None,
@@ -300,6 +315,7 @@ _PRESETS = (
     # The sandbox's chain has the id and token of Base Sepolia, because stock clients refuse others.
     NetworkPreset(
         name="sandbox",
+        wallet_factories=(),
         chain_id=ChainId(84532),
         kind="test",
         usdc=_BASE_SEPOLIA_USDC,

@@ -2,7 +2,7 @@
 
 The gas key signs the transactions that carry payers' authorisations to their token, and pays their gas. It sends nothing, chooses no
 nonce and no fee, and never exposes its secret. Its transactions move no value (`value` is 0); the settlement ensures that the
-calldata comes only from an authorisation.
+calldata comes only from an authorisation, and from the deployment of its wallet where that has no code yet.
 
 RLP encodes byte strings, whole numbers, and lists of them. The decoder is strict: every item has one encoding, and other
 encodings are refused. Source: Yellow Paper, appendix B. (The `rlp` package would add a quarter of a second of imports to every

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tollway.alert_limits import GAS_FLOORS_MIN
 from tollway.app.doctor_findings import SHARED_RATES_DOWN, Finding, describe_late_tasks, examine_local
+from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import ChainsWithNodes
 from tollway.chain.port import SettlementChain
 from tollway.chain.tokens import DomainFault, find_domain_fault
@@ -285,6 +286,8 @@ async def _find_faults(
         fault = await find_domain_fault(chains, asset, deadline_s=_DEADLINE_S)
         if fault is not None:
             yield f"{asset.symbol} {_DOMAIN_FAULTS[fault]}"
+    if rules.wallet_factories and not await chains.fetch_code_size(rules.chain_id, MULTICALL3):
+        yield f"a wallet that is not deployed cannot pay: {MULTICALL3} (Multicall3) has no code there, so set wallet_factories = []"
     if rules.facilitator is not None:
         try:
             status = await fetch_status(rules.facilitator.url.rstrip("/") + "/supported")

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Secret
 
+from tollway.chain.multicall import MULTICALL3
 from tollway.chain.networks import (
     FINALITY_DEPTH,
     PRESETS,
@@ -20,7 +21,7 @@ from tollway.chain.networks import (
 )
 from tollway.chain.signer import GasKey
 from tollway.config.values import one_of, parse_number, parse_strings
-from tollway.ids import Address, ChainId
+from tollway.ids import ZERO_ADDRESS, Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.payments.settlement_rules import (
     BLOCK_TIME_S,
@@ -52,6 +53,7 @@ NETWORK_MEMBERS = (
     "listing_gas_budget",
     "gas_budget",
     "block_time_s",
+    "wallet_factories",
     "facilitator",
     "name",
     "explorer_url",
@@ -60,6 +62,7 @@ NETWORK_MEMBERS = (
 ASSET_MEMBERS = ("symbol", "token", "decimals", "name", "version")
 FACILITATOR_MEMBERS = ("url", "verify_headers", "settle_headers")
 GAS_KEYS_MAX = 32
+FACTORIES_MAX = 32
 DOMAIN_TEXT_MAX = 64
 PROFILE_NAME_MAX = 40
 
@@ -128,7 +131,7 @@ def parse_network(table: dict[str, Any]) -> NetworkSettings:
         rules=rules,
         rpc_urls=rpc_urls,
         block_time_s=block_time_s,
-        settlement=_parse_settlement(table, rules, block_time_s),
+        settlement=_parse_settlement(table, rules, preset, block_time_s),
         profile=_parse_profile(table, rules, preset),
         agreement_min=agreement_min,
     )
@@ -185,7 +188,9 @@ def _parse_agreement_above(table: dict[str, Any]) -> tuple[tuple[str, int], ...]
         raise ValueError('agreement_above: each value is a decimal number such as "100"') from exc
 
 
-def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: float) -> SettlementRules:
+def _parse_settlement(
+    table: dict[str, Any], rules: ChainRules, preset: NetworkPreset | None, block_time_s: float
+) -> SettlementRules:
     defaults = settlement_defaults(rules.chain_id, rules.kind)
 
     def read(name: str, default: str) -> int:
@@ -217,8 +222,35 @@ def _parse_settlement(table: dict[str, Any], rules: ChainRules, block_time_s: fl
         listing_budget_wei=listing_budget_wei,
         network_budget_wei=network_budget_wei,
         block_time_s=block_time_s,
+        wallet_factories=_parse_factories(table, rules, preset),
         facilitator=facilitator,
     )
+
+
+def _parse_factories(
+    table: dict[str, Any], rules: ChainRules, preset: NetworkPreset | None
+) -> tuple[Address, ...]:
+    """The contracts that may deploy a paying wallet; `[]` allows none. The payer composes the call, so a token or Multicall3 is refused."""
+    if "wallet_factories" not in table:
+        return preset.wallet_factories if preset else ()
+    texts = parse_strings(table["wallet_factories"])
+    if len(texts) > FACTORIES_MAX:
+        raise ValueError(f"wallet_factories: at most {FACTORIES_MAX}")
+    others = {MULTICALL3, ZERO_ADDRESS, *(asset.token for asset in rules.assets)}
+    factories = []
+    for position, text in enumerate(texts):
+        try:
+            factory = Address.parse(text)
+        except ValueError as exc:
+            raise ValueError(f"wallet_factories[{position}]: {exc}") from None
+        if factory in others:
+            raise ValueError(
+                f"wallet_factories[{position}]: {factory} is no wallet factory; name a contract that only deploys wallets"
+            )
+        if factory in factories:
+            raise ValueError(f"wallet_factories[{position}] stands twice")
+        factories.append(factory)
+    return tuple(factories)
 
 
 def _parse_gas_keys(raw: Any, *, is_main: bool) -> tuple[GasKey, ...]:

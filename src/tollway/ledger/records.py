@@ -235,6 +235,7 @@ class AuthorizationKey(NamedTuple):
 class Authorization:
     """A signed `TransferWithAuthorization` (EIP-3009). `base_units`: of the token; times in unix seconds.
 
+    `signature`: as it was presented, also in the wrapper of a wallet that is not deployed (ERC-6492): the transaction is built from it.
     `challenge_id`: the id of the MPP challenge, which the receipt names; empty in other dialects.
     """
 
@@ -275,8 +276,8 @@ class SettlementAttempt:
     """A signed transaction that settles an authorisation. It is stored before it is broadcast.
 
     `sender`: the address of the gas key; `nonce`: of its sequence. A fee bump is a further attempt with the same nonce.
-    `raw`: the signed transaction. `fee_max_wei`: its maximum cost. `code_hash`: the hash of the payer's code, where it has code;
-    written by the stores, and not returned.
+    `raw`: the signed transaction. `fee_max_wei`: its maximum cost. `code_hash`: the hash of the payer's code, where it has code,
+    or what stands for it (`Deployment.code_hash`); written by the stores, and not returned.
     """
 
     chain_id: ChainId

@@ -6,17 +6,19 @@ the ledger, and only then match. The response to an authorisation that is in the
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tollway.chain.port import AuthorizationFacts
 from tollway.errors import Problem, Refusal
+from tollway.identity.signatures import KEY_SIGNATURE_BYTES
 from tollway.ids import Address
 from tollway.ledger.records import Authorization, Cover
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import UNITS_MAX
 from tollway.payments import x402
-from tollway.payments.eip3009 import is_wrapped, recover_signer
+from tollway.payments.deployment import Deployment, explain_factory, is_wrapped
+from tollway.payments.eip3009 import recover_signer
 from tollway.payments.mpp import CREDENTIAL_HEADER, Challenger, ChallengeRoute, parse_credential
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.wire import (
@@ -198,7 +200,10 @@ SETTLE_WITHIN_S = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizationRefused:
+    """`detail`: replaces the general sentence of the reason."""
+
     reason: AuthorizationReason
+    detail: str | None = None
 
 
 def is_late(valid_before: int, *, now_s: float, timeout_s: int) -> bool:
@@ -229,19 +234,45 @@ def check_authorization(
     *,
     signer: Address | None,
     timeout_s: int,
+    deployment: Deployment | None = None,
+    factories: Collection[Address] = (),
 ) -> Cover | AuthorizationRefused:
     """The balance that covers the authorisation, or the reason of the refusal. `signer`: the address whose key made the signature,
-    or None (`eip3009.recover_signer`).
+    or None (`eip3009.recover_signer`). `deployment`: the one in the simulated transaction; `factories`: those that it may call.
 
-    For a wallet with code the key is not checked here: the token calls the wallet within the simulation, and
+    For a wallet with code, or with a deployment, the key is not checked here: the token calls the wallet within the simulation, and
     `find_precheck_refusal` calls it once more, within limits.
     A used nonce is reported before an expired time: it means that money has moved, and the caller must not pay again.
     """
-    reason = _find_fault(authorization, requirement, facts, signer, timeout_s)
+    is_contract = facts.code_size > 0 or deployment is not None
+    reason = _find_fault(
+        authorization, requirement, facts, timeout_s, is_signed=is_contract or signer == authorization.payer
+    )
+    if reason is AuthorizationReason.SIGNATURE:
+        return _explain_unsigned(authorization.signature, factories)
+    if reason is AuthorizationReason.SIMULATION_FAILED and deployment is not None:
+        return AuthorizationRefused(reason=reason, detail=_DEPLOYMENT_FAILS)
     if reason is not None:
         return AuthorizationRefused(reason=reason)
     units = min(requirement.asset.floor_to_ledger(facts.balance), UNITS_MAX)
     return Cover(balance_units=units, block_number=facts.head_number)
+
+
+def _explain_unsigned(signature: bytes, factories: Collection[Address]) -> AuthorizationRefused:
+    """The refusal of a payer without code whose key did not make the signature, and whose wallet is not deployed."""
+    if is_wrapped(signature):
+        return AuthorizationRefused(
+            reason=AuthorizationReason.FACTORY, detail=explain_factory(signature, factories)
+        )
+    if len(signature) > KEY_SIGNATURE_BYTES:
+        return AuthorizationRefused(reason=AuthorizationReason.UNDEPLOYED_WALLET)
+    return AuthorizationRefused(reason=AuthorizationReason.SIGNATURE)
+
+
+_DEPLOYMENT_FAILS = (
+    "The transaction that deploys the paying wallet and makes its transfer fails in simulation; check the deployment and the signature "
+    "in the wrapper (ERC-6492), or deploy the wallet first."
+)
 
 
 def find_failure_reason(authorization: Authorization, facts: AuthorizationFacts) -> AuthorizationReason:
@@ -259,8 +290,9 @@ def _find_fault(
     authorization: Authorization,
     requirement: PaymentRequirement,
     facts: AuthorizationFacts,
-    signer: Address | None,
     timeout_s: int,
+    *,
+    is_signed: bool,
 ) -> AuthorizationReason | None:
     asset = requirement.asset
     if not authorization.chain_id == asset.chain_id == facts.chain_id:
@@ -273,9 +305,8 @@ def _find_fault(
         return AuthorizationReason.RETURNED
     if authorization.base_units != requirement.base_units:
         return AuthorizationReason.AMOUNT
-    if facts.code_size == 0 and signer != authorization.payer:
-        wrapped = is_wrapped(authorization.signature)
-        return AuthorizationReason.UNDEPLOYED_WALLET if wrapped else AuthorizationReason.SIGNATURE
+    if not is_signed:
+        return AuthorizationReason.SIGNATURE
     if facts.is_used:
         return AuthorizationReason.ALREADY_USED
     if is_late(authorization.valid_before, now_s=facts.head_time, timeout_s=timeout_s):

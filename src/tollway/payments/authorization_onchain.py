@@ -9,27 +9,42 @@ up to the number of recent look-ups of the same address or signer that found no 
 calls at once. No money depends on this quota.
 """
 
+import contextlib
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from limits import RateLimitItemPerMinute, RateLimitItemPerSecond
 
-from tollway.chain.port import AuthorizationFacts, ChainFacts, ChainReader, Quorum, SettlementChain
+from tollway.chain.multicall import parse_returns
+from tollway.chain.port import (
+    AuthorizationFacts,
+    ChainFacts,
+    ChainReader,
+    ContractResult,
+    Quorum,
+    SettlementChain,
+)
 from tollway.chain.tokens import encode_is_valid_signature, has_ended, has_settled, is_signature_valid
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable, describe_rate
 from tollway.ids import ZERO_ADDRESS, Address, TxHash
 from tollway.ledger.records import Authorization, SettledTransfer
 from tollway.limits import Limits
 from tollway.money import Asset
+from tollway.payments.deployment import (
+    Deployment,
+    choose_deployment,
+    choose_signature,
+    encode_deployed_check,
+)
 from tollway.payments.eip3009 import authorization_digest
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.pricing import PaymentRequirement
 from tollway.payments.receipts import is_deep
-from tollway.payments.transactions import encode_transfer_call
+from tollway.payments.transactions import encode_settlement
 from tollway.payments.wire import AuthorizationReason, explain_authorization
 from tollway.rate_limits.limiter import RateLimiter, client_bucket
 from tollway.rate_limits.windows import LocalWindows
@@ -60,27 +75,82 @@ class UseNotFound:
 AuthorizationUse = TransferFound | Cancelled | UseNotFound
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedTransfer:
+    """The transaction that would settle an authorisation now, simulated. `deployment`: of the payer's wallet, where the transaction
+    contains it. `gas_max`: the most gas that the transaction may use."""
+
+    facts: AuthorizationFacts
+    deployment: Deployment | None
+    gas_max: int
+
+    @property
+    def code_hash(self) -> bytes | None:
+        """What the gas of a payer with code counts under (`GasBudget.is_wallet_served`); None: a plain wallet."""
+        return self.facts.code_hash if self.deployment is None else self.deployment.code_hash
+
+
 async def simulate_transfer(
     chains: SettlementChain,
     authorization: Authorization,
     *,
     sequence: NonceSequence | None,
-    gas: int,
+    factories: Collection[Address],
+    limits: Limits,
     quorum: Quorum,
-) -> AuthorizationFacts:
-    """Simulates the transfer of the authorisation with at most `gas`. The sender is the key of `sequence`, or the zero address
-    where no key can send. Raises `ChainUnavailable`."""
-    return await chains.fetch_authorization(
-        authorization.chain_id,
-        token=authorization.token,
-        payer=authorization.payer,
-        nonce=authorization.nonce,
-        sender=ZERO_ADDRESS if sequence is None else sequence.key.address,
-        calldata=encode_transfer_call(authorization),
-        gas=gas,
-        valid_after=authorization.valid_after,
-        quorum=quorum,
+) -> SimulatedTransfer:
+    """Simulates the transfer of the authorisation. The sender is the key of `sequence`, or the zero address where no key can send.
+    Raises `ChainUnavailable`.
+
+    A wrapped signature (ERC-6492) of a wallet without code needs a second round trip: the transfer within the transaction that deploys
+    the wallet, where its factory is in `factories`. A wallet that has code by then is simulated without its deployment again.
+    """
+
+    async def simulate(deployment: Deployment | None) -> SimulatedTransfer:
+        to, calldata = encode_settlement(authorization, deployment)
+        gas_max = limits.settlement_gas_max if deployment is None else limits.deployment_gas_max
+        facts = await chains.fetch_authorization(
+            authorization.chain_id,
+            token=authorization.token,
+            payer=authorization.payer,
+            nonce=authorization.nonce,
+            sender=ZERO_ADDRESS if sequence is None else sequence.key.address,
+            to=to,
+            calldata=calldata,
+            gas=gas_max,
+            valid_after=authorization.valid_after,
+            quorum=quorum,
+        )
+        return SimulatedTransfer(facts=facts, deployment=deployment, gas_max=gas_max)
+
+    simulated = await simulate(None)
+    deployment = choose_deployment(
+        authorization.signature, code_size=simulated.facts.code_size, factories=factories
     )
+    if deployment is None:
+        return simulated
+    simulated = await simulate(deployment)
+    if simulated.facts.code_size > 0:
+        return await simulate(None)
+    return simulated if _has_made_calls(simulated.facts.simulation) else _without_pass(simulated)
+
+
+_DEPLOYING_CALLS = 2
+
+
+def _has_made_calls(simulation: ContractResult) -> bool:
+    """Whether the deployment and the transfer were made. An address without code, such as that of Multicall3 on a chain that lacks it,
+    accepts every call and returns nothing."""
+    try:
+        returns = parse_returns(simulation.payload)
+    except ValueError:
+        return False
+    return len(returns) == _DEPLOYING_CALLS and all(one.succeeded for one in returns)
+
+
+def _without_pass(simulated: SimulatedTransfer) -> SimulatedTransfer:
+    reverted = ContractResult(reverted=True, payload=b"")
+    return replace(simulated, facts=replace(simulated.facts, simulation=reverted, gas_estimate=None))
 
 
 async def find_use(
@@ -152,7 +222,7 @@ _KEY_SIGNATURE_BYTES = 65
 async def find_precheck_refusal(
     authorization: Authorization,
     requirement: PaymentRequirement,
-    facts: AuthorizationFacts,
+    simulated: SimulatedTransfer,
     *,
     signer: Address | None,
     chains: ChainReader,
@@ -161,9 +231,13 @@ async def find_precheck_refusal(
 ) -> Problem | None:
     """Why the paying wallet (ERC-1271) or the facilitator refuses the authorisation; None when both accept it. `signer`: the
     address of the key that made the signature. Raises `ChainUnavailable`."""
-    if _needs_wallet_check(authorization, facts, signer, limits) and not await _is_signed_by_wallet(
-        chains, authorization, requirement.asset, limits
-    ):
+    deployment = simulated.deployment
+    if deployment is not None:
+        if not await _is_signed_when_deployed(chains, authorization, requirement.asset, deployment, limits):
+            return explain_authorization(AuthorizationReason.SIGNATURE, _DEPLOYED_WALLET_REFUSES)
+    elif _needs_wallet_check(
+        authorization, simulated.facts, signer, limits
+    ) and not await _is_signed_by_wallet(chains, authorization, requirement.asset, limits):
         return explain_authorization(AuthorizationReason.SIGNATURE, _WALLET_REFUSES)
     if facilitator is None:
         return None
@@ -172,6 +246,24 @@ async def find_precheck_refusal(
         return None
     detail = "The facilitator of this network would not settle the authorisation."
     return Problem(code=Code.PAYMENT_VERIFICATION_FAILED, detail=detail, reason=reason, payment_state="none")
+
+
+async def explain_failed_simulation(
+    authorization: Authorization,
+    asset: Asset,
+    facts: AuthorizationFacts,
+    *,
+    chains: ChainReader,
+    limits: Limits,
+) -> str | None:
+    """Why a simulation fails for a wallet with code: its own code refuses the signature. None for every other cause, also where no node
+    returns the wallet's result: the transfer is refused already."""
+    if facts.code_size == 0:
+        return None
+    with contextlib.suppress(ChainUnavailable):
+        if not await _is_signed_by_wallet(chains, authorization, asset, limits):
+            return _OWN_CODE_REFUSES
+    return None
 
 
 def _needs_wallet_check(
@@ -190,13 +282,11 @@ async def _is_signed_by_wallet(
 ) -> bool:
     """Calls ERC-1271 `isValidSignature` within limits. The token makes the same call in the simulation, but with all the gas of a
     transfer; the gateway pays no transaction of a wallet that needs more gas than the limit."""
-    assert asset.domain is not None  # `check_authorization` has refused the others
     result = await chains.call_contract(
         authorization.chain_id,
         to=authorization.payer,
         calldata=encode_is_valid_signature(
-            digest=authorization_digest(authorization, asset.domain),
-            signature=_normalize_v(authorization.signature),
+            digest=_digest(authorization, asset), signature=_wallet_signature(authorization)
         ),
         gas=limits.erc1271_gas,
         bytes_max=limits.erc1271_bytes_max + 1,
@@ -206,9 +296,58 @@ async def _is_signed_by_wallet(
     return not result.reverted and is_short and is_signature_valid(result.payload)
 
 
+async def _is_signed_when_deployed(
+    chains: ChainReader,
+    authorization: Authorization,
+    asset: Asset,
+    deployment: Deployment,
+    limits: Limits,
+) -> bool:
+    """Calls the factory and then ERC-1271 `isValidSignature` of the payer, in one `eth_call`. The payer must have code then: otherwise a
+    plain wallet could have any wallet deployed at the gateway's cost."""
+    to, calldata = encode_deployed_check(
+        deployment,
+        wallet=authorization.payer,
+        digest=_digest(authorization, asset),
+        signature=_wallet_signature(authorization),
+    )
+    result = await chains.call_contract(
+        authorization.chain_id,
+        to=to,
+        calldata=calldata,
+        gas=limits.deployment_gas_max,
+        bytes_max=limits.erc1271_bytes_max + 1,
+        deadline_s=limits.erc1271_deadline_s,
+    )
+    if result.reverted or len(result.payload) > limits.erc1271_bytes_max:
+        return False
+    try:
+        deployed, checked = parse_returns(result.payload)
+    except ValueError:
+        return False
+    return deployed.succeeded and checked.succeeded and is_signature_valid(checked.payload)
+
+
+def _digest(authorization: Authorization, asset: Asset) -> bytes:
+    assert asset.domain is not None  # `check_authorization` has refused the others
+    return authorization_digest(authorization, asset.domain)
+
+
 _WALLET_REFUSES = (
     "The paying wallet does not confirm the signature within the limits of gas, size and time (ERC-1271)."
 )
+_DEPLOYED_WALLET_REFUSES = (
+    "The call of the factory does not deploy the paying wallet, or the wallet does not confirm the signature within the limits of gas, "
+    "size and time (ERC-6492, ERC-1271); deploy the wallet first."
+)
+_OWN_CODE_REFUSES = (
+    "The paying wallet's own code refuses the signature (ERC-1271): the token asks this code, and not the wallet's key. Sign as the code "
+    "requires, remove the delegation of a delegated account (EIP-7702), or pay by transaction."
+)
+
+
+def _wallet_signature(authorization: Authorization) -> bytes:
+    return _normalize_v(choose_signature(authorization.signature))
 
 
 def _normalize_v(signature: bytes) -> bytes:

@@ -18,7 +18,6 @@ _TRANSFER_TYPE = keccak256(
     b"TransferWithAuthorization(address from,address to,uint256 value,uint256 validAfter,uint256 validBefore,"
     b"bytes32 nonce)"
 )
-_WRAPPED = bytes.fromhex("6492" * 16)
 
 
 def authorization_digest(authorization: "Authorization", domain: TokenDomain) -> bytes:
@@ -66,11 +65,6 @@ def transfer_digest(
 def recover_signer(authorization: "Authorization", domain: TokenDomain) -> Address | None:
     """The wallet whose key made the signature; None for another length, a high s or a bad v, which no key makes."""
     return recover(authorization_digest(authorization, domain), authorization.signature)
-
-
-def is_wrapped(signature: bytes) -> bool:
-    """Whether the signature is in the ERC-6492 wrapper: its wallet is a contract that may not be deployed yet."""
-    return signature.endswith(_WRAPPED)
 
 
 @lru_cache(maxsize=256)

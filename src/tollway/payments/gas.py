@@ -340,6 +340,11 @@ class GasBudget:
     def chain_ids(self) -> tuple[ChainId, ...]:
         return tuple(self._rules)
 
+    def wallet_factories(self, chain_id: ChainId) -> tuple[Address, ...]:
+        """The factories that may deploy a paying wallet on this network (`payments.deployment`)."""
+        rules = self._rules.get(chain_id)
+        return () if rules is None else rules.wallet_factories
+
     @property
     def withdrawn_since_ms(self) -> Mapping[WithdrawnRail, int]:
         """The rails that were withdrawn at the last refresh, each with the time since when."""

@@ -96,13 +96,15 @@ class HeldCalls:
         """The fault that the chain shows. A transfer that another sender made with the same from, to and value is no fault: it pays the call."""
         authorization, rules = known.authorization, self._rules[asset.chain_id]
         quorum = rules.quorum_for(asset, known.price_units)
-        facts = await simulate_transfer(
+        simulated = await simulate_transfer(
             self._chains,
             authorization,
             sequence=self._gas_budget.choose_sequence(asset.chain_id, is_claimed=True),
-            gas=self._limits.settlement_gas_max,
+            factories=(),  # only the nonce and the head count here
+            limits=self._limits,
             quorum=quorum,
         )
+        facts = simulated.facts
         if not facts.is_used:
             return ChargeFault.EXPIRED if facts.head_time >= authorization.valid_before else by_clock
         use = await find_use(

@@ -2,14 +2,16 @@
 
 The ledger stores the signed transaction in a durable commit before any node receives it: money can move only after that commit.
 A settlement fails only when the simulation refused it and this gateway never broadcast it; every other unclear outcome is
-undecided. The transaction is built from the signed fields alone; no byte of it comes from the payer.
+undecided. The transaction is built from the signed fields alone. The first payment of a contract wallet also deploys it, by a factory
+of the operator's list (`payments.deployment`).
 
 A settlement whose waiter left before its end becomes orphaned, and settlement recovery finishes it (`Orphans`).
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
@@ -19,7 +21,7 @@ from tollway.call_trace import CallTrace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import AuthorizationFacts, ChainFacts, Quorum, SendFault, SendRefused, SettlementChain
 from tollway.errors import ChainUnavailable, Code, Problem
-from tollway.ids import CallId, ChainId, ListingId, TxHash
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import Close, Closed, Fenced, GasLedger, NonceUnavailable, SettlementLedger
 from tollway.ledger.records import (
     Authorization,
@@ -42,8 +44,10 @@ from tollway.payments.authorization_onchain import (
     AuthorizationQuota,
     AuthorizationUse,
     Cancelled,
+    SimulatedTransfer,
     TransferFound,
     UseNotFound,
+    explain_failed_simulation,
     find_precheck_refusal,
     find_transfer,
     find_use,
@@ -153,6 +157,8 @@ class Settlement:
         self._now_ms = now_ms
         self._metrics = metrics
         self._quota = AuthorizationQuota(limits=limits, rate_limiter=rate_limiter)
+        self._deploying: dict[tuple[ChainId, Address], asyncio.Event] = {}
+        self._deployments_ended = 0
 
     # ---- Before the call.
 
@@ -185,8 +191,8 @@ class Settlement:
         lookup: AuthorizationLookup,
         listing_id: ListingId,
     ) -> Cover | Problem:
-        """Checks the authorisation against the chain's present state: one round trip, and one more for a wallet with code. Returns
-        the balance that covers it, or the problem. Raises `ChainUnavailable`."""
+        """Checks the authorisation against the chain's present state: one round trip, one more for a wallet with code, and two more for
+        one that is not deployed. Returns the balance that covers it, or the problem. Raises `ChainUnavailable`."""
         asset = requirement.asset
         early = check_times(
             authorization,
@@ -203,28 +209,61 @@ class Settlement:
         refusal = await lookup.take(name)
         if refusal is not None:
             return refusal
-        facts = await simulate_transfer(
-            self._chains,
+        simulated = await self._simulate(
             authorization,
-            sequence=self._gas_budget.choose_sequence(asset.chain_id),
-            gas=self._limits.settlement_gas_max,
-            quorum=self._quorum(asset, asset.floor_to_ledger(authorization.base_units)),
+            asset,
+            asset.floor_to_ledger(authorization.base_units),
+            self._gas_budget.choose_sequence(asset.chain_id),
         )
-        result = check_authorization(authorization, requirement, facts, signer=signer, timeout_s=timeout_s)
+        result = check_authorization(
+            authorization,
+            requirement,
+            simulated.facts,
+            signer=signer,
+            timeout_s=timeout_s,
+            deployment=simulated.deployment,
+            factories=self._gas_budget.wallet_factories(asset.chain_id),
+        )
         if isinstance(result, AuthorizationRefused):
-            return explain_authorization(result.reason)
-        if not self._gas_budget.is_wallet_served(asset.chain_id, listing_id, facts.code_hash):
+            return await self._explain_refused(result, authorization, asset, simulated.facts)
+        if not self._gas_budget.is_wallet_served(asset.chain_id, listing_id, simulated.code_hash):
             return explain_authorization(AuthorizationReason.WALLET_GAS)
         problem = await find_precheck_refusal(
             authorization,
             requirement,
-            facts,
+            simulated,
             signer=signer,
             chains=self._chains,
             facilitator=self._facilitators.get(asset.chain_id),
             limits=self._limits,
         )
         return problem or result
+
+    async def _explain_refused(
+        self,
+        refused: AuthorizationRefused,
+        authorization: Authorization,
+        asset: Asset,
+        facts: AuthorizationFacts,
+    ) -> Problem:
+        detail = refused.detail
+        if refused.reason is AuthorizationReason.SIMULATION_FAILED:
+            detail = detail or await explain_failed_simulation(
+                authorization, asset, facts, chains=self._chains, limits=self._limits
+            )
+        return explain_authorization(refused.reason, detail)
+
+    async def _simulate(
+        self, authorization: Authorization, asset: Asset, units: int, sequence: NonceSequence | None
+    ) -> SimulatedTransfer:
+        return await simulate_transfer(
+            self._chains,
+            authorization,
+            sequence=sequence,
+            factories=self._gas_budget.wallet_factories(asset.chain_id),
+            limits=self._limits,
+            quorum=self._quorum(asset, units),
+        )
 
     # ---- At the upstream's head.
 
@@ -256,15 +295,10 @@ class Settlement:
         # Decide.
         sequence = self._gas_budget.choose_sequence(chain_id, is_claimed=True)
         try:
-            facts = await simulate_transfer(
-                self._chains,
-                order.authorization,
-                sequence=sequence,
-                gas=self._limits.settlement_gas_max,
-                quorum=self._quorum(order.asset, order.units),
-            )
-        except ChainUnavailable:
+            simulated = await self._simulate_in_turn(order, sequence)
+        except (ChainUnavailable, TimeoutError):
             return await self._leave_settling(order)
+        facts = simulated.facts
         if facts.is_used:
             return await self._settle_used(order)
         facilitator = self._facilitators.get(chain_id)
@@ -272,26 +306,60 @@ class Settlement:
             return await self._delegate(order, facilitator, facts)
         if facts.simulation.reverted:
             return await self._fail(order, find_failure_reason(order.authorization, facts))
-        is_served = self._gas_budget.is_wallet_served(chain_id, order.listing_id, facts.code_hash)
+        is_served = self._gas_budget.is_wallet_served(chain_id, order.listing_id, simulated.code_hash)
         if sequence is None or facts.gas_estimate is None or not is_served:
             return await self._leave_settling(order)
         sequence.in_flight += 1
         try:
-            # Sign and store: durable in the ledger, before the broadcast.
-            gas = limit_gas(facts.gas_estimate, gas_max=self._limits.settlement_gas_max)
-            attempt = await self._sign_and_store(order, sequence, gas, facts.code_hash)
-            if not isinstance(attempt, SettlementAttempt):
-                return attempt
-            await self._broadcast(attempt, self._chains.send_transaction)
-            receipt = await self._wait_traced(order, attempt, trace)
+            with self._taking_turn(order, simulated):
+                # Sign and store: durable in the ledger, before the broadcast.
+                gas = limit_gas(facts.gas_estimate, gas_max=simulated.gas_max)
+                attempt = await self._sign_and_store(order, sequence, gas, simulated)
+                if not isinstance(attempt, SettlementAttempt):
+                    return attempt
+                await self._broadcast(attempt, self._chains.send_transaction)
+                receipt = await self._wait_traced(order, attempt, trace)
             if receipt is None:
                 return Undecided(tx_hash=attempt.tx_hash)
             return await self._record_end(order, attempt, receipt, from_block=facts.head_number)
         finally:
             sequence.in_flight -= 1
 
+    async def _simulate_in_turn(
+        self, order: SettlementOrder, sequence: NonceSequence | None
+    ) -> SimulatedTransfer:
+        """Simulates the transfer. While another call of this wallet deploys it, waits for the end of that transaction: a second deployment
+        would revert. Raises `ChainUnavailable`, and `TimeoutError` when a call would wait for longer than for its own settlement."""
+        wallet = (order.asset.chain_id, order.authorization.payer)
+        started_s = asyncio.get_running_loop().time()
+        while True:
+            ended = self._deployments_ended
+            simulated = await self._simulate(order.authorization, order.asset, order.units, sequence)
+            ahead = self._deploying.get(wallet)
+            if simulated.deployment is None or (ahead is None and ended == self._deployments_ended):
+                return simulated
+            wait_s = self._gas_budget.wait_s(order.asset.chain_id, depth=self._depth(order))
+            async with asyncio.timeout_at(started_s + wait_s):
+                await (asyncio.sleep(0) if ahead is None else ahead.wait())
+
+    @contextlib.contextmanager
+    def _taking_turn(self, order: SettlementOrder, simulated: SimulatedTransfer) -> Iterator[None]:
+        """While this call deploys its wallet, the other calls of that wallet wait (`_simulate_in_turn`). Nothing is awaited between their
+        simulation and this."""
+        if simulated.deployment is None:
+            yield
+            return
+        wallet, is_ended = (order.asset.chain_id, order.authorization.payer), asyncio.Event()
+        self._deploying[wallet] = is_ended
+        try:
+            yield
+        finally:
+            self._deployments_ended += 1
+            del self._deploying[wallet]
+            is_ended.set()
+
     async def _sign_and_store(
-        self, order: SettlementOrder, sequence: NonceSequence, gas: int, code_hash: bytes | None
+        self, order: SettlementOrder, sequence: NonceSequence, gas: int, simulated: SimulatedTransfer
     ) -> SettlementAttempt | Undecided | Fenced:
         """Signs a transaction with the sequence's next nonce, and stores it with the move into `settling`."""
 
@@ -305,7 +373,8 @@ class Settlement:
                 call_id=order.close.call_id,
                 listing_id=order.listing_id,
                 gas=gas,
-                code_hash=code_hash,
+                deployment=simulated.deployment,
+                code_hash=simulated.code_hash,
             ),
             sequence,
             store=store,

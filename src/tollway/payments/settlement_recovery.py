@@ -32,6 +32,7 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.authorization_onchain import (
     Cancelled,
+    SimulatedTransfer,
     TransferFound,
     UseNotFound,
     find_end,
@@ -120,11 +121,16 @@ class SettlementRecovery:
             CallId, int
         ] = {}  # the head at which an unused authorisation was first read as expired
         self._requested_ms: dict[CallId, int] = {}
+        self._deploying: dict[tuple[ChainId, Address], CallId] = {}
 
     async def run_once(self) -> None:
         """Checks the nonces of the gas keys and the orphaned calls. Raises `StorageUnavailable`."""
         nonce_failure = await run_contained(self._replacer.run_once)
         calls = await self._ledger.unsettled(limit=self._limits.sweep_batch_max)
+        open_ids = {call.call_id for call in calls}
+        self._deploying = {
+            wallet: call_id for wallet, call_id in self._deploying.items() if call_id in open_ids
+        }
         self._metrics.orphaned(sum(call.state is CallState.SETTLING for call in calls))
         slots = asyncio.Semaphore(self._limits.sweep_in_flight_max)
         await run_all([partial(self._recover_in_turn, call, slots) for call in calls])
@@ -173,13 +179,15 @@ class SettlementRecovery:
                 if is_deep(facts, depth=orphan.depth):
                     await self._conclude(orphan, transfer)
                 return  # mined, and not deep enough yet
-        facts_now = await simulate_transfer(
+        simulated = await simulate_transfer(
             self._chains,
             call.authorization,
             sequence=self._gas_budget.choose_sequence(orphan.chain_id, is_claimed=True),
-            gas=self._limits.settlement_gas_max,
+            factories=self._gas_budget.wallet_factories(orphan.chain_id),
+            limits=self._limits,
             quorum=orphan.quorum,
         )
+        facts_now = simulated.facts
         if facts_now.is_used:
             await self._conclude_used(orphan)
         elif facts_now.head_time >= call.authorization.valid_before + EXPIRY_SLACK_S:
@@ -191,7 +199,7 @@ class SettlementRecovery:
             await self._postpone(call, since_ms=call.created_ms)
         else:
             self._expired.pop(call.call_id, None)
-            await self._advance(orphan, facts_now)
+            await self._advance(orphan, simulated)
 
     async def _read_call(self, call: AuthorizedCall) -> _OrphanedCall | None:
         authorization = call.authorization
@@ -292,7 +300,7 @@ class SettlementRecovery:
 
     # ---- Unused and still valid: send the transaction again, or sign a new one.
 
-    async def _advance(self, orphan: _OrphanedCall, facts: AuthorizationFacts) -> None:
+    async def _advance(self, orphan: _OrphanedCall, simulated: SimulatedTransfer) -> None:
         facilitator = self._facilitators.get(orphan.chain_id)
         if facilitator is not None:
             await self._settle_again(orphan, facilitator)
@@ -301,12 +309,27 @@ class SettlementRecovery:
         if waiting is not None and not await self._is_stuck(orphan, waiting):
             return
         stuck_senders = {one.sender for one in orphan.attempts} if waiting is not None else set()
+        facts = simulated.facts
         if sum(isinstance(one, ChainFacts) for one in orphan.receipts.values()) >= REVERTED_MAX:
             await self._postpone(orphan.call, since_ms=max(one.created_ms for one in orphan.attempts))
-        elif not self._gas_budget.is_wallet_served(orphan.chain_id, orphan.call.listing_id, facts.code_hash):
+        elif not self._gas_budget.is_wallet_served(
+            orphan.chain_id, orphan.call.listing_id, simulated.code_hash
+        ):
             await self._postpone(orphan.call, since_ms=orphan.call.created_ms)
-        elif facts.gas_estimate is not None and not facts.simulation.reverted:
-            await self._sign_new(orphan, facts, facts.gas_estimate, without=stuck_senders)
+        elif (
+            facts.gas_estimate is not None
+            and not facts.simulation.reverted
+            and self._takes_turn(orphan, simulated)
+        ):
+            await self._sign_new(orphan, simulated, facts.gas_estimate, without=stuck_senders)
+
+    def _takes_turn(self, orphan: _OrphanedCall, simulated: SimulatedTransfer) -> bool:
+        """Whether this call may sign now. Of the calls of a wallet without code, one deploys it and the others wait: a second deployment
+        would revert."""
+        if simulated.deployment is None:
+            return True
+        wallet = (orphan.chain_id, orphan.call.authorization.payer)
+        return self._deploying.setdefault(wallet, orphan.call.call_id) == orphan.call.call_id
 
     async def _is_stuck(self, orphan: _OrphanedCall, attempt: SettlementAttempt) -> bool:
         """Sends the attempt again, and returns whether it is stuck: long after its signature every node refuses it for lack of gas,
@@ -356,7 +379,12 @@ class SettlementRecovery:
         return None
 
     async def _sign_new(
-        self, orphan: _OrphanedCall, facts: AuthorizationFacts, estimate: int, *, without: Collection[Address]
+        self,
+        orphan: _OrphanedCall,
+        simulated: SimulatedTransfer,
+        estimate: int,
+        *,
+        without: Collection[Address],
     ) -> None:
         """Signs a first transaction, or one after others that reverted or cannot be mined soon. A transaction and its replacements at
         a higher price count as one."""
@@ -370,8 +398,9 @@ class SettlementRecovery:
                 authorization=call.authorization,
                 call_id=call.call_id,
                 listing_id=call.listing_id,
-                gas=limit_gas(estimate, gas_max=self._limits.settlement_gas_max),
-                code_hash=facts.code_hash,
+                gas=limit_gas(estimate, gas_max=simulated.gas_max),
+                deployment=simulated.deployment,
+                code_hash=simulated.code_hash,
             ),
             sequence,
             store=self._gas_ledger.add_attempt,

@@ -54,7 +54,7 @@ class SettlementRules:
     is unknown.
     `gas_price_max_wei`: above it no price is offered, and no transaction is signed. `gas_floor_wei`: a key with less signs nothing
     new. `listing_budget_wei`: the maximum cost of settling for one listing in 24 hours; `network_budget_wei`: for all listings.
-    `block_time_s`: the expected time.
+    `block_time_s`: the expected time. `wallet_factories`: those that a transaction may call to deploy the paying wallet (ERC-6492).
     """
 
     chain_id: ChainId
@@ -67,6 +67,7 @@ class SettlementRules:
     listing_budget_wei: int
     network_budget_wei: int
     block_time_s: float = BLOCK_TIME_S
+    wallet_factories: tuple[Address, ...] = ()
     facilitator: FacilitatorRules | None = None
 
     @property

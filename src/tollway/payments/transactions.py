@@ -1,8 +1,8 @@
 """Builds, signs and stores the transactions that carry authorisations to their token, and replaces those that are not mined.
 
-Every byte is built from the signed fields: nothing that a payer composed goes into a transaction, and its `value` is 0. A
-transaction is stored in the ledger with its nonce before it is broadcast. A replacement keeps the nonce, so at most one of the
-two can be mined.
+Every byte is built from the signed fields, and the `value` is 0. The only bytes that a payer composed are the call that deploys its
+wallet, to a factory of the operator's list (`payments.deployment`). A transaction is stored in the ledger with its nonce before it is
+broadcast. A replacement keeps the nonce, so at most one of the two can be mined.
 
 All transactions behind an unmined nonce wait for it. So a transaction that no node has is broadcast to all nodes again, and the
 first unmined one is replaced at a higher price, up to the operator's maximum. A missing nonce below waiting transactions is filled.
@@ -19,6 +19,7 @@ import structlog
 
 from tollway.background import describe_failure, run_all
 from tollway.call_trace import CallTrace
+from tollway.chain.multicall import MULTICALL3, parse_calls
 from tollway.chain.port import ChainFacts, Fees, NotMined, SendFault, SendRefused, SettlementChain
 from tollway.chain.signer import GasKey, read_transaction
 from tollway.chain.tokens import encode_transfer_with_authorization
@@ -27,6 +28,7 @@ from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.ledger import Fenced, GasLedger, NonceUnavailable
 from tollway.ledger.records import Authorization, SettlementAttempt
 from tollway.limits import Limits
+from tollway.payments.deployment import Deployment, choose_signature, encode_deploying_transfer
 from tollway.payments.gas import GasBudget
 from tollway.payments.nonces import NonceSequence
 
@@ -54,13 +56,23 @@ class TransactionFees:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferCall:
-    """The call that a transaction settles, and its gas limit. `code_hash`: of the payer's code."""
+    """The call that a transaction settles, and its gas limit. `deployment`: of the payer's wallet, where the transaction deploys it.
+    `code_hash`: of the payer's code, or what stands for it (`Deployment.code_hash`)."""
 
     authorization: Authorization
     call_id: CallId
     listing_id: ListingId
     gas: int
+    deployment: Deployment | None = None
     code_hash: bytes | None = None
+
+
+def encode_settlement(authorization: Authorization, deployment: Deployment | None) -> tuple[Address, bytes]:
+    """The transaction that settles the authorisation: its recipient and its calldata. Without a deployment, the recipient is the token."""
+    transfer = encode_transfer_call(authorization)
+    if deployment is None:
+        return authorization.token, transfer
+    return encode_deploying_transfer(deployment, token=authorization.token, calldata=transfer)
 
 
 def encode_transfer_call(authorization: Authorization) -> bytes:
@@ -72,7 +84,7 @@ def encode_transfer_call(authorization: Authorization) -> bytes:
         valid_after=authorization.valid_after,
         valid_before=authorization.valid_before,
         nonce=authorization.nonce,
-        signature=authorization.signature,
+        signature=choose_signature(authorization.signature),
     )
 
 
@@ -104,11 +116,12 @@ def sign_attempt(
 ) -> SettlementAttempt:
     """Signs a transaction without sending it: the ledger stores it first."""
     authorization = transfer_call.authorization
+    to, calldata = encode_settlement(authorization, transfer_call.deployment)
     signed = key.sign(
         chain_id=authorization.chain_id,
         nonce=nonce,
-        to=authorization.token,
-        calldata=encode_transfer_call(authorization),
+        to=to,
+        calldata=calldata,
         gas=transfer_call.gas,
         max_fee_wei=tx_fees.max_fee_wei,
         tip_wei=tx_fees.tip_wei,
@@ -154,7 +167,11 @@ def read_fees(attempt: SettlementAttempt) -> TransactionFees:
 
 def read_valid_before(attempt: SettlementAttempt) -> int:
     """`validBefore` of the authorisation in the transaction; 0 for a filler."""
-    return int.from_bytes(read_transaction(attempt.raw).calldata[_VALID_BEFORE], "big")
+    tx_fields = read_transaction(attempt.raw)
+    calldata = tx_fields.calldata
+    if calldata and tx_fields.to == MULTICALL3:
+        calldata = parse_calls(calldata)[-1].calldata  # the transfer follows the deployment
+    return int.from_bytes(calldata[_VALID_BEFORE], "big")
 
 
 def is_filler(attempt: SettlementAttempt) -> bool:

@@ -21,6 +21,7 @@ from pydantic_core import from_json
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ChainId
 from tollway.ledger.records import Dialect
+from tollway.payments.deployment import is_wrapped, unwrap
 
 
 class AuthorizationReason(StrEnum):
@@ -48,6 +49,7 @@ class AuthorizationReason(StrEnum):
     ENDLESS = "invalid_exact_evm_payload_authorization_valid_before_too_large"
     SIGNATURE = "invalid_exact_evm_payload_signature"
     UNDEPLOYED_WALLET = "invalid_exact_evm_payload_undeployed_smart_wallet"
+    FACTORY = "eip6492_factory_not_allowed"
     INSUFFICIENT_BALANCE = "insufficient_balance"
     SIMULATION_FAILED = "invalid_exact_evm_transaction_simulation_failed"
     ALREADY_USED = "invalid_exact_evm_nonce_already_used"
@@ -140,7 +142,11 @@ _PROBLEMS: dict[AuthorizationReason, tuple[Code, str]] = {
     ),
     AuthorizationReason.UNDEPLOYED_WALLET: (
         _FAILED,
-        "The paying wallet is a contract that is not deployed yet (ERC-6492); deploy it first.",
+        "The paying wallet has no code, and no key made this signature; wrap it with the wallet's deployment (ERC-6492), or deploy the wallet first.",
+    ),
+    AuthorizationReason.FACTORY: (
+        _FAILED,
+        "This gateway does not deploy wallets by the factory in the signature (ERC-6492); deploy the wallet first, or pay by transaction.",
     ),
     AuthorizationReason.INSUFFICIENT_BALANCE: (
         _FAILED,
@@ -338,7 +344,13 @@ def _parse_signature(text: object) -> bytes:
     is_short = isinstance(text, str) and len(text) <= 2 + 2 * SIGNATURE_BYTES_MAX
     if not isinstance(text, str) or not is_short or not _SIGNATURE.fullmatch(text):
         raise unreadable(f"`signature` must be 0x followed by the hex of 1 to {SIGNATURE_BYTES_MAX} bytes.")
-    return bytes.fromhex(text[2:])
+    signature = bytes.fromhex(text[2:])
+    if is_wrapped(signature):
+        try:
+            unwrap(signature)
+        except ValueError as exc:
+            raise unreadable(f"`signature`: {exc}.") from exc
+    return signature
 
 
 def unreadable(detail: str) -> Refusal:

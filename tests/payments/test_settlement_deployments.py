@@ -1,0 +1,560 @@
+"""Payments of contract wallets that are not deployed yet (ERC-6492), on the memory chain: the check before the call, the
+transaction that deploys and pays, its recovery, and everything that is refused."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_blocks import (
+    CONFIRMED,
+    DEPLOYMENT_GAS,
+    NO_ANSWER,
+    REVERTED,
+    authorizing_token,
+    parse_sent,
+)
+from tests.kit.payer import (
+    CHAIN,
+    DEPLOY_CALL,
+    FACTORY,
+    TIMEOUT_S,
+    USDC,
+    WALLET,
+    AuthorizationSigner,
+    UndeployedSigner,
+    requirement_of,
+    wrap,
+)
+from tests.kit.settlement import (
+    HASTY,
+    LISTING,
+    TOKEN,
+    ClaimedCall,
+    ScriptedFacilitator,
+    SettlementHarness,
+    facilitator_at,
+    settlement_rules,
+)
+from tollway.chain.multicall import MULTICALL3, parse_calls
+from tollway.chain.port import ContractResult
+from tollway.chain.tokens import ERC1271_MAGIC
+from tollway.errors import ChainUnavailable, Code, Problem
+from tollway.ids import Address, keccak256
+from tollway.ledger.ledger import CodeRecord
+from tollway.ledger.records import Authorization, CallState, Cover
+from tollway.limits import DEFAULT_LIMITS
+from tollway.payments.facilitator import FacilitatorClient
+from tollway.payments.settlement import NotSettled, Settled, Undecided
+from tollway.payments.settlement_rules import CODE_REVERTS_MAX, WALLET_BUDGET_DIVISOR
+from tollway.payments.transactions import (
+    TransactionFees,
+    encode_transfer_call,
+    read_valid_before,
+    sign_replacement,
+)
+from tollway.payments.wire import AuthorizationReason
+
+OTHER_FACTORY = Address(b"\xfb" * 20)
+COUNTED_AS = bytes(12) + FACTORY
+RULES = settlement_rules(wallet_factories=(FACTORY,))
+
+
+def open_harness(**given: Any) -> SettlementHarness:
+    return SettlementHarness(**{"rules": RULES, **given})
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[SettlementHarness]:
+    async with open_harness() as harness:
+        yield harness
+
+
+@pytest.fixture
+async def slow() -> AsyncIterator[SettlementHarness]:
+    """Nothing is mined until the test says so, and no call waits for it."""
+    async with open_harness(limits=HASTY) as harness:
+        harness.chain.is_automining = False
+        yield harness
+
+
+def newcomer(harness: SettlementHarness, number: int = 0, **given: Any) -> UndeployedSigner:
+    """A funded wallet without code that an allowed factory makes."""
+    wallet = Address(bytes([0x5A + number]) * 20)
+    payer = UndeployedSigner(wallet=wallet, calldata=DEPLOY_CALL + bytes([number]))
+    harness.chain.fund(CHAIN, TOKEN, wallet, 10**9)
+    harness.chain.add_factory(CHAIN, FACTORY, payer.calldata, **{"wallet": wallet, **given})
+    return payer
+
+
+async def check(harness: SettlementHarness, authorization: Authorization) -> Cover | Problem:
+    with harness.settlement.open_lookup("192.0.2.1") as lookup:
+        return await harness.settlement.check(
+            authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
+        )
+
+
+async def settle(call: ClaimedCall) -> Any:
+    return await call.harness.settlement.settle(call.order())
+
+
+async def sweep(harness: SettlementHarness, times: int = 1) -> None:
+    for _ in range(times):
+        await harness.settlement_recovery.run_once()
+
+
+async def leave_orphaned(harness: SettlementHarness, payer: AuthorizationSigner) -> ClaimedCall:
+    call = await harness.claim(payer)
+    assert isinstance(await settle(call), Undecided)
+    assert await call.mark_orphaned()
+    return call
+
+
+# ---- Paid.
+
+
+async def test_one_transaction_deploys_the_wallet_and_pays(harness: SettlementHarness) -> None:
+    payer = newcomer(harness)
+    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert harness.chain.broadcasts == []
+
+    call = await harness.claim(payer)
+    assert isinstance(await settle(call), Settled)
+
+    (raw,) = harness.chain.broadcasts
+    sent = parse_sent(raw)
+    deploying, paying = parse_calls(sent.calldata)
+    assert (sent.recipient, sent.gas) == (MULTICALL3, DEPLOYMENT_GAS * 5 // 4 + 15_000)
+    assert (deploying.to, deploying.calldata, deploying.may_fail) == (FACTORY, payer.calldata, False)
+    assert (paying.to, paying.may_fail) == (TOKEN, False)
+    assert paying.calldata == encode_transfer_call(payer.authorize(signature=payer.inner))
+    assert harness.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
+    assert await call.read_state() is CallState.CONSUMED
+    assert (await harness.ledger.audit()).is_balanced
+
+
+@pytest.mark.parametrize("factory", [FACTORY, OTHER_FACTORY])
+async def test_a_wallet_with_code_pays_by_the_signature_in_the_wrapper(
+    harness: SettlementHarness, factory: Address
+) -> None:
+    """Whatever factory the wrapper names: it is not called."""
+    payer = replace(newcomer(harness), factory=factory)
+    harness.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert isinstance(await settle(await harness.claim(payer)), Settled)
+    sent = parse_sent(harness.chain.broadcasts[0])
+    assert sent.recipient == TOKEN
+    assert sent.calldata == encode_transfer_call(payer.authorize(signature=payer.inner))
+
+
+async def test_calls_at_once_deploy_the_wallet_once(harness: SettlementHarness) -> None:
+    payer = newcomer(harness)
+    calls = [await harness.claim(replace(payer, nonce=keccak256(b"%d" % number))) for number in range(5)]
+    harness.chain.is_automining = False
+    async with asyncio.TaskGroup() as group:
+        settling = [group.create_task(settle(call)) for call in calls]
+        while harness.chain.requests["fetch_authorization", CHAIN] < 2 * len(calls):  # all have simulated it
+            await asyncio.sleep(0.001)
+        harness.chain.is_automining = True
+        harness.chain.mine_sent(CHAIN)
+    outcomes = [task.result() for task in settling]
+    assert all(isinstance(outcome, Settled) for outcome in outcomes), outcomes
+    recipients = [parse_sent(raw).recipient for raw in harness.chain.broadcasts]
+    assert sorted(recipients) == sorted([MULTICALL3, TOKEN, TOKEN, TOKEN, TOKEN])
+
+
+async def test_a_call_waits_for_the_deployment_of_another_no_longer_than_for_its_own_end(
+    slow: SettlementHarness,
+) -> None:
+    payer = newcomer(slow)
+    first, second = await slow.claim(payer), await slow.claim(replace(payer, nonce=b"\x08" * 32))
+    outcomes = await asyncio.gather(settle(first), settle(second))
+    assert outcomes == [Undecided(), Undecided()]
+    assert len(set(slow.chain.broadcasts)) == 1
+    assert await second.read_state() is CallState.SETTLING
+
+
+# ---- Refused.
+
+
+def claimed_by(reason: AuthorizationReason) -> tuple[Code, str]:
+    return Code.PAYMENT_VERIFICATION_FAILED, reason.value
+
+
+FACTORY_REFUSED = AuthorizationReason.FACTORY
+SIGNATURE_REFUSED = AuthorizationReason.SIGNATURE
+SIMULATION_FAILED = AuthorizationReason.SIMULATION_FAILED
+
+
+async def assert_refused(
+    harness: SettlementHarness, authorization: Authorization, reason: AuthorizationReason
+) -> Problem:
+    refused = await check(harness, authorization)
+    assert isinstance(refused, Problem), refused
+    assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, reason.value)
+    assert harness.chain.broadcasts == []
+    return refused
+
+
+@pytest.mark.parametrize("factory", [OTHER_FACTORY, TOKEN, MULTICALL3, WALLET, Address(bytes(20))])
+async def test_no_other_factory_is_called(harness: SettlementHarness, factory: Address) -> None:
+    payer = replace(newcomer(harness), factory=factory)
+    harness.chain.add_factory(CHAIN, factory, payer.calldata, wallet=payer.wallet)
+    asked = harness.chain.requests.copy()
+    refused = await assert_refused(harness, payer.authorize(), FACTORY_REFUSED)
+    assert refused.detail is not None
+    assert str(factory) in refused.detail
+    assert str(FACTORY) in refused.detail
+    assert "Deploy the wallet first" in refused.detail
+    asked["fetch_authorization", CHAIN] += 1
+    assert harness.chain.requests == asked, "its call is not even simulated"
+
+
+async def test_an_empty_list_allows_no_factory() -> None:
+    async with open_harness(rules=settlement_rules()) as harness:
+        await assert_refused(harness, newcomer(harness).authorize(), FACTORY_REFUSED)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        NO_ANSWER,
+        REVERTED,
+        ContractResult(reverted=False, payload=bytes(32)),
+        ContractResult(reverted=False, payload=ERC1271_MAGIC),
+        ContractResult(reverted=False, payload=CONFIRMED.payload.ljust(5_000, b"\0")),
+    ],
+)
+async def test_the_deployed_wallet_must_confirm_the_signature_within_the_limits(
+    harness: SettlementHarness, answer: ContractResult
+) -> None:
+    payer = newcomer(harness, answer=lambda calldata: answer)
+    refused = await assert_refused(harness, payer.authorize(), SIGNATURE_REFUSED)
+    assert refused.detail is not None
+    assert "does not deploy the paying wallet" in refused.detail
+
+
+async def test_a_factory_deploys_no_wallet_but_the_payers(harness: SettlementHarness) -> None:
+    """A plain wallet wraps its own signature, so that its transfer passes, and names a call that deploys another wallet."""
+    newcomer(harness)
+    plain = harness.payer()
+    authorization = plain.authorize(signature=wrap(plain.signature, calldata=DEPLOY_CALL + b"\0"))
+    await assert_refused(harness, authorization, SIGNATURE_REFUSED)
+
+
+async def test_a_call_that_deploys_nothing_is_refused(harness: SettlementHarness) -> None:
+    payer = replace(newcomer(harness), calldata=b"another call of the factory")
+    await assert_refused(harness, payer.authorize(), SIMULATION_FAILED)
+
+
+async def test_a_transaction_that_fails_in_simulation_is_refused(harness: SettlementHarness) -> None:
+    payer = newcomer(harness)
+    harness.chain.refuse_transfer(CHAIN, payer.wallet, payer.nonce)
+    refused = await assert_refused(harness, payer.authorize(), SIMULATION_FAILED)
+    assert refused.detail is not None
+    assert "deploys the paying wallet" in refused.detail
+
+
+async def test_a_chain_without_multicall_refuses(harness: SettlementHarness) -> None:
+    """A call to an address without code succeeds and does nothing: it is no payment."""
+    harness.chain.remove_multicall(CHAIN)
+    await assert_refused(harness, newcomer(harness).authorize(), SIMULATION_FAILED)
+
+
+async def test_a_signature_for_a_contract_without_a_wrapper_is_explained(harness: SettlementHarness) -> None:
+    payer = newcomer(harness)
+    authorization = payer.authorize(signature=b"in the format of a wallet" * 3)
+    await assert_refused(harness, authorization, AuthorizationReason.UNDEPLOYED_WALLET)
+
+
+async def test_the_simulation_has_the_gas_of_a_deployment() -> None:
+    limits = replace(DEFAULT_LIMITS, deployment_gas_max=300_001)
+    chain = WatchedMemoryChain()
+    async with open_harness(limits=limits, chain=chain) as harness:
+        payer = newcomer(harness)
+        assert isinstance(await check(harness, payer.authorize()), Cover)
+        assert chain.gas == [limits.settlement_gas_max, 300_001, 300_001]
+        assert isinstance(await settle(await harness.claim(payer)), Settled)
+        assert parse_sent(chain.broadcasts[0]).gas == 300_001
+
+
+class WatchedMemoryChain(MemoryChain):
+    """Records the gas of each simulation and of each call. `before_second`: runs before a second simulation."""
+
+    def __init__(self) -> None:
+        super().__init__(CHAIN)
+        self.deploy(CHAIN, TOKEN, authorizing_token(USDC))
+        self.gas: list[int] = []
+        self.on_multicall: Any = None
+
+    async def fetch_authorization(self, *arguments: Any, **options: Any) -> Any:
+        self.gas.append(options["gas"])
+        if options["to"] == MULTICALL3 and self.on_multicall is not None:
+            self.on_multicall()
+        return await super().fetch_authorization(*arguments, **options)
+
+    async def call_contract(self, *arguments: Any, **options: Any) -> Any:
+        if options["to"] == MULTICALL3:
+            self.gas.append(options["gas"])
+        return await super().call_contract(*arguments, **options)
+
+
+async def test_a_facilitator_gets_the_wrapped_signature_of_an_allowed_factory_only() -> None:
+    """It deploys the wallet by its own rules and at its own cost."""
+    line = ScriptedFacilitator()
+    rules = settlement_rules(gas_keys=(), facilitator=facilitator_at(), wallet_factories=(FACTORY,))
+    facilitators = {CHAIN: FacilitatorClient(facilitator_at(), line)}
+    async with SettlementHarness(rules=rules, facilitators=facilitators) as harness:
+        payer = newcomer(harness)
+        foreign = replace(payer, factory=OTHER_FACTORY)
+        await assert_refused(harness, foreign.authorize(), FACTORY_REFUSED)
+        assert line.requests == []
+        assert isinstance(await check(harness, payer.authorize()), Cover)
+        line.settling = await harness.claim(payer)
+        assert isinstance(await settle(line.settling), Settled)
+    shown = [content["paymentPayload"]["payload"]["signature"] for _, content, _ in line.requests]
+    assert shown == ["0x" + line.settling.authorization.signature.hex()] * 2
+    assert harness.chain.broadcasts == []
+
+
+# ---- Gas budgets.
+
+
+async def test_the_gas_counts_as_that_of_wallets_with_code(harness: SettlementHarness) -> None:
+    assert isinstance(await settle(await harness.claim(newcomer(harness))), Settled)
+    spent = await harness.gas.wallet_gas_wei(CHAIN, since_ms=0)
+    assert spent[LISTING] > 0
+
+
+@pytest.mark.parametrize("budget", ["listing_budget_wei", "network_budget_wei"])
+async def test_a_spent_budget_of_wallets_with_code_refuses(budget: str) -> None:
+    rules = settlement_rules(wallet_factories=(FACTORY,), **{budget: WALLET_BUDGET_DIVISOR})
+    async with open_harness(rules=rules) as harness:
+        call = await harness.claim(newcomer(harness))
+        assert isinstance(await settle(call), Settled)
+        refused = await check(harness, newcomer(harness, 1).authorize())
+        assert isinstance(refused, Problem)
+        assert refused.reason == AuthorizationReason.WALLET_GAS.value
+        assert isinstance(await check(harness, harness.payer().authorize()), Cover), "a plain wallet"
+
+
+async def test_a_factory_whose_deployments_revert_is_not_called_any_more(harness: SettlementHarness) -> None:
+    harness.limits = HASTY
+    for number in range(CODE_REVERTS_MAX):
+        payer = newcomer(harness, number)
+        harness.chain.revert_transfer(CHAIN, payer.wallet, payer.nonce)
+        assert isinstance(await settle(await harness.claim(payer)), Undecided)
+    record = (await harness.gas.reverting_codes(CHAIN, since_ms=0)).get(COUNTED_AS)
+    await harness.gas_budget.refresh()
+    record = (await harness.gas.reverting_codes(CHAIN, since_ms=0))[COUNTED_AS]
+    assert record == CodeRecord(signed=CODE_REVERTS_MAX, reverted=CODE_REVERTS_MAX)
+    refused = await check(harness, newcomer(harness, CODE_REVERTS_MAX).authorize())
+    assert isinstance(refused, Problem)
+    assert refused.reason == AuthorizationReason.WALLET_GAS.value
+
+
+# ---- What changes between the check and the transaction.
+
+
+async def test_a_wallet_deployed_since_its_check_pays_without_a_deployment(
+    harness: SettlementHarness,
+) -> None:
+    payer = newcomer(harness)
+    assert isinstance(await check(harness, payer.authorize()), Cover)
+    call = await harness.claim(payer)
+    harness.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+    assert isinstance(await settle(call), Settled)
+    assert parse_sent(harness.chain.broadcasts[0]).recipient == TOKEN
+
+
+async def test_a_wallet_deployed_between_two_simulations_pays_without_a_deployment() -> None:
+    chain = WatchedMemoryChain()
+    async with open_harness(chain=chain) as harness:
+        payer = newcomer(harness)
+        call = await harness.claim(payer)
+        chain.on_multicall = lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+        assert isinstance(await settle(call), Settled)
+        assert parse_sent(chain.broadcasts[0]).recipient == TOKEN
+
+
+async def test_a_transaction_that_fails_since_its_check_is_not_sent(harness: SettlementHarness) -> None:
+    payer = newcomer(harness)
+    assert isinstance(await check(harness, payer.authorize()), Cover)
+    call = await harness.claim(payer)
+    harness.chain.refuse_transfer(CHAIN, payer.wallet, payer.nonce)
+    assert await settle(call) == NotSettled(reason=SIMULATION_FAILED.value)
+    assert harness.chain.broadcasts == []
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_a_factory_that_is_not_allowed_any_more_is_not_called(harness: SettlementHarness) -> None:
+    """A gateway restarts with another list between the claim and the transaction."""
+    call = await harness.claim(newcomer(harness))
+    strict = SettlementHarness(rules=settlement_rules(), chain=harness.chain, ledger=harness.ledger)
+    async with strict:
+        assert isinstance(await strict.settlement.settle(call.order()), NotSettled)
+    assert harness.chain.broadcasts == []
+
+
+# ---- Recovery.
+
+
+async def test_after_a_crash_the_transaction_is_built_again_from_the_wrapped_signature(
+    slow: SettlementHarness,
+) -> None:
+    """The claim stores the signature as it was presented; nothing else is needed."""
+    payer = newcomer(slow)
+    call = await slow.claim(payer)
+    slow.chain.disconnect(CHAIN)  # the gateway stops before it signs
+    assert await settle(call) == Undecided()
+    assert await call.mark_orphaned()
+    slow.chain.reconnect(CHAIN)
+    async with slow.another() as other:
+        await sweep(other)
+        slow.chain.mine_sent(CHAIN)
+        await sweep(other)
+    assert [parse_sent(raw).recipient for raw in slow.chain.broadcasts] == [MULTICALL3]
+    assert await call.read_state() is CallState.CONSUMED
+    assert slow.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
+
+
+async def test_a_stored_transaction_is_sent_again_and_replaced_unchanged_but_for_its_price(
+    slow: SettlementHarness,
+) -> None:
+    call = await leave_orphaned(slow, newcomer(slow))
+    (attempt,) = await slow.ledger.attempts_of(call.claim.call_id)
+    assert read_valid_before(attempt) == call.authorization.valid_before
+    replaced = sign_replacement(
+        attempt,
+        slow.settlement_rules.gas_keys[0],
+        tx_fees=TransactionFees(max_fee_wei=10**9, tip_wei=10**6),
+        now_ms=1,
+    )
+    assert read_valid_before(replaced) == call.authorization.valid_before
+    before, after = parse_sent(attempt.raw), parse_sent(replaced.raw)
+    assert (after.recipient, after.calldata, after.gas) == (before.recipient, before.calldata, before.gas)
+    slow.chain.drop_sent(CHAIN)
+    await sweep(slow)
+    slow.pass_time(slow.limits.fee_bump_after_s + 1)
+    await sweep(slow)
+    (bumped,) = slow.chain.sent(CHAIN)
+    assert bumped.calldata == before.calldata
+    assert bumped.max_fee_wei > before.max_fee_wei
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+@pytest.mark.parametrize(
+    ("is_lenient", "expected"), [(False, [MULTICALL3, TOKEN]), (True, [MULTICALL3])], ids=["Safe", "Coinbase"]
+)
+async def test_a_wallet_that_another_account_deploys_first_pays_once(
+    slow: SettlementHarness, is_lenient: bool, expected: list[Address]
+) -> None:
+    """Where the factory reverts for a wallet that exists, the transaction reverts whole, and the next one only pays."""
+    payer = newcomer(slow, is_lenient=is_lenient)
+    call = await leave_orphaned(slow, payer)
+    slow.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    recipients = [parse_sent(raw).recipient for raw in dict.fromkeys(slow.chain.broadcasts)]
+    assert recipients == expected
+    assert await call.read_state() is CallState.CONSUMED
+    assert slow.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
+
+
+async def test_a_reorganisation_undoes_deployment_and_transfer_together(slow: SettlementHarness) -> None:
+    payer = newcomer(slow)
+    call = await leave_orphaned(slow, payer)
+    slow.chain.mine_sent(CHAIN)
+    slow.chain.reorg(CHAIN, 1)
+    await sweep(slow)  # the transaction is sent again
+    assert await call.read_state() is CallState.SETTLING
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    assert await call.read_state() is CallState.CONSUMED
+    assert slow.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
+    assert {parse_sent(raw).recipient for raw in slow.chain.broadcasts} == {MULTICALL3}
+
+
+async def test_of_the_orphaned_calls_of_one_wallet_one_deploys_it(slow: SettlementHarness) -> None:
+    payer = newcomer(slow)
+    slow.chain.disconnect(CHAIN)
+    calls = []
+    for number in range(3):
+        call = await slow.claim(replace(payer, nonce=keccak256(b"%d" % number)))
+        assert await settle(call) == Undecided()
+        assert await call.mark_orphaned()
+        calls.append(call)
+    slow.chain.reconnect(CHAIN)
+    await sweep(slow, times=3)
+    assert [sent.recipient for sent in slow.chain.sent(CHAIN)] == [MULTICALL3]
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow, times=2)
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    assert [await call.read_state() for call in calls] == [CallState.CONSUMED] * 3
+    recipients = [parse_sent(raw).recipient for raw in dict.fromkeys(slow.chain.broadcasts)]
+    assert recipients == [MULTICALL3, TOKEN, TOKEN]
+
+
+async def test_the_next_call_deploys_the_wallet_when_the_first_never_pays(slow: SettlementHarness) -> None:
+    payer = newcomer(slow)
+    slow.chain.disconnect(CHAIN)
+    calls = []
+    for nonce in (payer.nonce, b"\x08" * 32):
+        call = await slow.claim(replace(payer, nonce=nonce))
+        assert await settle(call) == Undecided()
+        assert await call.mark_orphaned()
+        calls.append(call)
+    slow.chain.reconnect(CHAIN)
+    await sweep(slow)
+    slow.chain.drop_sent(CHAIN)
+    slow.chain.cancel_authorization(CHAIN, TOKEN, payer=payer.wallet, nonce=payer.nonce)
+    await sweep(slow, times=3)
+    assert [await call.read_state() for call in calls] == [CallState.RELEASED, CallState.SETTLING]
+    (attempt,) = await slow.ledger.attempts_of(calls[1].claim.call_id)
+    assert parse_sent(attempt.raw).recipient == MULTICALL3
+
+
+async def test_recovery_calls_no_factory_that_is_not_allowed(slow: SettlementHarness) -> None:
+    """The call waits until its authorisation has expired, or until the wallet has code."""
+    payer = newcomer(slow)
+    slow.chain.disconnect(CHAIN)
+    call = await slow.claim(payer)
+    assert await settle(call) == Undecided()
+    assert await call.mark_orphaned()
+    slow.chain.reconnect(CHAIN)
+    strict = SettlementHarness(
+        rules=settlement_rules(), chain=slow.chain, ledger=slow.ledger.another("strict"), limits=HASTY
+    )
+    async with strict:
+        await sweep(strict, times=2)
+        assert slow.chain.broadcasts == []
+        assert await call.read_state() is CallState.SETTLING
+        slow.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+        await sweep(strict)
+        slow.chain.mine_sent(CHAIN)
+        await sweep(strict)
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_an_unavailable_chain_is_no_refusal(harness: SettlementHarness) -> None:
+    payer = newcomer(harness)
+    harness.chain.disconnect(CHAIN)
+    with pytest.raises(ChainUnavailable):
+        await check(harness, payer.authorize())
+
+
+async def test_a_network_without_a_key_signs_nothing() -> None:
+    """The operator has taken the keys away since the claim."""
+    async with SettlementHarness(rules=settlement_rules(gas_keys=())) as harness:
+        for payer in (harness.payer(), newcomer(harness)):
+            call = await harness.claim(payer)
+            assert not isinstance(await settle(call), Settled)
+        assert harness.chain.broadcasts == []
