@@ -1,6 +1,9 @@
 // What every client script here shares: the request to make, and the one line of JSON that tells what came of it.
 // Usage: PAYER_KEY=0x... node <script>.mjs URL [METHOD [BODY]]; further headers as JSON in REQUEST_HEADERS.
-import { privateKeyToAccount } from "viem/accounts";
+// With a contract wallet in UNDEPLOYED_WALLET (JSON: address, factory, calldata) the key is its owner's, and signatures are
+// wrapped as viem's smart accounts wrap theirs before their deployment (ERC-6492).
+import { serializeErc6492Signature } from "viem";
+import { privateKeyToAccount, toAccount } from "viem/accounts";
 
 const [url, method = "GET", body] = process.argv.slice(2);
 if (!url || !process.env.PAYER_KEY) {
@@ -8,7 +11,20 @@ if (!url || !process.env.PAYER_KEY) {
   process.exit(2);
 }
 
-export const payer = privateKeyToAccount(process.env.PAYER_KEY);
+const owner = privateKeyToAccount(process.env.PAYER_KEY);
+const wallet = process.env.UNDEPLOYED_WALLET && JSON.parse(process.env.UNDEPLOYED_WALLET);
+export const payer = wallet
+  ? toAccount({
+      ...owner,
+      address: wallet.address,
+      signTypedData: async (typed) =>
+        serializeErc6492Signature({
+          address: wallet.factory,
+          data: wallet.calldata,
+          signature: await owner.signTypedData(typed),
+        }),
+    })
+  : owner;
 export const target = url;
 export const init = {
   method,

@@ -95,11 +95,22 @@ class Told:
 
 
 async def pay(
-    script: str, url: str, *, key: str, method: str = "GET", body: str | None = None, headers: Any = ()
+    script: str,
+    url: str,
+    *,
+    key: str,
+    method: str = "GET",
+    body: str | None = None,
+    headers: Any = (),
+    undeployed_wallet: dict[str, str] | None = None,
 ) -> Told:
-    """One request of a client, which pays by itself where it is asked to."""
+    """One request of a client, which pays by itself where it is asked to. `undeployed_wallet`: address, factory and calldata of
+    a contract wallet whose owner has the key; only for the scripts of Node."""
     arguments = [url, method, *([] if body is None else [body])]
-    told = await run_script(script, *arguments, env={"PAYER_KEY": key, "REQUEST_HEADERS": _dump(headers)})
+    env = {"PAYER_KEY": key, "REQUEST_HEADERS": _dump(headers)}
+    if undeployed_wallet is not None:
+        env["UNDEPLOYED_WALLET"] = json.dumps(undeployed_wallet)
+    told = await run_script(script, *arguments, env=env)
     return Told(**told)
 
 

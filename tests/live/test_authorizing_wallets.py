@@ -1,9 +1,8 @@
-"""Contract wallets that pay by authorisation (ERC-1271) at a real gateway. A normal wallet is served. A hostile one
-is refused or pays, costs the operator a bounded amount of gas, and delays no other payer."""
+"""Contract wallets that pay by authorisation (ERC-1271) at a real gateway, deployed or not yet (ERC-6492). A normal wallet
+is served. A hostile one is refused or pays, costs the operator a bounded amount of gas, and delays no other payer."""
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -13,11 +12,21 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from eth_abi.abi import encode
 
-from tests.kit.authorization_payer import DIALECTS, RECEIPTS, V2, AuthorizationPayer
-from tests.kit.gateway_cluster import PRICE_UNITS, GatewayCluster
+from tests.clients.stock_clients import ONE_OF_EACH_DIALECT, StockClient
+from tests.clients.stock_clients import pay as pay_as_stock_client
+from tests.kit.authorization_payer import DIALECTS, RECEIPTS, V2, AuthorizationPayer, Header
+from tests.kit.gateway_cluster import API, PRICE_UNITS, GatewayCluster
 from tests.kit.gateway_process import poll
+from tests.kit.signed_calls import transfers_of
+from tests.kit.undeployed_wallets import (
+    UndeployedWallet,
+    install_multicall,
+    plan_open_wallet,
+    plan_owned_wallet,
+)
+from tollway.chain.multicall import MULTICALL3
+from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_recovery import EXPIRY_SLACK_S, REVERTED_MAX
@@ -27,10 +36,9 @@ from tollway.sandbox.chain import Contract, load_artifact
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONTRACTS = Path(__file__).parent / "contracts"
-WRAPPED = bytes.fromhex("6492" * 16)
 SIMULATION_FAILED = "invalid_exact_evm_transaction_simulation_failed"
 BAD_SIGNATURE = "invalid_exact_evm_payload_signature"
-UNDEPLOYED = "invalid_exact_evm_payload_undeployed_smart_wallet"
+FACTORY_REFUSED = "eip6492_factory_not_allowed"
 RUBBISH = b"whatever"
 TIMEOUT_S = 1
 AT_ONCE = 20
@@ -49,6 +57,8 @@ class Harness:
     gas: Any
     provider: Any
     api_id: str
+    owned_factory: Contract | None = None
+    open_factory: Contract | None = None
 
     async def standing(self, name: str, *arguments: object) -> Contract:
         """A new contract."""
@@ -72,6 +82,26 @@ class Harness:
             cluster=self.cluster, gateway=self.gateway, api_id=self.api_id, signer=owner, payer=payer
         )
 
+    async def newcomer(self, name: str = "OwnedWallet", *arguments: object, by: str = "create") -> "Newcomer":
+        """A funded wallet that is not deployed. Its factory is on the gateway's list."""
+        owner, driver = await self.cluster.wallet(), self.cluster.driver
+        assert self.owned_factory is not None
+        assert self.open_factory is not None
+        if name == "OwnedWallet" and by == "create":
+            wallet = await plan_owned_wallet(driver, self.owned_factory, owner.address)
+        else:
+            arguments = (str(owner.address),) if name == "OwnedWallet" else arguments
+            wallet = await plan_open_wallet(driver, self.open_factory, name, *arguments, by=by)
+        await self.funded(wallet.address)
+        payer = AuthorizationPayer(
+            cluster=self.cluster,
+            gateway=self.gateway,
+            api_id=self.api_id,
+            signer=owner,
+            payer=wallet.address,
+        )
+        return Newcomer(harness=self, wallet=wallet, payer=payer)
+
     async def sold(self) -> Any:
         """The last call in the history of its provider."""
         calls = await self.cluster.history(self.gateway, self.provider, "&role=provider")
@@ -86,16 +116,56 @@ class Harness:
         return await self.cluster.driver.fetch_native_balance(self.gas.address)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Newcomer:
+    """A wallet without code, and its owner, who signs for it."""
+
+    harness: Harness
+    wallet: UndeployedWallet
+    payer: AuthorizationPayer
+
+    def show(self, quote: Any, dialect: str = V2, *, inner: bytes | None = None, **wrapper: Any) -> Header:
+        """The header of a wrapped signature. `inner`: instead of the owner's; `wrapper`: other fields of the wrapper."""
+        signed = self.payer.sign(quote, dialect)
+        fields = {name: getattr(signed, name) for name in ("valid_after", "valid_before", "nonce")}
+        inner = bytes.fromhex(signed.signature_hex[2:]) if inner is None else inner
+        return self.payer.show(quote, dialect, **fields, signature=self.wallet.wrap(inner, **wrapper))
+
+    async def pay(self, path: str, dialect: str = V2, **shown: Any) -> Any:
+        return await self.payer.call(path, [self.show(await self.payer.quote(path), dialect, **shown)])
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(own_chain_cluster: GatewayCluster) -> AsyncIterator[Harness]:
+async def harness(
+    own_chain_cluster: GatewayCluster, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Harness]:
     gas, provider = await own_chain_cluster.wallets(2)
+    driver = own_chain_cluster.driver
+    await install_multicall(driver, key=provider.key)
+    owned, opened = [
+        await driver.deploy(load_artifact(CONTRACTS / f"{name}.json"), key=provider.key)
+        for name in ("OwnedWalletFactory", "OpenFactory")
+    ]
+    config = tmp_path_factory.mktemp("factories") / "tollway.toml"
+    config.write_text(
+        f'[[networks]]\npreset = "sandbox"\nwallet_factories = ["{owned.address}", "{opened.address}"]\n'
+    )
     settings = {
         "TOLLWAY_GAS_KEYS_SANDBOX": gas.private_key,
+        "TOLLWAY_CONFIG": str(config),
         "TEST_LIMIT_SWEEP_INTERVAL_S": "0.05",
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
         api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
-        yield Harness(cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id)
+        yield Harness(
+            cluster=own_chain_cluster,
+            gateway=gateway,
+            gas=gas,
+            provider=provider,
+            api_id=api_id,
+            owned_factory=owned,
+            open_factory=opened,
+        )
 
 
 def fresh_path() -> str:
@@ -155,6 +225,7 @@ async def test_of_an_account_that_delegates_its_contract_decides(harness: Harnes
         assert (reply.status, reply.state) == (200, "charged"), reply.body
     else:
         assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED)
+        assert "own code refuses the signature" in reply.json["detail"]
         served = await replace(payer, signer=owner, payer=payer.address).pay(path)
         assert served.status == 200
     assert harness.cluster.provider.count(path) == 1
@@ -205,34 +276,193 @@ async def test_hostile_wallets_delay_no_other_payer(harness: Harness) -> None:
     assert harness.gateway.is_running
 
 
-async def test_an_undeployed_wallet_is_refused_and_not_deployed(harness: Harness) -> None:
-    """An ERC-6492 signature contains a transaction that deploys the wallet: the gateway sends no transaction that a
-    payer composed."""
-    owner, path = await harness.customer(), fresh_path()
-    factory = await harness.standing("OwnedWalletFactory")
-    arguments = (str(owner.address), secrets.token_bytes(32))
-    wallet = Address.parse(await harness.cluster.driver.call(factory, "addressOf", *arguments))
-    await harness.funded(wallet)
-    payer = replace(owner, payer=wallet)
-    quote = await payer.quote(path)
-    honest = payer.sign(quote, V2)
-    making = factory.artifact.function("create").encode(arguments)
-    inner = bytes.fromhex(honest.signature_hex[2:])
-    wrapped = encode(["address", "bytes", "bytes"], [str(factory.address), making, inner]) + WRAPPED
+# ---- Those that are not deployed yet.
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_the_first_payment_deploys_the_wallet_in_its_transaction(
+    harness: Harness, dialect: str
+) -> None:
+    newcomer, path = await harness.newcomer(), fresh_path()
+    before, sent = await newcomer.payer.balance(), await harness.count_sent()
+
+    reply = await newcomer.pay(path, dialect)
+
+    assert (reply.status, reply.state) == (200, "charged"), reply.body
+    assert RECEIPTS[dialect] in reply.headers
+    assert await newcomer.payer.balance() == before - PRICE_UNITS
+    assert await newcomer.wallet.has_code()
+    assert await harness.count_sent() == sent + 1
+    (tx_hash,) = await transfers_of(harness.cluster, newcomer.wallet.address)
+    transaction = await harness.cluster.driver.rpc("eth_getTransactionByHash", str(tx_hash))
+    assert (Address.parse(transaction["to"]), int(transaction["value"], 16)) == (MULTICALL3, 0)
+    assert (await harness.sold())["payment"]["transaction"] == str(tx_hash)
+
+    later = await newcomer.pay(path, dialect)  # its client wraps the signature until it notices
+    plain = await newcomer.payer.pay(path, dialect)
+    assert (later.status, plain.status) == (200, 200), later.body
+    assert await newcomer.payer.balance() == before - 3 * PRICE_UNITS
+    assert harness.cluster.provider.count(path) == 3
+
+
+async def test_unmodified_clients_pay_with_a_wallet_that_is_not_deployed(harness: Harness) -> None:
+    """One of each dialect; their accounts wrap signatures as viem's smart accounts do."""
+
+    async def pay(client: StockClient) -> None:
+        newcomer, path = await harness.newcomer(), fresh_path()
+        wallet = newcomer.wallet
+        told = await pay_as_stock_client(
+            client.script,
+            f"{harness.gateway.public_url}{API}/gateway/{harness.api_id}{path}",
+            key=newcomer.payer.signer.private_key,
+            undeployed_wallet={
+                "address": str(wallet.address),
+                "factory": str(wallet.factory),
+                "calldata": "0x" + wallet.calldata.hex(),
+            },
+        )
+        assert (told.status, told.error) == (200, None), told
+        assert [str(one) for one in await transfers_of(harness.cluster, wallet.address)] == [told.transaction]
+        assert await wallet.has_code()
+
+    for client in ONE_OF_EACH_DIALECT:
+        await pay(client)
+
+
+async def test_first_payments_at_once_deploy_the_wallet_once(harness: Harness) -> None:
+    newcomer, path = await harness.newcomer(), fresh_path()
+    before, sent = await newcomer.payer.balance(), await harness.count_sent()
+    replies = await asyncio.gather(*(newcomer.pay(path) for _ in range(5)))
+    assert [reply.status for reply in replies] == [200] * 5, [reply.body for reply in replies]
+    assert await newcomer.payer.balance() == before - 5 * PRICE_UNITS
+    assert await harness.count_sent() == sent + 5, "no transaction was in vain"
+
+
+async def test_one_wrapped_signature_pays_one_call(harness: Harness) -> None:
+    newcomer, path = await harness.newcomer(), fresh_path()
+    before = await newcomer.payer.balance()
+    header = newcomer.show(await newcomer.payer.quote(path))
+    replies = await asyncio.gather(*(newcomer.payer.call(path, [header]) for _ in range(AT_ONCE)))
+    assert [reply.status for reply in replies].count(200) == 1
+    assert not any(reply.asks_for_money for reply in replies)
+    assert len(await transfers_of(harness.cluster, newcomer.wallet.address)) == 1
+    assert await newcomer.payer.balance() == before - PRICE_UNITS
+
+
+async def test_a_wallet_that_is_deployed_during_its_call_pays_all_the_same(harness: Harness) -> None:
+    newcomer, path = await harness.newcomer(), "/slow?seconds=0.5"
+    before, seen = await newcomer.payer.balance(), harness.cluster.provider.count("/slow")
+    async with asyncio.TaskGroup() as group:
+        calling = group.create_task(newcomer.pay(path))
+        await poll(
+            lambda: harness.cluster.provider.count("/slow") > seen, deadline_s=DEADLINE_S, what="the call"
+        )
+        await newcomer.wallet.deploy(key=harness.provider.key)
+    assert calling.result().status == 200, calling.result().body
+    assert await newcomer.payer.balance() == before - PRICE_UNITS
+
+
+async def test_another_factory_is_not_called_and_the_refusal_names_it(harness: Harness) -> None:
+    newcomer, path = await harness.newcomer(), fresh_path()
+    foreign = await harness.standing("OwnedWalletFactory")
     sent = await harness.count_sent()
+    reply = await newcomer.pay(path, factory=foreign.address)
+    assert (reply.status, reply.code, reply.state) == (402, "payment_verification_failed", "none"), reply.body
+    assert reply.json["reason"] == FACTORY_REFUSED
+    assert str(foreign.address) in reply.json["detail"]
+    assert str(newcomer.wallet.factory) in reply.json["detail"]
+    assert (harness.cluster.provider.count(path), await harness.count_sent()) == (0, sent)
+    assert not await newcomer.wallet.has_code()
+    await newcomer.wallet.deploy(key=harness.provider.key)
+    assert (await newcomer.pay(path, factory=foreign.address)).status == 200, "and once it stands it pays"
 
-    fields = {name: getattr(honest, name) for name in ("valid_after", "valid_before", "nonce")}
-    reply = await payer.call(path, [payer.show(quote, V2, **fields, signature=wrapped)])
 
-    assert (reply.status, reply.json["reason"]) == (402, UNDEPLOYED)
+@pytest.mark.parametrize(
+    ("name", "by", "shown"),
+    [
+        ("OwnedWallet", "create", {"inner": bytes(65)}),
+        ("OwnedWallet", "create", {"inner": b"no format of it"}),
+        ("OwnedWallet", "create", {"calldata": b"what is that"}),
+        ("YesWallet", "createWithLongAnswer", {"inner": RUBBISH}),
+        ("GasBurnerWallet", "create", {"inner": RUBBISH}),
+        ("ReturnBombWallet", "create", {"inner": RUBBISH}),
+        ("RevertingWallet", "create", {"inner": RUBBISH}),
+    ],
+)
+async def test_a_deployment_that_does_not_pay_is_refused_and_costs_no_gas(
+    harness: Harness, name: str, by: str, shown: dict[str, Any]
+) -> None:
+    newcomer, path = await harness.newcomer(name, by=by), fresh_path()
+    before = await newcomer.payer.balance(), await harness.count_sent(), await harness.gas_left_wei()
+    reply = await newcomer.pay(path, **shown)
+    assert (reply.status, reply.code, reply.state) == (402, "payment_verification_failed", "none"), reply.body
+    assert reply.json["reason"] == SIMULATION_FAILED, reply.body
     assert harness.cluster.provider.count(path) == 0
-    assert await harness.cluster.driver.rpc("eth_getCode", str(wallet), "latest") == "0x"
-    assert await harness.count_sent() == sent
-    built = await harness.cluster.driver.transact(factory, "create", *arguments, key=harness.provider.key)
-    assert (await harness.cluster.driver.wait_receipt(built)).succeeded
-    assert (await payer.call(path, [payer.show(quote, V2, **fields)])).status == 200, (
-        "and once it stands it pays"
+    after = await newcomer.payer.balance(), await harness.count_sent(), await harness.gas_left_wei()
+    assert after == before
+    assert not await newcomer.wallet.has_code()
+
+
+async def test_a_factory_deploys_nothing_for_a_wallet_with_a_key(harness: Harness) -> None:
+    """Its own signature is good, and the call deploys another wallet at the operator's cost."""
+    payer, other, path = await harness.customer(), await harness.newcomer(), fresh_path()
+    sent = await harness.count_sent()
+    reply = await replace(other, payer=payer).pay(path)
+    assert (reply.status, reply.json["reason"]) == (402, BAD_SIGNATURE), reply.body
+    assert (harness.cluster.provider.count(path), await harness.count_sent()) == (0, sent)
+    assert not await other.wallet.has_code()
+    assert (await payer.pay(path)).status == 200
+
+
+async def test_a_factory_that_uses_the_authorisation_itself_is_refused(harness: Harness) -> None:
+    """The payment would be made within the call of the factory: the transfer after it reverts, and so does everything."""
+    newcomer, path = await harness.newcomer("YesWallet", by="create"), fresh_path()
+    quote = await newcomer.payer.quote(path)
+    signed = newcomer.payer.sign(quote, V2)
+    token = harness.cluster.playground.token.address
+    for payee in (signed.to, newcomer.payer.signer.address):
+        inside = encode_transfer_with_authorization(
+            payer=signed.payer,
+            payee=payee,
+            base_units=signed.value,
+            valid_after=signed.valid_after,
+            valid_before=signed.valid_before,
+            nonce=signed.nonce,
+            signature=RUBBISH,
+        )
+        wrapped = newcomer.wallet.wrap(
+            RUBBISH, calldata=newcomer.wallet.calling(harness.open_factory, token, inside)
+        )
+        fields = {name: getattr(signed, name) for name in ("valid_after", "valid_before", "nonce")}
+        reply = await newcomer.payer.call(path, [newcomer.payer.show(quote, V2, **fields, signature=wrapped)])
+        assert (reply.status, reply.json["reason"]) == (402, SIMULATION_FAILED), reply.body
+    assert harness.cluster.provider.count(path) == 0
+
+
+async def test_a_factory_that_fails_only_in_its_block_burns_little(harness: Harness) -> None:
+    """It passes every simulation and burns all gas in the block: the response is withheld, and no more gas is spent."""
+    newcomer, path = await harness.newcomer("YesWallet", by="createUnlessItCosts"), fresh_path()
+    before, sent, gas_left_wei = (
+        await newcomer.payer.balance(),
+        await harness.count_sent(),
+        await harness.gas_left_wei(),
     )
+    reply = await newcomer.pay(path, inner=RUBBISH)
+    assert (reply.status, reply.code, reply.state) == (503, "payment_outcome_unknown", "held"), reply.body
+    assert not reply.asks_for_money
+
+    async def has_given_up() -> bool:
+        return await harness.count_sent() >= sent + REVERTED_MAX
+
+    await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
+    assert await harness.count_sent() == sent + REVERTED_MAX
+    assert harness.cluster.provider.count(path) == 1
+    assert await newcomer.payer.balance() == before
+    assert not await newcomer.wallet.has_code()
+    burnt_wei = gas_left_wei - await harness.gas_left_wei()
+    assert 0 < burnt_wei <= REVERTED_MAX * DEFAULT_LIMITS.deployment_gas_max * GAS_PRICE_MAX_WEI
+    honest = await harness.newcomer()
+    assert (await honest.pay(fresh_path())).status == 200, "another factory, and another wallet"
 
 
 # ---- Those that change their mind.
@@ -244,10 +474,13 @@ async def test_a_wallet_that_refuses_at_the_head_gets_no_response_and_pays_nothi
     wallet = Contract(artifact=load_artifact(CONTRACTS / "FickleWallet.json"), address=payer.address)
     before, sent = await payer.balance(), await harness.count_sent()
     header = payer.show(await payer.quote("/slow?seconds=0.5"), V2, signature=RUBBISH)
+    seen = harness.cluster.provider.count("/slow")
 
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(payer.call("/slow?seconds=0.5", [header]))
-        await poll(lambda: harness.cluster.provider.count("/slow"), deadline_s=DEADLINE_S, what="the call")
+        await poll(
+            lambda: harness.cluster.provider.count("/slow") > seen, deadline_s=DEADLINE_S, what="the call"
+        )
         await harness.cluster.driver.transact(wallet, "refuse", key=harness.provider.key)
     reply = calling.result()
 

@@ -3,12 +3,15 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.kit.payer import UndeployedSigner
 from tests.kit.settlement import NodeCall, NodeSettlement
+from tests.kit.undeployed_wallets import CONTRACTS, install_multicall, plan_owned_wallet
 from tollway.chain.port import ChainFacts
 from tollway.chain.signer import GasKey
 from tollway.ids import Address
@@ -18,7 +21,7 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement import NotSettled, Settled, Undecided
 from tollway.payments.settlement_recovery import EXPIRY_SLACK_S
 from tollway.payments.transactions import encode_transfer_call
-from tollway.sandbox.chain import ChainDriver, Playground
+from tollway.sandbox.chain import ChainDriver, Playground, load_artifact
 
 PATIENT = replace(DEFAULT_LIMITS, rpc_deadline_s=20.0, settle_wait_s=60.0)
 HASTY = replace(PATIENT, settle_wait_s=0.3)
@@ -43,6 +46,20 @@ class Bench:
 
     async def claim(self, desk: NodeSettlement, **given: Any) -> NodeCall:
         return await desk.claim(self.playground.account("caller").key, self.payee, **given)
+
+    async def open_undeployed(self) -> tuple[Callable[..., NodeSettlement], dict[str, Any]]:
+        """A funded wallet of the caller that is not deployed: desks that allow its factory, and what a claim of it needs."""
+        gas, caller = self.playground.account("stranger").key, self.playground.account("caller")
+        await install_multicall(self.chain, key=gas)
+        artifact = load_artifact(CONTRACTS / "OwnedWalletFactory.json")
+        factory = await self.chain.deploy(artifact, key=gas)
+        wallet = await plan_owned_wallet(self.chain, factory, caller.address)
+        minted = await self.chain.transact(self.playground.token, "mint", wallet.address, 10**9, key=gas)
+        assert (await self.chain.wait_receipt(minted)).succeeded
+        signer = partial(
+            UndeployedSigner, wallet=wallet.address, factory=wallet.factory, calldata=wallet.calldata
+        )
+        return partial(self.desk, wallet_factories=(wallet.factory,)), {"make_signer": signer}
 
     async def received(self) -> int:
         return int(await self.chain.call(self.playground.token, "balanceOf", str(self.payee)))
@@ -141,19 +158,25 @@ STEPS: list[tuple[str, Callable[[NodeSettlement], tuple[object, str]]]] = [
 ]
 
 
+@pytest.mark.parametrize("is_deployed", [True, False], ids=["with a key", "not deployed"])
 @pytest.mark.parametrize(("step", "find"), STEPS, ids=[step for step, _ in STEPS])
 async def test_an_end_at_any_step_is_one_transfer_and_one_outcome(
-    bench: Bench, step: str, find: Callable[[NodeSettlement], tuple[object, str]]
+    bench: Bench, step: str, find: Callable[[NodeSettlement], tuple[object, str]], is_deployed: bool
 ) -> None:
-    """Another gateway recovers the calls of the first one, which was stopped."""
-    async with bench.desk() as first:
-        call = await bench.claim(first)
+    """Another gateway recovers the calls of the first one, which was stopped. A wallet that is not deployed pays by the wrapped
+    signature in the ledger alone."""
+    desk: Callable[..., NodeSettlement] = bench.desk
+    given: dict[str, Any] = {}
+    if not is_deployed:
+        desk, given = await bench.open_undeployed()
+    async with desk() as first:
+        call = await bench.claim(first, **given)
         async with asyncio.TaskGroup() as group:
             settling = group.create_task(first.settle(call))
             _end_at(settling, *find(first), is_before=step.startswith("before"))
         assert settling.cancelled()
     before = await bench.received()
-    async with bench.desk(skew_s=120) as second:
+    async with desk(skew_s=120) as second:
         await second.ledger.recover(now_ms=second.read_clock())
         state = await second.read_state(call)
         if step == "before the simulation":
