@@ -75,12 +75,32 @@ def test_an_option_is_one_line() -> None:
         ({"properties": {"body": {"properties": {"a": {"type": ["string", "null"]}}, "required": ["a"]}}},
          "body {a* string|null}"),
         ({"type": "object"}, "object"),
+        (
+            {
+                "properties": {"body": {"$ref": "#/$defs/Order"}},
+                "required": ["body"],
+                "$defs": {"Order": {"properties": {"a": {"$ref": "#/$defs/A"}}}, "A": {"type": "integer"}},
+            },
+            "body* {a integer}",
+        ),
+        ({"properties": {"n": {"anyOf": [{"type": "integer"}, {"type": "null"}]}}}, "n integer|null"),
+        ({"properties": {"o": {"allOf": [{"$ref": "#/$defs/A"}]}}, "$defs": {"A": {"enum": ["x", 2]}}}, "o x|2"),
+        ({"properties": {"file": {"type": "string", "contentEncoding": "base64"}}}, "file base64"),
+        ({"properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"$ref": "#/$defs/A"}}}, "a anything"),
+        ({"properties": {"a": {"$ref": "#/$defs/None"}}}, "a anything"),
         ({"$ref": "#"}, "anything"),
         ({"properties": {"a": True}, "required": "a"}, "a anything"),
     ],
 )  # fmt: skip
 def test_a_schema_is_a_line_with_a_star_for_required_members(schema: object, told: str) -> None:
     assert lines({"inputSchema": schema}) == [f"inputSchema  {told}"]
+
+
+def test_a_schema_that_references_make_long_is_cut() -> None:
+    wide = {"properties": {f"p{number}": {"$ref": "#/$defs/W"} for number in range(100)}}
+    (line,) = lines({"inputSchema": {**wide, "$defs": {"W": wide}}})
+    assert line.count("…") >= 1
+    assert len(line) < 10_000
 
 
 def test_endless_nesting_ends() -> None:

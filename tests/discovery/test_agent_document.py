@@ -130,7 +130,7 @@ def test_arguments_have_a_place_where_it_is_not_the_usual_one() -> None:
             }
         },
     }
-    (one,) = write(show_listing(openapi=document))["operations"]
+    (one,) = write(show_listing(openapi=document, forward_headers=("X-Trace",)))["operations"]
     assert one["arguments"] == {
         "query_id": {"in": "query", "name": "id"},
         "X-Trace": {"in": "header", "name": "X-Trace"},

@@ -208,11 +208,13 @@ def test_unsupported_methods_and_added_headers_are_left_out() -> None:
         {"name": "Authorization", "in": "header"},
         {"name": "session", "in": "cookie"},
         {"name": "X-Lang", "in": "header"},
+        {"name": "X-Not-Forwarded", "in": "header"},
     ]
     built = build(
         document({"/a": {"get": {"parameters": parameters}, "post": {}}}),
         methods=("GET",),
         upstream_auth=UpstreamAuth(location="query", name="key", value="s3cret"),
+        forward_headers=("X-Lang",),
     )
     ((name, operation),) = operations_of(built).items()
     assert name == "GET /a"

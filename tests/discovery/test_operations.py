@@ -102,7 +102,9 @@ def test_arguments_have_names_of_their_own() -> None:
         {"name": "body", "in": "query"},
     ]
     body = {"required": True, "content": {"text/csv": {}}}
-    found = sold({"/c/{id}": {"post": {"parameters": parameters, "requestBody": body}}})
+    found = sold(
+        {"/c/{id}": {"post": {"parameters": parameters, "requestBody": body}}}, forward_headers=("id",)
+    )
     (operation,) = found.values()
     assert [(one.name, one.place, one.parameter) for one in operation.arguments] == [
         ("id", "path", "id"),
@@ -151,6 +153,6 @@ def test_a_control_header_of_the_gateway_is_no_argument() -> None:
         "X-Lang",
     ]
     headers = [{"name": name, "in": "header", "required": True, "schema": {"default": "x"}} for name in names]
-    operation = sold({"/a": {"get": {"parameters": headers}}})["GET /a"]
+    operation = sold({"/a": {"get": {"parameters": headers}}}, forward_headers=tuple(names))["GET /a"]
     assert [argument.name for argument in operation.arguments] == ["X-Lang"]
     assert list(operation.input_schema["properties"]) == ["X-Lang"]

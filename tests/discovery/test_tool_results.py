@@ -1,7 +1,9 @@
 """Results of tools: the envelope of an API's response, the terms of x402's MCP transport, problems."""
 
 import base64
+import gzip
 import json
+import zlib
 from typing import Any
 
 import pytest
@@ -18,7 +20,7 @@ from tollway.discovery.tool_results import (
     problem_result,
     response_result,
 )
-from tollway.discovery.tools import UNTRUSTED
+from tollway.discovery.tools import ANSWER_BYTES_MAX, UNTRUSTED
 from tollway.ids import keccak256
 
 CALL = ToolCall(
@@ -57,6 +59,27 @@ def header(content: Any) -> str:
             answer(b"{}", "application/json", headers={"content-encoding": "gzip"}),
             {"bodyFormat": "base64", "body": "e30="},
         ),
+        (
+            answer(b"{}", "application/json", headers={"content-encoding": "br"}),
+            {"bodyFormat": "base64", "body": "e30="},
+        ),
+        (
+            answer(gzip.compress(b'{"a":1}'), "application/json", headers={"content-encoding": "gzip"}),
+            {"bodyFormat": "json", "body": {"a": 1}},
+        ),
+        (
+            answer(zlib.compress(b"x" * 5_000), "text/plain", headers={"content-encoding": "deflate"}),
+            {"bodyFormat": "text", "body": "x" * 5_000},
+        ),
+        (
+            answer("é".encode("latin-1"), "text/plain; charset=ISO-8859-1"),
+            {"bodyFormat": "text", "body": "é"},
+        ),
+        (
+            answer('{"a":"é"}'.encode("latin-1"), "application/json; charset=iso-8859-1"),
+            {"bodyFormat": "json", "body": {"a": "é"}},
+        ),
+        (answer("é".encode("latin-1"), "text/plain"), {"bodyFormat": "base64", "body": "6Q=="}),
         (answer(), {"bodyFormat": "none"}),
     ],
 )
@@ -65,6 +88,22 @@ def test_a_body_has_its_format(got: HttpResponse, shown: dict[str, Any]) -> None
     assert {name: told.content[name] for name in ("bodyFormat", "body") if name in told.content} == shown
     assert told.content["notice"] == UNTRUSTED
     assert not told.is_error
+
+
+def test_a_decoded_body_has_no_coding() -> None:
+    told = response_result(
+        CALL,
+        answer(gzip.compress(b"x"), "text/plain", headers={"content-encoding": "gzip", "etag": '"1"'}),
+    )
+    assert told.content["headers"] == {"etag": '"1"'}
+
+
+def test_a_body_that_decoding_makes_too_large_is_refused() -> None:
+    """1 GiB in 1 MiB: no more than the limit is decompressed."""
+    bomb = gzip.compress(b"\0" * (ANSWER_BYTES_MAX + 1))
+    told = response_result(CALL, answer(bomb, "text/plain", headers={"content-encoding": "gzip"}))
+    assert (told.is_error, told.content["bodyFormat"]) == (True, "none")
+    assert "larger than a tool returns" in told.content["detail"]
 
 
 def test_nesting_beyond_reason_is_text() -> None:

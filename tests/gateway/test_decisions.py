@@ -292,6 +292,18 @@ async def test_a_neutral_value_that_may_be_refused_is_a_part_of_the_key(
     assert gateway.decisions.decided == decided + (status == 200)
 
 
+async def test_a_request_without_coding_is_another_one_than_a_request_with_a_coding(
+    gateway: InProcessGateway,
+) -> None:
+    """Of `Accept-Encoding` one value goes upstream, so that the fields of a remembered request would be wrong for it."""
+    scene = await open_scene(gateway)
+    scene.request.headers = [("Accept-Encoding", "gzip")]
+    await scene.remember()
+    scene.request.headers = [("Accept-Encoding", "identity")]
+    assert (await scene.ask()).status == 200
+    assert dict(last(scene).headers).get("Accept-Encoding") == "identity"
+
+
 async def test_headers_that_could_grow_over_their_limit_are_not_remembered() -> None:
     async with open_gateway(headers_bytes_max=900) as gateway:
         scene = await open_scene(gateway)

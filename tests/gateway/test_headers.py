@@ -192,6 +192,23 @@ def test_forwards_nothing_else(name: bytes) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "forward_headers", "sent"),
+    [
+        (b"identity", (), ["identity"]),
+        (b"gzip", (), []),
+        (b"identity, gzip", (), []),
+        (b"identity", ("Accept-Encoding",), ["identity"]),
+        (b"gzip", ("Accept-Encoding",), ["gzip"]),
+    ],
+)
+def test_a_caller_that_decodes_nothing_gets_no_coding(
+    value: bytes, forward_headers: tuple[str, ...], sent: list[str]
+) -> None:
+    headers = upstream_headers([(b"Accept-Encoding", value)], forward_headers=forward_headers)
+    assert [text for name, text in headers if name == "Accept-Encoding"] == sent
+
+
+@pytest.mark.parametrize(
     "name",
     [
         "Host",

@@ -13,6 +13,7 @@ from tollway.ids import Address
 from tollway.registry.listing import UpstreamAuth
 
 PROVIDER = Address.parse("0x" + "11" * 20)
+FORWARDED = ("X-Tenant", "X-Key", "X-Payment-Tx", "Host", "X-Fine")
 TEXT = {"type": "string"}
 
 
@@ -33,7 +34,8 @@ def missing(
 ) -> list:
     rest, _, query = target.partition("?")
     sent = [(name.encode(), b"1") for name in headers]
-    schema = RequestSchema(sample_listing(provider=PROVIDER, openapi=doc, upstream_auth=given))
+    listing = sample_listing(provider=PROVIDER, openapi=doc, upstream_auth=given, forward_headers=FORWARDED)
+    schema = RequestSchema(listing)
     problem = schema.check(method=method, rest=rest, query=query, headers=sent)
     if problem is None:
         return []
@@ -165,6 +167,11 @@ def test_a_required_body_is_missed(body: Any, has_body: bool, told: list[str]) -
     schema = RequestSchema(sample_listing(provider=PROVIDER, openapi=doc))
     problem = schema.check(method="POST", rest="/q", query="", headers=[], has_body=has_body)
     assert ([error.pointer for error in problem.errors] if problem else []) == told
+
+
+def test_a_header_that_the_gateway_does_not_forward_is_not_required() -> None:
+    """The documents of the listing do not offer it, so that a caller could not add what is missing."""
+    assert missing(document(parameter("X-Token", "header"), parameter("X-Fine", "header"))) == ["X-Fine"]
 
 
 def test_a_header_that_no_caller_could_send_is_not_required() -> None:

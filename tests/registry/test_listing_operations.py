@@ -8,6 +8,7 @@ from tollway.registry.listing import (
     UpstreamAuth,
     accepts_method,
     has_documented_operations,
+    is_offered,
     is_sent_by_caller,
 )
 from tollway.registry.openapi import DocumentParameter, Place
@@ -76,6 +77,26 @@ def test_a_caller_sends_parameters_that_the_gateway_does_not_add(
     )
     parameter = DocumentParameter(name=name, place=place, is_required=True, content={})
     assert is_sent_by_caller(listing, parameter) == is_asked
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "is_found"),
+    [
+        ("query", "q", True),
+        ("header", "X-Lang", True),
+        ("header", "x-lang", True),
+        ("header", "If-Match", True),
+        ("header", "X-Token", False),
+        ("header", "Accept", False),
+        ("header", "Idempotency-Key", False),
+    ],
+)
+def test_a_header_that_the_gateway_does_not_forward_is_not_offered(
+    place: Place, name: str, is_found: bool
+) -> None:
+    listing = sample_listing(provider=PROVIDER, forward_headers=("X-Lang",))
+    parameter = DocumentParameter(name=name, place=place, is_required=True, content={})
+    assert is_offered(listing, parameter) == is_found
 
 
 def test_a_document_counts_when_one_of_its_operations_is_served() -> None:

@@ -14,6 +14,8 @@ from tollway.client.safe_text import format_value, plain_line
 
 DEPTH_MAX = 16
 SCHEMA_DEPTH_MAX = 3
+SCHEMA_PARTS_MAX, REFERENCES_MAX, CHOICES_MAX = 300, 8, 4
+ANYTHING = "anything"
 FLAT_MEMBERS_MAX, FLAT_ENTRIES_MAX, FLAT_CHARACTERS_MAX = 3, 8, 60
 INDENT = "  "
 QUOTED = "│ "
@@ -109,24 +111,71 @@ def _format_option(option: Mapping[str, Any]) -> str:
     )
 
 
-def _format_schema(schema: object, *, depth: int = 0) -> str:
+def _format_schema(schema: Mapping[str, Any]) -> str:
     """The members of a schema, required ones with a star: `city* string, days integer`."""
-    if not isinstance(schema, Mapping):
-        return "anything"
-    properties, required = schema.get("properties"), schema.get("required")
-    names = required if isinstance(required, list) else []
-    if isinstance(properties, Mapping) and properties and depth < SCHEMA_DEPTH_MAX:
-        parts = [
-            f"{plain_line(str(name))}{'*' if name in names else ''} {_format_schema(part, depth=depth + 1)}"
-            for name, part in properties.items()
-        ]
-        return ", ".join(parts) if depth == 0 else "{" + ", ".join(parts) + "}"
-    if isinstance(schema.get("enum"), list):
-        return "|".join(plain_line(str(value)) for value in schema["enum"])
-    if depth < SCHEMA_DEPTH_MAX and isinstance(schema.get("items"), Mapping):
-        return f"list of {_format_schema(schema['items'], depth=depth + 1)}"
-    kind = schema.get("type", "anything")
-    return plain_line("|".join(map(str, kind)) if isinstance(kind, list) else str(kind))
+    return _SchemaLine(schema).format(schema, depth=0)
+
+
+class _SchemaLine:
+    """Formats one schema. References make a short schema long, so that its parts are counted: what is beyond `SCHEMA_PARTS_MAX` is `…`."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        defs = schema.get("$defs")
+        self._defs: Mapping[str, Any] = defs if isinstance(defs, Mapping) else {}
+        self._left = SCHEMA_PARTS_MAX
+
+    def format(self, raw: object, *, depth: int) -> str:
+        self._left -= 1
+        schema = _resolve(raw, self._defs)
+        if schema is None:
+            return ANYTHING
+        properties = schema.get("properties")
+        if isinstance(properties, Mapping) and properties and depth < SCHEMA_DEPTH_MAX:
+            members = ", ".join(self._members(schema, properties, depth=depth))
+            return members if depth == 0 else "{" + members + "}"
+        if isinstance(schema.get("enum"), list):
+            return "|".join(plain_line(str(value)) for value in schema["enum"])
+        if depth < SCHEMA_DEPTH_MAX and isinstance(schema.get("items"), Mapping):
+            return f"list of {self.format(schema['items'], depth=depth + 1)}"
+        kind = schema.get("type")
+        if kind is None and depth < SCHEMA_DEPTH_MAX:
+            parts = [self.format(one, depth=depth + 1) for one in _choices(schema)]
+            return "|".join(dict.fromkeys(parts)) or ANYTHING
+        if schema.get("contentEncoding") == "base64":
+            return "base64"
+        return plain_line("|".join(map(str, kind)) if isinstance(kind, list) else str(kind or ANYTHING))
+
+    def _members(
+        self, schema: Mapping[str, Any], properties: Mapping[str, Any], *, depth: int
+    ) -> Iterator[str]:
+        required = schema.get("required")
+        names = required if isinstance(required, list) else []
+        for name, part in properties.items():
+            if self._left <= 0:
+                yield "…"
+                return
+            star = "*" if name in names else ""
+            yield f"{plain_line(str(name))}{star} {self.format(part, depth=depth + 1)}"
+
+
+def _resolve(raw: object, defs: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A schema, through references to the definitions beside it; None for a reference to nothing or in a circle."""
+    for _ in range(REFERENCES_MAX):
+        if not isinstance(raw, Mapping):
+            return None
+        reference = raw.get("$ref")
+        if not isinstance(reference, str):
+            return raw
+        raw = defs.get(reference.removeprefix("#/$defs/"))
+    return None
+
+
+def _choices(schema: Mapping[str, Any]) -> list[Any]:
+    """The alternatives of a schema; of several parts that hold together the first."""
+    for word, most in (("anyOf", CHOICES_MAX), ("oneOf", CHOICES_MAX), ("allOf", 1)):
+        if isinstance(schema.get(word), list):
+            return list(schema[word][:most])
+    return []
 
 
 def _format_short(value: object) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from tollway.discovery.forms import choose_media_type, is_form, is_json
 from tollway.discovery.safe_text import clean_line
 from tollway.ids import Address, Network
 from tollway.payments.pricing import PaymentRequirement
@@ -57,7 +58,7 @@ def describe_call(
         known = {"type": RESOURCE_TYPE, "method": method}
         return _describe("queryParams", known, reader.query_hints(), answer=reader.answer_hint())
     if method in _BODY_METHODS:
-        known = {"type": RESOURCE_TYPE, "method": method, "bodyType": "json"}
+        known = {"type": RESOURCE_TYPE, "method": method, "bodyType": reader.body_type}
         return _describe("body", known, reader.body_hints(), answer=reader.answer_hint())
     return None
 
@@ -248,8 +249,23 @@ class _CallReader:
         kind = self._open(_json_of(response).get("schema")).get("type")
         return {"type": kind} if isinstance(kind, str) and kind in ("object", "array", *_TYPES) else {}
 
+    @property
+    def body_type(self) -> str:
+        """`json`, `form-data` for both forms, or `text`; JSON where the document does not say it."""
+        media_type = self._choose_body()
+        if media_type is None or is_json(media_type):
+            return "json"
+        return "form-data" if is_form(media_type) else "text"
+
+    def _choose_body(self) -> str | None:
+        described = self._open(self._operation.get("requestBody"))
+        return choose_media_type(_mapping(described.get("content")))
+
     def body_hints(self) -> list[_Hint]:
-        media = _json_of(self._open(self._operation.get("requestBody")))
+        if self.body_type == "text":
+            return []
+        content = _mapping(self._open(self._operation.get("requestBody")).get("content"))
+        media = self._open(content.get(self._choose_body()))
         schema = self._open(media.get("schema"))
         example = _mapping(media.get("example")) or _mapping(schema.get("example"))
         found = self._read_members(schema, example, list_in(schema, "required"))
@@ -260,7 +276,10 @@ class _CallReader:
     ) -> Iterator[_Hint]:
         for name, raw in _mapping(schema.get("properties")).items():
             is_required = name in needed
-            hint = _read_hint(name, self._open(raw), examples=[example.get(name)], is_required=is_required)
+            opened = self._open(raw)
+            if opened.get("format") == "binary" or "contentMediaType" in opened:
+                continue  # a file has no place in JSON
+            hint = _read_hint(name, opened, examples=[example.get(name)], is_required=is_required)
             if hint is not None:
                 yield hint
 

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from tollway.discovery.form_fields import FIELDS_MAX, FORM_STYLES, is_type_list
+from tollway.discovery.forms import is_field_name, is_form
 from tollway.discovery.operations import (
     ANY_QUERY_SCHEMA,
     BODY_METHODS,
@@ -18,7 +20,7 @@ from tollway.discovery.operations import (
 from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.discovery.schemas import SchemaCopier, SchemaCopy
 from tollway.money import Price
-from tollway.registry.listing import Listing, is_sent_by_caller
+from tollway.registry.listing import Listing, is_offered
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
 
 OFFERS_MAX = 8
@@ -231,7 +233,7 @@ class _OpenApiWriter:
         return [
             self._parameter(parameter)
             for parameter in self._document.list_parameters(sourced.source)
-            if is_sent_by_caller(self._listing, parameter)
+            if is_offered(self._listing, parameter)
         ]
 
     def _parameter(self, parameter: DocumentParameter) -> dict[str, Any]:
@@ -276,6 +278,26 @@ class _OpenApiWriter:
             if entry is None or not _MEDIA_TYPE.fullmatch(bare) or len(found) >= most:
                 continue
             found[bare] = {"schema": self._schema(entry["schema"])} if "schema" in entry else {}
+            encoding = self._encoding(entry) if is_form(bare) else {}
+            if encoding:
+                found[bare]["encoding"] = encoding
+        return found
+
+    def _encoding(self, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """How the fields of a form are written, where the document says it (OpenAPI 3.1 §4.8.15)."""
+        raw = entry.get("encoding")
+        found: dict[str, Any] = {}
+        for name, one in list(raw.items())[:FIELDS_MAX] if isinstance(raw, Mapping) else ():
+            given = self._document.resolve(one) or {}
+            types = given.get("contentType")
+            kept = {
+                "contentType": types if is_type_list(types) else None,
+                "style": given["style"] if given.get("style") in FORM_STYLES else None,
+                "explode": given["explode"] if isinstance(given.get("explode"), bool) else None,
+            }
+            written = {member: value for member, value in kept.items() if value is not None}
+            if written and is_field_name(name):
+                found[name] = written
         return found
 
     # ---- Responses.

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from tollway.discovery.form_fields import FILE_SCHEMA, is_file_schema, is_text_type, read_form
+from tollway.discovery.forms import FormField, choose_media_type, is_form, is_json
 from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.discovery.schemas import SchemaBundler, SchemaCopier, SchemaCopy
 from tollway.discovery.tool_names import WHOLE_LISTING_TOOL, NamedOperation, name_tools
 from tollway.money import Price
-from tollway.registry.listing import Listing, Operation, accepts_method, is_sent_by_caller
+from tollway.registry.listing import Listing, Operation, accepts_method, is_offered
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument
 from tollway.registry.paths import PathTree, normal_path, priced_verb
 
@@ -54,8 +56,8 @@ class ApiOperation:
     `tool`: the name of its MCP tool (`tool_names.py`), unique in the listing. `path`: the template below the endpoint as in
     the provider's document, such as `/v1/cities/{city}`; empty for the endpoint itself. `summary`, `description`: the provider's text, cleaned; untrusted.
     `input_schema`: a closed object over the names of `arguments` with local `$defs` only; it has neither patterns nor `uniqueItems`, so that a validation takes
-    at most the number of its steps, which the checker bounds. `body_type`: the media type of a body, None without one; unless it is JSON, the
-    argument is the body as text.
+    at most the number of its steps, which the checker bounds. `body_type`: the media type of a body, None without one. The argument is the body as JSON; the fields
+    of a form as an object, with `form_fields` as far as the document describes them; a file in base64 where `is_body_file`; else the body as text.
 
     `is_any`: no operation is documented, and this one stands for every method and path of the listing. It has no `arguments`; the members of `input_schema` are
     `method`, `path` (below the endpoint: empty, or with its slash), `query` (an object of texts) and `body` (any JSON)."""
@@ -70,6 +72,8 @@ class ApiOperation:
     output_schema: Mapping[str, Any] | None
     body_type: str | None
     price: Price
+    form_fields: tuple[FormField, ...] = ()
+    is_body_file: bool = False
     is_any: bool = False
 
 
@@ -144,7 +148,7 @@ class _OperationReader:
         body = self._read_body(content)
         inputs = _InputSchema()
         for parameter in self._document.list_parameters(operation):
-            if is_sent_by_caller(self._listing, parameter):
+            if is_offered(self._listing, parameter):
                 schema = (
                     self._document.resolve(parameter.content.get("schema")) and parameter.content["schema"]
                 )
@@ -163,6 +167,8 @@ class _OperationReader:
             input_schema=inputs.bundle(self._bundler),
             output_schema=None if output is None else self._bundler.bundle(output),
             body_type=None if body is None else body.media_type,
+            form_fields=() if body is None else body.form_fields,
+            is_body_file=body is not None and body.is_file,
             price=self._find_price(operation),
         )
 
@@ -200,17 +206,29 @@ class _OperationReader:
         types = raw.get("content") if raw is not None else None
         if raw is None or not isinstance(types, Mapping):
             return None
-        media_type = _choose_media_type(types)
+        media_type = choose_media_type(types)
         if media_type is None:
             return None
+        entry = self._document.resolve(types[media_type]) or {}
+        is_required = raw.get("required") is True
+        if is_form(media_type):
+            form = read_form(self._document, self._copier, entry, media_type)
+            return _RequestBody(
+                media_type=media_type, schema=form.schema, form_fields=form.fields, is_required=is_required
+            )
+        is_file = not is_json(media_type) and (
+            is_file_schema(self._document, entry.get("schema"))
+            or not (is_text_type(media_type) or "schema" in entry)
+        )
         if is_json(media_type):
-            entry = self._document.resolve(types[media_type]) or {}
             schema = self._copier.copy(entry.get("schema"))
         else:
+            kind = FILE_SCHEMA if is_file else _ANY_TEXT
+            words = "file in base64" if is_file else "body as text"
             schema = SchemaCopy(
-                schema={**_ANY_TEXT, "description": f"The body as text, of type {media_type}."}, weight=80
+                schema={**kind, "description": f"The {words}, of type {media_type}."}, weight=110
             )
-        return _RequestBody(media_type=media_type, schema=schema, is_required=raw.get("required") is True)
+        return _RequestBody(media_type=media_type, schema=schema, is_file=is_file, is_required=is_required)
 
     def _read_output(self, content: Mapping[str, Any]) -> SchemaCopy | None:
         responses = content.get("responses")
@@ -233,6 +251,8 @@ class _RequestBody:
     media_type: str
     schema: SchemaCopy
     is_required: bool
+    form_fields: tuple[FormField, ...] = ()
+    is_file: bool = False
 
 
 class _InputSchema:
@@ -312,22 +332,6 @@ def _make_price_trees(listing: Listing) -> dict[str, PathTree[Price]]:
         tree = trees.setdefault(priced_verb(operation.method), PathTree())
         tree.add(normal_path(operation.path), operation.price)
     return trees
-
-
-def is_json(media_type: str) -> bool:
-    bare = media_type.partition(";")[0].strip().lower()
-    return bare == "application/json" or bare.endswith("+json")
-
-
-def _choose_media_type(types: Mapping[str, Any]) -> str | None:
-    known = [
-        one for one in types if isinstance(one, str) and re.fullmatch(r"[\w.+*-]+/[\w.+*-]+(;[ -~]*)?", one)
-    ]
-    plain = [one for one in known if "*" not in one]
-    best = next((one for one in plain if is_json(one)), None)
-    if best is None and any(one in ("*/*", "application/*") for one in known):
-        return "application/json"
-    return best or next(iter(plain), None)
 
 
 def _whole_listing(listing: Listing) -> ApiOperation:

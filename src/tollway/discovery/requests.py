@@ -1,7 +1,7 @@
 """Makes the HTTP request of an operation from its arguments, and an example request from its schemas. Pure.
 
 Equal arguments make equal bytes, in any order: a payment and an idempotency key are bound to them. Arguments are validated before; this module refuses only
-values that no request can carry. An example is short, and its values are placeholders.
+values that no request can carry. An example is short, its values are placeholders, and it can be sent as it is: a request with a file has none.
 """
 
 import json
@@ -9,13 +9,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
-from tollway.discovery.operations import ApiOperation, Argument, is_json
+from tollway.discovery.argument_text import Unwritable, list_values, write_json, write_text
+from tollway.discovery.forms import (
+    MULTIPART,
+    bare_type,
+    is_form,
+    is_json,
+    read_file,
+    write_form,
+)
+from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import FieldError
 
 _JSON_TYPE = "application/json"
-_FORM = "application/x-www-form-urlencoded"
+_EXEMPLARY_TEXT = "text/plain"
+"""The only type of a body as text in which a placeholder is valid."""
 _VARIABLE = re.compile(r"\{([^{}/]*)\}")
 
 
@@ -43,15 +53,8 @@ def make_request(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolR
             if operation.is_any
             else _make_documented(operation, arguments)
         )
-    except _Unwritable as exc:
-        return FieldError(code="unwritable", detail=exc.detail, pointer="/" + exc.name)
-
-
-class _Unwritable(Exception):
-    def __init__(self, name: str, detail: str) -> None:
-        self.name = name.replace("~", "~0").replace("/", "~1")
-        self.detail = detail
-        super().__init__(detail)
+    except Unwritable as exc:
+        return FieldError(code="unwritable", detail=exc.detail, pointer=exc.pointer)
 
 
 def _make_documented(operation: ApiOperation, arguments: Mapping[str, Any]) -> ToolRequest:
@@ -64,8 +67,7 @@ def _make_documented(operation: ApiOperation, arguments: Mapping[str, Any]) -> T
     body = b""
     if bodies:
         (argument, content), *_ = bodies
-        media_type = operation.body_type or _JSON_TYPE
-        body = _body_bytes(argument.name, content, media_type)
+        media_type, body = _write_body(operation, argument.name, content)
         headers.append(("content-type", media_type))
     return ToolRequest(
         method=operation.method,
@@ -90,7 +92,7 @@ def _make_undocumented(operation: ApiOperation, arguments: Mapping[str, Any]) ->
         rest=_escape(path),
         query="&".join([*([_escape(query)] if query else []), *pairs]),
         headers=(("content-type", _JSON_TYPE),) if has_body else (),
-        body=_json_text("body", arguments["body"]).encode() if has_body else b"",
+        body=write_json("body", arguments["body"]).encode() if has_body else b"",
     )
 
 
@@ -99,9 +101,9 @@ def _fill(template: str, values: list[tuple[Argument, Any]]) -> str:
 
     def write(variable: re.Match[str]) -> str:
         name, value = known.get(variable[1], (variable[1], None))
-        text = ",".join(quote(_text(name, one), safe="") for one in _many(value))
+        text = ",".join(quote(write_text(name, one), safe="") for one in list_values(value))
         if text in ("", ".", ".."):
-            raise _Unwritable(name, "A part of the path must not be empty, a dot or two.")
+            raise Unwritable(name, "A part of the path must not be empty, a dot or two.")
         return text
 
     parts = []
@@ -125,13 +127,13 @@ def _pairs(argument: Argument, value: Any) -> Iterator[str]:
         if argument.style == "deepObject":
             yield from (_pair(name, f"{parameter}[{key}]", one) for key, one in members)
         elif argument.is_exploded:
-            yield from (_pair(name, key, one) for key, whole in members for one in _many(whole))
+            yield from (_pair(name, key, one) for key, whole in members for one in list_values(whole))
         else:
             yield from _joined(argument, [part for member in members for part in member])
     elif isinstance(value, list | tuple) and not argument.is_exploded:
         yield from _joined(argument, value)
     else:
-        yield from (_pair(name, parameter, one) for one in _many(value) if one is not None)
+        yield from (_pair(name, parameter, one) for one in list_values(value) if one is not None)
 
 
 _SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
@@ -139,55 +141,33 @@ _SEPARATORS = {"spaceDelimited": "%20", "pipeDelimited": "%7C"}
 
 def _joined(argument: Argument, parts: Sequence[Any]) -> Iterator[str]:
     if parts:
-        texts = [quote(_text(argument.name, one), safe="") for one in parts]
+        texts = [quote(write_text(argument.name, one), safe="") for one in parts]
         yield quote(argument.parameter, safe="") + "=" + _SEPARATORS.get(argument.style, ",").join(texts)
 
 
 def _pair(name: str, parameter: str, value: Any) -> str:
-    return f"{quote(parameter, safe='')}={quote(_text(name, value), safe='')}"
-
-
-def _many(value: Any) -> list[Any]:
-    if isinstance(value, list | tuple):
-        return list(value)
-    return [] if value is None else [value]
+    return f"{quote(parameter, safe='')}={quote(write_text(name, value), safe='')}"
 
 
 def _header_text(name: str, value: Any) -> str:
-    text = ", ".join(_text(name, one) for one in _many(value))
+    text = ", ".join(write_text(name, one) for one in list_values(value))
     if not text.isascii() or not text.isprintable():
-        raise _Unwritable(name, "A header holds printable ASCII only.")
+        raise Unwritable(name, "A header holds printable ASCII only.")
     return text
 
 
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError as exc:
-            raise _Unwritable(name, "Half a surrogate pair has no UTF-8 form.") from exc
-        return value
-    if isinstance(value, Mapping | list | tuple):
-        return _json_text(name, value)
-    return json.dumps(value)
-
-
-def _body_bytes(name: str, content: Any, media_type: str) -> bytes:
-    if is_json(media_type):
-        return _json_text(name, content).encode()
-    if media_type.lower().startswith(_FORM) and isinstance(content, Mapping):
-        fields = [(key, _text(name, one)) for key in sorted(content) for one in _many(content[key])]
-        return urlencode(fields).encode()
-    return _text(name, content).encode()
-
-
-def _json_text(name: str, value: Any) -> str:
-    try:
-        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        text.encode()
-    except (ValueError, RecursionError) as exc:
-        raise _Unwritable(name, "This cannot be written as JSON.") from exc
-    return text
+def _write_body(operation: ApiOperation, name: str, content: Any) -> tuple[str, bytes]:
+    """The `Content-Type` and the bytes of a body."""
+    media_type = operation.body_type or _JSON_TYPE
+    if is_form(media_type) and isinstance(content, Mapping):
+        return write_form(name, media_type, operation.form_fields, content)
+    if bare_type(media_type) == MULTIPART:
+        raise Unwritable(name, "The fields of a form are an object.")
+    if operation.is_body_file:
+        given = read_file(name, content)
+        return media_type, given.content
+    text = write_json(name, content) if is_json(media_type) else write_text(name, content)
+    return media_type, text.encode()
 
 
 EXAMPLE_BYTES_MAX = 600
@@ -195,7 +175,9 @@ VALUE_BYTES_MAX = 200
 _DEPTH_MAX = 6
 _MEMBERS_MAX = 12
 _REF = "#/$defs/"
+_BASE64_TEXT = "dGV4dA=="
 _TEXT_OF_FORMAT: Mapping[str, str] = {
+    "byte": _BASE64_TEXT,
     "date": "2026-01-31",
     "date-time": "2026-01-31T12:00:00Z",
     "time": "12:00:00Z",
@@ -227,16 +209,26 @@ def example_json(operation: ApiOperation, gateway_url: str) -> dict[str, Any] | 
         return None
     if operation.is_any:
         return {"method": operation.method, "url": gateway_url + operation.path}
+    body = next((one.name for one in operation.arguments if one.place == "body"), None)
+    if body in arguments and not _has_exemplary_body(operation, arguments[body]):
+        return None
     request = make_request(operation, arguments)
     if not isinstance(request, ToolRequest):
         return None
     content: dict[str, Any] = {"method": request.method, "url": gateway_url + request.target}
     if request.headers:
         content["headers"] = dict(request.headers)
-    body = next((one.name for one in operation.arguments if one.place == "body"), None)
     if body in arguments:
-        content["body"] = arguments[body]
+        content["body"] = request.body.decode() if is_form(operation.body_type) else arguments[body]
     return content if _is_small(content, EXAMPLE_BYTES_MAX) else None
+
+
+def _has_exemplary_body(operation: ApiOperation, value: Any) -> bool:
+    """Whether an example of the body can be sent: no placeholder is a file, or text in the form of a type."""
+    media_type = operation.body_type or _JSON_TYPE
+    if is_form(media_type):
+        return not any(field.is_file and field.name in value for field in operation.form_fields)
+    return is_json(media_type) or (bare_type(media_type) == _EXEMPLARY_TEXT and not operation.is_body_file)
 
 
 def _argument_value(schema: Mapping[str, Any], argument: Argument) -> Any:
@@ -279,6 +271,8 @@ def _value_of_kind(kind: str, schema: Mapping[str, Any], defs: Mapping[str, Any]
         case "null":
             return None
         case _:
+            if schema.get("contentEncoding") == "base64":
+                return _BASE64_TEXT
             return _TEXT_OF_FORMAT.get(str(schema.get("format")), "text")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tollway.discovery.forms import is_media_type
 from tollway.discovery.safe_text import clean_line, clean_prose
 from tollway.registry.openapi import ProviderDocument, resolve_pointer
 from tollway.registry.text import find_refused_character
@@ -202,6 +203,11 @@ class SchemaCopier:
         _set_member(copied, "description", clean_prose(raw.get("description"), PROSE_MAX) or None)
         kind = raw.get("format")
         _set_member(copied, "format", kind if isinstance(kind, str) and _is_plain(kind) else None)
+        coding, content = raw.get("contentEncoding"), raw.get("contentMediaType")
+        _set_member(
+            copied, "contentEncoding", coding if isinstance(coding, str) and _is_plain(coding) else None
+        )
+        _set_member(copied, "contentMediaType", content if is_media_type(content) else None)
         for name in _FLAGS:
             _set_member(copied, name, True if raw.get(name) is True else None)
 

@@ -9,14 +9,16 @@ import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic_core import from_json
 
+from tollway.body_text import Undecoded, decode_body, read_text
+from tollway.discovery.forms import is_json
 from tollway.discovery.requests import ToolRequest
 from tollway.discovery.safe_text import clean_line
-from tollway.discovery.tools import UNTRUSTED
+from tollway.discovery.tools import ANSWER_BYTES_MAX, UNTRUSTED
 from tollway.ids import keccak256
 
 PAYMENT = "x402/payment"
@@ -93,6 +95,7 @@ class ToolCall:
 
 def response_result(call: ToolCall, response: HttpResponse) -> ToolResult:
     """The result of a call: terms, a problem of the gateway, or the response of the API."""
+    response = _without_coding(response)
     meta = _list_receipts(response.headers)
     if _is_of_gateway(response):
         problem = _read_object(response.body)
@@ -266,17 +269,31 @@ def _envelope(call: ToolCall, response: HttpResponse) -> dict[str, Any]:
     return envelope
 
 
+def _without_coding(response: HttpResponse) -> HttpResponse:
+    """The response without the content coding that an upstream adds unasked. One that becomes larger than a tool returns is too large."""
+    coding = response.headers.get("content-encoding", "")
+    if not coding or not response.body or not response.is_whole:
+        return response
+    decoded = decode_body(response.body, coding, bytes_max=ANSWER_BYTES_MAX)
+    if decoded is Undecoded.TOO_LARGE:
+        return replace(response, body=b"", is_whole=False, is_too_large=True)
+    if isinstance(decoded, Undecoded):
+        return response
+    headers = {name: value for name, value in response.headers.items() if name != "content-encoding"}
+    return replace(response, headers=headers, body=decoded)
+
+
 def _body(response: HttpResponse) -> dict[str, Any]:
     """`bodyFormat` is the form of `body`: a JSON value, text, or base64 of the bytes."""
     if response.is_too_large or not response.body:
         return {"bodyFormat": "none"}
     if "content-encoding" not in response.headers:
-        media_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if media_type == "application/json" or media_type.endswith("+json"):
-            is_json, parsed = _read_json(response.body)
-            if is_json:
+        content_type = response.headers.get("content-type", "")
+        text = read_text(response.body, content_type)
+        if is_json(content_type):
+            is_valid, parsed = _read_json(response.body if text is None else text.encode())
+            if is_valid:
                 return {"bodyFormat": "json", "body": parsed}
-        text = _read_text(response.body)
         if text is not None:
             return {"bodyFormat": "text", "body": text}
     return {"bodyFormat": "base64", "body": base64.b64encode(response.body).decode()}
@@ -289,14 +306,6 @@ def _read_json(raw: bytes) -> tuple[bool, Any]:
     except (ValueError, RecursionError):
         return False, None
     return True, parsed
-
-
-def _read_text(raw: bytes) -> str | None:
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError:
-        return None
-    return None if "\0" in text else text
 
 
 def _read_object(raw: bytes) -> dict[str, Any]:

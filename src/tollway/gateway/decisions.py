@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from tollway.bounded_cache import BoundedCache
 from tollway.errors import Problem
-from tollway.gateway.headers import NEUTRAL, ForwardedFields
+from tollway.gateway.headers import NEUTRAL, NO_CODING, ForwardedFields
 from tollway.gateway.idempotency import Repeat
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.rail import CallPayment, RailProof, Verified
@@ -70,7 +70,8 @@ INPUTS = MappingProxyType(
 _NEVER = (b"idempotency-key", b"tollway-max-price")
 _BOUND = frozenset({SIGNATURE_HEADER, PARAMS_HEADER})
 _NEUTRAL_BOUND = NEUTRAL | _BOUND
-_PLAIN_VALUE = re.compile(rb"[\x20-\x7e]{0,%d}" % NEUTRAL_BYTES_MAX)
+_PLAIN_VALUE = re.compile(rb"(?!%s$)[\x20-\x7e]{0,%d}" % (NO_CODING, NEUTRAL_BYTES_MAX))
+"""Not `identity`, which decides whether `Accept-Encoding` is forwarded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,7 +178,11 @@ NEUTRAL = frozenset(
         b"user-agent",
     }
 )
-"""Headers that no decision about a call depends on. Their values are forwarded unchanged, or not at all."""
+"""Headers that no decision about a call depends on. Their values are forwarded unchanged, or not at all; of `Accept-Encoding` only `NO_CODING` where the listing
+does not name it."""
+
+NO_CODING = b"identity"
+"""The value of `Accept-Encoding` that asks for a response without a coding (RFC 9110 §12.5.3). It always goes upstream: a caller that sends it decodes nothing."""
 
 
 ForwardedFields = tuple[bytes | int, ...]
@@ -198,7 +202,7 @@ def forward_fields(
     forward_headers: tuple[str, ...] = (),
     secret: tuple[str, str] | None = None,
 ) -> ForwardedFields:
-    """Builds the forwarded fields: headers of the allow-list, the listing's `forward_headers`, its secret, `CDN-Loop` and `Via`.
+    """Builds the forwarded fields: headers of the allow-list, the listing's `forward_headers`, `Accept-Encoding: identity`, the secret, `CDN-Loop` and `Via`.
 
     The headers must have passed `check_control_headers`. `secret` (name, value) replaces the caller's header of that name. An
     `Authorization` with a payment (`Payment …`) is not forwarded. Raises Refusal for a field that cannot be written as HTTP.
@@ -208,12 +212,15 @@ def forward_fields(
     forwarded: list[tuple[bytes, str, str, int]] = []
     loop: list[str] = []
     nominated: frozenset[bytes] = frozenset()
+    no_coding: list[bytes] = []
     for number, (raw_name, value) in enumerate(headers):
         name = raw_name.lower()
         forwarded_name = table.get(name)
         if forwarded_name is not None:
             if name != secret_name and not (name == b"authorization" and _PAYS.match(value)):
                 forwarded.append((name, forwarded_name, value.decode(), number))
+        elif name == b"accept-encoding" and value == NO_CODING and name != secret_name:
+            no_coding = [format_fields([("Accept-Encoding", value.decode())])]
         elif name == b"connection":
             nominated |= _tokens(value)
         elif name == b"cdn-loop":
@@ -227,6 +234,8 @@ def forward_fields(
             parts += [forwarded_name.encode() + b": ", number, b"\r\n"]
         else:
             parts.append(field)
+    if b"accept-encoding" not in nominated:
+        parts += no_coding
     own = [] if secret is None else [secret]
     # RFC 8586: members are never removed from this list, else the next member could not detect the loop.
     own.append(("CDN-Loop", ", ".join([*loop, gateway_name])))

@@ -30,7 +30,7 @@ from tollway.registry.listing import (
     Terms,
     accepts_method,
     digest_operation,
-    is_sent_by_caller,
+    is_offered,
 )
 from tollway.registry.openapi import DocumentOperation, DocumentParameter, ProviderDocument, walk_operations
 from tollway.registry.paths import PathTree, filter_by_method, find_most_specific, loose_path, normal_path
@@ -146,7 +146,7 @@ class RequestSchema:
         return required
 
     def _is_needed(self, parameter: DocumentParameter) -> bool:
-        if not parameter.is_required or not is_sent_by_caller(self._listing, parameter):
+        if not parameter.is_required or not is_offered(self._listing, parameter):
             return False
         if parameter.place != "query":
             return parameter.place == "header"

@@ -308,6 +308,18 @@ def is_sent_by_caller(listing: Listing, parameter: DocumentParameter) -> bool:
     return is_header_name(lower) and lower not in _IGNORED_HEADERS and not is_control_header(lower)
 
 
+def is_offered(listing: Listing, parameter: DocumentParameter) -> bool:
+    """Whether a description of the API offers this parameter: the caller sends it, and the gateway forwards it."""
+    if not is_sent_by_caller(listing, parameter):
+        return False
+    return parameter.place != "header" or parameter.name.lower() in _list_forwarded(listing)
+
+
+def _list_forwarded(listing: Listing) -> frozenset[str]:
+    """The headers that the upstream of a listing gets of a request, in lower case."""
+    return frozenset(name.lower() for name in (*ALWAYS_FORWARDED, *listing.forward_headers))
+
+
 def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequence[str]) -> bool:
     """Whether a document has an operation that a listing with those methods serves."""
     operations = ProviderDocument(content or {}).operations
@@ -316,7 +328,7 @@ def has_documented_operations(content: Mapping[str, Any] | None, methods: Sequen
 
 def list_unforwarded(listing: Listing, *, most: int) -> list[str]:
     """The first headers that the document has a caller send and that the gateway does not forward, at most `most`."""
-    passed = {name.lower() for name in (*ALWAYS_FORWARDED, *listing.forward_headers)}
+    passed = _list_forwarded(listing)
     document = ProviderDocument(listing.openapi or {})
     found: dict[str, str] = {}
     for operation in document.operations:

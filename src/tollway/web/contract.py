@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
+from tollway.discovery.form_fields import FILE_BYTES_SCHEMA
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import Code
 from tollway.registry.openapi import METHODS, parse_yaml_object
@@ -228,7 +229,7 @@ def describe_featured(featured: FeaturedOperation, *, has_schemas: bool) -> tupl
         described["parameters"] = parameters
     body = next((one for one in operation.arguments if one.place == "body"), None)
     if body is not None:
-        schema = _argument_schema(body, operation.input_schema) if has_schemas else {}
+        schema = _body_schema(operation, body) if has_schemas else {}
         described["requestBody"] = {
             "required": body.is_required,
             "content": {operation.body_type or "application/json": {"schema": schema}},
@@ -272,6 +273,23 @@ def _argument_schema(argument: Argument, input_schema: Mapping[str, Any]) -> dic
     """The schema of the argument; an open one where it refers to definitions, which this document does not contain."""
     schema = input_schema.get("properties", {}).get(argument.name, {})
     return dict(schema) if _is_self_contained(schema) else {}
+
+
+def _body_schema(operation: ApiOperation, body: Argument) -> dict[str, Any]:
+    """The schema of a body over HTTP, where a file is its bytes and not base64."""
+    if operation.is_body_file:
+        return dict(FILE_BYTES_SCHEMA)
+    schema = _argument_schema(body, operation.input_schema)
+    properties = schema.get("properties", {})
+    files = {field.name: field for field in operation.form_fields if field.is_file}
+    if files.keys().isdisjoint(properties):
+        return schema
+    one, many = dict(FILE_BYTES_SCHEMA), {"type": "array", "items": dict(FILE_BYTES_SCHEMA)}
+    written = {
+        name: (many if files[name].is_list else one) if name in files else own
+        for name, own in properties.items()
+    }
+    return {**schema, "properties": written}
 
 
 def _is_self_contained(schema: Mapping[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message
 from tollway.discovery.requests import ToolRequest
 from tollway.discovery.tool_results import HttpResponse
 from tollway.errors import Code, Problem, Refusal
-from tollway.gateway.headers import is_forwardable
+from tollway.gateway.headers import NO_CODING, is_forwardable
 from tollway.ids import ListingId
 from tollway.ledger.history import CallHistory
 from tollway.registry.catalog import Catalog
@@ -116,6 +116,8 @@ def _write_headers(
     headers.append((b"x-request-id", mcp_request.request_id.encode()))
     if "accept" not in names:
         headers.append((b"accept", b"application/json, */*;q=0.8"))
+    if "accept-encoding" not in names:
+        headers.append((b"accept-encoding", NO_CODING))
     if request.body:
         headers.append((b"content-length", str(len(request.body)).encode()))
     return headers

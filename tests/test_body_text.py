@@ -1,0 +1,78 @@
+"""Bodies as text: each coding, limits, and charsets."""
+
+import gzip
+import zlib
+
+import pytest
+
+from tollway.body_text import MEMBERS_MAX, Undecoded, decode_body, read_text
+
+TEXT = b"one two " * 50
+LIMIT = len(TEXT)
+
+
+def raw_deflate(content: bytes) -> bytes:
+    return zlib.compress(content, wbits=-zlib.MAX_WBITS)
+
+
+@pytest.mark.parametrize(
+    ("raw", "coding"),
+    [
+        (TEXT, ""),
+        (TEXT, "identity"),
+        (gzip.compress(TEXT), "gzip"),
+        (gzip.compress(TEXT), " X-GZIP "),
+        (gzip.compress(TEXT[:7]) + gzip.compress(TEXT[7:]), "gzip"),
+        (gzip.compress(TEXT) + b"\0" * 9, "gzip"),
+        (zlib.compress(TEXT), "deflate"),
+        (raw_deflate(TEXT), "deflate"),
+        (zlib.compress(gzip.compress(TEXT)), "gzip, deflate"),
+    ],
+)
+def test_a_coding_is_removed(raw: bytes, coding: str) -> None:
+    assert decode_body(raw, coding, bytes_max=LIMIT) == TEXT
+
+
+@pytest.mark.parametrize(
+    ("raw", "coding", "reason"),
+    [
+        (TEXT, "br", Undecoded.UNKNOWN),
+        (TEXT, "gzip", Undecoded.UNKNOWN),
+        (TEXT, "deflate", Undecoded.UNKNOWN),
+        (gzip.compress(TEXT)[:-9], "gzip", Undecoded.UNKNOWN),
+        (gzip.compress(TEXT) + b"more", "gzip", Undecoded.UNKNOWN),
+        (zlib.compress(TEXT)[:-5], "deflate", Undecoded.UNKNOWN),
+        (gzip.compress(b"") * (MEMBERS_MAX + 1), "gzip", Undecoded.UNKNOWN),
+        (gzip.compress(gzip.compress(gzip.compress(TEXT))), "gzip, gzip, gzip", Undecoded.UNKNOWN),
+        (gzip.compress(TEXT + b"."), "gzip", Undecoded.TOO_LARGE),
+        (gzip.compress(TEXT) + gzip.compress(b"."), "gzip", Undecoded.TOO_LARGE),
+        (zlib.compress(b"\0" * 50_000_000), "deflate", Undecoded.TOO_LARGE),
+        (raw_deflate(TEXT + b"."), "deflate", Undecoded.TOO_LARGE),
+    ],
+)
+def test_what_cannot_be_decoded_has_a_reason(raw: bytes, coding: str, reason: Undecoded) -> None:
+    assert decode_body(raw, coding, bytes_max=LIMIT) is reason
+
+
+@pytest.mark.parametrize(
+    ("raw", "content_type", "text"),
+    [
+        ("é".encode(), "text/plain", "é"),
+        ("é".encode(), "", "é"),
+        (b"\xe9", "text/plain; charset=iso-8859-1", "é"),
+        (b"\x80", 'text/html;charset="ISO-8859-1"', "€"),  # WHATWG reads this name as windows-1252
+        ("日本".encode("cp932"), "text/plain; charset=Shift_JIS", "日本"),
+        ("é".encode("utf-16"), "text/plain; charset=utf-16", "é"),
+        ("é".encode(), "text/plain; charset=us-ascii", "é"),
+        ("é".encode(), "text/plain; charset=koi8-x", "é"),
+        ("\ufeffé".encode(), "text/plain", "é"),
+        (b"\xe9", "text/plain", None),
+        (b"\xe9", "text/plain; charset=utf-8", None),
+        (b"a\0b", "text/plain", None),
+        (b"a\0b", "text/plain; charset=iso-8859-1", None),
+        (b"uryyb", "text/plain; charset=rot13", "uryyb"),
+        (b"\\x41", "text/plain; charset=unicode_escape", "\\x41"),
+    ],
+)
+def test_a_text_has_the_charset_of_its_type(raw: bytes, content_type: str, text: str | None) -> None:
+    assert read_text(raw, content_type) == text
