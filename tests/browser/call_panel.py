@@ -18,6 +18,39 @@ LOST_AFTER = timedelta(minutes=6)
 """Longer than a page waits before it offers to give a transfer up."""
 
 
+UPLOADS = {
+    "openapi": "3.1.0",
+    "info": {"title": "Sample pages", "version": "1"},
+    "paths": {
+        "/echo": {
+            "post": {
+                "operationId": "readPage",
+                "requestBody": {
+                    "required": True,
+                    "content": {"multipart/form-data": {"schema": {"$ref": "#/components/schemas/Page"}}},
+                },
+                "responses": {"200": {"description": "What arrived"}},
+            }
+        }
+    },
+    "components": {
+        "schemas": {
+            "Page": {
+                "type": "object",
+                "required": ["file", "language"],
+                "properties": {
+                    "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                    "more": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    "language": {"type": "string", "enum": ["de", "en"]},
+                    "pages": {"type": "array", "items": {"type": "integer"}},
+                },
+            }
+        }
+    },
+}
+"""A form with files behind a reference, as FastAPI writes it, for the echo of the sample provider."""
+
+
 @dataclass(kw_only=True)
 class Site:
     cluster: Any
@@ -56,6 +89,7 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
             "paid": await cluster.publish(gateway, provider, **quotes),
             "free": await cluster.publish(gateway, provider, **quotes, pricePerRequest="0"),
             "edited": await cluster.publish(gateway, provider, **quotes),
+            "uploads": await cluster.publish(gateway, provider, name="Sample pages", openapi=UPLOADS),
             "any path": await cluster.publish(gateway, provider, name="Any path", timeoutSeconds=1),
         }
         await cluster.driver.rpc("evm_setIntervalMining", 1)  # two confirmations come by themselves

@@ -3,10 +3,12 @@
 The wallet signs with a key of the sandbox; the books and the provider's own log say what happened.
 """
 
+import json
+from hashlib import sha256
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, FilePayload, Request, expect
 
 from tests.browser.call_panel import Site, edit, open_panel, pay_button, site, slip, stamp
 from tests.browser.watched_page import watch_page
@@ -490,3 +492,63 @@ async def test_a_wallet_is_asked_for_methods_of_the_list_alone(browser: Browser,
             )
     assert answers.pop("eth_chainId") == "asked"
     assert answers == {method: f"this page asks no wallet for {method}" for method in answers}
+
+
+# ---- Forms and files.
+
+
+IMAGE = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 40
+WRITTEN = (
+    b'name="language"\r\n\r\nen\r\n',
+    b'name="pages"\r\n\r\n2\r\n',
+    b'name="file"; filename="c%22a%0D%0At.png"',
+)
+
+
+@pytest.mark.parametrize("rail", ["x402", "tx"])
+async def test_a_file_is_uploaded_in_the_same_bytes_without_and_with_its_payment(
+    browser: Browser, site: Site, rail: str
+) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    sent: list[tuple[str, bytes]] = []
+
+    def record(request: Request) -> None:
+        if request.method == "POST" and request.url.endswith("/echo"):
+            sent.append((request.headers["content-type"], request.post_data_buffer or b""))
+
+    async with open_panel(browser, site, wallet, "uploads", operation="read_page") as watched:
+        page = watched.page
+        page.on("request", record)
+        chosen = [FilePayload(name='c"a\r\nt.png', mimeType="image/png", buffer=IMAGE)]
+        await page.get_by_label("file required").set_input_files(chosen)
+        await page.get_by_label("language required").select_option("en")
+        await page.get_by_label("pages").fill("[1, 2]")
+        if rail == "tx":
+            await page.get_by_label("a transaction on Sandbox").check()
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        answer = json.loads(await page.locator("[data-answer] pre").inner_text())
+    first, *others = sent
+    assert others, "one request without the payment, and at least one with it"
+    assert set(others) == {first}
+    content_type, body = first
+    assert content_type.startswith("multipart/form-data; boundary=")
+    assert IMAGE in body
+    assert [part for part in WRITTEN if part not in body] == []
+    assert b'name="more"' not in body, "an optional field without a file is left out"
+    assert answer["body"] == {"bytes": len(body), "sha256": sha256(body).hexdigest()}
+    assert ["Content-Type", content_type] in answer["headers"]
+    await site.check_books()
+
+
+async def test_a_file_that_is_too_large_for_the_page_sends_and_signs_nothing(
+    browser: Browser, site: Site
+) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with open_panel(browser, site, wallet, "uploads", operation="read_page") as watched:
+        page = watched.page
+        large = FilePayload(name="a.bin", mimeType="application/octet-stream", buffer=bytes(1024 * 1024))
+        await page.get_by_label("file required").set_input_files([large])
+        await pay_button(page).click()
+        await expect(page.locator("[data-ticket]")).to_contain_text("at most 1024 KiB")
+    assert wallet.counts["eth_signTypedData_v4"] == 0

@@ -106,6 +106,26 @@ def test_a_body_call_shows_the_plain_members_of_its_body() -> None:
     assert described["properties"]["city"] == {"type": "string", "description": "Where"}
 
 
+@pytest.mark.parametrize(
+    ("media_type", "kind", "names"),
+    [
+        ("multipart/form-data", "form-data", {"to"}),
+        ("application/x-www-form-urlencoded", "form-data", {"to"}),
+        ("application/xml", "text", None),
+        ("application/json", "json", {"to"}),
+    ],
+)
+def test_a_body_has_the_type_of_the_document(media_type: str, kind: str, names: set[str] | None) -> None:
+    binary = {"type": "string", "format": "binary"}
+    schema = {"properties": {"to": {"type": "string"}, "file": binary}, "required": ["to", "file"]}
+    request = {"content": {media_type: {"schema": schema}}}
+    described = call("POST", "/a", {"paths": {"/a": {"post": {"requestBody": request}}}})
+    assert described["info"]["input"]["bodyType"] == kind
+    body = described["schema"]["properties"]["input"]["properties"]["body"]
+    assert body.get("properties", {}).keys() == (names or set())
+    Draft202012Validator(described["schema"]).validate(described["info"])
+
+
 @pytest.mark.parametrize("path", ["/v1/cities/wien", "/v1/cities/wien/", "/v1/cities/wien?q=1"])
 def test_a_template_matches_a_path(path: str) -> None:
     described = call("GET", path)["schema"]["properties"]["input"]["properties"]

@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from tollway.discovery.forms import FormField
 from tollway.discovery.listing_view import MCP_REVISIONS
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import Code
@@ -25,6 +27,7 @@ from tollway.web.contract import (
     FeaturedOperation,
     Site,
     SiteContract,
+    describe_featured,
     load_contract,
 )
 from tollway.web.problems import PROBLEM_KINDS
@@ -89,6 +92,27 @@ def operations(document: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]
 
 
 # ---- The document.
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_file_of_a_featured_operation_is_bytes_over_http(is_list: bool) -> None:
+    file: dict[str, Any] = {"type": "string", "contentEncoding": "base64"}
+    described = {"type": "array", "items": file} if is_list else file
+    schema = {"type": "object", "properties": {"f": described, "n": {"type": "integer"}}}
+    one = sold(schema=schema)
+    operation = replace(
+        one.operation,
+        body_type="multipart/form-data",
+        form_fields=(FormField(name="f", is_file=True, is_list=is_list), FormField(name="n")),
+    )
+    _, written = describe_featured(replace(one, operation=operation), has_schemas=True)
+    fields = written["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
+    file_over_http = {"type": "string", "contentMediaType": "application/octet-stream"}
+    assert fields["f"] == ({"type": "array", "items": file_over_http} if is_list else file_over_http)
+    assert fields["n"] == {"type": "integer"}
+    whole = replace(one.operation, body_type="image/png", is_body_file=True)
+    _, written = describe_featured(replace(one, operation=whole), has_schemas=True)
+    assert written["requestBody"]["content"] == {"image/png": {"schema": file_over_http}}
 
 
 def test_the_document_is_valid_and_leaves_room_for_featured_operations() -> None:

@@ -11,7 +11,7 @@ from tollway.chain.networks import NetworkProfile
 from tollway.discovery.listing_view import ListingView
 from tollway.money import Price
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.web.page_call_form import WORDS, CallForm, make_call_form
+from tollway.web.page_call_form import FIELDS_MAX, WORDS, CallForm, make_call_form
 from tollway.web.page_renderer import TEMPLATES
 
 
@@ -67,6 +67,80 @@ def test_a_body_is_json_of_the_example() -> None:
         '{"hello": "world"}',
         True,
     )
+
+
+UPLOADS = {
+    "openapi": "3.1.0",
+    "info": {"title": "x", "version": "1"},
+    "components": {
+        "schemas": {
+            "Page": {
+                "required": ["file", "days"],
+                "properties": {
+                    "file": {"type": "string", "contentMediaType": "application/octet-stream"},
+                    "more": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    "days": {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]},
+                    "unit": {"$ref": "#/components/schemas/Unit"},
+                    "tags": {"type": "array", "items": {"type": "string"}},
+                    "meta": {"type": "object", "description": "More"},
+                },
+            },
+            "Unit": {"enum": ["C", "F"]},
+        }
+    },
+}
+
+
+def uploads(media_type: str, **entry: Any) -> dict[str, Any]:
+    body = {"required": True, "content": {media_type: entry}}
+    return {**UPLOADS, "paths": {"/a": {"post": {"requestBody": body}}}}
+
+
+def test_a_form_has_a_field_for_each_of_its_fields_and_a_picker_for_files() -> None:
+    entry = {
+        "schema": {"$ref": "#/components/schemas/Page"},
+        "encoding": {
+            "file": {"contentType": "image/png, image/jpeg"},
+            "tags": {"explode": False},
+            "meta": {"style": "deepObject"},
+        },
+    }
+    form = make_form(show_listing(openapi=uploads("multipart/form-data", **entry)))
+    assert (form.body_type, form.has_body_text) == ("multipart/form-data", False)
+    fields = {one.parameter: one for one in form.fields}
+    assert [(one.parameter, one.kind, one.is_required, one.value) for one in form.fields] == [
+        ("file", "file", True, ""),
+        ("more", "file", False, ""),
+        ("days", "number", True, "1"),
+        ("unit", "choice", False, ""),
+        ("tags", "json", False, ""),
+        ("meta", "json", False, ""),
+    ]
+    assert {one.place for one in form.fields} == {"form"}
+    assert (fields["file"].accept, fields["file"].is_list) == ("image/png,image/jpeg", False)
+    assert (fields["more"].accept, fields["more"].is_list) == ("", True)
+    assert (fields["days"].least, fields["unit"].choices) == ("1", ("C", "F"))
+    assert (fields["tags"].is_exploded, fields["meta"].is_deep, fields["meta"].hint) == (False, True, "More")
+
+
+def test_a_body_of_bytes_has_a_picker() -> None:
+    form = make_form(show_listing(openapi=uploads("image/png")))
+    (field,) = form.fields
+    assert (field.place, field.kind, field.is_required) == ("body", "file", True)
+    assert not form.has_body_text
+
+
+def test_a_page_shows_so_many_fields_and_required_ones_first() -> None:
+    properties = {f"field{number}": {"type": "string"} for number in range(300)}
+    schema = {"properties": properties, "required": ["field150"]}
+    form = make_form(show_listing(openapi=uploads("application/x-www-form-urlencoded", schema=schema)))
+    assert len(form.fields) == FIELDS_MAX
+    assert "field150" in {one.parameter for one in form.fields if one.is_required}
+
+
+def test_a_form_without_described_fields_is_written_as_text() -> None:
+    form = make_form(show_listing(openapi=uploads("application/x-www-form-urlencoded")))
+    assert (form.fields, form.has_body_text) == ((), True)
 
 
 def test_the_module_knows_payee_token_chain_and_amount() -> None:

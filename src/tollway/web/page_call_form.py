@@ -9,21 +9,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from tollway.chain.networks import NetworkProfile
+from tollway.discovery.forms import MULTIPART, FormField, bare_type, is_json
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.discovery.requests import example_arguments
 from tollway.discovery.safe_text import clean_line
 from tollway.ids import ChainId
+from tollway.limits import DEFAULT_LIMITS
 from tollway.money import format_decimal
 
 HINT_LENGTH_MAX = 160
+FIELDS_MAX = 100
+"""The most fields of a form that a page shows."""
+_REFERENCES_MAX = 8
 CHOICES_MAX = 100
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallField:
-    """An argument as a form field. `kind`: text, number, choice or json. `is_exploded`: a list becomes several parameters."""
+    """An argument, or a field of a body that is a form, as a form field. `place`: `form` for the latter, `body` for a body that is a file. `kind`: text, number, choice,
+    json or file. `is_exploded`: a list becomes several parameters; `is_deep`: the members of an object do. `accept`: media types of a file."""
 
     id: str
     label: str
@@ -38,17 +44,22 @@ class CallField:
     is_exploded: bool
     least: str
     most: str
+    is_list: bool = False
+    is_deep: bool = False
+    accept: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """`settings`: JSON for the module. `body_type`: None without a body. `ways`: what can be chosen, the first one first."""
+    """`settings`: JSON for the module. `body_type`: None without a body; `has_body_text`: it is written as text, not as fields or a file. `ways`: what can be chosen, the
+    first one first."""
 
     method: str
     path: str
     methods: tuple[str, ...]
     fields: tuple[CallField, ...]
     body_type: str | None
+    has_body_text: bool
     body: str
     is_body_required: bool
     is_any: bool
@@ -73,18 +84,25 @@ def make_call_form(
         "path": operation.path,
         "price": operation.price.text,
         "currency": view.listing.currency,
+        "bodyBytesMax": DEFAULT_LIMITS.bound_body_bytes_max,
         "ways": ways,
     }
+    body_type = operation.body_type or ("application/json" if operation.is_any else None)
+    body_fields = () if body is None else _make_body_fields(operation, body, values.get(body.name))
     return CallForm(
         method=operation.method,
         path=operation.path or "/",
         methods=METHODS if operation.is_any else (),
-        fields=tuple(
-            _make_field(number, operation, one, values)
-            for number, one in enumerate(operation.arguments)
-            if one.place != "body"
+        fields=(
+            *(
+                _make_field(number, operation, one, values)
+                for number, one in enumerate(operation.arguments)
+                if one.place != "body"
+            ),
+            *body_fields,
         ),
-        body_type=operation.body_type or ("application/json" if operation.is_any else None),
+        body_type=body_type,
+        has_body_text=body_type is not None and not body_fields and bare_type(body_type) != MULTIPART,
         body=_text_of(values[body.name]) if body is not None and body.name in values else "",
         is_body_required=body is not None and body.is_required,
         is_any=operation.is_any,
@@ -99,8 +117,9 @@ def make_call_form(
 def _make_field(
     number: int, operation: ApiOperation, argument: Argument, values: Mapping[str, Any]
 ) -> CallField:
-    schema = operation.input_schema.get("properties", {}).get(argument.name)
-    schema = schema if isinstance(schema, Mapping) else {}
+    schema = _resolve(
+        _mapping(operation.input_schema.get("properties")).get(argument.name), operation.input_schema
+    )
     kind, choices = _kind_of(schema)
     value = _text_of(values[argument.name]) if argument.name in values else ""
     return CallField(
@@ -118,6 +137,73 @@ def _make_field(
         least=_number_of(schema.get("minimum")),
         most=_number_of(schema.get("maximum")),
     )
+
+
+def _make_body_fields(operation: ApiOperation, body: Argument, example: Any) -> tuple[CallField, ...]:
+    """The fields of a form, required ones first where there are more than `FIELDS_MAX`; the one field of a body that is a file."""
+    whole = operation.input_schema
+    schema = _resolve(_mapping(whole.get("properties")).get(body.name), whole)
+    if operation.is_body_file:
+        field = FormField(name="body", is_file=True)
+        return (_make_form_field(0, field, schema, None, place="body", is_required=body.is_required),)
+    needed = schema.get("required", ())
+    fields = sorted(operation.form_fields, key=lambda field: field.name not in needed)[:FIELDS_MAX]
+    shown = [field for field in operation.form_fields if field in fields]
+    described, given = _mapping(schema.get("properties")), _mapping(example)
+    return tuple(
+        _make_form_field(
+            number,
+            field,
+            _resolve(described.get(field.name), whole),
+            None if field.is_file else given.get(field.name),
+            place="form",
+            is_required=body.is_required and field.name in needed,
+        )
+        for number, field in enumerate(shown)
+    )
+
+
+def _make_form_field(
+    number: int, field: FormField, schema: Mapping[str, Any], value: Any, *, place: str, is_required: bool
+) -> CallField:
+    kind, choices = ("file", ()) if field.is_file else _kind_of(schema)
+    return CallField(
+        id=f"field-{number}",
+        label=clean_line(field.name, 80),
+        place=place,
+        parameter=field.name,
+        kind=kind,
+        value="" if value is None else _text_of(value),
+        hint="" if field.is_file else clean_line(schema.get("description"), HINT_LENGTH_MAX),
+        choices=choices,
+        is_required=is_required,
+        is_whole=schema.get("type") == "integer",
+        is_exploded=field.is_exploded and not any(map(is_json, field.media_types)),
+        least=_number_of(schema.get("minimum")),
+        most=_number_of(schema.get("maximum")),
+        is_list=field.is_list,
+        is_deep=field.style == "deepObject",
+        accept=",".join(field.media_types) if field.is_file else "",
+    )
+
+
+def _resolve(raw: object, whole: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema without its reference to a definition, and without the alternative null of an optional value."""
+    schema = _mapping(raw)
+    for _ in range(_REFERENCES_MAX):
+        options = [one for one in schema.get("anyOf", ()) if _mapping(one).get("type") != "null"]
+        if isinstance(reference := schema.get("$ref"), str):
+            schema = _mapping(_mapping(whole.get("$defs")).get(reference.removeprefix("#/$defs/")))
+        elif len(options) == 1 and "type" not in schema:
+            words = {"description": schema["description"]} if "description" in schema else {}
+            schema = {**_mapping(options[0]), **words}
+        else:
+            break
+    return schema
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _kind_of(schema: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
@@ -237,6 +323,8 @@ WORDS: Mapping[str, str] = {
     "charged": "You were charged {0}.",
     "held": "The price is held until the outcome of the call is known. Ask again later.",
     "unreachable": "The gateway does not respond.",
+    "bodyTooLarge": "This page sends at most {0} KiB in one request. Nothing was sent. Choose smaller files, or use one of the programs below.",
+    "fileUnreadable": "The browser cannot read a chosen file. Nothing was sent. Choose the file again.",
     "notGateway": "This answer is not from the API or the gateway: something between them and you replaced it. Nothing was signed. Try again.",
     "notKnown": "This answer does not say what became of the payment. The same payment is sent again.",
     "redirect": "The answer is a redirect, which this page does not follow. Nothing was signed.",

@@ -244,9 +244,12 @@ export class RecoveryFields {
 
 // ---- The request and the answer.
 
-/** @typedef {{ method: string, target: string, headers: Record<string, string>, body: string | null }} CallRequest */
+/** @typedef {{ method: string, target: string, headers: Record<string, string>, body: string | null, isCoded?: boolean }} CallRequest `isCoded`: the body is bytes, in base64 */
 
-/** The request of a form. @param {HTMLFormElement} form @param {{ apiId: string, method: string, path: string }} operation @returns {CallRequest} */
+/** The body as it is sent. @param {CallRequest} request */
+export const bodyOf = ({ body, isCoded }) => (isCoded ? Uint8Array.from(atob(body ?? ""), (character) => character.charCodeAt(0)) : new TextEncoder().encode(body ?? ""));
+
+/** The request of a form, without a body of fields and files (`form_body.js`). @param {HTMLFormElement} form @param {{ apiId: string, method: string, path: string }} operation @returns {CallRequest} */
 export function readForm(form, operation) {
   const given = new FormData(form);
   let method = operation.method;
@@ -263,7 +266,7 @@ export function readForm(form, operation) {
     const field = /** @type {HTMLInputElement} */ (found);
     const { place, parameter = "", kind, exploded } = field.dataset;
     const text = field.value;
-    if (text === "" && !field.required) continue;
+    if (place === "form" || place === "body" || (text === "" && !field.required)) continue;
     if (place === "path") path = path.replace(`{${parameter}}`, () => encodeURIComponent(text));
     else if (place === "header") headers[parameter] = text;
     else query.push(...toPairs(parameter, text, kind === "json", exploded !== undefined));
@@ -309,7 +312,7 @@ export function sendCall(apiId, request, more) {
   return fetch(`/api/v2/gateway/${apiId}${request.target}`, {
     method: request.method,
     headers: { ...request.headers, ...more },
-    body: request.body,
+    body: request.body === null ? null : bodyOf(request),
     credentials: "omit",
     cache: "no-store",
     redirect: "manual",

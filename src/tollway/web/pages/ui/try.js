@@ -4,7 +4,7 @@
 // a second one is never signed, also after a reload, because the payment is written to `sessionStorage` before the wallet is asked.
 
 import {
-  CallSlip, RecoveryFields, decode, encode, enterHash, followChoices, format, isInternal, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
+  CallSlip, RecoveryFields, bodyOf, decode, encode, enterHash, followChoices, format, isInternal, isNotPaid, isOfGateway, isOutdated, mayGiveUp, parse, paymentHeaders, readForm, readOutcome, readProblem, readState,
   readStored, restoreFirst, sendCall, showAnswer,
 } from "./call_slip.js";
 import { CALL_TYPES, GatewayRefused, TRANSFER_TYPES, WalletRefused, connect, findWallets, keccak256, makeNonce, moveToChain, readBalance, readReceipt, requireChain, sendTransfer, signTyped } from "./wallet.js";
@@ -42,6 +42,8 @@ class TryPanel {
     /** @type {Map<string, string>} the amount that the reader has agreed to, by way */
     this.agreed = new Map(this.ways.map((way) => [way.id, way.amount]));
     this.isBusy = false;
+    /** Writes the body where it is a form or a file. */
+    this.bodies = form.querySelector("[data-place=form], [data-place=body]") && import("./form_body.js");
     /** @type {((text: string) => void) | undefined} */
     this.clock = undefined;
     // A script's `click()` and `requestSubmit()` cause a trusted submit event, so it is the click that must be trusted.
@@ -97,6 +99,7 @@ class TryPanel {
   /** @param {unknown} error */
   explain(error) {
     if (error instanceof Stop) return error.message;
+    if (error instanceof Error && error.name === "BodyRefused") return this.say(error.message, String(this.settings.bodyBytesMax >> 10));
     if (error instanceof GatewayRefused) return error.message || this.say("unreachable");
     if (error instanceof WalletRefused) {
       const way = this.chosenWay();
@@ -134,6 +137,7 @@ class TryPanel {
     const request = readForm(this.form, this.settings);
     const way = this.chosenWay();
     const calls = way ? this.countCalls(way) : 1;
+    await (await this.bodies)?.addBody(request, this.form, this.settings.bodyBytesMax);
     this.slip.clear();
     this.answer.replaceChildren();
     const response = await sendCall(this.settings.apiId, request, {});
@@ -293,7 +297,7 @@ class TryPanel {
     const { request, way } = intent;
     const validUntil = Math.floor(Date.now() / 1000) + BOUND_VALID_S;
     const nonce = makeNonce();
-    const bodyHash = keccak256(new TextEncoder().encode(request.body ?? ""));
+    const bodyHash = keccak256(bodyOf(request));
     const message = { gateway: this.settings.gateway, apiId: this.settings.apiId, method: request.method, target: request.target, bodyHash, transaction: intent.transaction, validUntil: String(validUntil), nonce };
     const domain = { name: "Tollway", version: "1", chainId: way.chainId };
     await this.keepAccount(provider, intent.from, way);
