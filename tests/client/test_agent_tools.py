@@ -253,6 +253,13 @@ async def test_without_a_wallet_free_calls_work_and_paid_ones_fail_with_a_reason
         {"apiId": API, "headers": {"X-Payment-Tx": "0x1"}},
         {"apiId": API, "headers": {"PAYMENT-SIGNATURE": "x"}},
         {"apiId": API, "json": {}, "body": "x"},
+        {"apiId": API, "json": {}, "form": {}},
+        {"apiId": API, "body": "x", "files": {"a": "AA=="}},
+        {"apiId": API, "form": {"a": 1}, "files": {"a": "AA=="}},
+        {"apiId": API, "files": {"a": "no base64!"}},
+        {"apiId": API, "files": {"a": "/etc/passwd"}},
+        {"apiId": API, "files": {"a\r\nb": "AA=="}},
+        {"apiId": API, "form": {"a": 1}, "headers": {"content-Type": "text/plain"}},
         {"apiId": API, "path": "/../../history"},
         {"apiId": API, "path": "/..", "query": {"a": "b"}},
         {"apiId": "../history"},
@@ -263,6 +270,29 @@ async def test_without_a_wallet_free_calls_work_and_paid_ones_fail_with_a_reason
 async def test_a_forbidden_argument_is_never_sent(make, gateway, arguments):
     assert error_of(await run_tool(make(), "call_api", **arguments))["code"] == "invalid_arguments"
     assert gateway.seen == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "media_type", "body"),
+    [
+        ({"form": {"b": [1, 2], "a": "x y"}}, "application/x-www-form-urlencoded", b"a=x+y&b=1&b=2"),
+        (
+            {"form": {"note": "x"}, "files": {"file": "data:text/plain;name=a.txt;base64,dGV4dA=="}},
+            "multipart/form-data; boundary=",
+            b'name="file"; filename="a.txt"\r\nContent-Type: text/plain\r\n\r\ntext\r\n--',
+        ),
+    ],
+)
+async def test_an_agent_sends_a_form_and_its_files(make, gateway, arguments, media_type, body):
+    for _ in range(2):
+        answer = await run_tool(make(), "call_api", apiId=API, path="/ocr", **arguments)
+        assert not answer.is_error, answer.document
+    assert {request.method for request in gateway.seen} == {"POST"}
+    assert {request.headers["content-type"].startswith(media_type) for request in gateway.seen} == {True}
+    assert len({request.content for request in gateway.seen}) == 1, (
+        "the same bytes without and with a payment"
+    )
+    assert body in gateway.seen[0].content
 
 
 async def test_a_search_returns_the_members_to_choose_by_as_safe_text(make, gateway):

@@ -198,6 +198,7 @@ def test_a_body_of_bytes_is_a_file(media_type: str, schema: Any, is_file: bool) 
         (MULTIPART, {"properties": {"f": BINARY, "n": {"default": 1}}}, True),
         ("application/xml", {"type": "string"}, None),
         ("text/plain", {"type": "string"}, "text"),
+        ("application/json", {"type": "string", "examples": ["@/etc/passwd"]}, None),
     ],
 )
 def test_an_example_can_be_sent_as_it_is(media_type: str, schema: Any, body: Any) -> None:

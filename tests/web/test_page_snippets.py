@@ -4,6 +4,7 @@ import ast
 import json
 import shlex
 import subprocess
+from itertools import pairwise
 
 import pytest
 
@@ -92,3 +93,66 @@ def test_a_free_operation_needs_no_payment() -> None:
 def test_an_undocumented_api_has_snippets_too() -> None:
     view = show_listing()
     assert words(snippets(view)["curl"].text)[-1] == view.gateway_url
+
+
+# ---- Forms and files.
+
+BINARY = {"type": "string", "format": "binary"}
+
+
+def upload(media_type: str, schema: object = None) -> ListingView:
+    entry = {} if schema is None else {"schema": schema}
+    operation = {"operationId": "send", "requestBody": {"required": True, "content": {media_type: entry}}}
+    document = {
+        "openapi": "3.1.0",
+        "info": {"title": "x", "version": "1"},
+        "paths": {"/a": {"post": operation}},
+    }
+    return show_listing(openapi=document)
+
+
+def test_a_form_with_files_is_written_by_each_program() -> None:
+    properties = {"file": BINARY, "note": {"type": "string", "examples": ["a b"]}, "n": {"default": 2}}
+    view = upload("multipart/form-data", {"properties": properties, "required": ["file"]})
+    found = snippets(view)
+    url = f"{view.gateway_url}/a"
+    fields = ["--form-string", "note=a b", "--form-string", "n=2"]
+    assert words(found["curl"].text) == ["curl", "-i", "-X", "POST", "-F", "file=@FILE", *fields, url]
+    assert words(found["tollway"].text)[2:] == [
+        *(view.listing.id, "/a", "--form", "file=@FILE", "--form", "note=a b", "--form", "n=2"),
+        *("--max-price", "0.01 USDC"),
+    ]
+    ast.parse(found["Python"].text)
+    assert 'files=[("file", open("FILE", "rb")), ("note", (None, "a b")), ("n", (None, "2"))]' in (
+        found["Python"].text
+    )
+    assert 'body.append("file", await openAsBlob("FILE"), "FILE");' in found["TypeScript"].text
+    assert '"method": "POST", body}' in found["TypeScript"].text
+    assert "content-type" not in "".join(found[name].text for name in ("curl", "tollway", "Python"))
+
+
+def test_a_body_of_bytes_is_a_file_of_each_program() -> None:
+    found = snippets(upload("image/png"))
+    assert words(found["curl"].text)[4:8] == ["-H", "content-type: image/png", "--data-binary", "@FILE"]
+    assert {"-d", "@FILE", "content-type: image/png"} <= set(words(found["tollway"].text))
+    ast.parse(found["Python"].text)
+    assert 'const body = await openAsBlob("FILE");' in found["TypeScript"].text
+
+
+def test_a_form_as_text_is_the_body_of_each_program() -> None:
+    schema = {"properties": {"to": {"examples": ["a b"]}}, "required": ["to"]}
+    found = snippets(upload("application/x-www-form-urlencoded", schema))
+    assert "to=a+b" in words(found["curl"].text)
+    assert "to=a+b" in words(found["tollway"].text)
+
+
+@pytest.mark.parametrize(
+    ("name", "example"), [("x", "@/etc/passwd"), ("x", "</etc/passwd"), ("x=@/etc/passwd;y", "z")]
+)
+def test_a_document_names_no_file_of_the_reader(name: str, example: str) -> None:
+    properties = {name: {"type": "string", "examples": [example]}, "file": BINARY}
+    found = snippets(upload("multipart/form-data", {"properties": properties, "required": [name, "file"]}))
+    curl, command = words(found["curl"].text), words(found["tollway"].text)
+    read = [word for flag, word in pairwise(curl) if flag in ("-F", "--data", "--data-binary")]
+    assert read == ["file=@FILE"]
+    assert [word for flag, word in pairwise(command) if flag in ("--form", "-d")] == ["file=@FILE"]

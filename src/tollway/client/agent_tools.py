@@ -41,6 +41,8 @@ from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.requests import CallOptions
 from tollway.client.responses import CallResponse, is_from_gateway, read_json
 from tollway.client.safe_text import bound_document, format_json, format_value, plain, plain_line
+from tollway.discovery.argument_text import Unwritable
+from tollway.discovery.forms import MULTIPART, URLENCODED, FormField, write_form
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 
@@ -76,6 +78,7 @@ def _text(description: str, *, most: int, **more: object) -> JsonSchema:
 
 
 _API_ID = _text("The id of an API, such as api_01…", most=128, pattern="^[A-Za-z0-9_-]{1,128}$")
+_FILE: JsonSchema = {"type": "string", "maxLength": 8_000_000}
 _MAX_PRICE = _text('The maximum price of the call, such as "0.05 USDC".', most=64)
 
 TOOLS = (
@@ -141,8 +144,22 @@ TOOLS = (
                 "additionalProperties": {"type": "string", "maxLength": 4_000},
                 "description": "Request headers for the API.",
             },
-            json={"description": "A JSON body. Either this or body."},
-            body=_text("A body as text. Either this or json.", most=1_000_000),
+            json={"description": "A JSON body. A call takes one of json, body, and form with files."},
+            body=_text("A body as text.", most=1_000_000),
+            form={
+                "type": "object",
+                "maxProperties": 200,
+                "description": "The fields of a form, where bodyType is a form: a list is several values, an object is JSON.",
+            },
+            files={
+                "type": "object",
+                "maxProperties": 20,
+                "additionalProperties": {
+                    "anyOf": [_FILE, {"type": "array", "items": _FILE, "maxItems": 20}],
+                },
+                "description": "The files of a form by field, as multipart/form-data. Each is base64, or "
+                "data:TYPE;name=NAME;base64,DATA to give its type and name.",
+            },
             maxPrice=_MAX_PRICE,
             idempotencyKey=_text(
                 "Names this call: the same key with the same arguments within a day gets the same response, and is paid once. "
@@ -583,9 +600,11 @@ def _read_options(arguments: Arguments, limit: Cap) -> CallOptions:
     if reserved:
         raise ValueError(f"a tool call must not set these headers: {', '.join(reserved)}")
     document, body, max_price = arguments.get("json"), arguments.get("body"), arguments.get("maxPrice")
-    if document is not None and body is not None:
-        raise ValueError("a call takes either json or body, not both")
-    has_body = document is not None or body is not None
+    form, files = arguments.get("form"), arguments.get("files")
+    has_form = form is not None or files is not None
+    if (document is not None) + (body is not None) + has_form > 1:
+        raise ValueError("a call takes one of json, body, and form with files")
+    has_body = document is not None or body is not None or has_form
     options: CallOptions = {
         "method": str(arguments.get("method", "POST" if has_body else "GET")),
         "headers": headers,
@@ -596,7 +615,25 @@ def _read_options(arguments: Arguments, limit: Cap) -> CallOptions:
         options["json"] = document
     elif isinstance(body, str):
         options["content"] = body
+    elif has_form:
+        media_type, content = _write_form(form, files)
+        if any(name.strip().lower() == "content-type" for name in headers):
+            raise ValueError("form and files set Content-Type; remove it from headers")
+        options["content"], options["headers"] = content, {**headers, "Content-Type": media_type}
     return options
+
+
+def _write_form(form: object, files: object) -> tuple[str, bytes]:
+    """The `Content-Type` and the bytes of a form: with `files`, even none, as `multipart/form-data`. Raises ValueError."""
+    texts = form if isinstance(form, dict) else {}
+    given = files if isinstance(files, dict) else {}
+    if texts.keys() & given.keys():
+        raise ValueError(f"form and files both have the field {plain_line(min(texts.keys() & given.keys()))}")
+    fields = [FormField(name=name, is_file=True) for name in given]
+    try:
+        return write_form("form", URLENCODED if files is None else MULTIPART, fields, {**texts, **given})
+    except Unwritable as exc:
+        raise ValueError(f"{plain_line(exc.pointer)}: {exc.detail}") from exc
 
 
 def _format_parameter(value: object) -> str:

@@ -228,7 +228,9 @@ def _has_exemplary_body(operation: ApiOperation, value: Any) -> bool:
     media_type = operation.body_type or _JSON_TYPE
     if is_form(media_type):
         return not any(field.is_file and field.name in value for field in operation.form_fields)
-    return is_json(media_type) or (bare_type(media_type) == _EXEMPLARY_TEXT and not operation.is_body_file)
+    if operation.is_body_file or str(value).startswith("@"):  # `curl --data @path` sends a file of the reader
+        return False
+    return is_json(media_type) or bare_type(media_type) == _EXEMPLARY_TEXT
 
 
 def _argument_value(schema: Mapping[str, Any], argument: Argument) -> Any:

@@ -1,20 +1,25 @@
 """The snippets of a listing's page: curl, Python, TypeScript and MCP, for one operation. Pure.
 
 Each works when it is pasted: names come from the operation's example, texts of providers are quoted for the language. Keys and nodes come from the environment of the
-reader, never from the page.
+reader, never from the page, and so does a file: `FILE` stands for its path, and no text of a provider is read as one.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tollway.discovery.forms import MULTIPART, bare_type
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
-from tollway.discovery.requests import example_json
+from tollway.discovery.requests import ToolRequest, example_arguments, example_json, make_request
 
 CONTENT_TYPE = "content-type"
+FILE = "FILE"
+_FIELD_NAME = re.compile(r"[A-Za-z0-9_.\[\]-]{1,128}")
+"""Of a field in a command: others could be read as a value or a path."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +33,7 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Example:
-    """The example request. `path`: below the URL of the listing, with its query."""
+    """The example request. `path`: below the URL of the listing, with its query. `form`: name and text of each field, None for a file. `is_file`: the body is one."""
 
     method: str
     url: str
@@ -37,6 +42,8 @@ class _Example:
     body: Any
     has_body: bool
     price: str
+    form: tuple[tuple[str, str | None], ...] = ()
+    is_file: bool = False
 
 
 def write_snippets(view: ListingView, operation: ApiOperation) -> Sequence[Snippet]:
@@ -56,11 +63,22 @@ def write_snippets(view: ListingView, operation: ApiOperation) -> Sequence[Snipp
 
 
 def _read_example(view: ListingView, operation: ApiOperation) -> _Example:
-    content = example_json(operation, view.gateway_url) or {
+    form = _read_form(operation)
+    is_upload = bool(form) or operation.is_body_file
+    content = (None if is_upload else example_json(operation, view.gateway_url)) or {
         "method": operation.method,
         "url": view.url_of(operation),
     }
     body = content.get("body")
+    if is_upload:
+        request = make_request(operation, example_arguments(operation) or {})
+        if isinstance(request, ToolRequest):
+            content["url"] = view.gateway_url + request.target
+            content["headers"] = {
+                name: value
+                for name, value in request.headers
+                if name != CONTENT_TYPE or operation.is_body_file
+            }
     return _Example(
         method=content["method"],
         url=content["url"],
@@ -69,7 +87,27 @@ def _read_example(view: ListingView, operation: ApiOperation) -> _Example:
         body=body,
         has_body="body" in content,
         price="" if operation.price.is_free else f"{operation.price.text} {view.listing.currency}",
+        form=form,
+        is_file=operation.is_body_file,
     )
+
+
+def _read_form(operation: ApiOperation) -> tuple[tuple[str, str | None], ...]:
+    """The fields of a form with parts, with the values of the example; nothing for another body."""
+    if bare_type(operation.body_type or "") != MULTIPART:
+        return ()
+    body = next((one.name for one in operation.arguments if one.place == "body"), "")
+    values = (example_arguments(operation) or {}).get(body)
+    given: Mapping[str, Any] = values if isinstance(values, Mapping) else {}
+    return tuple(
+        (field.name, None if field.is_file else _field_text(given[field.name]))
+        for field in operation.form_fields
+        if field.name in given and _FIELD_NAME.fullmatch(field.name)
+    )
+
+
+def _field_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _curl(example: _Example) -> str:
@@ -79,6 +117,14 @@ def _curl(example: _Example) -> str:
     parts += [f"-H {shlex.quote(f'{name}: {value}')}" for name, value in example.headers.items()]
     if example.has_body:
         parts.append(f"--data {shlex.quote(_body_text(example))}")
+    if example.is_file:
+        parts.append(f"--data-binary @{FILE}")
+    parts += [
+        f"-F {shlex.quote(f'{name}=@{FILE}')}"
+        if text is None
+        else f"--form-string {shlex.quote(f'{name}={text}')}"
+        for name, text in example.form
+    ]
     parts.append(shlex.quote(example.url))
     line = " ".join(parts)
     return line if not example.price else f"# responds 402 with the price and every way to pay\n{line}"
@@ -92,14 +138,22 @@ def _command(view: ListingView, example: _Example) -> str:
     parts = ["tollway call", view.listing.id]
     if example.path:
         parts.append(shlex.quote(example.path))
-    if example.method not in ("GET", "POST") or (example.method == "POST" and not example.has_body):
+    has_body = example.has_body or example.is_file or bool(example.form)
+    if example.method not in ("GET", "POST") or (example.method == "POST" and not has_body):
         parts.append(f"-X {shlex.quote(example.method)}")
     if example.has_body:
         parts.append(f"-d {shlex.quote(_body_text(example))}")
+    if example.is_file:
+        parts.append(f"-d @{FILE}")
+    parts += [
+        f"--form {shlex.quote(f'{name}=@{FILE}' if text is None else f'{name}={text}')}"
+        for name, text in example.form
+        if text is None or text[:1] not in ("@", "<")  # the command would read a file
+    ]
     parts += [
         f"-H {shlex.quote(f'{name}: {value}')}"
         for name, value in example.headers.items()
-        if name != CONTENT_TYPE
+        if name != CONTENT_TYPE or example.is_file
     ]
     if example.price:
         parts.append(f"--max-price {shlex.quote(example.price)}")
@@ -117,10 +171,20 @@ def _python(view: ListingView, example: _Example) -> str:
     if example.has_body:
         name = "content" if isinstance(example.body, str) else "json"
         arguments.append(f"{name}={example.body!r}")
+    if example.is_file:
+        arguments.append(f'content=open("{FILE}", "rb").read()')
+    if example.form:
+        fields = [
+            f'({_python_text(name)}, open("{FILE}", "rb"))'
+            if text is None
+            else f"({_python_text(name)}, (None, {_python_text(text)}))"
+            for name, text in example.form
+        ]
+        arguments.append(f"files=[{', '.join(fields)}]")
     headers = {
         name: value
         for name, value in example.headers.items()
-        if name != CONTENT_TYPE or isinstance(example.body, str)
+        if name != CONTENT_TYPE or isinstance(example.body, str) or example.is_file
     }
     if headers:
         arguments.append(f"headers={headers!r}")
@@ -153,22 +217,47 @@ def _typescript(example: _Example) -> str:
         options["headers"] = dict(example.headers)
     if example.has_body:
         options["body"] = _body_text(example)
-    given = f", {json.dumps(options)}" if options else ""
+    body = _typescript_body(example)
+    members = [json.dumps(options)[1:-1]] if options else []
+    members += ["body"] if body else []
+    given = f", {{{', '.join(members)}}}" if members else ""
     url = json.dumps(example.url)
+    has_file = example.is_file or any(text is None for _, text in example.form)
+    blob = 'import { openAsBlob } from "node:fs";\n' if has_file else ""
     if not example.price:
-        return f"const response = await fetch({url}{given});\nconsole.log(response.status, await response.text());"
+        return (
+            blob
+            + body
+            + f"const response = await fetch({url}{given});\nconsole.log(response.status, await response.text());"
+        )
     return (
-        'import { registerExactEvmScheme } from "@x402/evm/exact/client";\n'
+        blob + 'import { registerExactEvmScheme } from "@x402/evm/exact/client";\n'
         'import { wrapFetchWithPayment, x402Client } from "@x402/fetch";\n'
         'import { privateKeyToAccount } from "viem/accounts";\n\n'
         "const client = new x402Client();\n"
         "const signer = privateKeyToAccount(process.env.PAYER_KEY as `0x${string}`);\n"
         "registerExactEvmScheme(client, { signer });\n"
         "const pay = wrapFetchWithPayment(fetch, client);\n\n"
-        f"const response = await pay({url}{given});\n"
+        + body
+        + f"const response = await pay({url}{given});\n"
         'console.log(response.status, response.headers.get("tollway-payment-state"));\n'
         "console.log(await response.text());"
     )
+
+
+def _typescript_body(example: _Example) -> str:
+    """The lines that make a body of files; empty for another one."""
+    if example.is_file:
+        return f'const body = await openAsBlob("{FILE}");\n'
+    if not example.form:
+        return ""
+    lines = [
+        f'body.append({json.dumps(name)}, await openAsBlob("{FILE}"), "{FILE}");\n'
+        if text is None
+        else f"body.append({json.dumps(name)}, {json.dumps(text)});\n"
+        for name, text in example.form
+    ]
+    return "const body = new FormData();\n" + "".join(lines)
 
 
 def _mcp(view: ListingView, example: _Example) -> str:
