@@ -334,6 +334,18 @@ def test_the_agent_document_has_the_fields() -> None:
     assert "example" not in entry
 
 
+def test_an_example_with_parts_has_their_boundary() -> None:
+    schema = {"properties": {"note": {"type": "string", "examples": ["x"]}}, "required": ["note"]}
+    body = {"required": True, "content": {MULTIPART: {"schema": schema}}}
+    document = {"openapi": "3.1.0", "paths": {"/a": {"post": {"requestBody": body}}}}
+    view = show_listing(openapi=document)
+    first, *_ = describe_for_agents(view, DEFAULT_LIMITS)
+    example = first["operations"][0]["example"]
+    request = make_request(view.operations[0], {"body": {"note": "x"}})
+    assert isinstance(request, ToolRequest)
+    assert (dict(request.headers), request.body.decode()) == (example["headers"], example["body"])
+
+
 # ---- Hostile documents.
 
 CIRCLE = {"A": {"$ref": "#/components/schemas/A"}, "B": {"allOf": [{"$ref": "#/components/schemas/B"}]}}

@@ -225,6 +225,28 @@ def test_unsupported_methods_and_added_headers_are_left_out() -> None:
     assert "s3cret" not in json.dumps(built)
 
 
+def test_a_form_keeps_how_its_fields_are_written() -> None:
+    encoding = {
+        "file": {"contentType": "image/png, image/*", "headers": {"X-A": {}}},
+        "deep": {"style": "deepObject", "explode": True},
+        "bad": {"contentType": "text/plain\r\nX: 1", "style": "</script>", "explode": 1},
+        'a"\r\nb': {"explode": True},
+    }
+    file = {"type": "string", "contentMediaType": "image/png", "contentEncoding": "base64"}
+    entry = {"schema": {"properties": {"file": file}}, "encoding": encoding}
+    request = {"content": {"multipart/form-data": entry, "application/json": entry}}
+    built = build(document({"/a": {"post": {"requestBody": request}}}))
+    content = built["paths"]["/a"]["post"]["requestBody"]["content"]
+    assert content["multipart/form-data"] == {
+        "schema": {"properties": {"file": file}},
+        "encoding": {
+            "file": {"contentType": "image/png, image/*"},
+            "deep": {"style": "deepObject", "explode": True},
+        },
+    }
+    assert "encoding" not in content["application/json"]
+
+
 def test_an_undocumented_listing_is_its_endpoint() -> None:
     built = build(methods=("GET", "POST", "PURGE"))
     assert built["paths"].keys() == {"/api_1"}

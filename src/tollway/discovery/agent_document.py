@@ -151,7 +151,12 @@ def _example(view: ListingView, operation: ApiOperation) -> dict[str, Any] | Non
     example = example_json(operation, view.gateway_url)
     if example is None:
         return None
-    headers = {name: value for name, value in example.get("headers", {}).items() if name != "content-type"}
+    headers = {
+        name: value
+        for name, value in example.get("headers", {}).items()
+        if name != "content-type"
+        or value != operation.body_type  # one with a boundary is a part of the example
+    }
     return {
         "target": example["url"].removeprefix(view.gateway_url),
         **({"headers": headers} if headers else {}),
