@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.client.conftest import sums
+from tollway.body_text import MEMBERS_MAX
 from tollway.client import (
     AnswerUnreadable,
     AsyncTollwayClient,
@@ -26,7 +27,6 @@ from tollway.client import (
     TollwayClient,
 )
 from tollway.client.records import SearchPage
-from tollway.client.responses import MEMBERS_MAX
 from tollway.client.store import PaymentStore
 
 API = "api_1"

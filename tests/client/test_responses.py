@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tollway.body_text import CHARSETS
 from tollway.client.responses import (
-    CHARSETS,
     CallResponse,
     ResponseTooLong,
     build_unreachable,

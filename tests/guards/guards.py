@@ -8,6 +8,7 @@ from tests.guards.chain_guards import CHAIN_GUARDS
 from tests.guards.decision_guards import DECISION_GUARDS
 from tests.guards.deployment_guards import DEPLOYMENT_GUARDS
 from tests.guards.exhaustion_guards import EXHAUSTION_GUARDS
+from tests.guards.form_guards import FORM_GUARDS
 from tests.guards.identity_guards import IDENTITY_GUARDS
 from tests.guards.key_guards import KEY_GUARDS
 from tests.guards.limit_guards import LIMIT_GUARDS
@@ -64,4 +65,5 @@ GUARDS = (
     *READ_GUARDS,
     *SHOWN_GUARDS,
     *PAGE_GUARDS,
+    *FORM_GUARDS,
 )

@@ -21,7 +21,7 @@ from typing import Self
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from tollway.body_text import Undecoded, decode_body, read_text
+from tollway.body_text import read_text
 from tollway.client import requests
 from tollway.client.client import AsyncTollwayClient, SpentAmount
 from tollway.client.errors import (
@@ -214,8 +214,6 @@ def _validator(name: str) -> Draft202012Validator:
 
 BODY_BYTES_MAX = 200_000
 """A longer body is cut, and marked with `isBodyCut`."""
-DECODED_BYTES_MAX = 1024 * 1024
-"""Of a body that came with a content coding; a longer one is passed on as it came."""
 BODY_CHARACTERS_MAX = 2 * BODY_BYTES_MAX
 """Of a body as JSON; a longer one is passed on in base64."""
 
@@ -295,24 +293,25 @@ def read_id(text: object) -> str | None:
 
 
 def _describe_body(response: CallResponse) -> Mapping[str, object]:
-    """JSON as JSON, text as text by its charset, everything else in base64. A coding that the upstream adds unasked is removed."""
+    """JSON as JSON, text as text by its charset, everything else in base64."""
     content_type = response.headers.get("content-type", "")
     kind = content_type.partition(";")[0].strip().lower()
-    encoding = response.headers.get("content-encoding", "").strip().lower()
-    content = decode_body(response.content, encoding, bytes_max=DECODED_BYTES_MAX)
-    if isinstance(content, Undecoded):
-        kept, cut = _cut(response.content)
+    content = response.content
+    kept, cut = content[:BODY_BYTES_MAX], {}
+    if len(content) > BODY_BYTES_MAX:
+        cut = {"isBodyCut": True, "bodyBytes": len(content)}
+    if not content:
+        return {}
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):  # one that the client cannot decode
         return {
             "bodyBase64": base64.b64encode(kept).decode(),
             "contentEncoding": _format_value(encoding),
             **cut,
         }
-    if not content:
-        return {}
-    kept, cut = _cut(content)
+    text = read_text(kept, content_type)
     if kind.endswith("json") and not cut:
         try:
-            text = read_text(content, content_type)
             document = read_json(content if text is None else text.encode())
         except ValueError:
             pass
@@ -320,17 +319,10 @@ def _describe_body(response: CallResponse) -> Mapping[str, object]:
             if _is_short(document):
                 return {"body": document}
     if _is_text(kind, kept):
-        text = read_text(kept, content_type) or kept.decode("utf-8", "replace")
+        text = kept.decode("utf-8", "replace") if text is None else text
         if _is_short(text):
             return {"body": text, **cut}
     return {"bodyBase64": base64.b64encode(kept).decode(), **cut}
-
-
-def _cut(content: bytes) -> tuple[bytes, Mapping[str, object]]:
-    """The bytes that are passed on, and the members that say what is cut."""
-    if len(content) <= BODY_BYTES_MAX:
-        return content, {}
-    return content[:BODY_BYTES_MAX], {"isBodyCut": True, "bodyBytes": len(content)}
 
 
 def _is_short(body: object) -> bool:

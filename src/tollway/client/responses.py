@@ -6,14 +6,13 @@ a maximum. A body with another coding, or one that does not match its coding, st
 
 import contextlib
 import json
-import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import httpx
 from pydantic_core import from_json
 
+from tollway.body_text import CHARSETS, Undecoded, decode_body
 from tollway.client.errors import AnswerUnreadable, GatewayProblem, GatewayUnreachable
 from tollway.client.fee_limit import format_fee
 from tollway.client.response_rules import CallResult
@@ -52,19 +51,6 @@ class PaymentInfo:
     rail: str | None = None
     receipt: SettlementReceipt | None = None
     fee_max: str | None = None
-
-
-CHARSETS = frozenset(
-    {
-        "utf-8", "utf8", "utf-16le", "utf-16be", "us-ascii", "ascii", "latin1", "iso-8859-1",
-        "iso-8859-2", "iso-8859-5", "iso-8859-7", "iso-8859-9", "iso-8859-15", "windows-1250",
-        "windows-1251", "windows-1252", "windows-1253", "windows-1254", "windows-1255", "windows-1256",
-        "windows-1257", "windows-1258", "koi8-r", "koi8-u", "shift_jis", "euc-jp", "iso-2022-jp",
-        "euc-kr", "gb2312", "gbk", "gb18030", "big5"
-    }
-)  # fmt: skip
-"""Character sets of text on the web. Python has other codecs too (`zlib`, `idna`, `unicode_escape`), which a
-provider could name to make a reader fail or compute for long."""
 
 
 class CallResponse(httpx.Response):
@@ -249,15 +235,7 @@ def build_unreachable(
     )
 
 
-_GZIP = zlib.MAX_WBITS | 16
-_WINDOW_BITS: Mapping[str, int] = MappingProxyType(
-    {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}
-)
-_GZIP_MAGIC = b"\x1f\x8b"
-_PIECE_BYTES = 64 * 1024
 PROBLEM_BYTES_MAX = 512 * 1024
-MEMBERS_MAX = 1_000
-"""The maximum of members of a gzip stream (RFC 1952 §2.2); a stream with more is not decoded."""
 
 
 def decode_response(response: CallResponse, content: bytes, *, bytes_max: int) -> CallResponse:
@@ -307,24 +285,8 @@ def _find_coding(response: httpx.Response) -> str:
 
 
 def _inflate(content: bytes, coding: str, *, bytes_max: int) -> bytes | None:
-    """Decodes a body; None for an unknown coding, and for a body that does not match. Bytes after the last member are dropped."""
-    if coding not in _WINDOW_BITS:
-        return None
-    inflated = bytearray()
-    start = 0
-    for _ in range(MEMBERS_MAX):
-        inflater = zlib.decompressobj(_WINDOW_BITS[coding])
-        while not inflater.eof:
-            piece = content[start : start + _PIECE_BYTES]
-            if not piece:
-                return None
-            try:
-                inflated += inflater.decompress(piece, bytes_max + 1 - len(inflated))
-            except zlib.error:
-                return None
-            if len(inflated) > bytes_max:
-                raise ResponseTooLong
-            start += len(piece) - len(inflater.unused_data)
-        if not content.startswith(_GZIP_MAGIC, start):
-            return bytes(inflated)
-    return None
+    """Decodes a body; None for an unknown coding, and for a body that does not match. Raises `ResponseTooLong`."""
+    decoded = decode_body(content, coding, bytes_max=bytes_max)
+    if decoded is Undecoded.TOO_LARGE:
+        raise ResponseTooLong
+    return None if isinstance(decoded, Undecoded) else decoded

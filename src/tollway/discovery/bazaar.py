@@ -265,7 +265,7 @@ class _CallReader:
         if self.body_type == "text":
             return []
         content = _mapping(self._open(self._operation.get("requestBody")).get("content"))
-        media = self._open(content.get(self._choose_body()))
+        media = self._open(content.get(self._choose_body() or ""))
         schema = self._open(media.get("schema"))
         example = _mapping(media.get("example")) or _mapping(schema.get("example"))
         found = self._read_members(schema, example, list_in(schema, "required"))
