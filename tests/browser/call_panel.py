@@ -18,6 +18,16 @@ LOST_AFTER = timedelta(minutes=6)
 """Longer than a page waits before it offers to give a transfer up."""
 
 
+ORDER = {
+    "to": "string",
+    "empty": "string",
+    "list": "array",
+    "joined": "array",
+    "deep": "object",
+    "object": "object",
+    "meta": "array",
+}
+"""The fields of a form by their types."""
 UPLOADS = {
     "openapi": "3.1.0",
     "info": {"title": "Sample pages", "version": "1"},
@@ -31,7 +41,25 @@ UPLOADS = {
                 },
                 "responses": {"200": {"description": "What arrived"}},
             }
-        }
+        },
+        "/echo/orders": {
+            "post": {
+                "operationId": "order",
+                "requestBody": {
+                    "content": {
+                        "application/x-www-form-urlencoded": {
+                            "schema": {"properties": {name: {"type": kind} for name, kind in ORDER.items()}},
+                            "encoding": {
+                                "deep": {"style": "deepObject"},
+                                "joined": {"style": "form", "explode": False},
+                                "meta": {"contentType": "application/json"},
+                            },
+                        }
+                    }
+                },
+                "responses": {"200": {"description": "What arrived"}},
+            }
+        },
     },
     "components": {
         "schemas": {

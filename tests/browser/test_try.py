@@ -541,6 +541,30 @@ async def test_a_file_is_uploaded_in_the_same_bytes_without_and_with_its_payment
     await site.check_books()
 
 
+async def test_a_form_is_written_as_its_document_says(browser: Browser, site: Site) -> None:
+    async with open_panel(browser, site, None, "uploads", operation="order") as watched:
+        page = watched.page
+        values = {
+            "to": "a b&c=é~*",
+            "list": "[1, 2]",
+            "joined": '["x", 2]',
+            "deep": '{"a": {"b": [3, null]}, "c": null}',
+            "object": '{"a": 1}',
+            "meta": "[4]",
+        }
+        for name, value in values.items():
+            await page.get_by_label(name, exact=True).fill(value)
+        async with page.expect_request("**/echo/orders") as asked:
+            await pay_button(page).click()
+        request = await asked.value
+        await expect(page.locator("[data-ticket]")).to_contain_text("No wallet was found")
+    assert request.headers["content-type"] == "application/x-www-form-urlencoded"
+    assert request.post_data == (
+        "to=a+b%26c%3D%C3%A9%7E*&list=1&list=2&joined=x%2C2&deep%5Ba%5D%5Bb%5D%5B0%5D=3"
+        "&object=%7B%22a%22%3A1%7D&meta=%5B4%5D"
+    )
+
+
 async def test_a_file_that_is_too_large_for_the_page_sends_and_signs_nothing(
     browser: Browser, site: Site
 ) -> None:

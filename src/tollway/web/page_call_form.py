@@ -167,6 +167,8 @@ def _make_form_field(
     number: int, field: FormField, schema: Mapping[str, Any], value: Any, *, place: str, is_required: bool
 ) -> CallField:
     kind, choices = ("file", ()) if field.is_file else _kind_of(schema)
+    if kind == "json" and any(map(is_json, field.media_types)):
+        kind = "text"  # one value, as it is typed
     return CallField(
         id=f"field-{number}",
         label=clean_line(field.name, 80),
@@ -178,7 +180,7 @@ def _make_form_field(
         choices=choices,
         is_required=is_required,
         is_whole=schema.get("type") == "integer",
-        is_exploded=field.is_exploded and not any(map(is_json, field.media_types)),
+        is_exploded=field.is_exploded,
         least=_number_of(schema.get("minimum")),
         most=_number_of(schema.get("maximum")),
         is_list=field.is_list,
