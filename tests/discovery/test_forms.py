@@ -13,7 +13,6 @@ from python_multipart.multipart import FormParser
 from tollway.client.quote import Cap
 from tollway.client.requests import plan_call
 from tollway.client.transfer import CallRules
-from tollway.discovery.argument_text import Unwritable
 from tollway.discovery.forms import (
     FIELD_NAME_LENGTH_MAX,
     MULTIPART,
@@ -21,6 +20,7 @@ from tollway.discovery.forms import (
     URLENCODED,
     FormField,
     FormPart,
+    Unwritable,
     is_field_name,
     read_file,
     write_form,

@@ -41,8 +41,7 @@ from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.requests import CallOptions
 from tollway.client.responses import CallResponse, is_from_gateway, read_json
 from tollway.client.safe_text import bound_document, format_json, format_value, plain, plain_line
-from tollway.discovery.argument_text import Unwritable
-from tollway.discovery.forms import MULTIPART, URLENCODED, FormField, write_form
+from tollway.discovery.forms import MULTIPART, URLENCODED, FormField, Unwritable, write_form
 from tollway.errors import StorageUnavailable
 from tollway.money import format_decimal
 

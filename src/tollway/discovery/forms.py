@@ -1,4 +1,4 @@
-"""Writes a form from its fields as JSON: `multipart/form-data` (RFC 7578) or `application/x-www-form-urlencoded` (WHATWG URL §5.2). Pure.
+"""Writes arguments as text, and a form from its fields as JSON: `multipart/form-data` (RFC 7578) or `application/x-www-form-urlencoded` (WHATWG URL §5.2). Pure.
 
 Equal fields make equal bytes: the boundary follows from the content, as the Python client writes it, because a payment and an idempotency key are bound to the
 body. Names and file names cannot end their header: the writer refuses control characters and backslashes, and escapes quotation marks as browsers do. Text stands
@@ -8,13 +8,13 @@ before files, in the order of the document: some servers read the fields of a fi
 import base64
 import binascii
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote_plus, unquote
 
-from tollway.discovery.argument_text import Unwritable, list_values, write_json, write_text
 from tollway.registry.text import find_refused_character
 
 MULTIPART = "multipart/form-data"
@@ -291,3 +291,49 @@ def _escape(text: str) -> str:
 def _encode(text: str | bytes) -> str:
     """The percent-encoding of `application/x-www-form-urlencoded` (WHATWG URL §5.2)."""
     return quote_plus(text, safe="*").replace("~", "%7E")
+
+
+# ---- Values as text.
+
+
+class Unwritable(Exception):
+    """A value that no request can carry. `name`: of the argument; `member`: of its member, empty for the whole argument."""
+
+    def __init__(self, name: str, detail: str, *, member: str = "") -> None:
+        self.pointer = "".join("/" + _escape_pointer(part) for part in (name, member) if part)
+        self.detail = detail
+        super().__init__(detail)
+
+
+def _escape_pointer(part: str) -> str:
+    return part.replace("~", "~0").replace("/", "~1")
+
+
+def write_text(name: str, value: Any) -> str:
+    """Text as it is; other values as JSON. Raises Unwritable for text without a UTF-8 form."""
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError as exc:
+            raise Unwritable(name, "Half a surrogate pair has no UTF-8 form.") from exc
+        return value
+    if isinstance(value, Mapping | list | tuple):
+        return write_json(name, value)
+    return json.dumps(value)
+
+
+def write_json(name: str, value: Any) -> str:
+    """Canonical JSON: members sorted by name, no spaces. Raises Unwritable."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError) as exc:
+        raise Unwritable(name, "This cannot be written as JSON.") from exc
+    return text
+
+
+def list_values(value: Any) -> list[Any]:
+    """The values of an argument: those of a list, one value, or none for null."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    return [] if value is None else [value]

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from tollway.discovery.argument_text import Unwritable, list_values, write_json, write_text
 from tollway.discovery.forms import (
     MULTIPART,
+    Unwritable,
     bare_type,
     is_form,
     is_json,
+    list_values,
     read_file,
     write_form,
+    write_json,
+    write_text,
 )
 from tollway.discovery.operations import ApiOperation, Argument
 from tollway.errors import FieldError
