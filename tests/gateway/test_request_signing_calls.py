@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic_core import to_json
 
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
 from tests.kit.mcp import QUOTES, mcp_request, mcp_services
-from tests.kit.payer import Payer
+from tests.kit.payer import KeyWallet, Payer
 from tests.kit.upstream import Arrived, hang_up, plain
 from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
 from tollway.gateway.request_signing import format_digest
@@ -186,6 +187,82 @@ async def test_a_repeat_under_the_same_claim_is_signed_anew(
     with pytest.raises(ForwardedRefused) as caught:
         provider.verify(second)
     assert caught.value.reason == "replayed"
+
+
+# ---- The key of a repeat.
+
+
+def keys_of(gateway: InProcessGateway) -> list[str | None]:
+    return [arrived.find("idempotency-key") for arrived in gateway.upstream.arrived]
+
+
+@pytest.mark.parametrize("signature", ["ed25519", "none"])
+async def test_an_api_that_names_the_idempotency_key_gets_one_for_each_payer(
+    gateway: InProcessGateway, signature: Any
+) -> None:
+    """The API sees one client: with the callers' own keys it would return the paid response of one to the other."""
+    await gateway.publish(forward_headers=("idempotency-key",), forward_signature=signature)
+    alice, bob = gateway.wallet, KeyWallet.named("bob")
+    for wallet, key in ((alice, "k1"), (bob, "k1"), (alice, "k2")):
+        payment = await gateway.pay(wallet=wallet)
+        proof = gateway.plain_proof(payment.tx_hash, wallet=wallet)
+        answer = await gateway.ask("POST", "/q", [("Idempotency-Key", key), *proof], [b"{}"])
+        assert answer.status == 200
+    keys = keys_of(gateway)
+    assert len({str(UUID(key)) for key in keys if key is not None}) == 3
+    assert not {"k1", "k2"} & set(keys)
+    assert gateway.signer.name_repeat("k1", api_id="api_other", payer=alice.address, client="")[1] not in keys
+
+
+async def test_a_repeat_has_the_same_key_so_that_the_api_acts_once(gateway: InProcessGateway) -> None:
+    await gateway.publish(forward_headers=("Idempotency-Key",))
+    gateway.upstream.answer = hang_up
+    payment = await gateway.pay()
+    request = [("Idempotency-Key", "k1"), *gateway.plain_proof(payment.tx_hash)]
+    held = await gateway.ask("POST", "/q", request, [b"{}"])
+    assert held.headers["tollway-payment-state"] == "held"
+    gateway.upstream.answer = plain(b"late")
+    gateway.now_ms += 3_600_000
+    assert (await gateway.ask("POST", "/q", request, [b"{}"])).status == 200
+    first, second = keys_of(gateway)
+    assert first is not None
+    assert first == second
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+async def test_a_call_paid_by_an_authorisation_has_the_key_of_its_payer(
+    gateway: InProcessGateway, dialect: Dialect
+) -> None:
+    await gateway.publish(forward_headers=("Idempotency-Key",))
+    payer = Payer(wallet=gateway.wallet, gateway=gateway)
+    payer.fund(10_000)
+    answer = await payer.buy("POST", "/q", dialect, headers=[("Idempotency-Key", "k1")], chunks=[b"{}"])
+    assert answer.status == 200
+    expected = gateway.signer.name_repeat("k1", api_id="api_quotes", payer=gateway.wallet.address, client="")
+    assert keys_of(gateway) == [expected[1]]
+
+
+async def test_a_free_call_has_the_key_of_its_network(gateway: InProcessGateway) -> None:
+    await gateway.publish(price=Price.parse("0"), forward_headers=("Idempotency-Key",))
+    for _ in range(2):
+        assert (await gateway.ask("POST", "/q", [("Idempotency-Key", "k1")], [b"{}"])).status == 200
+    first, second = keys_of(gateway)
+    assert first is not None
+    assert first == second
+    name_repeat = gateway.signer.name_repeat
+    networks = [name_repeat("k1", api_id="a", payer=None, client=client) for client in ("1.2.3.4", "1.2.3.5")]
+    assert len(set(networks)) == 2
+
+
+@pytest.mark.parametrize("headers", [(), ("X-Idempotency-Key",)])
+async def test_an_api_that_does_not_name_the_key_gets_none(
+    gateway: InProcessGateway, headers: tuple[str, ...]
+) -> None:
+    await gateway.publish(price=Price.parse("0"), forward_headers=headers)
+    await gateway.ask("POST", "/q", [("Idempotency-Key", "k1")], [b"{}"])
+    await gateway.publish("api_named", price=Price.parse("0"), forward_headers=("Idempotency-Key",))
+    await gateway.ask("POST", "/q", (), [b"{}"], listing="api_named")
+    assert keys_of(gateway) == [None, None]
 
 
 async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, provider: Provider) -> None:

@@ -112,6 +112,17 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
 # ---- The way to the upstream.
 
 
+async def test_a_trial_with_a_key_brings_a_key_to_an_api_that_names_it(harness: Harness) -> None:
+    await harness.gateway.publish(forward_headers=("Idempotency-Key",))
+    for _ in range(2):
+        answer = await harness.send({"method": "POST", "body": "{}", "headers": {"Idempotency-Key": "k1"}})
+        assert answer.status_code == 200, answer.text
+    first, second = (arrived.find("idempotency-key") for arrived in harness.gateway.upstream.arrived)
+    assert first is not None
+    assert first == second
+    await harness.check_nothing_recorded()
+
+
 async def test_a_trial_reaches_the_upstream_as_a_paid_call_does(harness: Harness) -> None:
     gateway = harness.gateway
     await gateway.publish(upstream_auth=SECRET)

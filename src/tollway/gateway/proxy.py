@@ -32,7 +32,13 @@ from tollway.gateway.problems import (
     name_proxy_error,
 )
 from tollway.gateway.rail import CallPayment, CaptureFailed, StoreResponse
-from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner, cover_body, name_call
+from tollway.gateway.request_signing import (
+    NONCE_BYTES,
+    UpstreamSigner,
+    cover_body,
+    forwards_idempotency_key,
+    name_call,
+)
 from tollway.gateway.response_body import ResponseRecorder, UpstreamBody, build_finish, read_first
 from tollway.ledger.ledger import Claimed, Close, Closed, Fenced, Finish, StoredResponse
 from tollway.ledger.records import CallState, Delivery
@@ -41,6 +47,7 @@ from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamReques
 from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint
 from tollway.payments.settlement import Undecided
+from tollway.rate_limits.limiter import client_bucket
 from tollway.registry.listing import is_charged
 from tollway.registry.quality import QualityTally, classify
 
@@ -205,21 +212,27 @@ class Proxy:
         listing = route.entry.listing
         assert payment.call_id is not None  # claimed
         if listing.forward_signature == "none":
-            return format_fields(name_call(api_id=listing.id, call_id=payment.call_id, payer=payment.payer))
-        signed = self._signer.sign(
-            method=request.method,
-            authority=format_host(route.endpoint),
-            target=route.target,
-            api_id=listing.id,
-            call_id=payment.call_id,
-            payer=payment.payer,
-            body=cover_body(
-                body.content, length=body.length, declared=request.find_header(b"content-digest")
-            ),
-            created_s=now_ms // 1000,
-            nonce=self._entropy(NONCE_BYTES).hex(),
-        )
-        return format_fields(signed)
+            headers = name_call(api_id=listing.id, call_id=payment.call_id, payer=payment.payer)
+        else:
+            headers = self._signer.sign(
+                method=request.method,
+                authority=format_host(route.endpoint),
+                target=route.target,
+                api_id=listing.id,
+                call_id=payment.call_id,
+                payer=payment.payer,
+                body=cover_body(
+                    body.content, length=body.length, declared=request.find_header(b"content-digest")
+                ),
+                created_s=now_ms // 1000,
+                nonce=self._entropy(NONCE_BYTES).hex(),
+            )
+        if payment.key is not None and forwards_idempotency_key(listing.forward_headers):
+            client = client_bucket(request.client_address)
+            headers.append(
+                self._signer.name_repeat(payment.key, api_id=listing.id, payer=payment.payer, client=client)
+            )
+        return format_fields(headers)
 
     # ---- A failure before the head.
 

@@ -11,6 +11,7 @@ import re
 from binascii import b2a_base64
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Self
+from uuid import UUID
 
 from nacl.bindings import crypto_sign, crypto_sign_BYTES, crypto_sign_seed_keypair
 
@@ -97,6 +98,11 @@ def name_call(*, api_id: str, call_id: str, payer: Address | None) -> list[tuple
     return headers
 
 
+def forwards_idempotency_key(forward_headers: Sequence[str]) -> bool:
+    """Whether a listing with these `forwardHeaders` gets the `Idempotency-Key` of `UpstreamSigner.name_repeat`."""
+    return any(name.lower() == "idempotency-key" for name in forward_headers)
+
+
 class SigningKey:
     """An Ed25519 key, derived from a secret key of the gateway. `keyid` and `jwk` are published."""
 
@@ -123,6 +129,10 @@ class SigningKey:
 
     def __repr__(self) -> str:
         return f"SigningKey({self.keyid})"
+
+    def hash(self, text: bytes) -> bytes:
+        """A keyed hash: only gateways with this key can compute it."""
+        return hmac.digest(self._secret_key, text, "sha256")
 
     def sign(self, base: bytes) -> str:
         """Signs `base`; returns a byte sequence of RFC 9651."""
@@ -186,6 +196,19 @@ class UpstreamSigner:
         headers.append(("Signature-Input", f"{LABEL}={params}"))
         headers.append(("Signature", f"{LABEL}={self.keys[0].sign(base)}"))
         return headers
+
+    def name_repeat(self, key: str, *, api_id: str, payer: Address | None, client: str) -> tuple[str, str]:
+        """Builds the `Idempotency-Key` of a forwarded call: a UUID (RFC 9562 §5.8) of the caller's key, the listing and the payer.
+
+        A repeat of a call has the same UUID at every gateway, so that an API which may have processed the call does not process it twice.
+        The API sees one client, the gateway: with the callers' own keys it would return the response that one caller paid for to
+        another caller with the same key. `payer` None: a free call; `client`, its network, takes the place of the payer, in a hash
+        that hides it.
+        """
+        caller = self.keys[0].hash(client.encode()) if payer is None else bytes(payer)
+        digest = hashlib.sha256(b"\0".join((api_id.encode(), caller.hex().encode(), key.encode()))).digest()
+        number = int.from_bytes(digest[:16], "big") & ~(0xF << 76 | 0b11 << 62) | 8 << 76 | 0b10 << 62
+        return "Idempotency-Key", str(UUID(int=number))
 
     def sign_webhook(
         self, *, url: str, headers: Mapping[str, str], body: bytes, created_s: int, nonces: Sequence[str]

@@ -14,7 +14,7 @@ from tollway.gateway.access import AccessControl
 from tollway.gateway.body import load_plain
 from tollway.gateway.headers import check_control_headers, is_loop, list_dropped
 from tollway.gateway.messages import CallRefused, Headers, ProxyRequest, ProxyResponse
-from tollway.gateway.problems import LOOP
+from tollway.gateway.problems import LOOP, find_idempotency_key
 from tollway.gateway.proxy import Proxy
 from tollway.gateway.rail import CallPayment, ClockAndEntropy, CollectResponse
 from tollway.gateway.routing import RequestSchemas, Route, Router
@@ -85,9 +85,9 @@ class TrialCalls:
         Raises Refusal as a paid call does, and the failures of the upstream."""
         route = await self._find_route(request, entry)
         listing = route.listing
-        payment = TrialPayment(
-            self._ledger, request, route, None, self._access.enter(request, listing), key=None
-        )
+        active = self._access.enter(request, listing)
+        key = find_idempotency_key(request)
+        payment = TrialPayment(self._ledger, request, route, None, active, key=key)
         payment.clock, payment.payer = self._clock, listing.provider
         payment.body = await load_plain(request.body, limits=self._limits)
         try:
@@ -186,4 +186,4 @@ class TrialPayment(CallPayment):
 async def store_nothing(
     call_id: CallId, response: StoredResponse, *, payer: Address, provider: Address
 ) -> None:
-    """`StoreResponse` of a proxy for trials: a call without an idempotency key has no stored response."""
+    """`StoreResponse` of a proxy for trials: each one runs, also one with the idempotency key of an earlier one."""
