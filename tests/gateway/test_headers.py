@@ -9,6 +9,7 @@ import pytest
 from tollway.errors import Code, Problem
 from tollway.gateway.headers import (
     RETURNED_NAME_BYTES_MAX,
+    UrlPlace,
     caller_headers,
     check_control_headers,
     forward_fields,
@@ -17,10 +18,14 @@ from tollway.gateway.headers import (
     list_dropped,
     proxy_status,
     render_fields,
+    rewrite_links,
     rewrite_location,
+    rewrite_reference,
 )
+from tollway.gateway.request_signing import forwards_idempotency_key
 from tollway.limits import DEFAULT_LIMITS
 from tollway.outbound.policy import Endpoint, parse_endpoint
+from tollway.registry.header_names import is_reserved_header
 from tollway.registry.listing import UpstreamAuth
 
 GATEWAY = "gw.example"
@@ -139,6 +144,7 @@ FORWARDED = [
     b"user-agent",
     b"traceparent",
     b"tracestate",
+    b"last-event-id",
 ]
 KEPT_BACK = [
     b"host",
@@ -240,6 +246,20 @@ def test_a_listing_cannot_forward_these(name: str) -> None:
     assert not is_forwardable(name)
     sent = upstream_headers([(name.lower().encode(), b"v")], forward_headers=(name,))
     assert len(sent) == 2
+
+
+OF_THE_GATEWAY = (
+    *(name.decode() for name in (*FORWARDED, *KEPT_BACK)),
+    *("x-payment-new", "tollway-any", "x-signature-any", "signature-any", "sec-fetch-mode", "proxy-any"),
+    *("trailers", "cookie2", "cdn-loop", "content-digest", "accept-signature", "x-request-id"),
+)
+
+
+@pytest.mark.parametrize("name", OF_THE_GATEWAY)
+def test_no_listing_names_a_header_that_is_dropped(name: str) -> None:
+    """A listing may name a header only where it goes upstream. `Idempotency-Key` goes there in another form (`UpstreamSigner.name_repeat`)."""
+    is_sent = is_forwardable(name) or forwards_idempotency_key((name,))
+    assert is_reserved_header(name) or is_sent
 
 
 @pytest.mark.parametrize("name", [b"payment-signature", b"x-payment", b"authorization"])
@@ -513,17 +533,19 @@ def _kept(name: bytes, value: bytes, secret: UpstreamAuth) -> bytes | None:
 @pytest.mark.parametrize(
     ("name", "value", "expected"),
     [
-        (b"content-location", b"/v1/x?api_key=" + ENCODED, b"/v1/x"),
-        (b"content-location", b"/v1/x?a=1&api_key=" + ENCODED + b"&b=2#c", b"/v1/x?a=1&b=2#c"),
-        (b"content-location", b"/v1/x?api%5Fkey=" + ENCODED, b"/v1/x"),
+        (b"content-location", b"/v1/x?api_key=" + ENCODED, PATH.encode() + b"/x"),
+        (b"content-location", b"/v1/x?a=1&api_key=" + ENCODED + b"&b=2#c", PATH.encode() + b"/x?a=1&b=2#c"),
+        (b"content-location", b"/v1/x?api\t_key=" + ENCODED, PATH.encode() + b"/x"),
+        (b"content-location", b"/v1/x?api%5Fkey=" + ENCODED, PATH.encode() + b"/x"),
+        (b"content-location", b"https://other.example/x?api_key=" + ENCODED, b"https://other.example/x"),
         (b"content-location", b"/v1/" + ENCODED, None),
         (b"link", b'<https://api.example.com/v1?p=2&api_key=' + ENCODED + b'>; rel="next", </v1?api_key=x>; rel=first',
-         b'<https://api.example.com/v1?p=2>; rel="next", </v1>; rel=first'),
+         b"<" + PATH.encode() + b'?p=2>; rel="next", <' + PATH.encode() + b">; rel=first"),
         (b"link", b'</v1?p=2>; rel="next"; title="' + SECRET.encode() + b'"', None),
         (b"refresh", b"0; url=/v1/x?api_key=" + ENCODED, b"0; url=/v1/x"),
         (b"refresh", b"5;URL='/v1/x?api_key=" + ENCODED + b"&q=1'", b"5;URL='/v1/x?q=1'"),
-        (b"sourcemap", b"/maps/x.map?api_key=" + ENCODED, b"/maps/x.map"),
-        (b"x-sourcemap", b"/maps/x.map?v=1&api_key=" + SECRET.encode(), b"/maps/x.map?v=1"),
+        (b"sourcemap", b"/maps/x.map?api_key=" + ENCODED, b"https://api.example.com/maps/x.map"),
+        (b"x-sourcemap", b"/v1/x.map?v=1&api_key=" + SECRET.encode(), PATH.encode() + b"/x.map?v=1"),
         (b"location", b"/v1/x?api_key=" + ENCODED + b"&a=1", PATH.encode() + b"/x?a=1"),
         (b"location", b"/v1/x?next=%2Fv1%3Fapi_key%3D" + TWICE, None),
         (b"location", b"/v1/x#" + ENCODED, None),
@@ -542,7 +564,8 @@ def test_no_header_brings_the_query_secret_to_the_caller(
 
 def test_no_header_brings_the_header_secret_to_the_caller() -> None:
     assert _kept(b"x-echo", b"key " + SECRET.encode(), HEADER_SECRET) is None
-    assert _kept(b"link", b"</v1?api_key=1>; rel=next", HEADER_SECRET) == b"</v1?api_key=1>; rel=next"
+    kept = b"<" + PATH.encode() + b"?api_key=1>; rel=next"
+    assert _kept(b"link", b"</v1?api_key=1>; rel=next", HEADER_SECRET) == kept
 
 
 def test_a_dropped_cache_rule_leaves_the_default_one() -> None:
@@ -552,7 +575,10 @@ def test_a_dropped_cache_rule_leaves_the_default_one() -> None:
 def test_a_secret_of_a_few_bytes_is_not_searched_for() -> None:
     short = replace(QUERY_SECRET, value="json")
     assert _kept(b"content-type", b"application/json", short) == b"application/json"
-    assert _kept(b"content-location", b"/v1/x?api_key=json", short) == b"/v1/x"
+    assert _kept(b"content-location", b"/v1/x?api_key=json", short) == PATH.encode() + b"/x"
+
+
+PLACE = UrlPlace(endpoint=ENDPOINT, target="/v1/x?q=1", gateway_path=PATH)
 
 
 @pytest.mark.parametrize(
@@ -582,15 +608,127 @@ def test_a_secret_of_a_few_bytes_is_not_searched_for() -> None:
     ],
 )
 def test_a_location_under_the_endpoint_becomes_the_gateways(value: bytes, expected: bytes | None) -> None:
-    found = rewrite_location(value, endpoint=ENDPOINT, target="/v1/x?q=1", gateway_path=PATH)
-    assert found == expected
+    assert rewrite_location(value, PLACE) == expected
 
 
 def test_the_secret_parameter_does_not_come_back_in_a_location() -> None:
-    found = rewrite_location(
-        b"/v1/y?a=1&k%65y=s3cret&key&b=2", endpoint=ENDPOINT, target="/v1/x", gateway_path=PATH, secret="key"
-    )
+    found = rewrite_location(b"/v1/y?a=1&k%65y=s3cret&key&b=2", replace(PLACE, secret="key"))
     assert found == PATH.encode() + b"/y?a=1&b=2"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"/v1/items?page=2", PATH.encode() + b"/items?page=2"),
+        (b"https://api.example.com/v1/items/7#a", PATH.encode() + b"/items/7#a"),
+        (b"items/7", PATH.encode() + b"/items/7"),
+        (b"?page=2", PATH.encode() + b"/x?page=2"),
+        (b"", PATH.encode() + b"/x?q=1"),
+        (b"#part", PATH.encode() + b"/x?q=1#part"),
+        (b"/v10/items", b"https://api.example.com/v10/items"),
+        (b"../docs", b"https://api.example.com/docs"),
+        (b"//api.example.com/v1/y", PATH.encode() + b"/y"),
+        (b"//other.example/x", b"https://other.example/x"),
+        (b"https://other.example/a b/%7e", b"https://other.example/a b/%7e"),
+        (b"HTTPS://api.example.com/V1/y", b"HTTPS://api.example.com/V1/y"),
+        (b"http://api.example.com/v1/y", b"http://api.example.com/v1/y"),
+        (b"urn:isbn:1", b"urn:isbn:1"),
+        (b"mailto:a@example.com", b"mailto:a@example.com"),
+        (b"javascript:alert(1)", b"javascript:alert(1)"),
+        (b"https://[bad", b"https://[bad"),
+        (b"\xff", b"\xff"),
+    ],
+)
+def test_a_reference_below_the_endpoint_becomes_the_gateways(value: bytes, expected: bytes) -> None:
+    assert rewrite_reference(value, PLACE) == expected
+
+
+OWN = PATH.encode()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'</v1/items?page=2>; rel="next"', b"<" + OWN + b'/items?page=2>; rel="next"'),
+        (b"<?page=2>;rel=next", b"<" + OWN + b"/x?page=2>;rel=next"),
+        (
+            b'<https://api.example.com/v1/i?p=2>; rel="next", <https://api.example.com/v1/i?p=9>; rel="last"',
+            b"<" + OWN + b'/i?p=2>; rel="next", <' + OWN + b'/i?p=9>; rel="last"',
+        ),
+        (
+            b'</v1/a,b;c>; title="x, <y>; \\"z\\""; rel=next ,\t<https://other.example/>;rel="https://a.example/r s"',
+            b"<" + OWN + b'/a,b;c>; title="x, <y>; \\"z\\""; rel=next ,\t<https://other.example/>;rel="https://a.example/r s"',
+        ),
+        (b"</v1/a>; crossorigin; rel = next ; a*=UTF-8''%e2", b"<" + OWN + b"/a>; crossorigin; rel = next ; a*=UTF-8''%e2"),
+        (b'</v1/a>; anchor="/v1/b"; rel=up', b"<" + OWN + b'/a>; anchor="' + OWN + b'/b"; rel=up'),
+        (b'</v1/a>; ANCHOR = "/v1/b?c=\\\\d\\"e"', b"<" + OWN + b'/a>; ANCHOR = "' + OWN + b'/b?c=\\\\d%22e"'),
+        (b'</v1/a>; anchor="https://other.example/b"', b"<" + OWN + b'/a>; anchor="https://other.example/b"'),
+        (b"</v1/a>; anchor=b; rel=up", b"<" + OWN + b"/a>; anchor=b; rel=up"),
+        (b", ,</v1/a>,,</v1/b>;", b", ,<" + OWN + b"/a>,,<" + OWN + b"/b>;"),
+        (b"</login>; rel=help", b"<https://api.example.com/login>; rel=help"),
+        (b"<https://other.example/a b>; rel=x", b"<https://other.example/a b>; rel=x"),
+        (b"<urn:x>", b"<urn:x>"),
+        (b"", b""),
+        (b" ", b" "),
+    ],
+)  # fmt: skip
+def test_links_below_the_endpoint_become_the_gateways(value: bytes, expected: bytes) -> None:
+    assert rewrite_links(value, PLACE) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"/v1/a; rel=next",
+        b"</v1/a",
+        b"</v1/a> rel=next",
+        b"</v1/a> </v1/b>",
+        b'</v1/a>; title="x',
+        b'</v1/a>; title="x\\',
+        b"</v1/a>; rel=next, /v1/b",
+        b"</v1/a>; rel=a b",
+        b"<</v1/a>>",
+        b"</v1/a>; =x",
+        b"</v1/a>;" + b"; " * 20_000 + b"\xff",
+        b"</v1/a>; t=" + b'"' + b"\\" * 40_001,
+        b"<" * 40_000,
+        b"<>" * 20_000,
+    ],
+)
+def test_what_is_no_list_of_links_stays_as_it_is(value: bytes) -> None:
+    assert rewrite_links(value, PLACE) == value
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"Content-Location", b"Operation-Location", b"Azure-AsyncOperation", b"SourceMap", b"X-SourceMap"],
+)
+def test_headers_with_one_url_lead_through_the_gateway(name: bytes) -> None:
+    assert _returned([(name, b"/v1/y")])[0] == (name.lower(), OWN + b"/y")
+    assert _returned([(name, b"https://[bad")])[0] == (name.lower(), b"https://[bad")
+
+
+def test_each_field_of_links_leads_through_the_gateway() -> None:
+    raw = [(b"Link", b"</v1/y>; rel=next"), (b"link", b"<https://api.example.com/v1/z>; rel=prev")]
+    assert _returned(raw)[:2] == [
+        (b"link", b"<" + OWN + b"/y>; rel=next"),
+        (b"link", b"<" + OWN + b"/z>; rel=prev"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_unbuffered"),
+    [
+        (b"text/event-stream", True),
+        (b"Text/Event-Stream ; charset=utf-8", True),
+        (b"text/event-streams", False),
+        (b"application/json; a=text/event-stream", False),
+    ],
+)
+def test_a_proxy_in_front_sends_events_at_once(value: bytes, *, is_unbuffered: bool) -> None:
+    """The API's own `X-Accel-Buffering` is dropped in both cases."""
+    returned = _returned([(b"X-Accel-Buffering", b"yes"), (b"Content-Type", value)])
+    assert [value for name, value in returned if name == b"x-accel-buffering"] == [b"no"] * is_unbuffered
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ deny-list of classes (`registry.response_headers`). Framing headers are never co
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import unquote_to_bytes
 
@@ -23,6 +24,8 @@ from tollway.registry.response_headers import (
     GROUP_REASONS,
     REFUSED_CHALLENGE,
     UNSTORED,
+    URL_HEADERS,
+    UrlForm,
     find_dropped,
     make_private,
 )
@@ -279,13 +282,26 @@ _SECURITY_HEADERS = (
     (b"access-control-allow-origin", b"*"),
     (b"access-control-expose-headers", EXPOSED_HEADERS.encode()),
 )
-_URI_HEADERS = frozenset({b"content-location", b"link", b"refresh", b"sourcemap", b"x-sourcemap"})
+_URL_FORMS: dict[bytes, UrlForm] = {name.encode(): row.form for row in URL_HEADERS for name in row.names}
+_EVENT_STREAM = b"text/event-stream"
+_UNBUFFERED = (b"x-accel-buffering", b"no")
+"""nginx and its kin send events on at once (`proxy_buffering`)."""
 _QUERY = re.compile(rb"\?[^\s<>\"'#]*")
 _DECODES_MAX = 3
 SECRET_BYTES_MIN = 6
 """A listing's secret of fewer bytes is not searched for in the upstream's headers."""
 _BAD_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9a-z-]+")
+_SCHEME = re.compile(rb"[ \t]*[A-Za-z][A-Za-z0-9+.-]*:")
+_TOKEN_TEXT = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]++"
+_LINK = re.compile(rb"[ \t]*+(?:<(?P<target>[^<>]*+)>|,|$)")
+_LINK_PARAMETER = re.compile(
+    rb"[ \t]*+;[ \t]*+(?:"
+    rb'[Aa][Nn][Cc][Hh][Oo][Rr][ \t]*+=[ \t]*+"(?P<anchor>(?:[^"\\]|\\.)*+)"'
+    rb"|" + _TOKEN_TEXT + rb'(?:[ \t]*+=[ \t]*+(?:"(?:[^"\\]|\\.)*+"|' + _TOKEN_TEXT + rb"))?)?"
+)
+_LIST_END = re.compile(rb"[ \t]*+(?:,|$)")
+_QUOTED_PAIR = re.compile(rb"\\(.)")
 
 
 RETURNED_NAMES_KEPT = 2_048
@@ -322,15 +338,16 @@ def caller_headers(
     """Builds the returned headers, names in lower case: those of the upstream, plus the security headers of proxied content.
 
     `keep_length`: only for a response to HEAD and for a body of more than one message; a wrong length beside a single message would
-    desynchronise the connection. `target`: path and query as sent upstream; `gateway_path`: `/api/v2/gateway/{apiId}`; both rewrite
-    `Location`. `is_private`: the response is paid, so every `Cache-Control` of the upstream is made private (`make_private`). `secret`: the secret of the listing. Its query parameter is removed from every header with URIs; a header that
-    still contains its value is dropped. Bodies are not searched.
+    desynchronise the connection. `target`: path and query as sent upstream; `gateway_path`: `/api/v2/gateway/{apiId}`; both rewrite the
+    URLs in headers (`URL_HEADERS`). `is_private`: the response is paid, so every `Cache-Control` of the upstream is made private
+    (`make_private`). `secret`: the secret of the listing. Its query parameter is removed from every header with URLs; a header that still
+    contains its value is dropped. Bodies are not searched.
     """
     parameter = secret.name if secret is not None and secret.location == "query" else ""
     secret_value = b"" if secret is None else secret.reveal().encode()
     returned: list[tuple[bytes, bytes]] = []
     nominated: frozenset[bytes] = frozenset()
-    has_cache_rule = has_length = False
+    has_cache_rule = has_length = is_event_stream = False
     for raw_name, value in raw:
         name = raw_name.lower()
         if name in FRAMING_NAMES:
@@ -343,17 +360,12 @@ def caller_headers(
         is_returned = _is_returned_again if len(name) <= RETURNED_NAME_BYTES_MAX else _is_returned
         if not is_returned(name) or _BAD_VALUE.search(value):
             continue
-        if name == b"location":
-            location = rewrite_location(
-                value, endpoint=endpoint, target=target, gateway_path=gateway_path, secret=parameter
-            )
-            if location is None:
+        if name in _URL_FORMS:
+            place = UrlPlace(endpoint=endpoint, target=target, gateway_path=gateway_path, secret=parameter)
+            rewritten = _rewrite_urls(_URL_FORMS[name], value, place)
+            if rewritten is None:
                 continue
-            value = location
-        elif parameter and name in _URI_HEADERS:
-            value = _QUERY.sub(
-                lambda found: _drop_parameter(found[0].decode("latin-1"), parameter).encode("latin-1"), value
-            )
+            value = rewritten
         elif name == b"www-authenticate" and REFUSED_CHALLENGE.search(value):
             continue
         if secret_value and _contains_secret(value, secret_value):
@@ -363,12 +375,16 @@ def caller_headers(
             if is_private:
                 is_short = len(value) <= CACHE_RULE_BYTES_MAX
                 value = _make_private_again(value) if is_short else make_private(value)
+        elif name == b"content-type" and value.partition(b";")[0].strip().lower() == _EVENT_STREAM:
+            is_event_stream = True
         returned.append((name, value))
     if nominated:
         returned = [header for header in returned if header[0] not in nominated]
     if not has_cache_rule or b"cache-control" in nominated:
         # Without a rule of the upstream, no shared cache may store a paid response.
         returned.append((b"cache-control", UNSTORED))
+    if is_event_stream:
+        returned.append(_UNBUFFERED)
     returned.extend(_SECURITY_HEADERS)
     return returned
 
@@ -397,15 +413,38 @@ _VALUE_REASON = (
 )
 
 
-def rewrite_location(
-    value: bytes, *, endpoint: Endpoint, target: str, gateway_path: str, secret: str = ""
-) -> bytes | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlPlace:
+    """What URLs of a response are resolved against, and where they lead. `target`: path and query as sent upstream. `gateway_path`: the path of
+    the endpoint at the gateway. `secret`: the query parameter that is removed; empty for none."""
+
+    endpoint: Endpoint
+    target: str
+    gateway_path: str
+    secret: str = ""
+
+
+def _rewrite_urls(form: UrlForm, value: bytes, place: UrlPlace) -> bytes | None:
+    """Rewrites the URLs in a header of that form. None: the header is dropped."""
+    if form == "redirect":
+        return rewrite_location(value, place)
+    if place.secret:
+        value = _QUERY.sub(
+            lambda found: _drop_parameter(found[0].decode("latin-1"), place.secret).encode("latin-1"), value
+        )
+    if form == "text":
+        return value
+    return rewrite_reference(value, place) if form == "reference" else rewrite_links(value, place)
+
+
+def rewrite_location(value: bytes, place: UrlPlace) -> bytes | None:
     """Rewrites a `Location`: under the endpoint to the gateway's path, any other to an absolute URL. None: not a URL.
 
     The value is resolved against the URL of the upstream request, as an HTTP client would do.
     """
+    endpoint, secret = place.endpoint, place.secret
     try:
-        url = ada_url.URL(value.decode(), base=endpoint.origin + target)
+        url = ada_url.URL(value.decode(), base=endpoint.origin + place.target)
     except (UnicodeDecodeError, ValueError):
         return None
     search = _drop_parameter(url.search, secret) if secret else url.search
@@ -414,7 +453,43 @@ def rewrite_location(
     under = url.pathname == endpoint.base_path or url.pathname.startswith(endpoint.base_path + "/")
     if url.origin != endpoint.origin or not under:
         return f"{url.origin}{url.pathname}{search}{url.hash}".encode()
-    return f"{gateway_path}{url.pathname[len(endpoint.base_path) :]}{search}{url.hash}".encode()
+    return f"{place.gateway_path}{url.pathname[len(endpoint.base_path) :]}{search}{url.hash}".encode()
+
+
+def rewrite_reference(value: bytes, place: UrlPlace) -> bytes:
+    """Rewrites a URL that no client follows by itself. Under the endpoint: to the gateway's path, as a `Location`. Relative and elsewhere: to
+    an absolute URL, because the gateway's own pages have that path. Absolute and elsewhere, or not a URL: unchanged."""
+    location = rewrite_location(value, place)
+    if location is None or (not location.startswith(b"/") and _SCHEME.match(value) is not None):
+        return value
+    return location
+
+
+def rewrite_links(value: bytes, place: UrlPlace) -> bytes:
+    """Rewrites the targets and the `anchor`s of a `Link` header (RFC 8288 §3), each as `rewrite_reference`; every other byte stays. A value
+    that is no list of links is unchanged. Time is linear in the length."""
+    parts: list[bytes] = []
+    at = kept = 0
+    while at < len(value):
+        link = _LINK.match(value, at)
+        if link is None:
+            return value
+        at = link.end()
+        if link["target"] is None:  # an empty element of the list
+            continue
+        parts += [value[kept : link.start("target")], rewrite_reference(link["target"], place)]
+        kept = link.end("target")
+        while (parameter := _LINK_PARAMETER.match(value, at)) is not None:
+            at = parameter.end()
+            if parameter["anchor"] is not None:
+                anchor = rewrite_reference(_QUOTED_PAIR.sub(rb"\1", parameter["anchor"]), place)
+                parts += [value[kept : parameter.start("anchor")], anchor.replace(b"\\", rb"\\")]
+                kept = parameter.end("anchor")
+        after = _LIST_END.match(value, at)
+        if after is None:
+            return value
+        at = after.end()
+    return b"".join(parts) + value[kept:]
 
 
 def _contains_secret(value: bytes, secret: bytes) -> bool:

@@ -17,6 +17,7 @@ ALWAYS_FORWARDED = (
     "If-Modified-Since",
     "If-Unmodified-Since",
     "If-Range",
+    "Last-Event-ID",
     "User-Agent",
     "traceparent",
     "tracestate",

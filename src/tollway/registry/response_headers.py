@@ -1,7 +1,7 @@
-"""The response headers of an upstream that no caller gets: one table, a row for each class of names with its source. Pure.
+"""The response headers of an upstream that no caller gets, and those whose URLs are rewritten: two tables, a row for each class of names with its source. Pure.
 
-Every other header is returned as it is. A row names prefixes rather than headers, so that the next header of a family is dropped too. The documentation has this
-table (`python -m tests.kit.response_header_page`), a trial call names what it dropped by it, and so does the warning `header_not_returned` of a listing.
+Every other header is returned as it is. A row of dropped headers names prefixes rather than headers, so that the next header of a family is dropped too. The documentation
+has these tables (`python -m tests.kit.response_header_page`), a trial call names what it dropped, and so does the warning `header_not_returned` of a listing.
 """
 
 import re
@@ -337,6 +337,54 @@ DROPPED_HEADERS = (
         "x-content-type-options",
         "no guesses of types",
         "https://fetch.spec.whatwg.org/#x-content-type-options-header",
+    ),
+)
+
+UrlForm = Literal["redirect", "reference", "links", "text"]
+"""redirect: one URL that clients follow; a value that is none is dropped. reference: one URL. links: `Link` of RFC 8288. text: a URL somewhere in the value; only the
+listing's secret is removed from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlHeaders:
+    """A row. `names`: lower case. `effect`: what the URL is. `source`: the section that says so."""
+
+    form: UrlForm
+    names: tuple[str, ...]
+    effect: str
+    source: str
+
+
+def _urls(form: UrlForm, names: str, effect: str, source: str) -> UrlHeaders:
+    return UrlHeaders(form=form, names=tuple(names.split()), effect=effect, source=source)
+
+
+URL_HEADERS = (
+    _urls(
+        "redirect",
+        "location",
+        "the target of a redirect, or what was created",
+        _RFC + "rfc9110#section-10.2.2",
+    ),
+    _urls("links", "link", "the next page, and other related resources", _RFC + "rfc8288#section-3"),
+    _urls("reference", "content-location", "the address of the content", _RFC + "rfc9110#section-8.7"),
+    _urls(
+        "reference",
+        "operation-location azure-asyncoperation",
+        "the state of a long-running operation, which a client polls",
+        "https://github.com/microsoft/api-guidelines/blob/vNext/azure/ConsiderationsForServiceDesign.md#long-running-operations",
+    ),
+    _urls(
+        "reference",
+        "sourcemap x-sourcemap",
+        "the source map of a script",
+        "https://tc39.es/ecma426/#sec-linking-through-http-headers",
+    ),
+    _urls(
+        "text",
+        "refresh",
+        "a page that a browser loads after a time; only the listing's secret is removed from it",
+        "https://html.spec.whatwg.org/multipage/document-lifecycle.html#the-refresh-header",
     ),
 )
 
