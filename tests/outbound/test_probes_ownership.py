@@ -16,7 +16,7 @@ from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.ids import ChainId, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.client import HttpClient
-from tollway.outbound.probes import DOCUMENT_BYTES_MAX, EvidenceState, OwnershipChecker
+from tollway.outbound.probes import PROBE_BYTES_MAX, EvidenceState, OwnershipChecker
 from tollway.registry.ownership import DOCUMENT_PATH, WELL_KNOWN_PATH, Challenge, OwnershipClaim
 
 CHAIN = ChainId(84532)
@@ -220,7 +220,7 @@ async def test_no_more_than_a_few_signatures_are_looked_at(harness: Harness) -> 
         b'{"x-discovery": {"ownershipProofs": null}}',
         b'{"a": ' + b"9" * 5_000 + b"}",
         b"\xff\xfe",
-        b'"' + b"x" * DOCUMENT_BYTES_MAX + b'"',
+        b'"' + b"x" * PROBE_BYTES_MAX + b'"',
     ],
     ids=("empty", "yaml", "deep", "null", "long number", "no text", "too large"),
 )

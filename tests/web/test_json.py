@@ -5,7 +5,13 @@ import json
 import pytest
 
 from tollway.errors import Code, Refusal
-from tollway.web.json import UNKNOWN_NAMED_MAX, VALUES_MAX, find_unknown_members, parse_json_object
+from tollway.web.json import (
+    PIECE_BYTES,
+    UNKNOWN_NAMED_MAX,
+    VALUES_MAX,
+    find_unknown_members,
+    parse_json_object,
+)
 
 UNPARSABLE = {
     "empty": b"",
@@ -21,6 +27,8 @@ UNPARSABLE = {
     "overlong UTF-8": b'{"a": "\xc0\xaf"}',
     "lone surrogate": rb'{"a": "\ud800"}',
     "lone surrogate as a name": rb'{"\uDFFF": 1}',
+    "lone surrogate deep inside": rb'{"a": {"b": {"c": [{"d": "\ud800"}]}}}',
+    "lone surrogate as a name inside": rb'{"a": {"\uDFFF": 1}}',
     "duplicate member": b'{"a": 1, "a": 2}',
     "duplicate member by escape": rb'{"a": 1, "\u0061": 2}',
     "duplicate member deep inside": b'{"a": [{"b": 1, "b": 1}]}',
@@ -71,6 +79,21 @@ def test_refuses_json_that_is_not_an_object(raw: bytes) -> None:
 )
 def test_parses_clean_json(raw: bytes, parsed: object) -> None:
     assert parse_json_object(raw) == parsed
+
+
+@pytest.mark.parametrize(
+    "text", [b'"]]]]", ' * 140_000, b'"' + b"]" * 1_100_000 + b'", ', rb'"\\\"[", ' * 140_000]
+)
+def test_a_long_text_is_searched_for_nesting_in_pieces(text: bytes) -> None:
+    """Brackets in strings do not count, wherever a piece ends."""
+    for depth, is_refused in ((63, False), (64, True)):
+        raw = b'{"a": [' + text + b"1, " + b"[" * (depth - 1) + b"]" * (depth - 1) + b"]}"
+        assert len(raw) > PIECE_BYTES
+        if is_refused:
+            with pytest.raises(Refusal, match="deeper than 64 levels"):
+                parse_json_object(raw, values_max=10**9)
+        else:
+            assert parse_json_object(raw, values_max=10**9)
 
 
 def test_accepts_the_deepest_allowed_nesting_and_no_deeper() -> None:

@@ -37,7 +37,9 @@ from tollway.registry.ownership import (
 from tollway.registry.text import join_lines
 from tollway.webhooks.schedule import TIMEOUT, UNREACHABLE, Response
 
-DOCUMENT_BYTES_MAX = MIB
+DOCUMENT_BYTES_MAX = 4 * MIB
+"""Of a provider's OpenAPI document; the one of OpenAI has 3.4 MB."""
+PROBE_BYTES_MAX = MIB
 DOCUMENT_DEADLINE_S = 10.0
 PROBE_DEADLINE_S = 3.0
 
@@ -54,7 +56,7 @@ class Fetcher:
         self._http_client = http_client
 
     async def fetch_document(self, url: str) -> bytes:
-        """Fetches a small document, such as an OpenAPI description. Raises `EndpointNotAllowed` for a URL that may not be
+        """Fetches a document of at most `DOCUMENT_BYTES_MAX`, such as an OpenAPI description. Raises `EndpointNotAllowed` for a URL that may not be
         dialled, and an Upstream failure where there is no such document."""
         document = await self._http_client.fetch(
             url, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=DOCUMENT_DEADLINE_S
@@ -71,7 +73,7 @@ class Fetcher:
         """Whether the endpoint responds with 2xx to a request without the listing's secret."""
         try:
             document = await self._http_client.fetch(
-                endpoint.href, bytes_max=DOCUMENT_BYTES_MAX, deadline_s=PROBE_DEADLINE_S
+                endpoint.href, bytes_max=PROBE_BYTES_MAX, deadline_s=PROBE_DEADLINE_S
             )
         except TollwayError:
             return False
@@ -193,7 +195,7 @@ class OwnershipChecker:
         return "proved" if challenge.is_met_by(texts) else "not_found"
 
     async def _check_document(self, challenge: Challenge) -> EvidenceState:
-        body = await self._fetch(challenge.document_url, bytes_max=DOCUMENT_BYTES_MAX)
+        body = await self._fetch(challenge.document_url, bytes_max=PROBE_BYTES_MAX)
         if not isinstance(body, bytes):
             return body
         try:

@@ -4,7 +4,6 @@ It sends no request. `DraftRules` holds what this gateway accepts; one of its fu
 checks whether the endpoint answers.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from tollway.errors import FieldError
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, ListingId, parse_network
 from tollway.limits import MIB
 from tollway.money import Asset, Price
+from tollway.registry.document_fit import fit_document, measure_document
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import (
     ChargeOn,
@@ -65,6 +65,8 @@ URL_LENGTH_MAX = 2_048
 FORWARD_HEADERS_MAX, HEADER_NAME_LENGTH_MAX = 20, 128
 SECRET_LENGTH_MAX = 4_096
 DOCUMENT_BYTES_MAX = 1 * MIB
+DOCUMENT_VALUES_MAX = 64_000
+"""Of a document that is shortened: with the other members of a listing it can be sent again as a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -601,6 +603,11 @@ def _to_draft(body: ListingBody, rules: DraftRules, previous: Listing | None) ->
 def find_document_fault(document: Mapping[str, Any]) -> str | None:
     """The reason why a document cannot be listed; None when it can. Its operations and schemas are not checked here: parts
     that cannot be read are left out later."""
+    return find_form_fault(document) or find_size_fault(document)
+
+
+def find_form_fault(document: Mapping[str, Any]) -> str | None:
+    """The reason why a document of any length cannot be listed; None when it can."""
     if "swagger" in document:
         return "is Swagger 2.0; convert it to OpenAPI 3.0 or later"
     version = document.get("openapi")
@@ -613,10 +620,31 @@ def find_document_fault(document: Mapping[str, Any]) -> str | None:
     count = count_operations(document)
     if count > DOCUMENT_OPERATIONS_MAX:
         return f"must have at most {DOCUMENT_OPERATIONS_MAX} operations; it has {count}"
+    return None
+
+
+def find_size_fault(document: Mapping[str, Any]) -> str | None:
+    """The reason why a document cannot be stored; None when it can."""
     try:
-        size = len(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
+        size, _ = measure_document(document)
     except UnicodeEncodeError:
         return "must be text that UTF-8 can write"
+    return f"must have at most {DOCUMENT_BYTES_MAX} bytes" if size > DOCUMENT_BYTES_MAX else None
+
+
+def fit_fetched_document(document: Mapping[str, Any]) -> Mapping[str, Any] | str:
+    """The document at an `openapiUrl` as it is stored (`fit_document`), or the reason why it cannot be listed. Run this in a thread."""
+    fault = find_form_fault(document)
+    if fault is not None:
+        return fault
+    try:
+        fitted = fit_document(document, bytes_max=DOCUMENT_BYTES_MAX, values_max=DOCUMENT_VALUES_MAX)
+    except UnicodeEncodeError:
+        return "must be text that UTF-8 can write"
+    size, _ = measure_document(fitted)
     if size > DOCUMENT_BYTES_MAX:
-        return f"must have at most {DOCUMENT_BYTES_MAX} bytes"
-    return None
+        return (
+            f"has {size} bytes even without its examples, texts and schemas of bodies; at most {DOCUMENT_BYTES_MAX} are stored. "
+            "Publish a document with fewer operations"
+        )
+    return fitted

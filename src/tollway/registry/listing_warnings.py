@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from tollway.ids import ChainId
 from tollway.money import Asset, Price
+from tollway.registry.document_fit import list_left_out
 from tollway.registry.listing import Listing, list_unforwarded, list_unreturned, payable_assets
 from tollway.registry.openapi import METHODS, list_in, read_path, resolve_in, resolve_pointer
 from tollway.registry.text import join_lines
@@ -115,6 +116,7 @@ def _warn_about_document(listing: Listing) -> tuple[ListingWarning, ...]:
         _warn_about_servers(listing, document),
         _warn_about_operations(document),
         _warn_about_references(document),
+        _warn_about_length(document),
     )
     return tuple(warning for warning in found if warning is not None)
 
@@ -211,3 +213,14 @@ def _list_names(names: list[str]) -> str:
 
 def _name(text: str) -> str:
     return join_lines(text)[:NAME_CHARACTERS_MAX]
+
+
+def _warn_about_length(document: Mapping[str, Any]) -> ListingWarning | None:
+    lost = list_left_out(document)
+    if not lost:
+        return None
+    detail = (
+        f"The document is too long to store whole. Left out: {', '.join(lost)}. Every operation stays with its parameters and its request "
+        "body. Publish a shorter document if callers need what is left out."
+    )
+    return ListingWarning(code="document_shortened", detail=detail, pointer="/openapiUrl")

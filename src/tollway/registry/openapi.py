@@ -189,7 +189,7 @@ DEPTH_MAX = 64
 YAML_VALUES_MAX = 65_536
 """As many as a body of JSON may have."""
 YAML_CHARACTERS_MAX = 4 * 1024 * 1024
-"""More than a document may have in JSON, which is checked after this."""
+"""As many as the longest document at a URL has bytes."""
 NUMBER_LENGTH_MAX = 128
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -207,18 +207,19 @@ class YamlRefused(ValueError):
     """The text is not an accepted YAML document; the message is the reason."""
 
 
-def parse_yaml_object(raw: bytes) -> dict[str, Any]:
-    """The members of the one document in UTF-8 text. A long text takes up to a second: do not call this in the event loop.
+def parse_yaml_object(raw: bytes, *, values_max: int = YAML_VALUES_MAX) -> dict[str, Any]:
+    """The members of the one document in UTF-8 text. A text of 1 MiB takes up to a second: do not call this in the event loop.
 
     An alias (`*name`) is a copy of what its anchor (`&name`) names, and a merge key (`<<`) copies its members where the object has none of that name
     (YAML 1.1 merge type). Raises YamlRefused for text that is not YAML, with line and column, for an alias of nothing or within its own anchor, for more
-    values or characters than `YAML_VALUES_MAX` and `YAML_CHARACTERS_MAX` after all copies, tags beyond those of JSON, a key that is not a scalar or is repeated, more than one
+    values or characters than `values_max` and `YAML_CHARACTERS_MAX` after all copies, tags beyond those of JSON, a key that is not a scalar or is repeated, more than one
     document, and nesting deeper than `DEPTH_MAX`.
     """
     import yaml  # noqa: PLC0415 - only documents that are not JSON need it
 
     try:
-        found = _YamlReader(yaml.parse(raw.decode("utf-8-sig"), Loader=yaml.CSafeLoader)).read()
+        events = yaml.parse(raw.decode("utf-8-sig"), Loader=yaml.CSafeLoader)
+        found = _YamlReader(events, values_max=values_max).read()
     except UnicodeError as exc:
         raise YamlRefused("is not valid UTF-8 text") from exc
     except yaml.MarkedYAMLError as exc:
@@ -235,8 +236,9 @@ def parse_yaml_object(raw: bytes) -> dict[str, Any]:
 class _YamlReader:
     """Builds the value of one document from the events of its parser. Copies of anchors count as values, so that a short text stays a short document."""
 
-    def __init__(self, events: Iterator[Any]) -> None:
+    def __init__(self, events: Iterator[Any], *, values_max: int) -> None:
         self._events = events
+        self._values_max = values_max
         self._anchors: dict[
             str, tuple[Any, int, int, int]
         ] = {}  # the value, its values, characters and levels
@@ -260,8 +262,8 @@ class _YamlReader:
     def _count(self, values: int, characters: int) -> None:
         self._values += values
         self._characters += characters
-        if self._values > YAML_VALUES_MAX:
-            raise YamlRefused(f"has more than {YAML_VALUES_MAX} values, copies of aliases included")
+        if self._values > self._values_max:
+            raise YamlRefused(f"has more than {self._values_max} values, copies of aliases included")
         if self._characters > YAML_CHARACTERS_MAX:
             raise YamlRefused(f"has more than {YAML_CHARACTERS_MAX} characters, copies of aliases included")
 

@@ -43,26 +43,31 @@ UNKNOWN_NAMED_MAX = 20
 # Strings are removed whole, so that a bracket inside one does not count. An unterminated string matches to the end:
 # otherwise each of its escaped quotes would start the search again, in quadratic time.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+PIECE_BYTES = 1024 * 1024
+# A longer text is searched in pieces that end outside of a string: a search holds the interpreter until it ends.
+_PIECE = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+"?){1,8192}+', re.DOTALL)
 _OPENING = frozenset(b"[{")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def parse_json_object(raw: bytes, *, depth_max: int = DEPTH_MAX) -> dict[str, Any]:
+def parse_json_object(
+    raw: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_MAX
+) -> dict[str, Any]:
     """The members of a JSON object (RFC 8259, UTF-8 without a byte-order mark).
 
-    Raises `Refusal`: `invalid_request` for text that is not JSON, nests deeper than `depth_max`, has more than `VALUES_MAX`
+    Raises `Refusal`: `invalid_request` for text that is not JSON, nests deeper than `depth_max`, has more than `values_max`
     values or a number that is too long or too large, or repeats a member; `validation_failed` for JSON that is not an object.
     """
-    parsed = _parse_json(raw, depth_max=depth_max)
+    parsed = _parse_json(raw, depth_max=depth_max, values_max=values_max)
     if not isinstance(parsed, dict):
         error = FieldError(code="type", detail="the body must be a JSON object", pointer="")
         raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail=error.detail, errors=(error,)))
     return parsed
 
 
-def _parse_json(raw: bytes, *, depth_max: int) -> Any:
-    check_json_limits(raw, depth_max=depth_max)
+def _parse_json(raw: bytes, *, depth_max: int, values_max: int) -> Any:
+    check_json_limits(raw, depth_max=depth_max, values_max=values_max)
     try:
         parsed = json.loads(
             raw.decode("utf-8"),
@@ -74,7 +79,7 @@ def _parse_json(raw: bytes, *, depth_max: int) -> Any:
         if _SURROGATE_ESCAPE.search(
             raw
         ):  # a lone surrogate has no UTF-8 form: it could not be written to a response
-            json.dumps(parsed, ensure_ascii=False).encode()
+            _check_encodable(parsed)
     except UnicodeError as exc:
         raise _invalid_json("the body is not valid UTF-8 text") from exc
     except json.JSONDecodeError as exc:
@@ -101,26 +106,37 @@ def _escape_pointer(name: str) -> str:
     return name[:64].replace("~", "~0").replace("/", "~1")
 
 
-def check_json_limits(raw: bytes, *, depth_max: int = DEPTH_MAX) -> None:
+def check_json_limits(raw: bytes, *, depth_max: int = DEPTH_MAX, values_max: int = VALUES_MAX) -> None:
     """Raises `Refusal` (`invalid_request`) for JSON that nests too deep or has too many values, before a parser reads it."""
     # Commas and brackets inside strings count too: to exclude them would take as long as the parser.
     openings = raw.count(b"[") + raw.count(b"{")
-    if raw.count(b",") + openings > VALUES_MAX:
-        raise _invalid_json(f"the body holds more than {VALUES_MAX} values")
+    if raw.count(b",") + openings > values_max:
+        raise _invalid_json(f"the body holds more than {values_max} values")
     if openings > depth_max and _is_deeper(raw, depth_max):
         raise _invalid_json(f"the body nests deeper than {depth_max} levels")
 
 
 def _is_deeper(raw: bytes, depth_max: int) -> bool:
     depth = 0
-    for bracket in _STRING.sub(b"", raw).translate(None, _NO_BRACKETS):
-        if bracket not in _OPENING:
-            depth -= 1
-        elif depth == depth_max:
-            return True
-        else:
-            depth += 1
+    for piece in [raw] if len(raw) <= PIECE_BYTES else (found[0] for found in _PIECE.finditer(raw)):
+        for bracket in _STRING.sub(b"", piece).translate(None, _NO_BRACKETS):
+            if bracket not in _OPENING:
+                depth -= 1
+            elif depth == depth_max:
+                return True
+            else:
+                depth += 1
     return False
+
+
+def _check_encodable(value: object, depth: int = 3) -> None:
+    """Raises UnicodeEncodeError for a lone surrogate. Writes the value in pieces: the encoder holds the interpreter while it writes one."""
+    if depth and isinstance(value, dict):
+        for name, member in value.items():
+            name.encode()
+            _check_encodable(member, depth - 1)
+    else:
+        json.dumps(value, ensure_ascii=False).encode()
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

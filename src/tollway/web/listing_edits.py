@@ -39,8 +39,8 @@ from tollway.registry.draft import (
     EndpointFault,
     create_listing,
     edit_listing,
-    find_document_fault,
     find_nothing_served,
+    fit_fetched_document,
     parse_draft,
 )
 from tollway.registry.listing import Listing
@@ -62,7 +62,7 @@ from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.web.admission import PublishingLimits
 from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
-from tollway.web.json import parse_json_object
+from tollway.web.json import VALUES_MAX, parse_json_object
 from tollway.web.listing_json import (
     ListingEncoder,
     etag_of,
@@ -157,40 +157,51 @@ def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault
     return check
 
 
+FETCHED_VALUES_MAX = 4 * VALUES_MAX
+"""Of a document at a URL, which may be four times as long as a body's."""
+_GZIP = b"\x1f\x8b"
+
+
 class ProviderDocuments:
     """The reader of OpenAPI documents at an `openapiUrl`. Safe to call from many tasks at once."""
 
     def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
         """`fetch` bounds the length of a response; it raises `EndpointNotAllowed` and the failures of an upstream."""
         self._fetch = fetch
-        self._yaml_semaphore = asyncio.Semaphore(1)
+        self._semaphore = asyncio.Semaphore(1)
 
     async def read(self, url: str) -> Mapping[str, Any]:
-        """The document at that URL. Raises Refusal (`validation_failed`) when it cannot be fetched or listed."""
+        """The document at that URL as a listing stores it. Raises Refusal (`validation_failed`) when it cannot be fetched or listed."""
         try:
             raw = await self._fetch(url)
         except UpstreamBadResponse as exc:
             raise refuse_document(f"could not be fetched. {exc}") from exc
         except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout) as exc:
             raise refuse_document("could not be fetched") from exc
-        document = await self._parse(raw)
-        fault = find_document_fault(document)
-        if fault is not None:
-            raise refuse_document(fault)
-        return document
+        # A long text takes seconds, and fifty times its memory: it is parsed in a thread, one at a time.
+        async with self._semaphore:
+            return await asyncio.to_thread(_read_document, raw)
 
-    async def _parse(self, raw: bytes) -> Mapping[str, Any]:
-        if raw.lstrip()[:1] in (b"{", b"["):
-            try:
-                return parse_json_object(raw)
-            except Refusal as exc:
-                raise refuse_document(exc.problem.detail.removeprefix("the body ")) from exc
-        # A long YAML text takes most of a second: it is parsed in a thread, one at a time.
-        async with self._yaml_semaphore:
-            try:
-                return await asyncio.to_thread(parse_yaml_object, raw)
-            except YamlRefused as exc:
-                raise refuse_document(str(exc)) from exc
+
+def _read_document(raw: bytes) -> Mapping[str, Any]:
+    document = fit_fetched_document(_parse_document(raw))
+    if isinstance(document, str):
+        raise refuse_document(document)
+    return document
+
+
+def _parse_document(raw: bytes) -> Mapping[str, Any]:
+    if raw.startswith(_GZIP):
+        raise refuse_document("is compressed (gzip). Serve it without Content-Encoding")
+    if raw.lstrip()[:1] not in (b"{", b"["):
+        try:
+            return parse_yaml_object(raw, values_max=FETCHED_VALUES_MAX)
+        except YamlRefused as exc:
+            raise refuse_document(str(exc)) from exc
+    try:
+        return parse_json_object(raw, values_max=FETCHED_VALUES_MAX)
+    except Refusal as exc:
+        raise refuse_document(exc.problem.detail.removeprefix("the body ")) from exc
 
 
 def refuse_document(detail: str) -> Refusal:
