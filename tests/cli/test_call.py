@@ -7,7 +7,7 @@ from email.policy import HTTP
 import pytest
 
 from tests.kit.terminal import run_commands, split_commands
-from tollway.cli.call import add_query, describe_operations, find_near_operation, read_body
+from tollway.cli.call import add_query, describe_operations, read_body
 
 CHAIN = 84532
 PAYEE = "0x" + "22" * 20
@@ -341,37 +341,20 @@ def test_a_refusal_of_the_gateway_never_reaches_an_output_file(run, gateway, tmp
     assert out.read_text() == "the API says no"
 
 
-OPERATIONS = (
-    ("GET", "/quote/{symbol}"),
-    ("GET", "/quotes"),
-    ("POST", "/echo"),
-    ("GET", "/v1/cities/{city}/weather"),
-)
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "near"),
-    [
-        ("GET", "/qoute/ETH", "GET /quote/ETH"),
-        ("GET", "quote/ETH?x=1", None),  # it exists
-        ("POST", "/quote/ETH", "GET /quote/ETH"),
-        ("GET", "/echo", "POST /echo"),
-        ("GET", "/Quotes", "GET /quotes"),
-        ("GET", "/v1/city/Bern/weather", "GET /v1/cities/Bern/weather"),
-        ("GET", "/something/else/entirely", None),
-        ("GET", "", None),
-    ],
-)
-def test_the_nearest_operation_of_a_wrong_request(method, path, near):
-    assert find_near_operation(OPERATIONS, method=method, path=path) == near
-
-
-def test_operations_are_lines_with_their_prices_and_their_number_is_bounded():
-    operations = [{"method": "GET", "path": f"/p{n}", "pricePerRequest": "0.01"} for n in range(25)]
+def test_operations_are_lines_with_their_prices_and_of_many_the_nearest_are_listed():
+    operations = [{"method": "GET", "path": f"/p{n}", "pricePerRequest": "0.01"} for n in range(20)]
     listing = {"id": "api_1", "currency": "USDC", "operations": operations}
     lines = describe_operations(listing, method="GET", path="/unlike")
     assert lines[:2] == ["This API has these operations:", "  GET /p0  0.01 USDC"]
-    assert (len(lines), lines[-1]) == (22, "  and 5 more: tollway show api_1")
+    assert (len(lines), lines[-1]) == (21, "  GET /p19  0.01 USDC")
+    operations += [{"method": "GET", "path": f"/words{n}", "pricePerRequest": "0.02"} for n in range(5)]
+    lines = describe_operations(listing, method="GET", path="/wrods3")
+    assert lines[:3] == [
+        "Did you mean GET /words3?",
+        "Of the 25 operations of this API, these are nearest:",
+        "  GET /words3  0.02 USDC",
+    ]
+    assert (len(lines), lines[-1]) == (23, "  and 5 more: tollway show api_1")
     assert describe_operations({"operations": []}, method="GET", path="/") == []
     assert describe_operations({"operations": "x"}, method="GET", path="/") == []
 
@@ -397,9 +380,10 @@ def test_a_terminal_reads_a_refusal_as_sentences_with_the_operations_that_exist(
         "id": "api_1",
         "currency": "USDC",
         "operations": [
-            {"method": "GET", "path": "/quote/{symbol}", "pricePerRequest": "0.01"},
             {"method": "POST", "path": "/echo", "pricePerRequest": "0.02"},
         ],
+        "pricePerRequest": "0.01",
+        "openapi": {"openapi": "3.1.0", "paths": {"/quote/{symbol}": {"get": {}}, "/echo": {"post": {}}}},
     }
     ((code, lines),) = terminal(("call", "api_1", "/qoute/ETH"))
     assert code == 1

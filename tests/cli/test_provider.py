@@ -370,8 +370,18 @@ async def test_a_terminal_shows_the_difference_and_asks(
         "Change the listing?",
     ):
         assert line in shown
-    assert ("warning: operations:" in shown) == (code == 0)
+    assert shown.count("warning: operations:") == 1  # once, before the question
+    assert shown.index("warning: operations: The edit drops") < shown.index("Change the listing?")
     assert (await setup.harness.stored(created["id"])).price.text == price
+
+
+async def test_a_terminal_reads_before_the_question_which_operations_keep_their_price(setup: Setup) -> None:
+    created = await setup.harness.publish(operations=OPERATIONS)
+    _, shown = await setup.run_on_terminal("listing", "edit", created["id"], "--price", "0.02", typed="n\n")
+    words = " ".join(shown.split())
+    said = "which they keep: GET /a 0.5 USDC, POST /b 0.7 USDC."
+    assert words.index(said) < words.index("Change the listing?")
+    assert words.endswith("Nothing was changed.")
 
 
 async def test_with_yes_a_terminal_does_not_ask(setup: Setup) -> None:

@@ -9,8 +9,11 @@ import pytest
 from tests.kit.listings import realistic_document, show_listing
 from tollway.client import AsyncTollwayClient, Patience
 from tollway.client.agent_tools import (
+    BODY_OF_GATEWAY,
+    BODY_UNTRUSTED,
     DETAIL_UNTRUSTED,
     DOCUMENT_CHARACTERS_MAX,
+    OPERATIONS_UNTRUSTED,
     TOOLS,
     UNTRUSTED,
     AgentTools,
@@ -87,17 +90,51 @@ async def test_a_call_above_the_limit_is_refused_and_nothing_is_paid(make, gatew
 
 async def test_an_agent_can_lower_the_limit_of_a_call(make, gateway):
     tools = make()
-    assert (
-        error_of(await run_tool(tools, "call_api", apiId=API, maxPrice="0.001 USDC"))["code"]
-        == "price_above_max"
-    )
-    assert (
-        error_of(await run_tool(tools, "call_api", apiId=API, maxPrice="1 DAI"))["code"] == "price_above_max"
-    )
+    for own in ("0.001 USDC", "0.001", "1 DAI"):
+        error = error_of(await run_tool(tools, "call_api", apiId=API, maxPrice=own))
+        assert error["code"] == "price_above_max"
+        assert "The limit was your own `maxPrice`" in error["advice"]
+        assert error["maxPrice"] == own
     assert (
         error_of(await run_tool(tools, "call_api", apiId=API, maxPrice="much"))["code"] == "invalid_arguments"
     )
     assert gateway.served == 0
+
+
+DETAILS = {
+    "id": API,
+    "currency": "USDC",
+    "pricePerRequest": "0.01",
+    "operations": [{"method": "POST", "path": "/ocr", "pricePerRequest": "0.05"}],
+    "openapi": {
+        "paths": {"/words": {"get": {}}, "/ocr": {"post": {}}, **{f"/p{n}": {"get": {}} for n in range(30)}}
+    },
+}
+
+
+async def test_after_a_typo_an_agent_reads_the_operations_that_exist(make, gateway):
+    """Those of the document too, the nearest first; the words of a refusal are the gateway's."""
+    gateway.answers = [
+        lambda _: gateway.refuse(404, "route_not_found"),
+        lambda _: httpx.Response(200, json=DETAILS),
+    ]
+    told = await run_tool(make(), "call_api", apiId=API, path="/wrods")
+    assert told.is_error
+    assert told.document["from"] == "gateway"
+    assert told.document["didYouMean"] == "GET /words"
+    assert told.document["operations"][0] == "GET /words  0.01 USDC"
+    assert (len(told.document["operations"]), told.document["operationsLeftOut"]) == (20, 12)
+    assert told.document["notice"] == f"{BODY_OF_GATEWAY} {OPERATIONS_UNTRUSTED}"
+
+
+async def test_a_404_of_an_operation_that_exists_lists_none(make, gateway):
+    def absent(_):
+        return httpx.Response(404, text="no such words", headers=gateway.relayed("released"))
+
+    gateway.answers = [absent, lambda _: httpx.Response(200, json=DETAILS)]
+    told = (await run_tool(make(), "call_api", apiId=API, path="/words?n=1")).document
+    assert (told["from"], told["body"], told["notice"]) == ("provider", "no such words", BODY_UNTRUSTED)
+    assert "operations" not in told
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import pytest
 from tollway.client.agent_tools import (
     BODY_BYTES_MAX,
     BODY_CHARACTERS_MAX,
+    BODY_OF_GATEWAY,
+    BODY_UNTRUSTED,
     DETAIL_UNTRUSTED,
     describe_call,
     describe_failure,
@@ -98,10 +100,12 @@ def test_a_result_has_its_cost_and_the_source_of_its_text() -> None:
 def test_an_error_is_an_error_of_the_tool_with_its_source() -> None:
     refused = describe_call(answer(b'{"code":"api_retired"}', "application/problem+json", status=410))
     assert (refused.is_error, refused.document["from"], refused.document["status"]) == (True, "gateway", 410)
+    assert refused.document["notice"] == BODY_OF_GATEWAY
     relayed = describe_call(
         answer(b"{}", "application/problem+json", status=400, **{"proxy-status": "gw; received-status=400"})
     )
     assert (relayed.is_error, relayed.document["from"]) == (True, "provider")
+    assert relayed.document["notice"] == BODY_UNTRUSTED
 
 
 def test_an_unrequested_content_coding_stays_undecoded() -> None:
@@ -191,6 +195,27 @@ def test_an_undecided_payment_names_what_the_gateway_waits_for() -> None:
         "chain_unavailable",
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("failure", "advice"),
+    [
+        (
+            PriceAboveMax("It costs 1."),
+            "Nothing was paid. The limit was your own `maxPrice`: raise it, up to `perCall`",
+        ),
+        (
+            PriceAboveMax("It costs 1.", transaction=TX),
+            "Nothing more was paid. The limit was your own `maxPrice`",
+        ),
+        (BudgetExhausted("Too much."), "Nothing was paid. Only the owner"),
+    ],
+)
+def test_a_limit_that_the_agent_set_is_its_own_to_raise(failure: Exception, advice: str) -> None:
+    error = describe_failure(failure, limits=LIMITS, own_maximum="0.001 USDC").document["error"]
+    assert isinstance(error, dict)
+    assert error["advice"].startswith(advice)
+    assert error.get("maxPrice") == ("0.001 USDC" if isinstance(failure, PriceAboveMax) else None)
 
 
 def test_a_refusal_of_the_gateway_is_safe_text() -> None:

@@ -88,6 +88,22 @@ SHOWN_GUARDS = (
     ),
     guard(
         "C21",
+        "operations after a typo are marked as the provider's words",
+        "client.agent_tools:_add_operations",
+        "{result.document['notice']} {OPERATIONS_UNTRUSTED}",
+        "{result.document['notice']}",
+        test="client/test_agent_tools.py::test_after_a_typo_an_agent_reads_the_operations_that_exist",
+    ),
+    guard(
+        "C21",
+        "an operation that an agent reads holds no escapes",
+        "client.operation_list:_list_documented",
+        "yield method.upper(), _clean(path)",
+        "yield method.upper(), path",
+        test="client/test_operation_list.py::test_the_number_is_bounded_and_texts_are_safe",
+    ),
+    guard(
+        "C21",
         "a number that an agent reads is a number",
         "client.agent_tools:_read_number",
         "    return value if 0 <= value <= 2**53 else None\n",

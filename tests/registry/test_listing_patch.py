@@ -20,6 +20,7 @@ from tollway.registry.listing_patch import (
     merge_patch,
     parse_patch,
     warn_about_dropped,
+    warn_about_edit,
 )
 
 PROVIDER, PAYEE = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
@@ -251,3 +252,33 @@ def test_the_warning_names_the_first_operations(count: int, said: str) -> None:
     assert (warning.code, warning.pointer) == ("operations_dropped", "/operations")
     assert said in warning.detail
     assert warn_about_dropped(()) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "kept"),
+    [
+        ({"price": Price.parse("0.03")}, ["GET /a/{id} 0.5 USDC", "POST /b 1 USDC"]),
+        ({"price": Price.parse("0.5")}, ["POST /b 1 USDC"]),
+        ({"price": Price.parse("0.03"), "operations": (operation("GET", "/a/{n}", "0.5"), operation("POST", "/b", "2"))},
+         ["GET /a/{n} 0.5 USDC"]),
+        ({"price": Price.parse("0.03"), "operations": (operation("GET", "/new", "0.5"),)}, []),
+        ({"price": Price.parse("0.03"), "operations": ()}, []),
+        ({"price": Price.parse("0.010")}, []),
+        ({"name": "other"}, []),
+    ],
+)  # fmt: skip
+def test_a_new_price_names_the_operations_that_keep_their_own(
+    changes: dict[str, Any], kept: list[str]
+) -> None:
+    before = replace(
+        FULL,
+        price=Price.parse("0.01"),
+        currency="USDC",
+        operations=(operation("GET", "/a/{id}", "0.5"), operation("POST", "/b", "1")),
+    )
+    found = {one.code: one for one in warn_about_edit(replace(before, **changes), before)}
+    assert ("operation_prices_kept" in found) is bool(kept)
+    if kept:
+        warning = found["operation_prices_kept"]
+        assert f"which they keep: {', '.join(kept)}." in warning.detail
+        assert warning.pointer == "/operations"

@@ -49,7 +49,8 @@ async def test_changes_what_it_names_and_nothing_else(harness: ListingRoutesHarn
     assert answer.status_code == 200
     after = await harness.stored(created["id"])
     assert after == replace(before, price=after.price, revision=2, updated_ms=harness.now_ms)
-    assert (after.price.text, answer.json()["warnings"]) == ("0.02", [])
+    assert after.price.text == "0.02"
+    assert [one["code"] for one in answer.json()["warnings"]] == ["operation_prices_kept"]
     shown = await harness.send("GET", path)
     assert shown.headers["etag"] == answer.headers["etag"]
     assert shown.json() == {name: value for name, value in answer.json().items() if name != "warnings"}
@@ -293,6 +294,8 @@ async def test_a_dry_run_shows_the_listing_and_writes_nothing(harness: ListingRo
     shown = answer.json()
     assert (answer.status_code, shown["dryRun"], shown["operations"]) == (200, True, [])
     assert [warning["code"] for warning in shown["warnings"]] == ["operations_dropped"]
+    answer = await harness.send("PATCH", path + "?dryRun=true", {"pricePerRequest": "0.02"}, headers=MERGE)
+    assert [warning["code"] for warning in answer.json()["warnings"]] == ["operation_prices_kept"]
     assert await harness.stored(created["id"]) == before
     assert (await harness.send("PATCH", path + "?dryrun=1", {}, headers=MERGE)).status_code == 422
 

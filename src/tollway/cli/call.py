@@ -6,9 +6,8 @@ import contextlib
 import mimetypes
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, Self, TextIO
@@ -41,7 +40,7 @@ from tollway.cli.inputs import (
     read_headers,
     split_nodes,
 )
-from tollway.cli.output import format_price, is_for_people, open_console, print_failure
+from tollway.cli.output import is_for_people, open_console, print_failure
 from tollway.cli.response_output import ResponseOutput, print_payment
 from tollway.client import (
     CallerFailure,
@@ -51,11 +50,11 @@ from tollway.client import (
     TollwayClient,
     requests,
 )
+from tollway.client.operation_list import find_near_operation, list_operations, order_by_similarity
 from tollway.client.responses import is_from_gateway, is_retryable_response
 from tollway.client.safe_text import format_value, plain_line
 
 OPERATIONS_PRINTED_MAX = 20
-SIMILARITY_MIN = 0.6
 NO_SUCH_OPERATION = frozenset({404, 405})
 _JSON = "application/json"
 _FORM = "application/x-www-form-urlencoded"
@@ -324,53 +323,21 @@ def _print_operations(client: TollwayClient, api_id: str, *, method: str, path: 
 
 
 def describe_operations(listing: Mapping[str, Any], *, method: str, path: str) -> list[str]:
-    """The nearest operation to a request, and all operations with their prices; empty for a listing without operations. Pure."""
-    operations = list(_list_operations(listing))
+    """The nearest operation to a request, and the operations with their prices: all in their order, or of many the nearest ones. Empty for a listing
+    without operations. Pure."""
+    operations = list_operations(listing)
     if not operations:
         return []
-    near = find_near_operation([(one, at) for one, at, _ in operations], method=method, path=path)
+    near = find_near_operation(operations, method=method, path=path)
     lines = [] if near is None else [f"Did you mean {near}?"]
-    lines.append("This API has these operations:")
-    lines += [f"  {one} {at}  {price}".rstrip() for one, at, price in operations[:OPERATIONS_PRINTED_MAX]]
     more = len(operations) - OPERATIONS_PRINTED_MAX
-    return (
-        [*lines, f"  and {more} more: tollway show {plain_line(format_value(listing.get('id')))}"]
-        if more > 0
-        else lines
-    )
-
-
-def _list_operations(listing: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    operations = listing.get("operations")
-    for operation in operations if isinstance(operations, list) else []:
-        if isinstance(operation, Mapping):
-            method, path = (plain_line(format_value(operation.get(name))) for name in ("method", "path"))
-            price = plain_line(format_price({**operation, "currency": listing.get("currency")}))
-            yield method, path, price
-
-
-def find_near_operation(operations: Sequence[tuple[str, str]], *, method: str, path: str) -> str | None:
-    """The operation that is most similar to a request, with the parameters of the request in its template; None where none is similar. Pure."""
-    given = path.partition("?")[0].partition("#")[0]
-    given = given if given.startswith("/") else f"/{given}"
-    best, best_score = None, SIMILARITY_MIN
-    filled_templates = [(one, _fill_template(template, given)) for one, template in operations]
-    if (method.upper(), given) in filled_templates:
-        return None
-    for one, filled in filled_templates:
-        score = SequenceMatcher(None, filled.lower(), given.lower()).ratio()
-        score += 0.05 if one.upper() == method.upper() else 0.0
-        if score > best_score:
-            best, best_score = f"{one} {filled}", score
-    return best
-
-
-def _fill_template(template: str, path: str) -> str:
-    """The template with the segments of the path in place of its parameters."""
-    segments, given = template.split("/"), path.split("/")
-    if len(segments) != len(given):
-        return template
-    return "/".join(
-        here if part.startswith("{") and part.endswith("}") and here else part
-        for part, here in zip(segments, given, strict=True)
-    )
+    if more <= 0:
+        return [*lines, "This API has these operations:", *(f"  {one.describe()}" for one in operations)]
+    nearest = order_by_similarity(operations, method=method, path=path)[:OPERATIONS_PRINTED_MAX]
+    api_id = plain_line(format_value(listing.get("id")))
+    return [
+        *lines,
+        f"Of the {len(operations)} operations of this API, these are nearest:",
+        *(f"  {one.describe()}" for one in nearest),
+        f"  and {more} more: tollway show {api_id}",
+    ]

@@ -164,16 +164,16 @@ def edit(
         with _open(ctx) as client:
             listing_edit = ListingEdit(client, api_id, patch)
             changes = listing_edit.preview()
+            written = listing_edit.after
             if is_for_people(as_json=as_json):
                 _print_lines(format_changes(changes) or ["Nothing changes."])
-            if dry_run or not changes:
-                written = listing_edit.after
-            else:
+                _print_warnings(written)
+            if changes and not dry_run:
                 _confirm("Change the listing?", yes=yes, as_json=as_json)
                 written = listing_edit.send()
-        if is_for_people(as_json=as_json):
-            _print_warnings(written)
-        else:
+                if is_for_people(as_json=as_json):
+                    _print_warnings(written, known=listing_edit.after)
+        if not is_for_people(as_json=as_json):
             shown = {change.member: {"before": change.before, "after": change.after} for change in changes}
             print_json({**written, "changes": shown})
 
@@ -479,12 +479,21 @@ def _print_written(listing: Mapping[str, Any], *, as_json: bool) -> None:
 _PUBLISHED = ("id", "name", "pricePerRequest", "currency", "endpoint", "payTo", "status")
 
 
-def _print_warnings(listing: Mapping[str, Any]) -> None:
+def _print_warnings(listing: Mapping[str, Any], *, known: Mapping[str, Any] | None = None) -> None:
+    """`known`: the preview of the edit, whose warnings are printed already."""
+    lines = list(_list_warnings(listing))
+    printed = [] if known is None else list(_list_warnings(known))
+    for line in lines:
+        if line not in printed:
+            print_text(line, is_error=True)
+
+
+def _list_warnings(listing: Mapping[str, Any]) -> Iterator[str]:
     warnings = listing.get("warnings")
     for warning in warnings if isinstance(warnings, list) else []:
         if isinstance(warning, Mapping):
             place = plain_line(format_value(warning.get("pointer"))).lstrip("/")
-            print_text(f"warning: {place}: {plain_line(format_value(warning.get('detail')))}", is_error=True)
+            yield f"warning: {place}: {plain_line(format_value(warning.get('detail')))}"
 
 
 def _print_lines(lines: Iterator[str] | list[str]) -> None:

@@ -144,15 +144,48 @@ def list_dropped_operations(listing: Listing, previous: Listing) -> tuple[Operat
     return tuple(one for one in previous.operations if (one.method, path_shape(one.path)) not in kept)
 
 
+def warn_about_edit(listing: Listing, previous: Listing) -> tuple[ListingWarning, ...]:
+    """The warnings about what an edit does to operations with a price of their own. A dry run has the same ones."""
+    return (
+        *warn_about_dropped(list_dropped_operations(listing, previous)),
+        *_warn_about_kept_prices(listing, previous),
+    )
+
+
 def warn_about_dropped(dropped: Iterable[Operation]) -> tuple[ListingWarning, ...]:
-    """The warning about operations that an edit dropped; empty without one."""
-    names = [f"{one.method} {one.path}" for one in dropped]
+    """The warning about operations that an edit drops; empty without one."""
+    names = _list_names(f"{one.method} {one.path}" for one in dropped)
     if not names:
         return ()
-    more = len(names) - DROPPED_NAMED_MAX
-    rest = f" and {more} more" if more > 0 else ""
     detail = (
-        f"The edit dropped operations with a price of their own: {', '.join(names[:DROPPED_NAMED_MAX])}{rest}. Their price can apply "
+        f"The edit drops operations with a price of their own: {names}. Their price can apply "
         "for ten more minutes. PATCH changes only the members that it names."
     )
     return (ListingWarning(code="operations_dropped", detail=detail, pointer="/operations"),)
+
+
+def _warn_about_kept_prices(listing: Listing, previous: Listing) -> tuple[ListingWarning, ...]:
+    """The warning about operations whose own price an edit of `pricePerRequest` does not change; empty without one."""
+    if listing.price.nano == previous.price.nano:
+        return ()
+    earlier = {(one.method, path_shape(one.path), one.price.nano) for one in previous.operations}
+    kept = [
+        f"{one.method} {one.path} {one.price.text} {listing.currency}"
+        for one in listing.operations
+        if (one.method, path_shape(one.path), one.price.nano) in earlier
+        and one.price.nano != listing.price.nano
+    ]
+    if not kept:
+        return ()
+    detail = (
+        f"The new pricePerRequest does not apply to operations with a price of their own, which they keep: {_list_names(kept)}. "
+        "To change them too, send operations with the new prices."
+    )
+    return (ListingWarning(code="operation_prices_kept", detail=detail, pointer="/operations"),)
+
+
+def _list_names(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
+    listed = list(names)
+    more = len(listed) - DROPPED_NAMED_MAX
+    return ", ".join(listed[:DROPPED_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")

@@ -44,7 +44,7 @@ from tollway.registry.draft import (
     parse_draft,
 )
 from tollway.registry.listing import Listing
-from tollway.registry.listing_patch import list_dropped_operations, parse_patch, warn_about_dropped
+from tollway.registry.listing_patch import parse_patch, warn_about_edit
 from tollway.registry.listing_warnings import (
     ENDPOINT_UNPROTECTED,
     PAYTO_SHARED,
@@ -467,7 +467,7 @@ class ListingEdits:
     ) -> WrittenListing:
         warnings = await self._list_warnings(listing, reputation)
         if previous is not None:
-            warnings += warn_about_dropped(list_dropped_operations(listing, previous))
+            warnings += warn_about_edit(listing, previous)
         return WrittenListing(listing=listing, reputation=reputation, warnings=warnings)
 
     async def _describe_preview(
