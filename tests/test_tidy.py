@@ -81,7 +81,7 @@ SHORT_FILES: dict[str, str] = {
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
-PURE_COUNT = 73
+PURE_COUNT = 75
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
