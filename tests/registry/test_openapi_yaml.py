@@ -72,6 +72,21 @@ def test_refuses_yaml_beyond_json(text: str, said: str) -> None:
         parse_yaml_object(text.encode())
 
 
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: 1\nb: 2\na: 3", "repeats a key, at line 3, column 1"),
+        ("a:\n  - !mine x", "must not use tags (!name), at line 2, column 5"),
+        ("a: 1\nb:\n  c: *d", "names nothing before it, at line 3, column 6"),
+        ("a: [1,\n  2", "at line 3, column 1"),
+    ],
+)
+def test_a_refusal_of_yaml_has_its_line_and_column(text: str, place: str) -> None:
+    with pytest.raises(YamlRefused) as refused:
+        parse_yaml_object(text.encode())
+    assert place in str(refused.value)
+
+
 def test_refuses_what_is_not_utf_8() -> None:
     with pytest.raises(YamlRefused, match="UTF-8"):
         parse_yaml_object("a: é".encode("latin-1"))

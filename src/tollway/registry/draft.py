@@ -65,7 +65,7 @@ URL_LENGTH_MAX = 2_048
 FORWARD_HEADERS_MAX, HEADER_NAME_LENGTH_MAX = 20, 128
 SECRET_LENGTH_MAX = 4_096
 DOCUMENT_BYTES_MAX = 1 * MIB
-DOCUMENT_VALUES_MAX = 64_000
+DOCUMENT_VALUES_MAX = 65_000
 """Of a document that is shortened: with the other members of a listing it can be sent again as a body."""
 
 

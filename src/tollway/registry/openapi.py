@@ -237,14 +237,27 @@ class _YamlReader:
     """Builds the value of one document from the events of its parser. Copies of anchors count as values, so that a short text stays a short document."""
 
     def __init__(self, events: Iterator[Any], *, values_max: int) -> None:
-        self._events = events
+        self._events = self._follow(events)
         self._values_max = values_max
+        self._place = ""
         self._anchors: dict[
             str, tuple[Any, int, int, int]
         ] = {}  # the value, its values, characters and levels
         self._values = self._characters = 0
 
     def read(self) -> Any:
+        """Raises YamlRefused, with the line and the column of the event that breaks a rule."""
+        try:
+            return self._read()
+        except YamlRefused as exc:
+            raise YamlRefused(f"{exc}, at {self._place}") from exc
+
+    def _follow(self, events: Iterator[Any]) -> Iterator[Any]:
+        for event in events:
+            self._place = f"line {event.start_mark.line + 1}, column {event.start_mark.column + 1}"
+            yield event
+
+    def _read(self) -> Any:
         found: Any = None
         documents = 0
         for event in self._events:

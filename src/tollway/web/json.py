@@ -5,6 +5,7 @@ refused. Responses: characters that hide or reorder text are escaped; the value 
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Container, Iterable, Mapping
 from itertools import islice
 from typing import Any
@@ -142,7 +143,9 @@ def _check_encodable(value: object, depth: int = 3) -> None:
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise ValueError("a member of an object appears twice")
+        counts = Counter(name for name, _ in pairs)
+        twice = next(name for name, _ in pairs if counts[name] > 1)
+        raise ValueError(f"a member of an object appears twice: {json.dumps(twice[:64])}")
     return members
 
 
