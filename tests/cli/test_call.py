@@ -397,7 +397,7 @@ def test_a_terminal_reads_a_refusal_as_sentences_with_the_operations_that_exist(
     ]
 
 
-def test_a_terminal_reads_the_payment_before_its_signature_its_progress_and_who_paid(gateway, terminal):
+def test_a_terminal_reads_the_payment_its_progress_and_who_paid(gateway, terminal):
     ((code, lines),) = terminal(("call", "api_1", "/x", "--rail", "tx"))
     assert code == 0
     shown = " ".join(" ".join(lines).split())
@@ -414,10 +414,41 @@ def test_a_terminal_reads_that_an_authorisation_is_being_settled(gateway, termin
     (first, free) = terminal(("call", "api_1", "/x"), ("call", "api_1", "/free"))
     shown = " ".join(first[1])
     assert "settling 0.01 USDC by the authorisation 0x" in shown
+    assert "on eip155:84532 by x402, without a network fee." in " ".join(shown.split())
+    assert (
+        shown.index("sending the call with") < shown.index("Pays 0.01 USDC to 0x") < shown.index("settling")
+    )
     assert PAID_BY in shown
     assert free[0] == 0
     assert "nothing was paid" in " ".join(free[1])
     assert "paid by" not in " ".join(free[1])
+
+
+BLOCKED = {
+    "code": "wallet_blocked",
+    "detail": "The operator has blocked this wallet.",
+    "paymentState": "none",
+}
+
+
+def test_a_payment_that_the_gateway_refuses_is_not_printed(gateway, terminal):
+    gateway.is_settling = True
+    gateway.next_unknown = (403, "application/problem+json", json.dumps(BLOCKED).encode())
+    ((code, lines),) = terminal(("call", "api_1", "/x"))
+    shown = " ".join(lines)
+    assert (code, "The operator has blocked this wallet." in shown) == (1, True)
+    assert "sending the call with the authorisation 0x" in shown
+    assert ("Pays" in shown, "settling" in shown) == (False, False)
+
+
+@pytest.mark.parametrize("rail", ["x402", "tx"])
+def test_a_payment_above_the_budget_is_not_printed(gateway, terminal, rail):
+    gateway.is_settling = True
+    ((code, lines),) = terminal(("call", "api_1", "/x", "--rail", rail, "--budget", "0.009 USDC"))
+    shown = " ".join(" ".join(lines).split())
+    assert code == 1
+    assert "This payment of 0.01 USDC would exceed the budget: 0 of 0.009 USDC is spent." in shown
+    assert ("Pays" in shown, gateway.mined) == (False, set())
 
 
 def test_a_pipe_gets_no_progress(run):

@@ -8,7 +8,7 @@ from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
 
 from tests.client.conftest import sums
-from tollway.client import AsyncTollwayClient, FeeAboveMax, Patience, TollwayClient
+from tollway.client import AsyncTollwayClient, BudgetExhausted, FeeAboveMax, Patience, TollwayClient
 from tollway.client.agent_tools import DEFAULT_FEE, AgentTools, find_tool
 from tollway.client.steps import NodeResult
 from tollway.client.transfer import PaymentSource, find_asset
@@ -117,6 +117,18 @@ async def test_a_caller_can_stop_a_payment_before_it_is_signed(make, gateway, ch
     with pytest.raises(InterruptedError, match=rail):
         await do(client.call(API))
     assert (client.payments(), client.authorizations(), gateway.served) == ((), (), 0)
+
+
+@pytest.mark.parametrize("rail", ["tx", "x402"])
+@pytest.mark.parametrize("limit", ["budget", "session_budget"])
+async def test_a_payment_above_a_limit_is_never_passed_to_the_caller(make, gateway, chain, rail, limit):
+    gateway.offer_authorizations()
+    shown = []
+    client = make(before_signing=shown.append, rail=rail, **{limit: "0.015 USDC"})
+    await do(client.call(API))
+    with pytest.raises(BudgetExhausted, match=r"would exceed the .*: 0\.01 of 0\.015 USDC is spent"):
+        await do(client.call(API))
+    assert (len(shown), len(client.payments()) + len(client.authorizations())) == (1, 1)
 
 
 async def test_where_one_network_is_too_dear_the_next_offer_pays(make, gateway, chain):

@@ -40,13 +40,14 @@ from tollway.cli.inputs import (
     read_headers,
     split_nodes,
 )
-from tollway.cli.output import is_for_people, open_console, print_failure
+from tollway.cli.output import is_for_people, open_console, print_failure, print_quote
 from tollway.cli.response_output import ResponseOutput, print_payment
 from tollway.client import (
     CallerFailure,
     CallResponse,
     GatewayRefused,
     PaymentProgress,
+    PaymentQuote,
     TollwayClient,
     requests,
 )
@@ -134,7 +135,7 @@ def call(
     """
     with (
         explained_caller_failures(as_json=as_json),
-        ProgressLine(sys.stderr) as progress,
+        ProgressLine(sys.stderr, has_quote=is_for_people(as_json=as_json)) as progress,
         ResponseOutput(output, as_json=as_json) as response_output,
     ):
         body = read_body(content, form or [])
@@ -150,7 +151,7 @@ def call(
             wait_s=wait_s,
             rail=rail,
             chains=tuple(chain or ()),
-            is_quiet=not is_for_people(as_json=as_json),
+            before_signing=progress.keep_quote,
             on_progress=progress.show,
         )
         with (
@@ -264,11 +265,14 @@ class ProgressLine:
     """The progress of a payment on a terminal: one line on stderr that the next state overwrites. A stream that is no terminal gets nothing.
 
     Where the cursor cannot move (`TERM=dumb`), each state is a line of its own; so is what keeps the gateway from deciding, everywhere. The last state
-    stays on the screen, because it names the transaction. Used by one thread.
+    stays on the screen, because it names the transaction. `has_quote`: also prints the payment itself, once it is on its way: a payment that the
+    limits of the caller or the gateway refuse is never printed. Used by one thread.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, has_quote: bool = False) -> None:
         self._stream = stream
+        self._has_quote = has_quote
+        self._quote: PaymentQuote | None = None
         self._is_terminal = stream.isatty()
         self._can_overwrite = os.environ.get("TERM", "dumb") != "dumb"
         self._last = ""
@@ -282,8 +286,15 @@ class ProgressLine:
     ) -> None:
         self.end()
 
+    def keep_quote(self, quote: PaymentQuote) -> None:
+        """Keeps the payment that is signed next for `show`."""
+        self._quote = quote
+
     def show(self, progress: PaymentProgress) -> None:
-        """Prints a state that differs from the last one."""
+        """Prints a state that differs from the last one; before it the kept payment, where it is stored (a transfer) or accepted (an authorisation)."""
+        if self._quote is not None and (progress.is_accepted or progress.confirmations is not None):
+            self._print_quote(self._quote)
+            self._quote = None
         line = plain_line(progress.describe())
         if not self._is_terminal or line in (self._last, self._notice):
             return
@@ -299,6 +310,15 @@ class ProgressLine:
             self._stream.write(f"{line}\n")
         self._stream.flush()
         self._last = line
+
+    def _print_quote(self, quote: PaymentQuote) -> None:
+        if not self._has_quote:
+            return
+        if self._last and self._can_overwrite:
+            self._stream.write(f"{_TO_LINE_START}{_CLEAR_REST}")
+            self._stream.flush()
+        self._last = ""
+        print_quote(quote)
 
     def end(self) -> None:
         """Ends the line, so that the next output begins a new one."""

@@ -19,13 +19,14 @@ import httpx
 import typer
 from pydantic_core import from_json
 
-from tollway.cli.output import print_failure, print_quote
+from tollway.cli.output import print_failure
 from tollway.client import (
     AsyncTollwayClient,
     CallerFailure,
     KeyUnusable,
     Patience,
     PaymentProgress,
+    PaymentQuote,
     StoreUnusable,
     TollwayClient,
     Wallet,
@@ -230,8 +231,7 @@ class CallerSession:
     wait_s: float = 180.0
     rail: RailChoice = "auto"
     chains: tuple[int, ...] = ()
-    is_quiet: bool = True
-    """Does not print payments before they are signed."""
+    before_signing: Callable[[PaymentQuote], None] | None = None
     on_progress: Callable[[PaymentProgress], None] | None = None
 
     def open(self, *, is_signing: bool) -> TollwayClient:
@@ -256,8 +256,8 @@ class CallerSession:
             "rail": self.rail,
             "chains": self.chains,
         }
-        if not self.is_quiet:
-            options["before_signing"] = print_quote
+        if self.before_signing is not None:
+            options["before_signing"] = self.before_signing
         if self.on_progress is not None:
             options["on_progress"] = self.on_progress
         return options

@@ -156,7 +156,7 @@ def print_document(document: JsonObject, *, as_json: bool) -> None:
 
 
 def print_quote(quote: PaymentQuote) -> None:
-    """Prints a payment on stderr before it is signed."""
+    """Prints a payment on stderr."""
     open_console(is_error=True).print(Text(plain_line(quote.describe()), style="dim"))
 
 

@@ -26,7 +26,7 @@ from tollway.client.errors import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.finality import store_in_budget
+from tollway.client.finality import approve_in_budget, store_in_budget
 from tollway.client.quote import Cap, to_atto
 from tollway.client.response_rules import (
     NO_OUTCOME_CODES,
@@ -40,7 +40,6 @@ from tollway.client.response_rules import (
     report_notice,
 )
 from tollway.client.steps import (
-    ApprovePayment,
     AuthorizationState,
     Flow,
     GatewayResponse,
@@ -133,7 +132,7 @@ def make_authorization(
                 reasons.append(explain_shortfall(asset, offer.amount, balance, source.payer))
                 continue
         quote = PaymentQuote(rail="x402", asset=asset, amount=offer.amount, pay_to=offer.pay_to)
-        yield ApprovePayment(quote=quote)
+        yield from approve_in_budget(quote)
         signed = yield SignAuthorization(offer=offer, asset=asset)
         assert isinstance(signed, SignedAuthorization)
         yield from _store(signed)
@@ -241,7 +240,9 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
         assert isinstance(outcome, GatewayResponse)
         if outcome.code not in REPEAT_AUTHORIZATION_CODES:
             return outcome
-        submission.is_claimed = submission.is_claimed or outcome.code in CLAIMED_CODES
+        if outcome.code in CLAIMED_CODES:
+            submission.is_claimed = True
+            yield _report_accepted(submission)
         pause_s = wait.next_pause_s(outcome)
         if pause_s is None:
             raise _end_undecided(submission, outcome)
@@ -297,7 +298,15 @@ def _decide_outcome(
     if transaction is not None:  # a receipt with a transfer counts more than the payment state
         state = AuthorizationState.CHARGED
     yield RecordAuthorizationState(nonce=nonce, state=state, tx_hash=transaction)
+    if state is not AuthorizationState.RELEASED:
+        yield _report_accepted(submission)
     return CallResult(response=response, authorization=submission.authorization)
+
+
+def _report_accepted(submission: _Submission) -> ReportProgress:
+    return ReportProgress(
+        progress=PaymentProgress(payment=submission.authorization, is_accepted=True),
+    )
 
 
 def _read_state(submission: _Submission, response: GatewayResponse) -> AuthorizationState:

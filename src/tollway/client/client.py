@@ -298,7 +298,7 @@ class PayingClient(Generic[Transport]):
         dollars only). `max_fee`: the maximum network fee of one payment, in the native currency, same format, see `client/fee_limit.py`.
         `budget`: the maximum sum of all payments in this store, same format; `session_budget`: the maximum sum that this client signs.
         `store_path`: the file of payments, shared by all processes of a wallet (default `~/.tollway/payments.sqlite3`). `before_signing`: called
-        with each payment before it is signed; an exception stops it. `on_progress`: called with the progress of each signed payment. The
+        with each payment within these limits before it is signed; an exception stops it. `on_progress`: called with the progress of each signed payment. The
         asynchronous client calls both in a thread.
 
         `public_url`: the public URL of the gateway, where it is reached by another URL. `patience`: how long a call waits for its payment.

@@ -117,16 +117,27 @@ class SessionLimit:
         return outcome
 
     def _reserve(self, name: bytes, asset: Asset, amount: int) -> "OverBudget | _Reservation":
-        atto = to_atto(amount, asset)
         with self._lock:
             if name in self._signed:  # two concurrent calls can sign the same transaction
                 return _Reservation.EXISTING
-            spent = self._sum(asset.symbol)
-            limit = None if self.cap is None else self.cap.atto_for(asset.symbol) or 0
-            if limit is not None and spent + atto > limit:
-                return OverBudget(spent_atto=spent, budget_atto=limit, limit="limit of this session")
-            self._signed[name] = _SignedAmount(symbol=asset.symbol, atto=atto)
+            over = self._find_excess(asset, amount)
+            if over is not None:
+                return over
+            self._signed[name] = _SignedAmount(symbol=asset.symbol, atto=to_atto(amount, asset))
         return _Reservation.NEW
+
+    def find_excess(self, asset: Asset, amount: int) -> OverBudget | None:
+        """`OverBudget` where one more payment of this amount exceeds the limit. Reserves nothing."""
+        with self._lock:
+            return self._find_excess(asset, amount)
+
+    def _find_excess(self, asset: Asset, amount: int) -> OverBudget | None:
+        if self.cap is None:
+            return None
+        spent, limit = self._sum(asset.symbol), self.cap.atto_for(asset.symbol) or 0
+        if spent + to_atto(amount, asset) <= limit:
+            return None
+        return OverBudget(spent_atto=spent, budget_atto=limit, limit="limit of this session")
 
     def release(self, name: bytes) -> None:
         """Releases a payment that never left this process: it was not stored, or no byte of it was sent."""
@@ -364,8 +375,7 @@ class Driver:
                     nonce=self._entropy(32),
                 )
             case ApprovePayment(quote=quote):
-                self._before_signing(quote)
-                return None
+                return self._approve_payment(quote, wallet)
             case ReportProgress(progress=progress):
                 self._on_progress(progress)
                 return None
@@ -392,6 +402,14 @@ class Driver:
             case _:
                 assert plan is not None
                 return self._perform_authorization(step, plan, wallet)
+
+    def _approve_payment(self, quote: PaymentQuote, wallet: Wallet) -> OverBudget | None:
+        over = self.session.find_excess(quote.asset, quote.amount) or self.store.find_excess(
+            quote, payer=wallet.address, gateway=str(self.origin), budget=self.budget
+        )
+        if over is None:
+            self._before_signing(quote)
+        return over
 
     def _perform_authorization(
         self, step: AuthorizationStep, plan: CallPlan, wallet: Wallet

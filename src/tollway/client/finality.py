@@ -12,8 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tollway.client.errors import BudgetExhausted
 from tollway.client.steps import (
     BUDGET,
+    ApprovePayment,
     AuthorizationState,
     FindReleasedAuthorizations,
     Flow,
@@ -21,9 +23,11 @@ from tollway.client.steps import (
     NodeResult,
     NodeUnavailable,
     OverBudget,
+    PaymentQuote,
     QueryNode,
     RecordAuthorizationState,
     SignedAuthorization,
+    StepOutcome,
     StoreAuthorization,
     StoreOutcome,
     StoreTransfer,
@@ -146,11 +150,26 @@ def _query_state(signed: SignedAuthorization, block: str) -> QueryNode:
     return QueryNode(chain_id=signed.asset.chain_id, method="eth_call", params=(call_object, block))
 
 
+def approve_in_budget(quote: PaymentQuote) -> Flow[None]:
+    """Passes a payment that the limits allow to the caller, before it is signed. The store decides again when it is signed, because calls at the same
+    time share the limits. Raises `BudgetExhausted`."""
+    outcome = yield from _repeat_in_budget(ApprovePayment(quote=quote))
+    if isinstance(outcome, OverBudget):
+        raise BudgetExhausted(outcome.explain(quote))
+    assert outcome is None
+
+
 def store_in_budget(step: StoreTransfer | StoreAuthorization) -> Flow[StoreOutcome]:
-    """Stores a payment. Where the wallet's budget is exhausted, checks on the chain which released authorisations have expired,
-    and stores again if one has."""
+    """Stores a payment, or returns why it must not be made."""
+    outcome = yield from _repeat_in_budget(step)
+    assert isinstance(outcome, StoreOutcome)
+    return outcome
+
+
+def _repeat_in_budget(step: ApprovePayment | StoreTransfer | StoreAuthorization) -> Flow[StepOutcome]:
+    """The outcome of the step. Where the wallet's budget is exhausted, checks on the chain which released authorisations have expired,
+    and takes the step again if one has."""
     outcome = yield step
     if isinstance(outcome, OverBudget) and outcome.limit == BUDGET and (yield from expire_released()):
         outcome = yield step
-    assert isinstance(outcome, StoreOutcome)
     return outcome

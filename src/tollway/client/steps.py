@@ -270,7 +270,8 @@ class PaymentQuote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApprovePayment:
-    """Pass the payment to the caller before it is signed; an exception of the caller ends the call unsigned. -> None."""
+    """Check the payment against the limits of the wallet and the session, then pass it to the caller before it is signed; an exception of the caller ends
+    the call unsigned. -> `OverBudget`, and the caller gets nothing; else None."""
 
     quote: PaymentQuote
 
@@ -278,12 +279,14 @@ class ApprovePayment:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaymentProgress:
     """The progress of one signed payment. A transfer has `confirmations` of the `confirmations_needed`; an authorisation has neither: the gateway
-    settles it after the API has answered. `notice`: what keeps the gateway from checking the payment, in its words; the call waits for it."""
+    settles it after the API has answered. `notice`: what keeps the gateway from checking the payment, in its words; the call waits for it.
+    `is_accepted`: a response shows that the gateway holds the authorisation or has charged it."""
 
     payment: "Transfer | SignedAuthorization"
     confirmations: int | None = None
     confirmations_needed: int | None = None
     notice: str | None = None
+    is_accepted: bool = False
 
     def describe(self) -> str:
         """The progress in one line, such as `paid 0.05 USDC by 0x…, 2 of 10 confirmations`."""
@@ -294,7 +297,9 @@ class PaymentProgress:
             return (
                 f"paid {self.payment.describe()} by {self.payment.tx_hash}, {seen} of {needed} confirmations"
             )
-        return f"settling {self.payment.describe()} by the authorisation {self.payment.name()}"
+        if self.is_accepted:
+            return f"settling {self.payment.describe()} by the authorisation {self.payment.name()}"
+        return f"sending the call with the authorisation {self.payment.name()} of {self.payment.describe()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,12 +390,13 @@ class OverBudget:
     budget_atto: int
     limit: str = BUDGET
 
-    def explain(self, payment: "Transfer | SignedAuthorization") -> str:
+    def explain(self, payment: "Transfer | SignedAuthorization | PaymentQuote") -> str:
         spent, budget = (
             format_decimal(atto, decimals=ATTO_DECIMALS) for atto in (self.spent_atto, self.budget_atto)
         )
+        amount = format_decimal(payment.amount, decimals=payment.asset.decimals)
         return (
-            f"This payment of {payment.describe()} would exceed the {self.limit}: "
+            f"This payment of {amount} {payment.asset.symbol} would exceed the {self.limit}: "
             f"{spent} of {budget} {payment.asset.symbol} is spent."
         )
 

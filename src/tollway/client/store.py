@@ -30,6 +30,7 @@ from tollway.client.steps import (
     NonceTaken,
     OverBudget,
     PaidAlready,
+    PaymentQuote,
     SignedAuthorization,
     Stored,
     StoreOutcome,
@@ -305,11 +306,7 @@ class PaymentStore:
         a single call belongs to that call), and where an unresolved payment goes to the same payee.
         """
         with self._transaction() as connection:
-            earlier = _select_transfers(
-                connection,
-                "payer = ? AND gateway = ? AND pay_to = ? AND state IN ('stored', 'refused', 'confirmed')",
-                (str(transfer.payer), transfer.gateway, str(transfer.pay_to)),
-            )
+            earlier = _select_payee_transfers(connection, transfer.payer, transfer.gateway, transfer.pay_to)
             for entry in earlier:
                 is_shared = entry.asset == transfer.asset and entry.amount >= 2 * price > 0
                 is_credit = is_shared and entry.rest >= price and entry.tx_hash not in tried
@@ -325,6 +322,19 @@ class PaymentStore:
             except sqlite3.IntegrityError:
                 return NonceTaken()
         return Stored()
+
+    def find_excess(
+        self, quote: PaymentQuote, *, payer: Address, gateway: str, budget: Cap | None
+    ) -> OverBudget | None:
+        """`OverBudget` where this payment, which is not signed yet, exceeds the budget. None for a transfer to a payee with an earlier one that is
+        unresolved or has credit, because a second one may not be needed: `store` decides."""
+        if budget is None:
+            return None
+        with self._transaction() as connection:
+            earlier = _select_payee_transfers(connection, payer, gateway, quote.pay_to)
+            if quote.rail == "tx" and any(entry.state in UNRESOLVED or entry.rest > 0 for entry in earlier):
+                return None
+            return _check_budget(connection, payer, quote.asset, quote.amount, budget)
 
     def find_payments(
         self, *, payer: Address, gateway: str, api_id: str, payees: Sequence[Address]
@@ -562,6 +572,17 @@ def _restore_abandoned(connection: sqlite3.Connection, transfer: Transfer) -> bo
         (str(transfer.tx_hash),),
     )
     return changed.rowcount == 1
+
+
+def _select_payee_transfers(
+    connection: sqlite3.Connection, payer: Address, gateway: str, pay_to: Address
+) -> tuple[Transfer, ...]:
+    """The transfers to a payee that a further one may not be needed beside."""
+    return _select_transfers(
+        connection,
+        "payer = ? AND gateway = ? AND pay_to = ? AND state IN ('stored', 'refused', 'confirmed')",
+        (str(payer), gateway, str(pay_to)),
+    )
 
 
 def _check_budget(

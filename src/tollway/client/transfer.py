@@ -22,10 +22,14 @@ from tollway.client.errors import (
     PriceAboveMax,
 )
 from tollway.client.fee_limit import GAS_MAX, NetworkFee, limit_fee, native_symbol
-from tollway.client.finality import is_finally_reverted, parse_quantity, store_in_budget
+from tollway.client.finality import (
+    approve_in_budget,
+    is_finally_reverted,
+    parse_quantity,
+    store_in_budget,
+)
 from tollway.client.quote import KNOWN_ASSETS, Cap, TransferOffer, is_symbol, to_atto
 from tollway.client.steps import (
-    ApprovePayment,
     FindNextNonce,
     FindUnsentTransfers,
     Flow,
@@ -204,7 +208,7 @@ def make_transfer(
     if funds < value + fee.max_wei:
         reason = explain_shortfall(native, value + fee.max_wei, funds, source.payer)
         raise CannotPay(f"This wallet cannot pay for gas: {reason}.")
-    yield ApprovePayment(quote=quote)
+    yield from approve_in_budget(quote)
     for _ in range(NONCE_TRIES_MAX):
         pending = yield from _query_number(chain_id, "eth_getTransactionCount", str(source.payer), "pending")
         stored = yield FindNextNonce(chain_id=chain_id, pending=pending)
