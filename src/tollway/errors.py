@@ -85,7 +85,8 @@ class FieldError:
 class Problem:
     """The content of an RFC 9457 problem, without its HTTP status.
 
-    `payment_state`: `none`, `charged`, `released` or `held`; None where the request shows no payment.
+    `payment_state`: `none`, `charged`, `released` or `held`; None where the request shows no payment. `is_lasting`: time alone does not end the
+    refusal, so the response is not retryable and has no Retry-After, whatever its code.
     `members`: further public members of the body (such as `payment`, `debt`), in wire form.
     """
 
@@ -94,6 +95,7 @@ class Problem:
     reason: str | None = None
     errors: tuple[FieldError, ...] = ()
     retry_after_s: int | None = None
+    is_lasting: bool = False
     call_id: str | None = None
     payment_state: str | None = None
     members: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))

@@ -421,6 +421,17 @@ async def test_resume_of_a_suspended_listing_names_the_suspension(setup: Setup) 
     assert " ".join(shown.split()).endswith("is active.")
 
 
+async def test_an_edit_of_a_suspended_listing_does_not_ask_to_wait(setup: Setup) -> None:
+    created = await setup.harness.publish()
+    origin = operator_origin(1, reason="under review")
+    await suspend_listing(setup.harness.stores.catalog, ListingId(created["id"]), origin=origin)
+    exit_code, shown = await setup.run_on_terminal("listing", "edit", created["id"], "--name", "x")
+    assert exit_code == 1
+    assert " ".join(shown.split()) == (
+        'The operator has suspended this API. The reason of the operator: "under review".'
+    )
+
+
 async def test_retire_ends_a_listing(setup: Setup) -> None:
     created = await setup.harness.publish()
     done = await setup.run("listing", "retire", created["id"])

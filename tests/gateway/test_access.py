@@ -104,8 +104,9 @@ def test_a_block_and_a_suspension_repeat_the_reason_of_the_operator() -> None:
     assert problem is not None
     assert problem.detail == (
         'The operator has suspended this API. The reason of the operator: "under review". '
-        "Try again later, and do not pay before that."
+        "Choose another API; do not pay for this one."
     )
+    assert (problem.is_lasting, problem.retry_after_s) == (True, None)
 
 
 async def test_a_caller_may_say_what_is_too_dear() -> None:

@@ -472,6 +472,7 @@ async def test_a_suspended_api_is_refused(harness: Harness) -> None:
     await harness.stores.catalog.revise(replace(listing, suspended_ms=1), expected_revision=1)
     answer = await harness.send("GET", f"{APIS}/{created['id']}")
     assert (answer.status_code, code_of(answer), answer.json()["reason"]) == (503, "api_paused", "suspended")
+    assert (answer.json()["retryable"], "retry-after" in answer.headers) == (False, False)
     written = await harness.send("PUT", f"{APIS}/{created['id']}", BODY)
     assert written.status_code == 200
     assert written.json()["suspension"] == {"since": "1970-01-01T00:00:00.001Z", "reason": None}

@@ -1,6 +1,10 @@
 """Problems: one status for each code, RFC 9457 bodies, and an answer for every kind of failure."""
 
+import ast
 import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import http_sf
 import httpx
@@ -11,6 +15,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from structlog.testing import capture_logs
 
+import tollway
 from tollway.errors import Code, FieldError, Problem, Refusal, StorageUnavailable, describe_rate
 from tollway.web.problems import (
     PROBLEM_KINDS,
@@ -102,6 +107,46 @@ def test_has_retry_after_on_every_429_and_503(code: Code) -> None:
     _, headers, body = render(Problem(code=code, detail="wait"))
     assert int(headers["retry-after"]) == body["retryAfterSeconds"]
     assert body["retryable"] is True
+
+
+@pytest.mark.parametrize("code", [code for code in Code if status_of(code) in (429, 503)])
+def test_a_refusal_that_time_does_not_end_has_no_retry_after(code: Code) -> None:
+    _, headers, body = render(Problem(code=code, detail="no", retry_after_s=7, is_lasting=True))
+    assert ("retry-after" in headers, "retryAfterSeconds" in body, body["retryable"]) == (False, False, False)
+
+
+SOURCES = Path(tollway.__file__).parent
+WAITING = re.compile(r"again (later|after)|later, or|\blater\.|after Retry-After", re.IGNORECASE)
+
+
+def find_problems() -> Iterator[tuple[str, dict[str, ast.expr]]]:
+    """The arguments of each `Problem(…)` of the package, with its place."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+                given = {word.arg: word.value for word in node.keywords if word.arg is not None}
+                yield f"{path.relative_to(SOURCES)}:{node.lineno}", given
+
+
+def test_no_refusal_that_time_does_not_end_asks_to_wait() -> None:
+    """Read from the source, because a text is put together where it is raised."""
+    seen = 0
+    for place, given in find_problems():
+        code, detail = given.get("code"), given.get("detail")
+        is_named = (
+            isinstance(code, ast.Attribute) and isinstance(code.value, ast.Name) and code.value.id == "Code"
+        )
+        if not is_named or detail is None:
+            continue
+        assert isinstance(code, ast.Attribute)
+        if PROBLEM_KINDS[Code[code.attr]].is_retryable and "is_lasting" not in given:
+            continue
+        words = [part.value for part in ast.walk(detail) if isinstance(part, ast.Constant)]
+        assert not [text for text in words if isinstance(text, str) and WAITING.search(text)], place
+        delay = given.get("retry_after_s")  # a payment that a running call holds has one on a condition
+        assert delay is None or isinstance(delay, ast.IfExp), place
+        seen += 1
+    assert seen > 60
 
 
 def test_pending_payment_asks_to_wait_as_long_as_the_problem_says() -> None:

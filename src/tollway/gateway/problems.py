@@ -53,9 +53,9 @@ def check_listing(
     if listing.suspended_ms is not None:
         return Problem(
             code=Code.API_PAUSED,
-            detail=f"{describe_suspension(listing)} Try again later, and do not pay before that.",
+            detail=f"{describe_suspension(listing)} Choose another API; do not pay for this one.",
             reason="suspended",
-            retry_after_s=3600,
+            is_lasting=True,
             payment_state="none",
         )
     if listing.status == "paused":
@@ -68,7 +68,8 @@ def check_listing(
     if listing.upstream_auth is not None and listing.upstream_auth.value is None:
         return Problem(
             code=Code.STORAGE_UNAVAILABLE,
-            detail="The gateway cannot decrypt the secret of the provider's API and sent nothing. Try again later, or report it to the operator.",
+            detail="The gateway cannot decrypt the secret of the provider's API and sent nothing. Report it to the operator; do not pay for this API.",
+            is_lasting=True,
             payment_state="none",
         )
     wait_s = find_wait_s(listing)

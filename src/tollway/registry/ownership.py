@@ -193,7 +193,7 @@ class Ownerships(Protocol):
 
 UNVERIFIED = Problem(
     code=Code.OWNERSHIP_UNVERIFIED,
-    detail="The provider has not proved the ownership of this API's endpoint, so the gateway does not sell it. Choose another API, or try again later.",
+    detail="The provider has not proved the ownership of this API's endpoint, so the gateway does not sell it. Choose another API.",
     payment_state="none",
 )
 OWNED_BY_ANOTHER = Problem(

@@ -14,12 +14,17 @@ from enum import Enum
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from tollway.errors import StorageUnavailable
+from tollway.errors import Code, Problem, StorageUnavailable
 
 KEY_BYTES = 32
 _NONCE_BYTES = 12
 _NAME_BYTES = 8
 _BARE, _NAMED = b"\x01", b"\x02"
+_WRONG_KEY = Problem(
+    code=Code.STORAGE_UNAVAILABLE,
+    detail="A stored secret does not open with this gateway's key. Report it to the operator.",
+    is_lasting=True,
+)
 
 
 class KeyAge(Enum):
@@ -53,7 +58,7 @@ class Sealer:
         """Raises `StorageUnavailable` for a value that is altered, or sealed with an unknown key or another label."""
         opened = self._open(sealed, label)
         if opened is None:
-            raise StorageUnavailable("A stored secret does not open with this gateway's key.")
+            raise StorageUnavailable(problem=_WRONG_KEY)
         return opened[1]
 
     def find_key_age(self, sealed: bytes, *, label: bytes) -> KeyAge:

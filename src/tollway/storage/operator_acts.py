@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from tollway.errors import StorageUnavailable
+from tollway.errors import Code, Problem, StorageUnavailable
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.storage.database import Database, metadata, write_retried
 from tollway.storage.ledger_tables import RowId
@@ -55,7 +55,11 @@ operator_act_table = Table(
     ),
 )
 
-_NOT_MIGRATED = "The tables of this database cannot record acts of the operator, so nothing was changed. Run: tollway gateway migrate"
+_NOT_MIGRATED = Problem(
+    code=Code.STORAGE_UNAVAILABLE,
+    detail="The tables of this database cannot record acts of the operator, so nothing was changed. Run: tollway gateway migrate",
+    is_lasting=True,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -107,7 +111,7 @@ class OperatorActStore:
 def record_act(connection: Connection, act: OperatorAct) -> None:
     """Writes an act in the transaction of its change. Raises `StorageUnavailable`, which undoes the change, on tables without the record."""
     if not has_act_table(connection):
-        raise StorageUnavailable(_NOT_MIGRATED)
+        raise StorageUnavailable(problem=_NOT_MIGRATED)
     row = {
         "at_ms": act.origin.at_ms,
         "actor": act.origin.actor,

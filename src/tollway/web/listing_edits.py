@@ -92,7 +92,7 @@ async def find_public_listing(catalog: Catalog, listing_id: ListingId) -> Listin
     listing = await find_listing(catalog, listing_id)
     if listing.suspended_ms is not None:
         detail = describe_suspension(listing)
-        raise Refusal(Problem(code=Code.API_PAUSED, detail=detail, reason="suspended"))
+        raise Refusal(Problem(code=Code.API_PAUSED, detail=detail, reason="suspended", is_lasting=True))
     return listing
 
 

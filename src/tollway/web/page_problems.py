@@ -12,7 +12,14 @@ from starlette.types import Scope
 from tollway.errors import FieldError, Problem
 from tollway.web.page_renderer import HTML, PageRenderer
 from tollway.web.page_response import IS_PAGE, accepts_html, is_navigation, is_page_path
-from tollway.web.problems import PROBLEM_KINDS, instance_of, problem_name, request_id_of
+from tollway.web.problems import (
+    PROBLEM_KINDS,
+    instance_of,
+    is_retryable,
+    problem_name,
+    request_id_of,
+    retry_delay_of,
+)
 
 SHOWN_STATUSES = frozenset({402, 404, 410})
 """The statuses that a browser which navigates gets as a page outside of the pages."""
@@ -123,7 +130,7 @@ def view_problem(
         errors=problem.errors,
         request_id=request_id,
         call_id=problem.call_id,
-        retry_after_s=problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s,
-        again=path if kind.is_retryable and scope["method"] in ("GET", "HEAD") else None,
+        retry_after_s=retry_delay_of(problem),
+        again=path if is_retryable(problem) and scope["method"] in ("GET", "HEAD") else None,
         quoted=quoted,
     )

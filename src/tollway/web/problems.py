@@ -246,8 +246,8 @@ PROBLEM_PAGES: Mapping[Code, ProblemPage] = MappingProxyType(
             _SAME_PROOF,
         ),
         Code.API_PAUSED: _problem_page(
-            "The provider has paused this listing, or the operator has suspended it.",
-            "Try again later. Do not pay before that.",
+            "The provider has paused this listing, or the operator has suspended it (`reason` `suspended`).",
+            "Paused: try again after Retry-After. Suspended: only the operator ends it, so choose another API. Do not pay before that.",
         ),
         Code.UPSTREAM_UNAVAILABLE: _problem_page(
             "The provider's API is down, and the gateway sent nothing.",
@@ -414,6 +414,19 @@ def problem_type(code: Code, *, public_url: str) -> str:
     return f"{public_url}/problems/{problem_name(code)}"
 
 
+def is_retryable(problem: Problem) -> bool:
+    """Whether the same request, sent again later, can succeed."""
+    return PROBLEM_KINDS[problem.code].is_retryable and not problem.is_lasting
+
+
+def retry_delay_of(problem: Problem) -> int | None:
+    """The seconds of Retry-After: of the problem, else of its code. None: the response has no such header."""
+    if problem.is_lasting:
+        return None
+    default_s = PROBLEM_KINDS[problem.code].retry_after_s
+    return default_s if problem.retry_after_s is None else problem.retry_after_s
+
+
 def render_problem(
     problem: Problem,
     *,
@@ -427,7 +440,7 @@ def render_problem(
     the status of the code. `encoded`: an encoded JSON object with further members, which must not repeat a member of the problem."""
     kind = PROBLEM_KINDS[problem.code]
     status = kind.status if status is None else status
-    retry_after_s = problem.retry_after_s if problem.retry_after_s is not None else kind.retry_after_s
+    retry_after_s = retry_delay_of(problem)
     content: dict[str, object] = {
         "type": problem_type(problem.code, public_url=public_url),
         "title": kind.title,
@@ -436,7 +449,7 @@ def render_problem(
         "instance": instance,
         "code": problem.code.value,
         "requestId": request_id,
-        "retryable": kind.is_retryable,
+        "retryable": is_retryable(problem),
         "paymentState": problem.payment_state or "none",
     }
     if problem.errors:
