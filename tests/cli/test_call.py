@@ -134,7 +134,7 @@ def test_a_response_without_a_payment_state_is_an_unknown_outcome(run, gateway, 
         (["--rail", "x402", "--prepay", "2"], "usage", 2),
         (["--rail", "x402"], "cannot_pay", 1),
         (["-d", "@/nowhere/at/all"], "usage", 2),
-        (["--rpc", "http://127.0.0.1:1"], "usage", 2),
+        (["--rpc", "http://127.0.0.1:1"], "node_unreachable", 3),
         (["--rpc", "1=http://127.0.0.1:1"], "cannot_pay", 1),
         (["--rpc", "84532=http://127.0.0.1:1"], "node_unreachable", 3),
         (["--gateway", "http://127.0.0.1:1"], "gateway_unreachable", 3),
@@ -479,6 +479,26 @@ def test_a_wallet_without_funds_is_named_with_its_network_and_the_amount(run, ga
         "This wallet cannot pay the call: 0.01 USDC on eip155:84532 (base-sepolia) is due, and the wallet holds 0.004; "
         f"send at least 0.006 USDC on eip155:84532 (base-sepolia) to {address}."
     )
+
+
+DEAD_NODE = "http://127.0.0.1:1/key"
+
+
+@pytest.mark.parametrize(
+    ("words", "node"),
+    [
+        (("call", "api_1", "/x", "--rail", "tx"), DEAD_NODE),
+        (("call", "api_1", "/x", "--rail", "tx"), f"{CHAIN}={DEAD_NODE}"),
+        (("wallet", "balance"), DEAD_NODE),
+        (("wallet", "balance"), f"{CHAIN}={DEAD_NODE}"),
+        (("mcp", "--budget", "1 USDC"), DEAD_NODE),
+    ],
+)
+def test_a_dead_node_is_named_and_the_command_can_succeed_later(run, words, node):
+    done = run(*words, env={"TOLLWAY_RPC": node})
+    assert done.exit_code == 3
+    assert "127.0.0.1:1" in done.stdout + done.stderr
+    assert "127.0.0.1:1/key" not in done.stdout + done.stderr
 
 
 def test_a_node_of_another_chain_is_named_with_its_chain_and_the_option(run, gateway):

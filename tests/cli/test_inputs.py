@@ -1,5 +1,6 @@
 """Inputs of a command: read, or refused with a sentence. No key comes from an argument."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -9,6 +10,7 @@ from threading import Thread
 import pytest
 
 from tollway.cli.inputs import has_key, read_content, read_draft, read_headers, read_nodes, read_wallet
+from tollway.client.errors import NodeUnreachable
 
 KEY = "0x" + "11" * 32
 ADDRESS = "0x19E7E376E7C213B7E7e7e46cc70A5dD086DAff2A"
@@ -48,14 +50,25 @@ def test_a_node_without_a_chain_id_is_asked_for_it() -> None:
     [b"", b"<html>", b"[]", b"{}", b'{"result":null}', b'{"result":"zz"}', b'{"result":{}}', b"[" * 100_000],
     ids=("empty", "html", "list", "no result", "null", "no number", "object", "bomb"),
 )
-def test_a_node_without_a_valid_chain_id_is_refused(answer: bytes) -> None:
-    with node(answer) as url, pytest.raises(ValueError, match="does not answer"):
-        read_nodes((url,))
+def test_a_node_without_a_valid_chain_id_is_named(answer: bytes) -> None:
+    with node(answer) as url, pytest.raises(NodeUnreachable) as caught:
+        read_nodes((f"{url}/key-of-the-node",))
+    host = url.removeprefix("http://")
+    assert re.match(f"{host} (answers HTTP 200 without|names no chain|does not answer)", caught.value.detail)
+    assert "key-of-the-node" not in caught.value.detail
 
 
-@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "no url", "ftp://node.test", "http://[::1"])
-def test_a_node_that_is_no_place_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="does not answer"):
+def test_a_dead_node_is_named_by_its_host() -> None:
+    with pytest.raises(NodeUnreachable) as caught:
+        read_nodes(("http://user:secret@127.0.0.1:1/key-of-the-node",))
+    assert caught.value.detail == (
+        "127.0.0.1:1 does not answer (ConnectError). Check the URL of your chain node (--rpc, TOLLWAY_RPC), or try again later."
+    )
+
+
+@pytest.mark.parametrize("url", ["no url", "ftp://node.test", "http://[::1"])
+def test_a_text_that_names_no_node_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="takes URLs with http:// or https://"):
         read_nodes((url,))
 
 

@@ -51,7 +51,6 @@ def test_an_agent_gets_no_wallet_without_a_limit(run: Callable[..., Result]) -> 
         (("--budget", "5 USDC", "--max-price", "-1"), {}),
         (("--budget", "5 USDC"), {"TOLLWAY_KEY_FILE": "/nowhere/at/all"}),
         (("--budget", "5 USDC"), {"TOLLWAY_KEY_FILE": "", "TOLLWAY_PRIVATE_KEY": "0xno-key"}),
-        (("--budget", "5 USDC", "--rpc", "http://127.0.0.1:1"), {}),
     ],
 )
 def test_invalid_options_end_it_with_an_empty_stdout(

@@ -92,7 +92,9 @@ def test_a_balance_without_a_node_or_with_a_node_that_is_away(run):
     assert "--rpc" in json.loads(done.stderr)["error"]["detail"]
     done = run("wallet", "balance", "--rpc", f"{CHAIN}=http://127.0.0.1:1")
     assert done.exit_code == 3
-    assert [row["amount"] for row in json.loads(done.stdout)["balances"]] == [None, None]
+    assert [(row["amount"], row["detail"]) for row in json.loads(done.stdout)["balances"]] == [
+        (None, "no usable response from 127.0.0.1:1")
+    ] * 2
 
 
 def test_payments_on_a_terminal_have_their_whole_hash_and_fit_80_columns(gateway, environment, tmp_path):

@@ -22,6 +22,7 @@ from tollway.client.steps import NodeError, NodeResult, NodeUnavailable, SendCal
 
 BOMBS = [b"[" * 500_000, b'{"result":' * 500_000, b"[" * 100_000 + b"]" * 100_000]
 HASH = "0x" + "ab" * 32
+NODE = "https://user:secret@node.test:8545/key-of-the-node?a=b"
 
 
 @pytest.fixture
@@ -36,7 +37,9 @@ def _lifted_recursion_limit() -> Iterator[None]:
 @pytest.mark.parametrize("bomb", BOMBS, ids=("array", "object", "closed"))
 def test_deep_nesting_is_no_document(bomb: bytes) -> None:
     assert read_response(SendCall(), httpx.Response(402), bomb).problem is None
-    assert read_node_response(200, bomb) == NodeUnavailable(detail="HTTP 200 without JSON-RPC")
+    assert read_node_response(NODE, 200, bomb) == NodeUnavailable(
+        detail="node.test:8545 answers HTTP 200 without JSON-RPC"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,9 +61,9 @@ def test_a_problem_is_an_object_or_none(content: bytes | None, problem: object) 
 @pytest.mark.parametrize(
     ("content", "outcome"),
     [
-        (b"", NodeUnavailable(detail="HTTP 502 without JSON-RPC")),
-        (b"<html>", NodeUnavailable(detail="HTTP 502 without JSON-RPC")),
-        (b"{}", NodeUnavailable(detail="HTTP 502 without a result")),
+        (b"", NodeUnavailable(detail="node.test:8545 answers HTTP 502 without JSON-RPC")),
+        (b"<html>", NodeUnavailable(detail="node.test:8545 answers HTTP 502 without JSON-RPC")),
+        (b"{}", NodeUnavailable(detail="node.test:8545 answers HTTP 502 without a result")),
         (b'{"result":"0x1"}', NodeResult(result="0x1")),
         (b'{"result":null}', NodeResult(result=None)),
         (b'{"error":{"code":-32000,"message":"no"}}', NodeError(code=-32000, message="no")),
@@ -69,7 +72,7 @@ def test_a_problem_is_an_object_or_none(content: bytes | None, problem: object) 
     ],
 )
 def test_a_node_answers_refuses_or_is_away(content: bytes, outcome: object) -> None:
-    assert read_node_response(502, content) == outcome
+    assert read_node_response(NODE, 502, content) == outcome
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,17 @@ from tollway.client import (
 )
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import ClientOptions, check_tls
-from tollway.client.errors import GatewayUnreachable, IssuersUnusable
+from tollway.client.errors import GatewayUnreachable, NodeUnreachable
+from tollway.client.finality import parse_quantity
+from tollway.client.responses import describe_host, describe_node_failure, read_node_response
+from tollway.client.steps import NodeResult, NodeUnavailable
 from tollway.client.transfer import RailChoice
 from tollway.errors import StorageUnavailable
 
 NODE_DEADLINE_S = 10.0
 NODE_BYTES_MAX = 64 * 1024
 _CHAIN_ID_REQUEST = b'{"jsonrpc":"2.0","id":1,"method":"eth_chainId","params":[]}'
+_CHECK_NODE = "Check the URL of your chain node (--rpc, TOLLWAY_RPC), or try again later."
 DRAFT_BYTES_MAX = 2 * 1024 * 1024
 
 
@@ -54,7 +58,8 @@ def read_wallet(key_file: Path | None) -> Wallet:
 
 
 def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int, str]:
-    """The URL of each chain: from `CHAINID=URL`, or from a URL alone, whose node returns its chain id."""
+    """The URL of each chain: from `CHAINID=URL`, or from a URL alone, whose node returns its chain id. Raises `NodeUnreachable` for a node that does not
+    answer, and ValueError for a URL that names no node."""
     nodes: dict[int, str] = {}
     for entry in given:
         number, separator, url = entry.partition("=")
@@ -68,16 +73,23 @@ def read_nodes(given: tuple[str, ...], *, allow_http: bool = False) -> dict[int,
 
 def _fetch_chain_id(url: str) -> int:
     try:
-        _, content = fetch_bounded(
+        if httpx.URL(url).scheme not in ("http", "https"):
+            raise httpx.InvalidURL("no URL of a node")
+        status, content = fetch_bounded(
             "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=_CHAIN_ID_REQUEST
         )
-        return int(from_json(content)["result"], 16)
-    except IssuersUnusable:
-        raise
-    except (OSError, httpx.HTTPError, httpx.InvalidURL, KeyError, TypeError, ValueError):
-        raise ValueError(
-            "a chain node does not answer; check its URL, or give CHAINID=URL with --rpc"
-        ) from None
+    except httpx.InvalidURL:
+        raise ValueError("--rpc (TOLLWAY_RPC) takes URLs with http:// or https://, or CHAINID=URL") from None
+    except (OSError, httpx.HTTPError) as exc:
+        raise NodeUnreachable(f"{describe_node_failure(url, exc).detail}. {_CHECK_NODE}") from None
+    outcome = read_node_response(url, status, content)
+    number = parse_quantity(outcome.result) if isinstance(outcome, NodeResult) else None
+    if number is None:
+        detail = (
+            outcome.detail if isinstance(outcome, NodeUnavailable) else f"{describe_host(url)} names no chain"
+        )
+        raise NodeUnreachable(f"{detail}. {_CHECK_NODE}")
+    return number
 
 
 def read_draft(file: Path | None) -> dict[str, Any]:

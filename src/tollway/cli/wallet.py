@@ -62,9 +62,9 @@ from tollway.client.driver import check_tls
 from tollway.client.errors import IssuersUnusable
 from tollway.client.export import Role
 from tollway.client.fee_limit import format_fee, native_symbol
-from tollway.client.responses import read_node_response
+from tollway.client.responses import describe_host, describe_node_failure, read_node_response
 from tollway.client.safe_text import format_value, plain_line
-from tollway.client.steps import Flow, NodeOutcome, NodeUnavailable, QueryNode, SignedAuthorization, Transfer
+from tollway.client.steps import Flow, NodeOutcome, QueryNode, SignedAuthorization, Transfer
 from tollway.client.transfer import PaymentSource, fetch_balance, find_asset
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, format_decimal
@@ -178,9 +178,10 @@ def _read_keystore_address(path: Path) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetBalance:
-    """What the wallet holds of one asset; `units` None: the node gave no usable response."""
+    """What the wallet holds of one asset, by the node at `host`; `units` None: it gave no usable response."""
 
     asset: Asset
+    host: str
     units: int | None
 
     @property
@@ -231,7 +232,9 @@ def read_balances(
         if asset is not None and asset.token not in [known.token for known in assets]:
             assets.append(asset)
     for asset in assets:
-        yield AssetBalance(asset=asset, units=_ask(url, fetch_balance(asset, holder)))
+        yield AssetBalance(
+            asset=asset, host=describe_host(url), units=_ask(url, fetch_balance(asset, holder))
+        )
 
 
 def list_known_assets(chain_id: ChainId) -> list[Asset]:
@@ -269,8 +272,8 @@ def _query_node(url: str, step: QueryNode) -> NodeOutcome:
     except IssuersUnusable:
         raise
     except (OSError, httpx.HTTPError, ValueError) as exc:
-        return NodeUnavailable(detail=type(exc).__name__)
-    return read_node_response(status, content)
+        return describe_node_failure(url, exc)
+    return read_node_response(url, status, content)
 
 
 def _print_balances(address: Address, balances: Iterable[AssetBalance]) -> None:
@@ -282,8 +285,10 @@ def _print_balances(address: Address, balances: Iterable[AssetBalance]) -> None:
     for balance in balances:
         words = (
             describe_network(balance.asset.chain_id),
-            balance.amount or "the node gives no answer",
-            balance.asset.symbol,
+            balance.amount or "–",
+            balance.asset.symbol
+            if balance.units is not None
+            else f"{balance.asset.symbol}: no usable response from {balance.host}",
         )
         table.add_row(*(Text(plain_line(word)) for word in words))
     open_console().print(table)
@@ -296,6 +301,7 @@ def _describe_balance(balance: AssetBalance) -> dict[str, str | None]:
         "token": None if asset.token is None else str(asset.token),
         "symbol": asset.symbol,
         "amount": balance.amount,
+        **({} if balance.units is not None else {"detail": f"no usable response from {balance.host}"}),
     }
 
 

@@ -46,6 +46,7 @@ from tollway.client.responses import (
     decode_problem,
     decode_response,
     describe_failure,
+    describe_node_failure,
     is_from_gateway,
     read_node_response,
     read_response,
@@ -553,8 +554,8 @@ class TollwayClient(PayingClient[httpx.BaseTransport]):
                 response = self._http.send(request, stream=True)
                 content = self._read(response, bytes_max=NODE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
-            return NodeUnavailable(detail=type(exc).__name__)
-        return read_node_response(response.status_code, content)
+            return describe_node_failure(str(request.url), exc)
+        return read_node_response(str(request.url), response.status_code, content)
 
     def _send_control(self, step: ControlRequest) -> ControlResponse:
         request = self._driver.build_control(step)
@@ -741,8 +742,8 @@ class AsyncTollwayClient(PayingClient[httpx.AsyncBaseTransport]):
                     response = await self._http.send(request, stream=True)
                 content = await self._read(response, bytes_max=NODE_BYTES_MAX)
         except (httpx.TransportError, ResponseTooLong) as exc:
-            return NodeUnavailable(detail=type(exc).__name__)
-        return read_node_response(response.status_code, content)
+            return describe_node_failure(str(request.url), exc)
+        return read_node_response(str(request.url), response.status_code, content)
 
     async def _send_control(self, step: ControlRequest) -> ControlResponse:
         request = self._driver.build_control(step)

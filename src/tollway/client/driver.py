@@ -543,7 +543,7 @@ class Driver:
     def build_node_request(self, step: QueryNode) -> httpx.Request | NodeUnavailable:
         url = self.rpc_urls.get(step.chain_id)
         if url is None:
-            return NodeUnavailable(detail="no RPC URL is configured")
+            return NodeUnavailable(detail="no URL of a node is configured")
         rpc_request = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
         request = httpx.Request("POST", url, json=rpc_request)
         request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}

@@ -151,14 +151,24 @@ def _parse_response(response: httpx.Response, content: bytes | None) -> GatewayR
     )
 
 
-def read_node_response(status: int, content: bytes) -> NodeOutcome:
-    """Parses a JSON-RPC response. No message holds the node's URL, because URLs of nodes hold keys."""
+def describe_host(url: str) -> str:
+    """The host and port of a node, for messages. The rest of its URL can hold keys. Raises `httpx.InvalidURL`."""
+    return httpx.URL(url).netloc.decode("ascii") or "the node"
+
+
+def describe_node_failure(url: str, exc: Exception) -> NodeUnavailable:
+    """The outcome of a request to a node without a complete response."""
+    return NodeUnavailable(detail=f"{describe_host(url)} does not answer ({type(exc).__name__})")
+
+
+def read_node_response(url: str, status: int, content: bytes) -> NodeOutcome:
+    """Parses a JSON-RPC response of the node at this URL."""
     try:
         response = from_json(content)
     except ValueError:
         response = None
     if not isinstance(response, dict):
-        return NodeUnavailable(detail=f"HTTP {status} without JSON-RPC")
+        return NodeUnavailable(detail=f"{describe_host(url)} answers HTTP {status} without JSON-RPC")
     error = response.get("error")
     if isinstance(error, dict):
         code = error.get("code")
@@ -166,7 +176,7 @@ def read_node_response(status: int, content: bytes) -> NodeOutcome:
             code=code if isinstance(code, int) else 0, message=str(error.get("message", "refused"))[:500]
         )
     if "result" not in response:
-        return NodeUnavailable(detail=f"HTTP {status} without a result")
+        return NodeUnavailable(detail=f"{describe_host(url)} answers HTTP {status} without a result")
     return NodeResult(result=response["result"])
 
 

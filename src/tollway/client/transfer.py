@@ -456,7 +456,7 @@ def _query(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
         case NodeError(message=message):
             raise CannotPay(f"The node of chain {chain_id} refuses {method}: {message}")
         case NodeUnavailable(detail=detail):
-            raise NodeUnreachable(f"The node of chain {chain_id} gives no response: {detail}")
+            raise NodeUnreachable(f"The node of chain {chain_id} gives no usable response: {detail}.")
         case _:
             raise AssertionError("the step has no node outcome")
 
