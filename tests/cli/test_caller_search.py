@@ -103,7 +103,7 @@ def test_a_pipe_gets_the_page_as_the_gateway_wrote_it(run: Callable[..., Result]
 
 
 def test_every_filter_reaches_the_gateway(run: Callable[..., Result], registry: Registry) -> None:
-    words = "--tag t --currency USDC --network eip155:1 --max-price 0.5 --min-success-rate 0.9 --verified --page 2"
+    words = "--tag t --currency USDC --network eip155:1 --max-price 0.5 --min-success-rate 0.9 --verified --page 2 --provider 0xAb"
     assert run("search", *words.split(), "--sort", "price", "--limit", "5").exit_code == 0
     (seen,) = registry.seen
     assert set(seen.partition("?")[2].split("&")) == {
@@ -115,6 +115,7 @@ def test_every_filter_reaches_the_gateway(run: Callable[..., Result], registry: 
         "maxPrice=0.5",
         "minSuccessRate=0.9",
         "verified=true",
+        "provider=0xAb",
         "sort=price",
     }
 

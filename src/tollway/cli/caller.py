@@ -61,6 +61,9 @@ def search(
     min_success_rate: Annotated[
         float | None, typer.Option("--min-success-rate", help="Of paid calls, such as 0.99.")
     ] = None,
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="Only the APIs of this wallet (0x…), paused ones too.")
+    ] = None,
     verified: Annotated[
         bool | None,
         typer.Option(
@@ -87,6 +90,7 @@ def search(
             "network": network,
             "maxPrice": max_price,
             "minSuccessRate": min_success_rate,
+            "provider": provider,
             "verified": verified,
             "sort": sort,
         }

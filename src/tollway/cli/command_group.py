@@ -77,7 +77,7 @@ class CommandGroup(TyperGroup):
         """Refuses an unknown command with the nearest ones, also of other groups."""
         word = args[0]
         if word not in self.commands and not word.startswith("-") and not ctx.resilient_parsing:
-            near = find_near_commands(self.path, word)
+            near = find_near_commands(self.path, word, *args[1:2])
             hint = f" Did you mean: {' or '.join(f'tollway {name}' for name in near)}?" if near else ""
             ctx.fail(f"There is no command {word!r}.{hint}")
         return super().resolve_command(ctx, args)
@@ -143,10 +143,12 @@ def _require_extra(extra: str, *, words: str) -> None:
     raise typer.Exit(EXTRA_MISSING)
 
 
-def find_near_commands(path: str, word: str) -> list[str]:
-    """The names of the commands whose last word is nearest to an unknown `word` below `path`; also a group below `path`. First what is named elsewhere."""
-    if elsewhere := NAMED_ELSEWHERE.get(f"{path} {word}"):
-        return [elsewhere]
+def find_near_commands(path: str, word: str, *more: str) -> list[str]:
+    """The names of the commands whose last word is nearest to an unknown `word` below `path`; also a group below `path`. First what is named elsewhere,
+    also with the words after it (`more`)."""
+    for typed in (" ".join((path, word, *more)), f"{path} {word}"):
+        if elsewhere := NAMED_ELSEWHERE.get(typed):
+            return [elsewhere]
     names: dict[str, list[str]] = {}
     for row in COMMANDS:
         names.setdefault(row.name.split()[-1], []).append(row.name)

@@ -71,10 +71,11 @@ GROUPS = {
 """Groups, by their words."""
 
 NAMED_ELSEWHERE = {
-    "listing list": "gateway listings --suspended",
+    "listing list": "search --provider $(tollway wallet address)",
+    "listing list --suspended": "gateway listings --suspended",
     "wallet list --blocked": "gateway wallets --blocked",
 }
-"""What an operator may look for -> the command that has it."""
+"""What a provider or an operator may look for -> the command that has it."""
 
 EXTRA_PACKAGES = {
     "mcp": ("mcp",),
