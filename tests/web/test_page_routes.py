@@ -202,6 +202,35 @@ async def test_the_filters_of_the_form_find(client: httpx.AsyncClient, query: st
 
 
 @pytest.mark.parametrize(
+    ("query", "orders", "chosen"),
+    [
+        ("", ["newest first"], "newest first"),
+        ("sort=newest", ["newest first"], "newest first"),
+        ("sort=name", ["newest first"], "name"),
+        ("q=symbol", ["best match first", "newest first"], "best match first"),
+        ("q=symbol&sort=newest", ["best match first", "newest first"], "newest first"),
+    ],
+)
+async def test_the_order_is_named_by_what_sorts(
+    harness: PageHarness, client: httpx.AsyncClient, query: str, orders: list[str], chosen: str
+) -> None:
+    """`GET /apis` sorts by relevance with words alone; without words the newest listing is the first."""
+    newer = replace(
+        QUOTES, id=ListingId("api_newer"), name="Abc", description="", created_ms=QUOTES.created_ms + 1
+    )
+    await harness.catalog.publish(newer)
+    text = (await client.get(f"/?{query}")).text
+    options = re.findall(
+        r'<option value="([^"]*)"( selected)?>([^<]*)</option>', text.partition('id="sort"')[2]
+    )
+    assert [label for _, _, label in options] == [*orders, "price, low to high", "price, high to low", "name"]
+    assert [label for _, is_chosen, label in options if is_chosen] == [chosen]
+    assert options[0][0] == ""  # the order of a form that names none
+    if chosen == "newest first" and "q=" not in query:
+        assert text.index("/apis/api_newer") < text.index("/apis/api_quotes")
+
+
+@pytest.mark.parametrize(
     ("query", "name", "text"),
     [
         ("maxPrice=abc", "maxPrice", "a price is a decimal string such as 0.01"),

@@ -23,7 +23,7 @@ from tollway.web.chart_svg import BarChart, ChartStep, lay_out_bars
 
 NAME_LENGTH_MAX, WORDS_LENGTH_MAX, PROSE_LENGTH_MAX = 120, 280, 2_000
 OPERATIONS_SHOWN_MAX = 100
-SORTS = ("", "newest", "price", "-price", "name")
+SORTS = ("newest", "price", "-price", "name")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -193,11 +193,19 @@ def view_filters(
         tags=_choices(
             [(one, clean_line(one, 32), count) for one, count in facets.tags], given.get("tag", "")
         ),
-        sorts=tuple(
-            Choice(value=one, label=one, count=None, is_chosen=given.get("sort", "") == one) for one in SORTS
-        ),
+        sorts=_list_sorts(given),
         errors=errors,
         has_filters=any(given.get(name) for name in filters),
+    )
+
+
+def _list_sorts(given: Mapping[str, str]) -> tuple[Choice, ...]:
+    """The orders, first the one without `sort`: by relevance with words, else the newest."""
+    orders = ("relevance", *SORTS) if given.get("q", "").strip() else SORTS
+    chosen = given.get("sort") or orders[0]
+    return tuple(
+        Choice(value="" if one == orders[0] else one, label=one, count=None, is_chosen=one == chosen)
+        for one in orders
     )
 
 
