@@ -484,6 +484,28 @@ async def test_the_ticket_has_the_members_of_the_record(harness: SignedInHarness
             assert shown is None or shown in text
 
 
+@pytest.mark.parametrize(
+    ("rail", "is_paid", "is_credit"),
+    [
+        ("tx", True, True),
+        ("credit", True, True),
+        ("x402", False, False),
+        ("mpp", False, False),
+        ("x402", True, True),  # the transfer was seen after its call had been given up
+    ],
+)
+async def test_a_released_ticket_speaks_of_credit_only_where_money_moved(
+    harness: SignedInHarness, rail: str, is_paid: bool, is_credit: bool
+) -> None:
+    payment = await harness.services.record_payment(30_000)
+    paid_by = {"payment_id": payment.id} if is_paid else {}
+    await harness.services.write_calls({"state": "released", "rail": rail, **paid_by})
+    await harness.sign_in()
+    words = (await harness.read("/my/calls/call_0")).words
+    assert ("The price is credit again." in words) is is_credit
+    assert ("The signed payment was not used." in words) is not is_credit
+
+
 async def test_the_ticket_names_the_block_of_its_transaction(harness: SignedInHarness) -> None:
     payment = await harness.services.record_payment(30_000)
     claim = claim_on(payment, 10_000, payer=READER.address, provider=SELLER.address)

@@ -11,7 +11,7 @@ from tollway.chain.networks import NetworkProfile
 from tollway.discovery.safe_text import clean_line
 from tollway.identity.viewers import Viewer
 from tollway.ids import Address, CallId, ChainId
-from tollway.ledger.records import CallRecord, CallState, Payment, is_charged_by_provider
+from tollway.ledger.records import AUTHORIZED_RAILS, CallRecord, CallState, Payment, is_charged_by_provider
 from tollway.money import Asset, format_decimal
 from tollway.payments.held_calls import ChargeFault
 from tollway.web.history_routes import (
@@ -165,13 +165,15 @@ class TicketStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TicketView:
-    """The ticket of a call. `can_resolve`: the reader decides the outcome of the call; `charge_fault`: why it can only be released. `calls_href`: the list of which it is a row. Sizes in bytes."""
+    """The ticket of a call. `can_resolve`: the reader decides the outcome of the call; `charge_fault`: why it can only be released.
+    `is_credit`: a released price is credit, because a transfer has reached the payee. `calls_href`: the list of which it is a row. Sizes in bytes."""
 
     id: str
     api_name: str
     api_href: str
     operation: str
     stamp: str
+    is_credit: bool
     status: str
     price: str
     currency: str
@@ -220,6 +222,7 @@ def view_ticket(
         api_href=row.api_href,
         operation=f"{row.method} {row.path}",
         stamp=row.stamp,
+        is_credit=call.rail not in AUTHORIZED_RAILS or call.tx_hash is not None,
         status=call_status(call),
         price=call.price,
         currency=call.currency,
