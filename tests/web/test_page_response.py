@@ -1,5 +1,6 @@
 """Where HTML replaces a JSON problem: a table of clients, real headers of each, at gateway calls and at paths without a page."""
 
+import re
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,7 @@ from tests.kit.gateway import InProcessGateway, open_gateway
 from tests.kit.pages import BROWSER
 from tests.kit.upstream import plain as upstream_answer
 from tollway.money import Price
+from tollway.web.page_kept_call import TARGET_LENGTH_MAX
 from tollway.web.page_response import accepts_gzip, is_navigation, is_page_path, names_html
 
 Headers = list[tuple[bytes, bytes]]
@@ -133,7 +135,25 @@ async def test_a_402_is_html_for_a_browser_and_the_same_json_for_all_others(
     assert shown.headers["content-length"] == str(len(shown.body))
     assert b"0.01 USDC" in shown.body
     assert b"req_test" in shown.body
-    assert f'href="/apis/{listing.id}"'.encode() in shown.body
+    assert f'href="/apis/{listing.id}?method=GET&amp;target=%2Fquote#try"'.encode() in shown.body
+
+
+@pytest.mark.parametrize(
+    ("target", "kept"),
+    [
+        (
+            "/quote/a%2Fb?x=%26&y=%3Cb%3E",
+            "?method=GET&amp;target=%2Fquote%2Fa%252Fb%3Fx%3D%2526%26y%3D%253Cb%253E#try",
+        ),
+        ("", "?method=GET&amp;target=#try"),
+        ("/" + "x" * TARGET_LENGTH_MAX, ""),
+    ],
+)
+async def test_a_402_leads_to_a_form_with_its_call(gateway: InProcessGateway, target: str, kept: str) -> None:
+    listing = await gateway.publish()
+    shown = await gateway.ask(target=target, headers=text_of(CHROMIUM))
+    (link,) = re.findall(rf'href="/apis/{listing.id}([^"]*)"', shown.body.decode())
+    assert link == kept
 
 
 @pytest.mark.parametrize("listing", ["api_none", "x"])

@@ -430,6 +430,20 @@ async def test_the_problems_have_pages(client: httpx.AsyncClient) -> None:
 # ---- Errors.
 
 
+async def test_the_form_keeps_the_call_of_a_402(client: httpx.AsyncClient) -> None:
+    text = (await client.get("/apis/api_quotes?method=GET&target=/quote/BTC")).text
+    assert re.findall(r'<input id="argument-0"[^>]* value="([^"]*)"', text) == ["BTC"]
+    assert "/quote/BTC" in PageReader(text).words.partition("From a program")[2]
+    whole = (await client.get('/apis/api_quotes?method=GET&target=/other?x="><script>')).text
+    assert re.findall(r'<input id="any-path"[^>]* value="([^"]*)"', whole) == [
+        "/other?x=&#34;&gt;&lt;script&gt;"
+    ]
+    assert '<option value="" selected>GET /other?x=&#34;' in whole
+    # The choice of the form that keeps the call has no operation.
+    assert (await client.get("/apis/api_quotes?operation=")).status_code == 200
+    assert (await client.get("/apis/api_quotes?method=BREW&target=/x")).status_code == 422
+
+
 @pytest.mark.parametrize("path", ["/", "/apis/api_quotes", f"/providers/{ALICE}"])
 async def test_a_page_says_that_storage_is_away_and_offers_to_try_again(
     harness: PageHarness, client: httpx.AsyncClient, path: str

@@ -53,7 +53,8 @@ def test_curl_has_method_headers_and_body() -> None:
 def test_the_command_has_a_limit_of_the_price() -> None:
     view = show_listing(openapi=SAMPLE_DOCUMENT)
     assert words(snippets(view, "get_quote")["tollway"].text) == [
-        *("tollway", "call", view.listing.id, "/quote/ETH", "--max-price", "0.01 USDC"),
+        *("tollway", "call", view.listing.id, "/quote/ETH", "--chain", str(view.listing.networks[0])),
+        *("--max-price", "0.01 USDC"),
     ]
 
 
@@ -81,12 +82,23 @@ def test_words_of_a_provider_are_quoted_for_each_language() -> None:
     json.loads(found["MCP"].text)
 
 
+def test_a_kept_call_is_in_every_snippet() -> None:
+    view = show_listing(openapi=SAMPLE_DOCUMENT)
+    target = "/quote/BTC?at='now'"
+    found = {one.name: one.text for one in write_snippets(view, find(view, "get_quote"), target=target)}
+    assert words(found["curl"])[-1] == view.gateway_url + target
+    assert words(found["tollway"])[:4] == ["tollway", "call", view.listing.id, target]
+    assert json.dumps(target) in found["Python"]
+    assert json.dumps(view.gateway_url + target) in found["TypeScript"]
+
+
 def test_a_free_operation_needs_no_payment() -> None:
     found = snippets(show_listing(openapi=SAMPLE_DOCUMENT, price=Price.parse("0")))
     assert "402" not in found["curl"].text
     assert "x402" not in found["TypeScript"].text
     assert found["TypeScript"].setup == ""
     assert "--max-price" not in found["tollway"].text
+    assert "--chain" not in found["tollway"].text
     assert "max_price" not in found["Python"].text
 
 

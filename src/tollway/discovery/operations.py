@@ -99,7 +99,7 @@ def list_sourced_operations(listing: Listing, document: ProviderDocument) -> tup
     reader = _OperationReader(listing, document)
     found = _name_all([*reader.documented(), *reader.priced()])
     if not found or (not document.operations and listing.other_paths == "serve"):
-        found.append(SourcedOperation(operation=_whole_listing(listing), source=None))
+        found.append(SourcedOperation(operation=describe_whole_listing(listing), source=None))
     return tuple(found)
 
 
@@ -334,7 +334,8 @@ def _make_price_trees(listing: Listing) -> dict[str, PathTree[Price]]:
     return trees
 
 
-def _whole_listing(listing: Listing) -> ApiOperation:
+def describe_whole_listing(listing: Listing) -> ApiOperation:
+    """The operation that stands for every method and path of the listing (`is_any`), for the listing's own price."""
     methods = list(listing.methods) or ["GET", "POST", "PUT", "PATCH", "DELETE"]
     schema = {
         "type": "object",

@@ -36,7 +36,7 @@ from tollway.gateway.messages import (
 )
 from tollway.gateway.pipeline import CallPipeline
 from tollway.gateway.problems import name_proxy_error
-from tollway.gateway.target import split_target
+from tollway.gateway.target import GATEWAY_PREFIX, split_target
 from tollway.ids import ListingId
 from tollway.ledger.records import Delivery
 from tollway.limits import Limits
@@ -48,6 +48,7 @@ from tollway.web.gateway_traces import (
     traced_call,
 )
 from tollway.web.middleware import BODY_INCOMPLETE, check_request_line
+from tollway.web.page_kept_call import keep_call
 from tollway.web.page_problems import NAME_LENGTH_MAX, ProblemPages, QuotedApi, is_shown_as_page
 from tollway.web.payment_required import PaymentRequiredRenderer, RenderedQuote
 from tollway.web.problems import instance_of, render_problem, status_of
@@ -552,7 +553,7 @@ class GatewayApp:
                 status=status,
                 headers=headers,
                 request_id=request_id,
-                quoted=_find_quoted(refusal),
+                quoted=_find_quoted(refusal, scope),
             )
             headers, content = page or (headers, content)
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -703,15 +704,18 @@ class IncomingBody:
         return message
 
 
-def _find_quoted(refusal: ProblemResponse) -> QuotedApi | None:
+def _find_quoted(refusal: ProblemResponse, scope: Scope) -> QuotedApi | None:
     if refusal.quote is None:
         return None
     listing = refusal.quote.entry.listing
+    rest = instance_of(scope).removeprefix(f"{GATEWAY_PREFIX}{listing.id}")
+    query = scope["query_string"].decode("latin-1")
     return QuotedApi(
         id=listing.id,
         name=clean_line(listing.name, NAME_LENGTH_MAX) or listing.id,
         price=refusal.quote.price.text,
         currency=listing.currency,
+        call=keep_call(scope["method"], f"{rest}?{query}" if query else rest),
     )
 
 

@@ -51,8 +51,8 @@ class CallField:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm:
-    """`settings`: JSON for the module. `body_type`: None without a body; `has_body_text`: it is written as text, not as fields or a file. `ways`: what can be chosen, the
-    first one first."""
+    """`target`: the path with its query, where the form has one field for both (`is_any`). `settings`: JSON for the module. `body_type`: None without a body;
+    `has_body_text`: it is written as text, not as fields or a file. `ways`: what can be chosen, the first one first."""
 
     method: str
     path: str
@@ -63,6 +63,7 @@ class CallForm:
     body: str
     is_body_required: bool
     is_any: bool
+    target: str
     is_free: bool
     price: str
     currency: str
@@ -71,10 +72,15 @@ class CallForm:
 
 
 def make_call_form(
-    view: ListingView, operation: ApiOperation, profiles: Mapping[ChainId, NetworkProfile]
+    view: ListingView,
+    operation: ApiOperation,
+    profiles: Mapping[ChainId, NetworkProfile],
+    *,
+    values: Mapping[str, Any] | None = None,
+    target: str = "",
 ) -> CallForm:
-    """The form of an operation. Its values are those of the operation's example."""
-    values = example_arguments(operation) or {}
+    """The form of an operation. Its values are those of the operation's example, unless `values` has others."""
+    values = (example_arguments(operation) or {}) if values is None else values
     body = next((one for one in operation.arguments if one.place == "body"), None)
     ways = _list_ways(view, operation, profiles)
     settings = {
@@ -92,7 +98,7 @@ def make_call_form(
     return CallForm(
         method=operation.method,
         path=operation.path or "/",
-        methods=METHODS if operation.is_any else (),
+        methods=_list_methods(operation) if operation.is_any else (),
         fields=(
             *(
                 _make_field(number, operation, one, values)
@@ -106,12 +112,18 @@ def make_call_form(
         body=_text_of(values[body.name]) if body is not None and body.name in values else "",
         is_body_required=body is not None and body.is_required,
         is_any=operation.is_any,
+        target=target,
         is_free=operation.price.is_free,
         price=operation.price.text,
         currency=view.listing.currency,
         ways=tuple((way["id"], way["rail"], way["name"]) for way in ways),
         settings=json.dumps(settings),
     )
+
+
+def _list_methods(operation: ApiOperation) -> tuple[str, ...]:
+    """The methods of the form of a whole listing, the operation's first."""
+    return (operation.method, *(one for one in METHODS if one != operation.method))
 
 
 def _make_field(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from starlette.types import Scope
 
 from tollway.errors import FieldError, Problem
+from tollway.web.page_kept_call import KeptCall
 from tollway.web.page_renderer import HTML, PageRenderer
 from tollway.web.page_response import IS_PAGE, accepts_html, is_navigation, is_page_path
 from tollway.web.problems import (
@@ -31,12 +32,13 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotedApi:
-    """The API of a 402: its price for this request, and the page on which it can be called from a wallet."""
+    """The API of a 402: its price for this request, and the call that the page of the API keeps; None for one that no form can send."""
 
     id: str
     name: str
     price: str
     currency: str
+    call: KeptCall | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

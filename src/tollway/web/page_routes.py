@@ -6,7 +6,7 @@ Each asks the same services as its sister under `/api/v2` and hands frozen recor
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlencode
 
 from pydantic import Field
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tollway.chain.networks import NetworkProfile
+from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ChainId, ListingId
@@ -27,6 +28,7 @@ from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_routes import parse_listing_query
 from tollway.web.network_routes import NetworkServices, describe_networks, describe_status
 from tollway.web.page_call_form import WORDS, make_call_form
+from tollway.web.page_kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
 from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_snippets import write_snippets
 from tollway.web.page_views import (
@@ -64,9 +66,12 @@ class PageServices:
 
 
 class ListingPageParameters(QueryModel):
-    """The query of `/apis/{apiId}`. `operation`: the name of a tool of the listing."""
+    """The query of `/apis/{apiId}`. `operation`: the name of a tool of the listing. `method`, `target`: of the call that the form keeps, where
+    the page of a 402 leads here (`page_kept_call`)."""
 
     operation: Annotated[str, Field(max_length=128)] | None = None
+    method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "GET"
+    target: Annotated[str, Field(max_length=TARGET_LENGTH_MAX)] | None = None
 
 
 def page_router(services: PageServices) -> Router:
@@ -143,22 +148,29 @@ class PageRoutes:
     # ---- One listing.
 
     async def show_listing(self, request: Request) -> Response:
-        wanted = read_query(ListingPageParameters, request.scope["query_string"]).operation
+        asked = read_query(ListingPageParameters, request.scope["query_string"])
         listing = await find_public_listing(self._catalog, ListingId(request.path_params["apiId"]))
         view = await self._documents.read_view(listing)
-        operation = _choose_operation(view.operations, wanted)
+        filled = _fill_form(view, asked)
+        operation = filled.operation
         today = day_of(self._services.now_ms())
         days = summarise_days(await self._services.quality.read_days(listing.id, today=today), today=today)
-        api = view_listing(view, self._services.profiles, chosen=operation)
+        api = view_listing(view, self._services.profiles, chosen=None if filled.is_whole else operation)
+        target = asked.target if filled.is_whole and asked.target is not None else ""
         return self._renderer.respond(
             request,
             "listing.j2",
             api=api,
             chart=view_calls_by_day(days, series=("succeeded", "failed"), summary=""),
             calls=sum(day.calls for day in days),
-            snippets=write_snippets(view, operation),
-            form=make_call_form(view, operation, self._services.profiles),
+            snippets=write_snippets(
+                view, operation, target=asked.target if filled.values is not None else None
+            ),
+            form=make_call_form(
+                view, operation, self._services.profiles, values=filled.values, target=target
+            ),
             words=WORDS,
+            kept=KeptCall(method=operation.method, target=target) if filled.is_whole else None,
             operation=next((one for one in api.operations if one.is_chosen), api.operations[0]),
         )
 
@@ -245,6 +257,14 @@ class PageRoutes:
 def read_reference() -> Reference:
     """Reads the file of the contract. It takes milliseconds: call it in a thread."""
     return Reference(parse_yaml_object(CONTRACT_PATH.read_bytes()), name_problem=problem_name)
+
+
+def _fill_form(view: ListingView, asked: ListingPageParameters) -> FilledCall:
+    """The operation of the form and its values: those of the call that the query names, else the example of an operation."""
+    kept = None if asked.target is None else keep_call(asked.method, asked.target)
+    if kept is not None:
+        return fill_call(view.listing, view.operations, kept)
+    return FilledCall(operation=_choose_operation(view.operations, asked.operation or None))
 
 
 def _choose_operation(operations: tuple[ApiOperation, ...], wanted: str | None) -> ApiOperation:

@@ -46,9 +46,12 @@ class _Example:
     is_file: bool = False
 
 
-def write_snippets(view: ListingView, operation: ApiOperation) -> Sequence[Snippet]:
-    """The snippets for an operation. Where the document has no example, the template of its path stands in the place of one."""
-    example = _read_example(view, operation)
+def write_snippets(
+    view: ListingView, operation: ApiOperation, *, target: str | None = None
+) -> Sequence[Snippet]:
+    """The snippets for an operation. Where the document has no example, the template of its path stands in the place of one. `target`: the path and the
+    query of the call that the page keeps, in the place of those of the example."""
+    example = _read_example(view, operation, target)
     return (
         Snippet(name="curl", setup="", text=_curl(example)),
         Snippet(name="tollway", setup="pip install tollway", text=_command(view, example)),
@@ -62,7 +65,7 @@ def write_snippets(view: ListingView, operation: ApiOperation) -> Sequence[Snipp
     )
 
 
-def _read_example(view: ListingView, operation: ApiOperation) -> _Example:
+def _read_example(view: ListingView, operation: ApiOperation, target: str | None) -> _Example:
     form = _read_form(operation)
     is_upload = bool(form) or operation.is_body_file
     content = (None if is_upload else example_json(operation, view.gateway_url)) or {
@@ -79,10 +82,11 @@ def _read_example(view: ListingView, operation: ApiOperation) -> _Example:
                 for name, value in request.headers
                 if name != CONTENT_TYPE or operation.is_body_file
             }
+    url = content["url"] if target is None else view.gateway_url + target
     return _Example(
         method=content["method"],
-        url=content["url"],
-        path=content["url"].removeprefix(view.gateway_url) or "",
+        url=url,
+        path=url.removeprefix(view.gateway_url),
         headers=content.get("headers", {}),
         body=body,
         has_body="body" in content,
@@ -156,6 +160,7 @@ def _command(view: ListingView, example: _Example) -> str:
         if name != CONTENT_TYPE or example.is_file
     ]
     if example.price:
+        parts += [f"--chain {int(chain_id)}" for chain_id in view.listing.networks]
         parts.append(f"--max-price {shlex.quote(example.price)}")
     return (
         f"export TOLLWAY_GATEWAY={shlex.quote(view.public_url)}\n"

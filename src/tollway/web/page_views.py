@@ -282,8 +282,9 @@ def view_listing(
     view: ListingView,
     profiles: Mapping[ChainId, NetworkProfile],
     *,
-    chosen: ApiOperation,
+    chosen: ApiOperation | None,
 ) -> ListingPageView:
+    """`chosen`: the operation of the form; None where the form has a call that none of them describes."""
     listing = view.listing
     shown = view.operations[:OPERATIONS_SHOWN_MAX]
     rate = listing.rate_limit
