@@ -66,6 +66,39 @@ async def test_a_call_is_paid_by_a_signature_from_a_wallet_on_the_wrong_chain(
     await site.check_books()
 
 
+@pytest.mark.parametrize(
+    ("api", "target", "label", "value"),
+    [
+        ("paid", "/quote/BTC", "symbol", "BTC"),
+        (
+            "any path",
+            "/status/200?x=%26&y=1",
+            "Path below the endpoint, with its query",
+            "/status/200?x=%26&y=1",
+        ),
+    ],
+)
+async def test_the_page_of_a_402_leads_to_the_form_of_its_call(
+    browser: Browser, site: Site, api: str, target: str, label: str, value: str
+) -> None:
+    wallet = await site.wallet(chain_id=84532)
+    async with watch_page(browser, site.gateway.base_url) as watched:
+        page = watched.page
+        await wallet.install(watched.context)
+        assert await watched.goto(f"/api/v2/gateway/{site.apis[api]}{target}") == 402
+        await page.get_by_role("link", name="Pay and call from a wallet").click()
+        await expect(page.get_by_label(label)).to_have_value(value)
+        await pay_button(page).click()
+        await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
+        await watched.check()
+    (call,) = await site.calls(wallet)
+    assert (call["method"], call["path"], call["payment"]["state"]) == (
+        "GET",
+        target.partition("?")[0],
+        "charged",
+    )
+
+
 async def test_a_transaction_pays_with_two_confirmations_and_its_rest_pays_the_next_call(
     browser: Browser, site: Site
 ) -> None:
