@@ -76,6 +76,23 @@ async def test_an_answer_that_is_no_outcome_of_the_gateway_keeps_the_payment(
     await site.check_books()
 
 
+async def test_code_in_the_words_of_a_refusal_is_code_and_never_markup(browser: Browser, site: Site) -> None:
+    refusal = {**INTERNAL, "code": "wallet_blocked", "detail": "`<b>key</b>` is <i>stolen</i>: `debt` ` left"}
+    wallet = await site.wallet(chain_id=CHAIN)
+
+    async def refuse(response: Any) -> dict[str, Any]:
+        return {**LOST["an internal error"], "status": 403, "body": json.dumps(refusal)}
+
+    async with open_panel(browser, site, wallet) as watched:
+        page = watched.page
+        await replace_answers(page, refuse, is_paid=False)
+        await pay_button(page).click()
+        note = slip(page).locator(".ticket-note.bad")
+        await expect(note).to_have_text("Internal error. <b>key</b> is <i>stolen</i>: debt ` left")
+        await expect(note.locator("code")).to_have_text(["<b>key</b>", "debt"])
+        await expect(note.locator("b, i")).to_have_count(0)
+
+
 async def test_a_redirect_says_nothing_of_the_charge_and_is_paid_again_by_choice_alone(
     browser: Browser, site: Site
 ) -> None:

@@ -99,6 +99,7 @@ async def test_the_ticket_of_every_outcome_fits_and_is_as_large(
             stamps[word] = await look_at_stamp(watched)
             assert stamps[word]["shape"] == shape
         await expect(pay_button(page)).to_have_text("Ask again")
+        assert "`" not in await slip(page).inner_text()
     assert len({one["size"] for one in stamps.values()}) == 1
     heights = [one["height"] for one in stamps.values()]
     assert max(heights) - min(heights) <= 2, "the frames differ by a pixel on each side"

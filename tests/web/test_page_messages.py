@@ -10,6 +10,7 @@ from jinja2.exceptions import UndefinedError
 from tests.kit.message_catalog import LongWords
 from tollway.web.page_messages import MessageEnvironment
 from tollway.web.page_renderer import TEMPLATES
+from tollway.web.problems import split_code
 
 
 class Upper(NullTranslations):
@@ -32,6 +33,7 @@ def make_environment(words: NullTranslations, **templates: str) -> MessageEnviro
         extensions=["jinja2.ext.i18n"],
     )
     environment.install(words)
+    environment.filters["split_code"] = split_code
     return environment
 
 

@@ -10,11 +10,13 @@ import pytest
 
 from tests.kit.listings import sample_listing
 from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness, PageReader
+from tollway.errors import Code
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Price
 from tollway.registry.listing import Operation
 from tollway.registry.quality import FAILED, Quality, Reputation, bucket_of, day_of
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
+from tollway.web.problems import problem_name
 
 ALICE = Address(b"\xaa" * 20)
 QUOTES = sample_listing(
@@ -442,6 +444,26 @@ async def test_the_form_keeps_the_call_of_a_402(client: httpx.AsyncClient) -> No
     # The choice of the form that keeps the call has no operation.
     assert (await client.get("/apis/api_quotes?operation=")).status_code == 200
     assert (await client.get("/apis/api_quotes?method=BREW&target=/x")).status_code == 422
+
+
+async def test_code_in_sentences_is_code(client: httpx.AsyncClient) -> None:
+    reference = (await client.get("/docs")).text
+    operations = sorted(set(re.findall(r'href="(/docs/operations/[^"]+)"', reference)))
+    problems = [f"/problems/{problem_name(code)}" for code in Code]
+    assert len(operations) > 40
+    for path in ("/docs", *operations, *problems):
+        page = (await client.get(path)).text.partition("<main")[2]
+        assert "`" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S), path
+    page = (await client.get("/problems/upstream-timeout")).text
+    assert "<code>paymentState</code> is <code>held</code>" in page
+    page = (await client.get("/docs/operations/searchApis")).text
+    assert "<code>relevance</code> needs <code>q</code>." in page
+
+
+async def test_code_in_words_of_a_client_is_no_markup(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/?network=`<img src=x onerror=alert(1)>`")).text
+    assert "<img" not in page
+    assert (await client.get("/apis/api_quotes?operation=`<b>`")).text.count("<b>") == 0
 
 
 @pytest.mark.parametrize("path", ["/", "/apis/api_quotes", f"/providers/{ALICE}"])

@@ -22,6 +22,7 @@ from tollway.web.problems import (
     install_handlers,
     problem_type,
     render_problem,
+    split_code,
     status_of,
 )
 
@@ -190,6 +191,22 @@ def test_rate_limit_headers_come_from_the_members() -> None:
     )
     assert headers["ratelimit-policy"] == '"registrations";q=100;w=3600'
     assert headers["ratelimit"] == '"registrations";r=0;t=30'
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("", []),
+        ("plain", [("plain", False)]),
+        ("`a` and `b`.", [("a", True), (" and ", False), ("b", True), (".", False)]),
+        ("an open ` mark", [("an open ` mark", False)]),
+        ("``", [("``", False)]),
+        ("`two\nlines`", [("`two\nlines`", False)]),
+        ("`<script>`", [("<script>", True)]),  # a part is no markup: the page escapes it
+    ],
+)
+def test_code_stands_between_backticks(text: str, parts: list[tuple[str, bool]]) -> None:
+    assert split_code(text) == parts
 
 
 def test_type_uses_dashes() -> None:

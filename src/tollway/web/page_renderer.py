@@ -22,6 +22,7 @@ from tollway.web.page_assets import PageAssets
 from tollway.web.page_languages import choose_language, read_catalogs
 from tollway.web.page_messages import MessageEnvironment
 from tollway.web.page_response import PageResponse, accepts_gzip
+from tollway.web.problems import split_code
 
 TEMPLATES = Path(__file__).parent / "pages" / "templates"
 HTML = "text/html; charset=utf-8"
@@ -206,6 +207,7 @@ def _make_environment(assets: PageAssets, words: NullTranslations) -> Environmen
     environment.install(words)
     for name in ("safe", "xmlattr", "tojson", "urlize"):  # filters that return markup
         del environment.filters[name]
+    environment.filters["split_code"] = split_code
     environment.filters["translate_words"] = partial(_translate_words, words)
     globals_: dict[str, Any] = {"asset": assets.path_of}
     environment.globals.update(globals_)

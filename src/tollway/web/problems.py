@@ -5,6 +5,7 @@ The control plane uses `install_handlers`, the gateway app uses `render_problem`
 The state of a payment comes with the problem and is rendered unchanged.
 """
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,6 +37,7 @@ def _problem_page(meaning: str, remedy: str) -> ProblemPage:
     return ProblemPage(meaning=meaning, remedy=remedy)
 
 
+_CODE = re.compile(r"`([^`\n]+)`")
 _SIGN_ANEW = "Sign the request again with a fresh signature and send it."
 _SAME_PROOF = "After Retry-After, send the same request with the same proof. Do not pay a second time."
 _BY_PAYMENT_STATE = (
@@ -412,6 +414,11 @@ def problem_name(code: Code) -> str:
 def problem_type(code: Code, *, public_url: str) -> str:
     """The `type` URI of an error code. It resolves to the page of the code."""
     return f"{public_url}/problems/{problem_name(code)}"
+
+
+def split_code(text: str) -> list[tuple[str, bool]]:
+    """The parts of a sentence, each with whether it is code (between backticks). No part is markup: a page escapes each."""
+    return [(part, position % 2 == 1) for position, part in enumerate(_CODE.split(text)) if part]
 
 
 def is_retryable(problem: Problem) -> bool:

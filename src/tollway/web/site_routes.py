@@ -41,7 +41,7 @@ from tollway.registry.listing import Listing, payable_assets
 from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
 from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
 from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
-from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name
+from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name, split_code
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
 PER_LISTING_MAX = 5
@@ -357,8 +357,8 @@ def health_router(readiness: Readiness, traffic: Readiness, *, has_pages: bool =
         again = "The same request, sent again later, can succeed." if kind.is_retryable else ""
         text = (
             f"<p><code>{code.value}</code>, HTTP status {kind.status}.</p>"
-            f"<h2>What it means</h2><p>{html.escape(page.meaning)}</p>"
-            f"<h2>What to do</h2><p>{html.escape(page.remedy)} {again}</p>"
+            f"<h2>What it means</h2><p>{_write_prose(page.meaning)}</p>"
+            f"<h2>What to do</h2><p>{_write_prose(page.remedy)} {again}</p>"
             '<p><a href="/problems">All problems</a></p>'
         )
         return HTMLResponse(_page(kind.title, text), headers={"cache-control": "public, max-age=3600"})
@@ -391,6 +391,12 @@ def _not_ready(checks: Mapping[str, bool], failed: Sequence[str]) -> Problem:
     if "storage" in failed:
         code = Code.STORAGE_UNAVAILABLE
     return Problem(code=code, detail="Not ready: " + ", ".join(failed), members={"checks": checks})
+
+
+def _write_prose(text: str) -> str:
+    """A sentence as HTML, with its code."""
+    parts = ((html.escape(part), is_code) for part, is_code in split_code(text))
+    return "".join(f"<code>{part}</code>" if is_code else part for part, is_code in parts)
 
 
 def _page(title: str, text: str) -> str:

@@ -58,18 +58,16 @@ export class CallSlip {
   }
 
   /**
-   * A sentence. The returned function replaces it.
+   * A sentence, with its code between backticks. The returned function replaces it.
    * @param {string} text
    * @param {boolean} [isBad]
    */
   note(text, isBad = false) {
     const note = document.createElement("p");
     note.className = isBad ? "ticket-note bad" : "ticket-note";
-    note.textContent = text;
+    note.append(...splitCode(text));
     this.root.append(note);
-    return (/** @type {string} */ changed) => {
-      note.textContent = changed;
-    };
+    return (/** @type {string} */ changed) => note.replaceChildren(...splitCode(changed));
   }
 
   /**
@@ -113,6 +111,16 @@ export class CallSlip {
     this.root.append(place);
     document.querySelector(".brand .gate")?.classList.toggle("open", state === "charged" || state === "free");
   }
+}
+
+/** The parts of a sentence: texts, and elements for its code. @param {string} text @returns {(string | HTMLElement)[]} */
+function splitCode(text) {
+  return text.split(/`([^`\n]+)`/).map((part, position) => {
+    if (position % 2 === 0) return part;
+    const code = document.createElement("code");
+    code.textContent = part;
+    return code;
+  });
 }
 
 // ---- Amounts.
