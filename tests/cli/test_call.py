@@ -409,19 +409,28 @@ def test_a_terminal_reads_the_payment_its_progress_and_who_paid(gateway, termina
     assert f"paid by {paid}" in shown.replace("\n", "")
 
 
-def test_a_terminal_reads_that_an_authorisation_is_being_settled(gateway, terminal):
+def test_a_terminal_reads_an_authorisation_once_the_gateway_has_charged_it(gateway, terminal):
     gateway.is_settling = True
     (first, free) = terminal(("call", "api_1", "/x"), ("call", "api_1", "/free"))
     shown = " ".join(first[1])
-    assert "settling 0.01 USDC by the authorisation 0x" in shown
     assert "on eip155:84532 by x402, without a network fee." in " ".join(shown.split())
-    assert (
-        shown.index("sending the call with") < shown.index("Pays 0.01 USDC to 0x") < shown.index("settling")
-    )
-    assert PAID_BY in shown
+    assert shown.index("sending the call with") < shown.index("Pays 0.01 USDC to 0x") < shown.index(PAID_BY)
+    assert "settling" not in shown
     assert free[0] == 0
     assert "nothing was paid" in " ".join(free[1])
     assert "paid by" not in " ".join(free[1])
+
+
+UNDECIDED = {"code": "payment_outcome_unknown", "detail": "Not known yet.", "paymentState": "held"}
+
+
+def test_a_terminal_reads_that_an_authorisation_is_being_settled(gateway, terminal):
+    gateway.is_settling = True
+    gateway.next_unknown = (503, PROBLEM, json.dumps(UNDECIDED).encode())
+    ((code, lines),) = terminal(("call", "api_1", "/x", "--wait", "1"))
+    shown = " ".join(lines)
+    assert code == 3
+    assert shown.index("Pays 0.01 USDC to 0x") < shown.index("settling 0.01 USDC by the authorisation 0x")
 
 
 BLOCKED = {
@@ -431,13 +440,20 @@ BLOCKED = {
 }
 
 
-def test_a_payment_that_the_gateway_refuses_is_not_printed(gateway, terminal):
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        ((403, PROBLEM, json.dumps(BLOCKED).encode()), "The operator has blocked this wallet."),
+        ((502, "text/html", b"<html>"), ""),  # of a proxy: the outcome is not known
+    ],
+)
+def test_a_payment_that_the_gateway_does_not_accept_is_not_printed(gateway, terminal, answer, words):
     gateway.is_settling = True
-    gateway.next_unknown = (403, "application/problem+json", json.dumps(BLOCKED).encode())
+    gateway.next_unknown = answer
     ((code, lines),) = terminal(("call", "api_1", "/x"))
     shown = " ".join(lines)
-    assert (code, "The operator has blocked this wallet." in shown) == (1, True)
-    assert "sending the call with the authorisation 0x" in shown
+    assert (code != 0, words in shown) == (True, True)
+    assert "sending the call with an authorisation of 0.01 USDC" in shown
     assert ("Pays" in shown, "settling" in shown) == (False, False)
 
 

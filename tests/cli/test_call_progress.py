@@ -60,10 +60,13 @@ def print_states(*states: PaymentProgress, is_terminal: bool = True) -> str:
 
 def test_the_words_of_each_state() -> None:
     assert confirmed(2).describe() == f"paid 0.05 USDC by 0x{'ab' * 32}, 2 of 10 confirmations"
-    sending, settling = (PaymentProgress(payment=AUTHORIZATION, is_accepted=one) for one in (False, True))
+    sending = PaymentProgress(payment=AUTHORIZATION)
+    settling = PaymentProgress(payment=AUTHORIZATION, is_accepted=True)
+    paid = PaymentProgress(payment=AUTHORIZATION, is_charged=True)
     name = f"0x{'cd' * 32}"
-    assert sending.describe() == f"sending the call with the authorisation {name} of 0.05 USDC"
+    assert sending.describe() == "sending the call with an authorisation of 0.05 USDC"
     assert settling.describe() == f"settling 0.05 USDC by the authorisation {name}"
+    assert paid.describe() == f"paid 0.05 USDC by the authorisation {name}"
 
 
 def test_each_new_state_replaces_the_line(monkeypatch: pytest.MonkeyPatch) -> None:

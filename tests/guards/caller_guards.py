@@ -149,4 +149,28 @@ CALLER_GUARDS = (
         "        fee_max_wei=0,\n        fee_limit_wei",
         test="client/test_flow_hostile_node.py::test_the_signed_payment_is_the_approved_one",
     ),
+    guard(
+        "C1",
+        "a payment above a limit is not passed to the caller",
+        "client.driver:Driver._approve_payment",
+        "        if over is None:\n",
+        "        if True:\n",
+        test="client/test_flow_hostile_node.py::test_a_payment_above_a_limit_is_never_passed_to_the_caller",
+    ),
+    guard(
+        "C1",
+        "a payment that the gateway refuses is not printed as paid",
+        "cli.call:ProgressLine.show",
+        "is_under_way = progress.is_accepted or progress.is_charged or progress.confirmations is not None",
+        "is_under_way = True",
+        test="cli/test_call.py::test_a_payment_that_the_gateway_does_not_accept_is_not_printed",
+    ),
+    guard(
+        "C25",
+        "an error names the host of a node and no other part of its URL",
+        "client.responses:describe_host",
+        'return httpx.URL(url).netloc.decode("ascii") or "the node"',
+        "return url",
+        test="cli/test_inputs.py::test_a_dead_node_is_named_by_its_host",
+    ),
 )

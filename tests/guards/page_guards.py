@@ -326,4 +326,20 @@ PAGE_GUARDS = (
         'own = {**self.headers(), "Cache-Control": CACHE_NEVER, "Content-Encoding": "gzip"}\n        body = gzip.compress(body)',
         test="web/test_my_routes.py::test_a_page_of_a_reader_is_never_stored_compressed_or_framed",
     ),
+    guard(
+        "T6",
+        "code in the words of a refusal is built from texts",
+        SLIP,
+        "    code.textContent = part;\n",
+        "    code.innerHTML = part;\n",
+        test=f"{ANSWERED}::test_code_in_the_words_of_a_refusal_is_code_and_never_markup",
+    ),
+    guard(
+        "T7",
+        "the form keeps the call of a 402 as it is",
+        "web.page_kept_call:fill_call",
+        " and _is_same(described, values, call)",
+        "",
+        test="web/test_page_kept_call.py::test_another_call_is_kept_as_it_is",
+    ),
 )

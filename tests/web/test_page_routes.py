@@ -441,6 +441,7 @@ async def test_the_form_keeps_the_call_of_a_402(client: httpx.AsyncClient) -> No
         "/other?x=&#34;&gt;&lt;script&gt;"
     ]
     assert '<option value="" selected>GET /other?x=&#34;' in whole
+    assert "GET /other?x=" in PageReader(whole).words.partition("From a program")[2]
     # The choice of the form that keeps the call has no operation.
     assert (await client.get("/apis/api_quotes?operation=")).status_code == 200
     assert (await client.get("/apis/api_quotes?method=BREW&target=/x")).status_code == 422

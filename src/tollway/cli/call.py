@@ -291,10 +291,14 @@ class ProgressLine:
         self._quote = quote
 
     def show(self, progress: PaymentProgress) -> None:
-        """Prints a state that differs from the last one; before it the kept payment, where it is stored (a transfer) or accepted (an authorisation)."""
-        if self._quote is not None and (progress.is_accepted or progress.confirmations is not None):
+        """Prints a state that differs from the last one; before it the kept payment, where it is stored (a transfer) or accepted (an authorisation). After a
+        charge the response says the rest."""
+        is_under_way = progress.is_accepted or progress.is_charged or progress.confirmations is not None
+        if self._quote is not None and is_under_way:
             self._print_quote(self._quote)
             self._quote = None
+        if progress.is_charged:
+            return
         line = plain_line(progress.describe())
         if not self._is_terminal or line in (self._last, self._notice):
             return

@@ -242,7 +242,8 @@ def _send(submission: _Submission) -> Flow[GatewayResponse]:
             return outcome
         if outcome.code in CLAIMED_CODES:
             submission.is_claimed = True
-            yield _report_accepted(submission)
+            progress = PaymentProgress(payment=submission.authorization, is_accepted=True)
+            yield ReportProgress(progress=progress)
         pause_s = wait.next_pause_s(outcome)
         if pause_s is None:
             raise _end_undecided(submission, outcome)
@@ -298,15 +299,10 @@ def _decide_outcome(
     if transaction is not None:  # a receipt with a transfer counts more than the payment state
         state = AuthorizationState.CHARGED
     yield RecordAuthorizationState(nonce=nonce, state=state, tx_hash=transaction)
-    if state is not AuthorizationState.RELEASED:
-        yield _report_accepted(submission)
+    if state is AuthorizationState.CHARGED:
+        progress = PaymentProgress(payment=submission.authorization, is_charged=True)
+        yield ReportProgress(progress=progress)
     return CallResult(response=response, authorization=submission.authorization)
-
-
-def _report_accepted(submission: _Submission) -> ReportProgress:
-    return ReportProgress(
-        progress=PaymentProgress(payment=submission.authorization, is_accepted=True),
-    )
 
 
 def _read_state(submission: _Submission, response: GatewayResponse) -> AuthorizationState:

@@ -280,13 +280,14 @@ class ApprovePayment:
 class PaymentProgress:
     """The progress of one signed payment. A transfer has `confirmations` of the `confirmations_needed`; an authorisation has neither: the gateway
     settles it after the API has answered. `notice`: what keeps the gateway from checking the payment, in its words; the call waits for it.
-    `is_accepted`: a response shows that the gateway holds the authorisation or has charged it."""
+    `is_accepted`: a response shows that the gateway holds the authorisation; `is_charged`: that it has charged it."""
 
     payment: "Transfer | SignedAuthorization"
     confirmations: int | None = None
     confirmations_needed: int | None = None
     notice: str | None = None
     is_accepted: bool = False
+    is_charged: bool = False
 
     def describe(self) -> str:
         """The progress in one line, such as `paid 0.05 USDC by 0x…, 2 of 10 confirmations`."""
@@ -297,9 +298,10 @@ class PaymentProgress:
             return (
                 f"paid {self.payment.describe()} by {self.payment.tx_hash}, {seen} of {needed} confirmations"
             )
-        if self.is_accepted:
-            return f"settling {self.payment.describe()} by the authorisation {self.payment.name()}"
-        return f"sending the call with the authorisation {self.payment.name()} of {self.payment.describe()}"
+        if not (self.is_accepted or self.is_charged):
+            return f"sending the call with an authorisation of {self.payment.describe()}"
+        verb = "paid" if self.is_charged else "settling"
+        return f"{verb} {self.payment.describe()} by the authorisation {self.payment.name()}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
