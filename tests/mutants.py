@@ -13,8 +13,8 @@ MUTANTS = (
         name="no unique key",
         edits=(
             Edit(
-                place="storage.migrations.versions.0016_call_terms:_create_payment",
-                before='        sa.UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),\n',
+                place="storage/migrations/baseline.sqlite.sql",
+                before=",\n  CONSTRAINT uq_payment_transfer UNIQUE (tx_hash, chain_id, asset, payer, payee)",
                 after="",
             ),
         ),

@@ -311,6 +311,16 @@ def test_a_file_that_cannot_be_served_from_is_not_restored(office: Office, spoil
     )
 
 
+@pytest.mark.parametrize("name", ["another program's", "newer", "from before the baseline"])
+def test_tables_that_this_version_does_not_know_are_not_backed_up(office: Office, name: str) -> None:
+    spoil, reported = UNFIT[name]
+    spoil(DATABASE)
+    before = DATABASE.read_bytes()
+    assert reported in office.refuse("backup", "copy")
+    assert not any(name.startswith("copy") for name in files())
+    assert DATABASE.read_bytes() == before
+
+
 @pytest.mark.parametrize("command", ["backup", "restore"])
 def test_postgres_has_its_own_way(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOLLWAY_DATABASE_URL", "postgresql://user@127.0.0.1:1/name")

@@ -6,8 +6,6 @@ from sqlalchemy import text
 
 from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, operator_origin
 from tollway.storage.book_sizes import HELD_SHOWN, BookFigures
-from tollway.storage.database import Database
-from tollway.storage.migrate import upgrade
 
 
 async def test_the_large_tables_have_their_rows_and_their_oldest(ledgers: Any) -> None:
@@ -61,10 +59,3 @@ async def test_held_payments_are_listed_in_order_up_to_a_limit(ledgers: Any) -> 
     assert (held[0].units, held[0].payer, held[0].recorded_ms) == (10, payments[0].payer, NOW_MS)
     await ledger.release_held(origin=operator_origin())
     assert await figures.list_held() == ()
-
-
-async def test_older_tables_have_the_sizes_that_they_have(empty_database: Database) -> None:
-    await upgrade(empty_database, revision="0016_call_terms", is_step_by_step=True)
-    names = {one.name for one in (await BookFigures(empty_database).read_sizes()).tables}
-    assert "call" in names
-    assert "webhook_event" not in names

@@ -1,52 +1,112 @@
-"""The migrations make the tables that the stores define, on both dialects."""
+"""The baseline and the migrations make the tables that the stores define, on both dialects."""
 
 import asyncio
-import importlib
-import pkgutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.exc import IntegrityError
 
-import tollway.storage
+from tests.kit.schema_writer import DRIVERS, list_statements, write_baseline
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import Database, connect_database, metadata
+from tollway.storage.database import Database, connect_database
 from tollway.storage.migrate import (
+    BASELINE,
     MIGRATIONS,
     OLDEST_SERVICEABLE,
+    baseline_path,
     list_revisions,
     schema_state,
     upgrade,
 )
 
-for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
-    importlib.import_module(module.name)  # the tables of every module
-
-BEFORE_THE_BASELINE = (
-    *("0001_books", "0002_catalog", "0003_identity", "0004_moderation", "0005_authorizations"),
-    *("0006_settled_by_chain", "0007_gas_by_network", "0008_rolling", "0009_scale", "0010_standing"),
-    *("0011_client_networks", "0012_terms_sold", "0013_wallet_gas", "0014_finality"),
-    "0015_unfinal_payer",
-)
-
-
-def is_ours(_subject: object, name: str | None, kind: str, is_reflected: bool, _other: object) -> bool:
-    """False for the parts of one dialect: the tables of the full-text search of SQLite."""
-    return not (kind == "table" and is_reflected and "search" in (name or ""))
+BEFORE_THE_BASELINE = ("0001_books", "0016_call_terms", "0030_response_providers")
+PARTIAL = {
+    "sqlite": "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL ORDER BY name",
+    "postgresql": """SELECT 'index', indexname, tablename, indexdef FROM pg_indexes WHERE schemaname = 'public'
+    UNION ALL SELECT 'trigger', tgname, tgrelid::regclass::text, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal
+    UNION ALL SELECT 'function', proname, '', pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+    ORDER BY 1, 2""",
+}
+"""The objects of a schema whose whole statement the dialect keeps."""
 
 
-async def test_migrations_and_metadata_agree(database: Database) -> None:
-    def differences(connection: Connection) -> object:
-        options = {"include_object": is_ours, "compare_type": True}
-        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+def describe(connection: Connection) -> dict[str, Any]:
+    """The schema without the order of columns, which a migration cannot choose, and without the order of objects."""
+    tables, found = inspect(connection), dict[str, Any]()
+    for table in tables.get_table_names():
+        found[table] = [
+            {
+                str(one["name"]): repr((one["type"], one["nullable"], one["default"]))
+                for one in tables.get_columns(table)
+            },
+            tables.get_pk_constraint(table),
+            *(
+                sorted(map(repr, read(table)))
+                for read in (
+                    tables.get_foreign_keys,
+                    tables.get_unique_constraints,
+                    tables.get_check_constraints,
+                )
+            ),
+        ]
+    found["objects"] = [tuple(row) for row in connection.exec_driver_sql(PARTIAL[connection.dialect.name])]
+    return found
 
-    assert await database.read(differences) == []
+
+def read_rows(connection: Connection) -> dict[str, list[Any]]:
+    """The rows of every table that has some."""
+    tables = inspect(connection).get_table_names()
+    rows = {table: connection.exec_driver_sql(f'SELECT * FROM "{table}"').all() for table in tables}
+    return {table: sorted(map(repr, found)) for table, found in rows.items() if found}
+
+
+@pytest.mark.parametrize("dialect", DRIVERS)
+def test_the_files_of_the_baseline_are_what_the_tables_of_the_stores_yield(dialect: str) -> None:
+    assert list_revisions() == [BASELINE], (
+        "a migration follows the baseline, which is frozen now: remove this test and `make schema`"
+    )
+    written = write_baseline(dialect)
+    assert baseline_path(MIGRATIONS, dialect).read_text() == written, (
+        "the tables have changed: run `make schema`"
+    )
+
+
+class Undo(Exception):
+    """Rolls a transaction back."""
+
+
+async def test_migrations_and_metadata_agree(empty_database: Database) -> None:
+    made: list[dict[str, Any]] = []
+
+    def make(connection: Connection) -> None:
+        for statement in list_statements(connection.dialect.name):
+            connection.exec_driver_sql(statement)
+        made.append(describe(connection))
+        raise Undo
+
+    with pytest.raises(Undo):
+        await empty_database.write(make)
+    assert await schema_state(empty_database) == "empty"
+    assert await upgrade(empty_database) == "current"
+    assert [await empty_database.read(describe)] == made
+    assert len(made[0]) > 40
+
+
+async def test_a_failed_statement_of_the_baseline_leaves_the_database_empty(
+    empty_database: Database, newer: Callable[[str], Path]
+) -> None:
+    folder = newer("")
+    path = baseline_path(folder, empty_database.dialect)
+    path.write_text(path.read_text() + "\nCREATE TABLE payment (id INTEGER);\n")
+    with pytest.raises(StorageUnavailable):
+        await upgrade(empty_database, migrations=folder)
+    assert await schema_state(empty_database) == "empty"
+    assert await empty_database.read(read_rows) == {}
 
 
 async def test_upgrade_twice_changes_nothing(database: Database) -> None:
@@ -68,7 +128,7 @@ async def call_it(database: Database, revision: str) -> None:
     await database.write(lambda connection: connection.execute(rename, {"revision": revision}))
 
 
-@pytest.mark.parametrize("floor", ["", "0007_gas_by_network", "0008_rolling", OLDEST_SERVICEABLE])
+@pytest.mark.parametrize("floor", ["", "0030_older", OLDEST_SERVICEABLE])
 async def test_newer_tables_whose_floor_this_version_reaches_are_ahead_and_stay_as_they_are(
     database: Database, newer: Callable[[str], Path], floor: str
 ) -> None:
@@ -139,16 +199,39 @@ async def test_a_migration_that_fails_leaves_the_tables_as_they_were(
     assert await database.read(columns_of) == before
 
 
-async def test_each_migration_of_this_release_only_adds(empty_database: Database) -> None:
+def find_changes(
+    before: dict[tuple[str, str], str], after: dict[tuple[str, str], str]
+) -> set[tuple[str, str]]:
+    """The columns that older code could not use as before: changed, gone, or new in a known table without null and without a default."""
+    known = {table for table, _ in before}
+    added = {name for name in after if name not in before and name[0] in known}
+    return {name for name in before if after.get(name) != before[name]} | {
+        name for name in added if "False, None" in after[name]
+    }
+
+
+@pytest.mark.parametrize("is_newer", [False, True], ids=["this release", "the next one"])
+async def test_each_migration_of_a_release_only_adds(
+    empty_database: Database, newer: Callable[[str], Path], is_newer: bool
+) -> None:
     """Everything that older code writes and reads stays unchanged, and it needs nothing new."""
+    options: dict[str, Any] = {"migrations": newer("")} if is_newer else {}
     await upgrade(empty_database, revision=OLDEST_SERVICEABLE)
     before = await empty_database.read(columns_of)
-    await upgrade(empty_database)
+    await upgrade(empty_database, **options)
     after = await empty_database.read(columns_of)
-    assert {name: after.get(name) for name in before} == before
-    known = {table for table, _ in before}
-    added = {name: after[name] for name in after if name not in before and name[0] in known}
-    assert {name: told for name, told in added.items() if "False, None" in told} == {}
+    assert find_changes(before, after) == set()
+    assert (after != before) is is_newer
+
+
+def test_a_changed_a_lost_and_a_needed_column_are_found() -> None:
+    before = {("call", "id"): "text, False, None", ("call", "path"): "text, False, None"}
+    after = {
+        ("call", "id"): "integer, False, None",
+        ("call", "tip"): "integer, False, None",
+        ("tip", "id"): "integer, False, None",
+    }
+    assert find_changes(before, after) == {("call", "id"), ("call", "path"), ("call", "tip")}
 
 
 @pytest.mark.postgres

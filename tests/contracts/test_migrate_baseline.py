@@ -1,89 +1,68 @@
-"""A real database of the version before the baseline (`databases/`) is refused by every command in one sentence, and is not changed."""
+"""Every command of the operator refuses tables that this version must not use, in one sentence, and changes nothing."""
 
 import asyncio
-import contextlib
 import json
-import re
-import sqlite3
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from tests.kit.databases import create_database, execute_sql, open_database
+from tests.contracts.test_migrate import describe, read_rows
+from tests.kit.databases import create_database, open_database
 from tollway.cli.main import make_app
-from tollway.storage.migrate import TOO_OLD
+from tollway.storage.migrate import TOO_NEW, TOO_OLD, explain_refusal, upgrade
 
 T = TypeVar("T")
 _NUMBERS = count(1)
-DATABASES = Path(__file__).parent / "databases"
-PRAGMAS = ("table_xinfo", "foreign_key_list", "index_list")
-CATALOG = (
-    """SELECT c.relname, a.attnum, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull, a.attidentity,
-        pg_get_expr(d.adbin, d.adrelid), l.collname, a.attstorage
-    FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_collation l ON l.oid = a.attcollation
-        LEFT JOIN pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
-    WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'S', 'v') AND a.attnum > 0 ORDER BY 1, 2""",
-    """SELECT conrelid::regclass::text, conname, contype::text, convalidated, pg_get_constraintdef(oid)
-    FROM pg_constraint WHERE connamespace = 'public'::regnamespace ORDER BY 1, 2""",
-    "SELECT tablename, indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1, 2",
-    "SELECT tgname, pg_get_triggerdef(oid) FROM pg_trigger WHERE NOT tgisinternal ORDER BY 1",
-    "SELECT proname, pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace ORDER BY 1",
-    """SELECT sequencename, data_type::text, start_value, min_value, max_value, increment_by, cycle, cache_size
-    FROM pg_sequences WHERE schemaname = 'public' ORDER BY 1""",
+EMPTY = explain_refusal("empty")
+TX, WALLET = f"0x{'11' * 32}", f"0x{'22' * 20}"
+COMMANDS = (
+    ("audit",),
+    ("audit", "--release"),
+    ("audit", "--restored"),
+    ("audit", "--rewrite"),
+    ("admit", TX),
+    ("secrets", "status"),
+    ("secrets", "reencrypt"),
+    ("listings", "--suspended"),
+    ("listings", "suspend", "api_1"),
+    ("listings", "restore", "api_1"),
+    ("wallets", "--blocked"),
+    ("wallets", "block", WALLET),
+    ("wallets", "unblock", WALLET),
+    ("admin", "log"),
+    ("admin", "link"),
 )
 
 
-def describe(connection: Connection) -> list[Any]:
-    """The schema: on PostgreSQL from the server's catalog; on SQLite its statements without layout and their meaning,
-    with the order of a table's indexes."""
-    if connection.dialect.name == "postgresql":
-        return [[tuple(row) for row in connection.exec_driver_sql(query)] for query in CATALOG]
-    objects = connection.exec_driver_sql("SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name")
-    told: list[Any] = [(kind, name, table, squeeze(sql)) for kind, name, table, sql in objects]
-    for table in tables_of(connection):
-        for pragma in PRAGMAS:
-            told.append((table, *map(tuple, connection.exec_driver_sql(f'PRAGMA {pragma}("{table}")'))))
-    return told
+def make_older(connection: Connection) -> None:
+    """The tables of a version before the baseline: the name of its revision, and a table of a form that this version does not know."""
+    for statement in (
+        "CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)",
+        "INSERT INTO alembic_version VALUES ('0030_response_providers')",
+        "CREATE TABLE payment (id INTEGER PRIMARY KEY, value_text TEXT NOT NULL)",
+        "INSERT INTO payment VALUES (7, '12.5')",
+    ):
+        connection.exec_driver_sql(statement)
 
 
-def squeeze(sql: str | None) -> str:
-    """Removes spaces without meaning."""
-    return re.sub(r"\s*([(),]|\s)\s*", r"\1", re.sub(r"\s+", " ", sql or ""))
-
-
-def tables_of(connection: Connection) -> list[str]:
-    query = "SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name"
-    if connection.dialect.name == "postgresql":
-        query = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1"
-    return list(connection.execute(text(query)).scalars())
-
-
-def read_rows(connection: Connection) -> dict[str, list[Any]]:
-    return {
-        table: sorted(tuple(map(repr, row)) for row in connection.exec_driver_sql(f'SELECT * FROM "{table}"'))
-        for table in tables_of(connection)
-    }
+def make_newer(connection: Connection) -> None:
+    connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9001_newer'")
+    connection.exec_driver_sql("UPDATE schema_floor SET revision = '9001_newer'")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of that database."""
-    script = (DATABASES / f"0015_{request.param}.sql").read_text()
+    """The URL of an empty database."""
     if request.param == "sqlite":
-        path = tmp_path / "0015.sqlite3"
-        with contextlib.closing(sqlite3.connect(path)) as connection:
-            connection.executescript(script)
-        return f"sqlite:///{path}"
-    server, name = request.getfixturevalue("postgres_server"), f"old_{next(_NUMBERS)}"
-    url = asyncio.run(create_database(server, name, template=None))
-    asyncio.run(execute_sql(url, script))
-    return url
+        return f"sqlite:///{tmp_path}/tollway.sqlite3"
+    server = request.getfixturevalue("postgres_server")
+    return asyncio.run(create_database(server, f"refused_{next(_NUMBERS)}", template=None))
 
 
 @pytest.fixture
@@ -112,18 +91,44 @@ def ask(url: str, work: Callable[[Connection], T]) -> T:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize("revision", [None, "0009_scale"], ids=["as it was made", "older still"])
-def test_one_from_before_the_baseline_is_refused_and_stays_as_it_is(
-    url: str, operate: Any, revision: str | None
-) -> None:
-    if revision is not None:
-        older = text("UPDATE alembic_version SET version_num = :revision")
-        ask(url, lambda connection: connection.execute(older, {"revision": revision}).rowcount)
-    before = ask(url, read_rows), ask(url, describe)
-    assert {table for table, rows in before[0].items() if not rows} <= {"generation"}  # PostgreSQL has none
-    assert operate("migrate") == (1, {"error": {"code": "command_failed", "problems": [TOO_OLD]}})
-    code, told = operate("doctor")
-    (found,) = [finding for finding in told["findings"] if finding["check"] == "database"]
+def migrate(url: str) -> None:
+    async def run() -> None:
+        async with open_database(url) as database:
+            await upgrade(database)
+
+    asyncio.run(run())
+
+
+def read_all(url: str) -> tuple[Any, Any]:
+    return ask(url, read_rows), ask(url, describe)
+
+
+def refused(problem: str | None) -> tuple[int, Any]:
+    return 1, {"error": {"code": "command_failed", "problems": [problem]}}
+
+
+def test_tables_from_before_the_baseline_are_refused_and_stay_as_they_are(url: str, operate: Any) -> None:
+    ask(url, make_older)
+    before = read_all(url)
+    for command in (("migrate",), *COMMANDS):
+        assert operate(*command) == refused(TOO_OLD), command
+    code, reply = operate("doctor")
+    (found,) = [finding for finding in reply["findings"] if finding["check"] == "database"]
     assert (code, found["level"]) == (1, "failed")
     assert TOO_OLD in found["detail"]
-    assert (ask(url, read_rows), ask(url, describe)) == before
+    assert read_all(url) == before
+
+
+@pytest.mark.parametrize("state", ["empty", "foreign"])
+def test_a_command_refuses_missing_and_too_new_tables_and_makes_none(
+    url: str, operate: Any, state: str
+) -> None:
+    if state == "foreign":
+        migrate(url)
+        ask(url, make_newer)
+    else:
+        ask(url, lambda connection: None)  # on SQLite this makes the file
+    before = read_all(url)
+    for command in COMMANDS:
+        assert operate(*command) == refused(EMPTY if state == "empty" else TOO_NEW), command
+    assert read_all(url) == before

@@ -1,60 +1,55 @@
-"""`make schema`: writes the tables of a new SQLite file down, as the migrations give them (`storage.migrate`)."""
+"""`make schema`: writes the tables of a new database, as `metadata` has them, into the two files of the baseline (`storage.migrate`).
 
-import asyncio
-import json
-import tempfile
-from functools import partial
-from pathlib import Path
+A released baseline never changes (`release/check.py`). With the first migration after it, `make schema` ends. contracts/test_migrate.py goes on comparing
+the tables of the baseline and its migrations with those of `metadata`.
+"""
 
-from sqlalchemy import Connection
+import importlib
+import pkgutil
+import re
+from typing import Any
 
-from tollway.storage.database import SqliteDatabase
-from tollway.storage.migrate import FILE_NAME, MIGRATIONS, name_migrations, upgrade
+from sqlalchemy import create_mock_engine
+from sqlalchemy.schema import CreateIndex, CreateTable
 
-_OURS = "name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
-"""SQLite makes the others itself."""
-_OBJECTS = f"SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL AND {_OURS} ORDER BY rowid"
-_TABLES = f"SELECT name FROM sqlite_master WHERE type = 'table' AND {_OURS} ORDER BY rowid"
+import tollway.storage
+from tollway.storage.database import metadata
+from tollway.storage.migrate import MIGRATIONS, baseline_path
 
+DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+asyncpg"}
+HEADER = (
+    "-- The tables of a new database. `make schema` writes this file from the tables of tollway.storage.\n"
+)
 
-async def describe(folder: Path, migrations: Path = MIGRATIONS) -> str:
-    """Describes the schema that the migrations make, not the stored one."""
-    database = SqliteDatabase(folder / "written.sqlite3")
-    await database.open()
-    try:
-        await upgrade(database, migrations=migrations, is_step_by_step=True)
-        return await database.read(partial(write_down, migrations=migrations))
-    finally:
-        await database.close()
+for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
+    importlib.import_module(module.name)  # the tables of every module
 
 
-def write_down(connection: Connection, migrations: Path) -> str:
-    """The file's text, from a database that holds these tables and nothing else yet."""
-    tables = [str(name) for (name,) in connection.exec_driver_sql(_TABLES)]
-    objects = [(str(name), str(sql)) for name, sql in connection.exec_driver_sql(_OBJECTS)]
-    virtual = {name for name, sql in objects if sql.startswith("CREATE VIRTUAL")}
-    shadows = {name for name in tables if any(name.startswith(one + "_") for one in virtual)}
-    statements = [sql for name, sql in objects if name not in shadows]
-    for table in tables:
-        if table not in shadows | virtual:
-            statements += _write_rows(connection, table)
-    contents = {"madeOf": name_migrations(migrations), "statements": statements}
-    return json.dumps(contents, indent=1) + "\n"
+def list_statements(dialect: str) -> list[str]:
+    """The statements that make every table of `metadata` with its indexes, in the order in which the table names them, and its first rows."""
+    statements: list[str] = []
+
+    def keep(statement: Any, *_: object, **__: object) -> None:
+        text = str(statement.compile(dialect=engine.dialect)).strip().replace("\t", "  ")
+        statements.append(re.sub(r" +\n", "\n", text))
+
+    engine: Any = create_mock_engine(f"{DRIVERS[dialect]}://", keep)
+    for table in metadata.sorted_tables:
+        engine.execute(CreateTable(table))
+        for index in sorted(table.indexes, key=lambda index: index.info["number"]):
+            engine.execute(CreateIndex(index))
+        table.dispatch.after_create(table, engine)
+    return statements
 
 
-def _write_rows(connection: Connection, table: str) -> list[str]:
-    columns = [str(row[1]) for row in connection.exec_driver_sql(f"PRAGMA table_info({table})")]
-    quoted = ", ".join(f"quote({column})" for column in columns)
-    return [
-        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join(row)})"
-        for row in connection.exec_driver_sql(f"SELECT {quoted} FROM {table}")
-    ]
+def write_baseline(dialect: str) -> str:
+    """The text of the file, which psql and sqlite3 run too. An empty line ends a statement (`migrate.read_baseline`)."""
+    return HEADER + "".join(f"\n{statement};\n" for statement in list_statements(dialect))
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        text = asyncio.run(describe(Path(folder)))
-    (MIGRATIONS / FILE_NAME).write_text(text)
+    for dialect in DRIVERS:
+        baseline_path(MIGRATIONS, dialect).write_text(write_baseline(dialect))
 
 
 if __name__ == "__main__":

@@ -87,15 +87,16 @@ async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
 
 
 ADDS_KEYS = """
-from importlib import import_module
+from alembic import op
+
+from tollway.storage.creation_store import creation_table
 
 revision, down_revision = "9001_newer", "{down}"
 branch_labels = depends_on = None
-baseline = import_module("tollway.storage.migrations.versions.0016_call_terms")
 
 
 def upgrade():
-    baseline._create_creation_key()
+    creation_table.create(op.get_bind())
 """
 
 

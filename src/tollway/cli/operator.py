@@ -41,7 +41,7 @@ from tollway.storage.database import (
     connect_database,
     is_shared_write_safe,
 )
-from tollway.storage.migrate import TOO_OLD, schema_state, upgrade
+from tollway.storage.migrate import explain_refusal, schema_state, upgrade
 from tollway.telemetry import configure_logging, redact_entry
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
@@ -151,10 +151,8 @@ def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) 
     async def work(services: OperatorServices) -> None:
         state = await schema_state(services.database)
         now = await upgrade(services.database)
-        if now == "foreign":
-            raise CommandFailed("the database needs a newer version of Tollway than this one")
-        if now == "too_old":
-            raise CommandFailed(TOO_OLD)
+        if (refusal := explain_refusal(now)) is not None:
+            raise CommandFailed(refusal)
         print_result({"before": state, "now": now}, [f"database: {state} -> {now}"], as_json)
 
     run_with_services(ctx, work, config, as_json=as_json, access="make")
@@ -349,11 +347,15 @@ async def _use_services(
 async def opened_database(
     database: Database, access: Access, environment: OperatorEnvironment
 ) -> AsyncIterator[None]:
-    """Opens the database for a command, and closes it."""
+    """Opens the database for a command, and closes it. Raises `CommandFailed` where `read` or `write` meets tables that this version must not use."""
     with _guard_database(database, access, environment):
         if access in ("write", "make"):
             await database.open()  # on SQLite this opens the writer, which reading does without
         try:
+            if access in ("read", "write"):
+                refusal = explain_refusal(await schema_state(database))
+                if refusal is not None:
+                    raise CommandFailed(refusal)
             yield
         finally:
             await database.close()
@@ -625,7 +627,7 @@ def _report(copy: BackupCopy) -> dict[str, object]:
 
 def _describe_audit(copy: BackupCopy) -> list[str]:
     if copy.report is None:
-        return ["not audited: its tables are of an older version"]
+        return ["not audited: its tables are of an older version, run `tollway gateway migrate`"]
     verdict = (
         "the ledger balances"
         if copy.report.is_balanced

@@ -26,7 +26,7 @@ from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # an import of that module, not an export
 from tollway.storage.history import audit
-from tollway.storage.migrate import TOO_OLD, SchemaState, schema_state, upgrade
+from tollway.storage.migrate import TOO_NEW, TOO_OLD, explain_refusal, schema_state, upgrade
 from tollway.storage.operator_acts import record_act
 from tollway.storage.operator_store import mark_restored
 from tollway.storage.restore_detection import (
@@ -39,7 +39,6 @@ from tollway.storage.restore_detection import (
 )
 
 _BUSY_S = 30.0
-_AUDITED: frozenset[SchemaState] = frozenset({"current", "ahead", "serviceable"})
 
 
 class BackupUnusable(Exception):
@@ -49,7 +48,7 @@ class BackupUnusable(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackupCopy:
     """A checked copy of a database. `generation`: the number in the copied database by which a gateway detects a restore. `report`: the audit of the ledger;
-    None when the tables are too old for it."""
+    None when the tables must be migrated first."""
 
     generation: int
     size_bytes: int
@@ -120,13 +119,13 @@ async def _examine(database: SqliteDatabase, *, is_to_serve: bool = False) -> Ba
         if state == "empty":
             raise BackupUnusable("the file is no database of Tollway")
         if state == "foreign":
-            raise BackupUnusable("the file needs a newer version of Tollway than this one")
-        if state == "too_old" and is_to_serve:
+            raise BackupUnusable(TOO_NEW)
+        if state == "too_old":
             raise BackupUnusable(TOO_OLD)
         generation = await database.read(read_generation)
         if is_to_serve:
             state = await upgrade(database)
-        report = await database.read(audit) if state in _AUDITED else None
+        report = await database.read(audit) if explain_refusal(state) is None else None
     except StorageUnavailable as exc:
         raise BackupUnusable("the file is damaged") from exc
     return BackupCopy(generation=generation, size_bytes=database.path.stat().st_size, report=report)

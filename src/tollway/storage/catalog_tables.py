@@ -2,8 +2,8 @@
 
 This module defines columns; `registry/` decides their meaning. `listing_values` contains neither the upstream secret nor the OpenAPI
 document. `listing` has every listing; `listing_tag`, `listing_network` and the full-text table have only visible listings, so that a
-filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN) and is made by the migrations only; `registry`
-splits its words, not the database.
+filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN), so it is plain DDL; `registry` splits its words,
+not the database.
 """
 
 import json
@@ -37,7 +37,7 @@ from tollway.money import Price
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
 from tollway.registry.quality import Quality, Reputation
 from tollway.registry.search_tokens import fold
-from tollway.storage.database import metadata
+from tollway.storage.database import add_statement, metadata
 from tollway.storage.statements import Prepared, Within
 
 _RowId = BigInteger().with_variant(Integer, "sqlite")
@@ -98,6 +98,26 @@ listing_table = Table(
     Index("ix_listing_price", "currency", "is_shown", "price_nano", "seq"),
     Index("ix_listing_pay_to", "pay_to", "is_shown", "provider"),
     Index("ix_listing_payee", "pay_to", "is_shown", "seq"),
+)
+
+# FTS5's `ascii` tokenizer separates at ASCII punctuation and spaces only, so it splits no folded word, in any script.
+add_statement(
+    listing_table,
+    "CREATE VIRTUAL TABLE listing_search USING fts5(name, description, tags, tokenize = 'ascii')",
+    dialect="sqlite",
+)
+add_statement(
+    listing_table,
+    """CREATE TABLE listing_search (
+  listing_seq BIGINT NOT NULL CONSTRAINT pk_listing_search PRIMARY KEY CONSTRAINT fk_listing_search_listing REFERENCES listing (seq),
+  words TSVECTOR NOT NULL
+)""",
+    dialect="postgresql",
+)
+add_statement(
+    listing_table,
+    "CREATE INDEX ix_listing_search_words ON listing_search USING gin (words)",
+    dialect="postgresql",
 )
 
 # A separate table, because a page of a hundred listings must not read a hundred documents.
@@ -170,6 +190,7 @@ total_table = Table(
     PrimaryKeyConstraint("id", name="pk_listing_total"),
     CheckConstraint("id = 1 AND shown >= 0", name="one_row"),
 )
+add_statement(total_table, "INSERT INTO listing_total (id, shown) VALUES (1, 0)")
 
 
 IS_VERIFIED = "verified_ms IS NOT NULL"

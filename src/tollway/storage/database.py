@@ -23,7 +23,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, TypeVar
 
-from sqlalchemy import Connection, Engine, Executable, MetaData, create_engine, event, make_url, text
+from sqlalchemy import (
+    DDL,
+    Connection,
+    Engine,
+    Executable,
+    Index,
+    MetaData,
+    Table,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.pool import QueuePool, StaticPool
 
@@ -57,6 +69,20 @@ metadata = MetaData(
     }
 )
 """Every table. Each module of tables adds its own."""
+
+
+@event.listens_for(Index, "after_parent_attach")
+def _number_index(index: Index, table: Table) -> None:
+    """Keeps the order in which a table names its indexes, which SQLAlchemy keeps in a set: SQLite has no statistics, so of two indexes that begin with the
+    same columns it uses the newer one."""
+    index.info["number"] = len(table.indexes)
+
+
+def add_statement(table: Table, statement: str, *, dialect: str | None = None) -> None:
+    """Adds a statement to the DDL of a table: what SQLAlchemy does not model, or a first row. `dialect`: of that one only."""
+    ddl = DDL(statement.replace("%", "%%"))  # type: ignore[no-untyped-call]  # SQLAlchemy has no types for it
+    event.listen(table, "after_create", ddl.execute_if(dialect=dialect))
+
 
 WAL_RESET_FIXED = (3, 51, 3)
 READERS = 4

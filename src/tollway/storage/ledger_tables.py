@@ -41,7 +41,7 @@ from sqlalchemy import (
 
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.records import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
-from tollway.storage.database import metadata
+from tollway.storage.database import add_statement, metadata
 
 RowId = BigInteger().with_variant(Integer, "sqlite")
 """A row number that SQLite assigns."""
@@ -176,6 +176,51 @@ call_table = Table(
     Index("ix_call_payment_time", "payment_id", "created_ms"),
     Index("ix_call_payer_listing", "payer", "listing_key", "created_ms"),
     Index("ix_call_provider_listing", "provider", "listing_key", "created_ms"),
+    # The partial indexes come after the full ones that begin with the same columns: SQLite searches the newest.
+    Index(
+        "uq_call_nonce",
+        "nonce",
+        "nonce_tx_hash",
+        "nonce_chain_id",
+        unique=True,
+        sqlite_where=text(COUNTING_NONCE),
+        postgresql_where=text(COUNTING_NONCE),
+    ),
+    # The predicates are literal in the indexes and in the queries: else neither planner would use these indexes.
+    Index(
+        "ix_call_repeatable",
+        "payment_id",
+        "digest",
+        sqlite_where=text(REPEATABLE),
+        postgresql_where=text(REPEATABLE),
+    ),
+    Index(
+        "ix_call_forwarding",
+        "owner_id",
+        sqlite_where=text("state = 'forwarding'"),
+        postgresql_where=text("state = 'forwarding'"),
+    ),
+    Index(
+        "ix_call_unknown",
+        "moved_ms",
+        sqlite_where=text("state = 'unknown'"),
+        postgresql_where=text("state = 'unknown'"),
+    ),
+    Index(
+        "ix_call_settling",
+        "owner_id",
+        sqlite_where=text("state = 'settling'"),
+        postgresql_where=text("state = 'settling'"),
+    ),
+    Index(
+        "ix_call_keyed",
+        "payer",
+        "idempotency_key",
+        "created_ms",
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index("ix_call_moving", "payer", sqlite_where=text(MOVING), postgresql_where=text(MOVING)),
     *(
         Index(
             f"ix_call_{owner}_{name}",
@@ -189,50 +234,6 @@ call_table = Table(
             ("failed", FAILED, ("state", "upstream_status")),
             ("unknown", UNKNOWN, ()),
         )
-    ),
-    Index(
-        "uq_call_nonce",
-        "nonce",
-        "nonce_tx_hash",
-        "nonce_chain_id",
-        unique=True,
-        sqlite_where=text(COUNTING_NONCE),
-        postgresql_where=text(COUNTING_NONCE),
-    ),
-    # The predicates are literal in the indexes and in the queries: else neither planner would use these indexes.
-    Index(
-        "ix_call_forwarding",
-        "owner_id",
-        sqlite_where=text("state = 'forwarding'"),
-        postgresql_where=text("state = 'forwarding'"),
-    ),
-    Index(
-        "ix_call_settling",
-        "owner_id",
-        sqlite_where=text("state = 'settling'"),
-        postgresql_where=text("state = 'settling'"),
-    ),
-    Index("ix_call_moving", "payer", sqlite_where=text(MOVING), postgresql_where=text(MOVING)),
-    Index(
-        "ix_call_keyed",
-        "payer",
-        "idempotency_key",
-        "created_ms",
-        sqlite_where=text("idempotency_key IS NOT NULL"),
-        postgresql_where=text("idempotency_key IS NOT NULL"),
-    ),
-    Index(
-        "ix_call_unknown",
-        "moved_ms",
-        sqlite_where=text("state = 'unknown'"),
-        postgresql_where=text("state = 'unknown'"),
-    ),
-    Index(
-        "ix_call_repeatable",
-        "payment_id",
-        "digest",
-        sqlite_where=text(REPEATABLE),
-        postgresql_where=text(REPEATABLE),
     ),
     Index(
         "ix_call_reorged",
@@ -297,7 +298,39 @@ call_total_table = Table(
     Column("calls", BigInteger, nullable=False),
     sqlite_with_rowid=False,
 )
-"""The number of calls of a wallet as payer and as provider: the sum over its slots (see `history`)."""
+"""The number of calls of a wallet as payer and as provider: the sum over its slots (see `history`). On PostgreSQL a trigger counts the calls of gateways of
+every release. On SQLite a gateway counts them in batches, up to the row `mark`."""
+add_statement(
+    call_total_table,
+    "INSERT INTO call_total (wallet, role, slot, calls) VALUES (x'', 'mark', 0, 0)",
+    dialect="sqlite",
+)
+
+# A wallet has 256 rows, and each session counts in one of them, so that two transactions rarely wait for each other and a sum reads few rows
+# for any number of sessions. A deadlock of two transactions is rolled back and tried again.
+add_statement(
+    call_table,
+    """CREATE FUNCTION count_calls() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO call_total AS kept (wallet, role, slot, calls)
+    SELECT counted.wallet, counted.role, pg_backend_pid() % 256, count(*)
+    FROM (
+        SELECT provider AS wallet, 'provider' AS role FROM fresh
+        UNION ALL SELECT payer, 'payer' FROM fresh WHERE payer IS NOT NULL
+    ) AS counted
+    GROUP BY counted.wallet, counted.role ORDER BY counted.wallet, counted.role
+    ON CONFLICT (wallet, role, slot) DO UPDATE SET calls = kept.calls + excluded.calls;
+    RETURN NULL;
+END
+$$""",
+    dialect="postgresql",
+)
+add_statement(
+    call_table,
+    """CREATE TRIGGER tr_call_total AFTER INSERT ON call REFERENCING NEW TABLE AS fresh
+FOR EACH STATEMENT EXECUTE FUNCTION count_calls()""",
+    dialect="postgresql",
+)
 
 owner_table = Table(
     "gateway_owner",

@@ -16,7 +16,7 @@ deletes, so that one of two transactions that delete the last deliveries of an e
 
 from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, LargeBinary, String, Table, Text, text
 
-from tollway.storage.database import metadata
+from tollway.storage.database import add_statement, metadata
 from tollway.storage.ledger_tables import RowId
 
 NEW = "data IS NULL"
@@ -120,3 +120,4 @@ generation_table = Table(
     Column("number", BigInteger, nullable=False),
 )
 """One row, raised by each change of the set of active endpoints. Gateways poll it."""
+add_statement(generation_table, "INSERT INTO webhook_generation (id, number) VALUES (1, 1)")
