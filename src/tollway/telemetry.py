@@ -54,14 +54,14 @@ class BackgroundTaskStatus:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetFigures:
     """What the leading gateway read from the database about all gateways. `open_calls`: by state, the number and the age in seconds of the oldest. `audit_s`,
-    `backup_s`: unix times; None before the first one. `sales_hours_behind`: None on older tables. `webhook_events`: by state; empty on older tables."""
+    `backup_s`: unix times; None before the first one. `webhook_events`: by state."""
 
     open_calls: Mapping[str, tuple[int, float]]
     audit_s: float | None = None
     audit_differences: int | None = None
     backup_s: float | None = None
     secrets_stale: int = 0
-    sales_hours_behind: int | None = None
+    sales_hours_behind: int = 0
     webhook_events: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -434,7 +434,6 @@ async def test_two_leaders_make_one_day_of_its_hours(
 async def test_a_move_without_a_mark_is_found_by_the_audit_and_repaired_by_the_last_look(
     database: Database,
 ) -> None:
-    """A gateway of the release before moves calls and leaves no marks."""
     await add(database, call_record_row(1, state="unknown", created_ms=HOUR, price_units=5, **PAID))
     await close_at(database, HOUR + HOUR_MS + CLOSE_DELAY_MS)
     await database.write(lambda connection: connection.execute(update(call_table).values(state="released")))

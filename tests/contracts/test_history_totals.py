@@ -36,7 +36,7 @@ async def totals(database: Database) -> dict[str, int]:
 
 
 async def test_every_written_call_is_counted_for_payer_and_provider(database: Database) -> None:
-    """Gateways of the release before write calls without totals."""
+    """The statement that writes a call names no total."""
     await add(
         database,
         call_record_row(1),

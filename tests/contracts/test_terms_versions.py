@@ -1,5 +1,5 @@
 """What a version of the terms records beside its price: its times by the clock of the database, the heads of networks as its payee began,
-and each operation of a very large document. On SQLite and PostgreSQL, and on the tables of the release before.
+and each operation of a very large document. On SQLite and PostgreSQL.
 """
 
 from collections.abc import Callable

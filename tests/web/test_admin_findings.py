@@ -129,7 +129,6 @@ def times(slow: int, *, bound: float) -> tuple[int, ...]:
         (fleet(audit_s=None, backup_s=None), []),
         (fleet(secrets_stale=1), [("upkeep", "SecretsStale")]),
         (fleet(sales_hours_behind=limits.SALES_HOURS_BEHIND_MAX), [("upkeep", "")]),
-        (fleet(sales_hours_behind=None), []),
         ({"seals": [replace(SECRETS, lost=1)]}, [("money", "SecretsStale")]),
         ({"seals": [replace(SECRETS, kind="responses", lost=1)]}, []),
         ({"gas_keys": [LOW]}, [("money", "GasKeysLow")]),

@@ -55,7 +55,7 @@ class FleetView:
         self._duties: set[Duty] = set()
 
     async def record_build(self) -> None:
-        """Writes the row of this gateway. Without effect on older tables."""
+        """Writes the row of this gateway."""
         await self._builds.record(self._build)
 
     def note_leading(self, duty: Duty, is_leading: bool) -> None:

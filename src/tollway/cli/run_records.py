@@ -25,8 +25,8 @@ async def note_audit(
     """Records an audit. `is_write_safe`: whether two processes may write to one SQLite file; None where the command writes anyway. Returns a note where nothing is
     recorded."""
 
-    async def record() -> bool:
-        return await record_audit(database, differences=len(report.wrong), now_ms=_now_ms())
+    async def record() -> None:
+        await record_audit(database, differences=len(report.wrong), now_ms=_now_ms())
 
     return await _record(database, record, is_write_safe)
 
@@ -36,10 +36,13 @@ async def note_backup(
 ) -> str | None:
     """Records a backup, and the audit that its copy passed or failed. Returns a note where nothing is recorded."""
 
-    async def record() -> bool:
-        if copy.report is not None:
-            await record_audit(database, differences=len(copy.report.wrong), now_ms=_now_ms())
-        return await record_backup(database, now_ms=_now_ms())
+    report = copy.report
+    if report is None:
+        return f"{_NOT}the tables are of an older version, run `tollway gateway migrate`"
+
+    async def record() -> None:
+        await record_audit(database, differences=len(report.wrong), now_ms=_now_ms())
+        await record_backup(database, now_ms=_now_ms())
 
     try:
         return await _record(database, record, is_write_safe)
@@ -48,7 +51,7 @@ async def note_backup(
 
 
 async def _record(
-    database: Database, record: Callable[[], Awaitable[bool]], is_write_safe: Callable[[], bool] | None
+    database: Database, record: Callable[[], Awaitable[None]], is_write_safe: Callable[[], bool] | None
 ) -> str | None:
     lock = None
     if is_write_safe is not None and isinstance(database, SqliteDatabase):
@@ -59,14 +62,13 @@ async def _record(
     try:
         if lock is not None:
             await database.open()
-        if await record():
-            return None
+        await record()
     except StorageUnavailable:
         return f"{_NOT}the database takes no writes now"
     finally:
         if lock is not None:
             lock.release()
-    return f"{_NOT}the tables are of the release before; run tollway gateway migrate"
+    return None
 
 
 def _now_ms() -> int:

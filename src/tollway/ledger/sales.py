@@ -42,8 +42,8 @@ a transaction that the database rolls back, and the deadlines of its statements:
 HOURS_KEPT_MS = 90 * DAY_MS
 """Hours that are older become days."""
 LAST_LOOK_MS = 25 * HOUR_MS
-"""So long after its end an hour is written once more, when the last hold of its unknown calls has lapsed. It repairs what no mark has told: the moves of
-a gateway of the release before, while both run."""
+"""So long after its end an hour is written once more, when the last hold of its unknown calls has lapsed. It repairs what no mark has
+reported."""
 
 
 def floor_to(step_ms: int, ms: int) -> int:

@@ -21,7 +21,6 @@ from tollway.storage.ledger_tables import (
 from tollway.storage.operator_acts import operator_act_table
 from tollway.storage.operator_store import IS_RESTORED
 from tollway.storage.response_pool import answer_table
-from tollway.storage.statements import has_table
 from tollway.storage.webhook_tables import delivery_table, event_table, message_table
 
 HELD_SHOWN = 50
@@ -81,7 +80,7 @@ def _read_held(connection: Connection) -> tuple[HeldPayment, ...]:
 
 
 def _read_sizes(connection: Connection) -> BookSizes:
-    tables = [table for table in _OLDEST if has_table(connection, table)]
+    tables = list(_OLDEST)
     is_postgres = connection.dialect.name == "postgresql"
     counts = _read_postgres(connection, tables) if is_postgres else _read_sqlite(connection, tables)
     sizes = [

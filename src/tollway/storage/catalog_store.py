@@ -63,7 +63,6 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
 from tollway.storage.recovery import SharedClock, read_shared_clock
 from tollway.storage.reputation_store import end_stale_proof
-from tollway.storage.statements import has_table
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 FRESH_MS = 1_000
@@ -311,8 +310,6 @@ class CatalogStore:
         )
 
         def work(connection: Connection) -> dict[Address, int]:
-            if not has_table(connection, payee_head_table):
-                return {}
             return {Address(pay_to): head_s for pay_to, head_s in connection.execute(statement)}
 
         return await self._database.read(work)
@@ -532,7 +529,7 @@ def _renew_terms(
 def _begin_terms(connection: Connection, seq: int, version: int, terms: Terms, heads: HeadTimes) -> None:
     values = {"listing_seq": seq, "version": version, **terms_values(terms)}
     connection.execute(insert(terms_table).values(values))
-    if heads and has_table(connection, payee_head_table):
+    if heads:
         of_version = {"listing_seq": seq, "version": version}
         rows = [{**of_version, "chain_id": chain_id, "head_s": head_s} for chain_id, head_s in heads.items()]
         connection.execute(insert(payee_head_table), rows)

@@ -45,7 +45,6 @@ from tollway.ledger.sales import (
     floor_to,
 )
 from tollway.storage.database import Database, write_retried
-from tollway.storage.locked_rows import has_marks
 from tollway.storage.sales_tables import (
     CALL_KEY,
     CALL_SUMS,
@@ -124,7 +123,7 @@ class ClosedPeriods:
         """Writes late periods again, closes every hour that is due, and turns old hours into days. Raises `StorageUnavailable`; what is written then stays,
         and the next call goes on."""
         plan = await self._database.read(self._make_plan, is_long=True)
-        if plan is None or plan.next_ms is None:
+        if plan.next_ms is None:
             return
         until_ms = closable_until(plan.shared_ms)
         if plan.closed_until_ms is not None and plan.closed_until_ms > until_ms:
@@ -145,9 +144,7 @@ class ClosedPeriods:
         write = partial(_replace_periods, step=periods.step, readings=readings, now_ms=now_ms)
         await write_retried(self._database, write, flush=False)
 
-    def _make_plan(self, connection: Connection) -> _Plan | None:
-        if not has_marks(connection):
-            return None
+    def _make_plan(self, connection: Connection) -> _Plan:
         shared_ms = min(self._read_clock(connection), self._ledger_ms())
         days_until_ms, closed_until_ms = read_ends(connection)
         return _Plan(
@@ -342,11 +339,8 @@ JOIN call_terms t ON t.id = c.terms_id {_GROUPED}"""  # noqa: S608 - names of ou
 )
 
 
-def count_hours_behind(connection: Connection, *, now_ms: int) -> int | None:
-    """Counts the hours that are due at `now_ms` and not closed, and the closed ones that wait to be written again; of these as many as `MARKS_MAX` marks name.
-    None on the tables of the release before."""
-    if not has_marks(connection):
-        return None
+def count_hours_behind(connection: Connection, *, now_ms: int) -> int:
+    """Counts the hours that are due at `now_ms` and not closed, and the closed ones that wait to be written again; of these as many as `MARKS_MAX` marks name."""
     _, closed_until_ms = read_ends(connection)
     next_ms = _find_first_hour(connection) if closed_until_ms is None else closed_until_ms
     if next_ms is None:
@@ -373,7 +367,7 @@ class PeriodAudit:
 
 def audit_periods(connection: Connection, *, lines_max: int) -> PeriodAudit:
     """Compares every closed period without a mark with its calls, to the unit, for each state. Reads every call; run it in the snapshot of the audit."""
-    days_until_ms, closed_until_ms = read_ends(connection) if has_marks(connection) else (None, None)
+    days_until_ms, closed_until_ms = read_ends(connection)
     if closed_until_ms is None:
         return PeriodAudit(compared=0, marked=0, wrong=(), wrong_starts=())
     days_until_ms = days_until_ms or 0

@@ -1,16 +1,17 @@
-"""Which release each gateway runs: a row beside the row of its lease. A gateway of the release before writes none.
+"""Which release each gateway runs: a row beside the row of its lease.
 
-A row is written at the start and again every few minutes, so that it is there after a migration that a running gateway sees, and after a restore.
+A row is written at the start and again every few minutes, so that it is there after a restore.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from sqlalchemy import Column, Connection, Row, Select, String, Table, Text, delete, select
+from sqlalchemy import Column, Connection, String, Table, Text, delete, select
 
 from tollway.fleet import GatewayBuild, GatewayRecord
 from tollway.storage.database import Database, metadata, write_retried
 from tollway.storage.ledger_tables import owner_table
-from tollway.storage.statements import has_table, insert_for
+from tollway.storage.statements import insert_for
 
 GATEWAYS_MAX = 50
 """Gateways that are read, the last renewal first. The row of a lease is kept for a day."""
@@ -36,21 +37,18 @@ class GatewayBuildStore:
         self._lease_ms = lease_ms
         self._now_ms = now_ms
 
-    async def record(self, build: GatewayBuild) -> bool:
-        """Writes the row of this gateway, and deletes those of gateways without a lease. False on older tables. Raises StorageUnavailable."""
+    async def record(self, build: GatewayBuild) -> None:
+        """Writes the row of this gateway, and deletes those of gateways without a lease. Raises StorageUnavailable."""
         values = {"name": build.name, "version": build.version, "schema_revision": build.schema}
 
-        def work(connection: Connection) -> bool:
-            if not has_table(connection, gateway_build_table):
-                return False
+        def work(connection: Connection) -> None:
             statement = insert_for(connection, gateway_build_table).values(owner_id=self._owner_id, **values)
             connection.execute(statement.on_conflict_do_update(index_elements=["owner_id"], set_=values))
             owner_id = gateway_build_table.c.owner_id
             gone = owner_id.not_in(select(owner_table.c.id)) & (owner_id != self._owner_id)
             connection.execute(delete(gateway_build_table).where(gone))
-            return True
 
-        return await write_retried(self._database, work)
+        await write_retried(self._database, work)
 
     async def list_gateways(self) -> tuple[GatewayRecord, ...]:
         """The gateways whose lease is recorded, the last renewal first, at most `GATEWAYS_MAX`. Raises StorageUnavailable."""
@@ -68,20 +66,20 @@ class GatewayBuildStore:
         )
 
 
-def _read_gateways(connection: Connection) -> list[Row[tuple[object, ...]]]:
+def _read_gateways(connection: Connection) -> Sequence[Any]:
     owners, builds = owner_table.c, gateway_build_table.c
-    columns = [owners.id, owners.started_ms, owners.seen_ms]
-    query: Select[tuple[object, ...]] = select(*columns)
-    if has_table(connection, gateway_build_table):
-        query = select(*columns, builds.name, builds.version, builds.schema_revision).join_from(
-            owner_table, gateway_build_table, builds.owner_id == owners.id, isouter=True
+    query = (
+        select(
+            owners.id, owners.started_ms, owners.seen_ms, builds.name, builds.version, builds.schema_revision
         )
-    ordered = query.order_by(owners.seen_ms.desc(), owners.id).limit(GATEWAYS_MAX)
-    return list(connection.execute(ordered).all())
+        .join_from(owner_table, gateway_build_table, builds.owner_id == owners.id, isouter=True)
+        .order_by(owners.seen_ms.desc(), owners.id)
+        .limit(GATEWAYS_MAX)
+    )
+    return connection.execute(query).all()
 
 
-def _parse_build(row: Row[tuple[object, ...]]) -> GatewayBuild | None:
-    version = getattr(row, "version", None)
-    if version is None:
+def _parse_build(row: Any) -> GatewayBuild | None:
+    if row.version is None:
         return None
-    return GatewayBuild(name=row.name, version=version, schema=row.schema_revision)
+    return GatewayBuild(name=row.name, version=row.version, schema=row.schema_revision)

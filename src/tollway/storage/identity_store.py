@@ -30,7 +30,6 @@ from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.registry.moderation import BlockedWallet
 from tollway.storage.database import Database, metadata
 from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
-from tollway.storage.statements import has_table
 
 signin_nonce_table = Table(
     "signin_nonce",
@@ -147,9 +146,8 @@ def _prune(connection: Connection, now_ms: int) -> int:
         delete(signin_nonce_table).where(signin_nonce_table.c.expires_ms <= now_ms),
         delete(session_table).where(session_table.c.expires_ms <= now_ms),
         delete(signature_nonce_table).where(signature_nonce_table.c.expires_ms <= now_ms),
+        delete(page_session_table).where(page_session_table.c.expires_ms <= now_ms),
     ]
-    if has_table(connection, page_session_table):
-        statements.append(delete(page_session_table).where(page_session_table.c.expires_ms <= now_ms))
     return sum(connection.execute(statement).rowcount for statement in statements)
 
 

@@ -6,7 +6,6 @@ that is killed leaves every value sealed with its old key or with the new one; a
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Column, Connection, Select, select, update
@@ -19,7 +18,6 @@ from tollway.storage.encryption import KeyAge, Sealer
 from tollway.storage.idempotency import response_label
 from tollway.storage.operator_acts import record_act
 from tollway.storage.response_pool import answer_table
-from tollway.storage.statements import has_table
 from tollway.storage.webhook_outbox import secret_label as webhook_secret_label
 from tollway.storage.webhook_tables import endpoint_table
 
@@ -152,8 +150,6 @@ class KeyRotation:
 
     async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, KeyAge]]:
         """The age of the key of every value, by row id: a page at a time, in the order of the row ids."""
-        if not await self._database.read(partial(has_table, table=column.row_id.table)):
-            return
         last = ""
         while True:
             rows = await self._database.read(_Page(column, after=last))

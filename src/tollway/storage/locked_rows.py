@@ -49,7 +49,7 @@ from tollway.storage.ledger_tables import (
     topup_table,
 )
 from tollway.storage.sales_tables import sales_mark_table
-from tollway.storage.statements import Prepared, Rows, Within, fetch_text
+from tollway.storage.statements import Prepared, Rows, Within
 from tollway.storage.webhook_events import NO_EVENTS, EventLog, write_events
 from tollway.webhooks.events import EventType, NewEvent, call_event_of
 
@@ -233,7 +233,7 @@ class LockedRows:
             check_count(_moving(names).run(self._connection, rows), len(rows))
         self._write_debts()
         write_marks(self._connection, self._marked_hours)
-        if self._events and self._log.can_write(self._connection):
+        if self._events:
             write_events(self._connection, self._events)
         self._events = []
 
@@ -313,19 +313,11 @@ class LockedRows:
 def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
     """Marks hours whose calls have moved, so that closed ones are written again. `hours`: the start of each, and the moment of the move. Call it after the
     rows of the calls are written, in the same transaction."""
-    if not hours or not has_marks(connection):
+    if not hours:
         return
     _ADD_MARKS.run(
         connection, [{"hour_ms": hour_ms, "marked_ms": marked_ms} for hour_ms, marked_ms in hours.items()]
     )
-
-
-def has_marks(connection: Connection) -> bool:
-    """False on the tables of the release before, which have no closed hours. On SQLite a gateway migrates its file before it serves."""
-    if connection.dialect.name != "postgresql":
-        return True
-    ((is_there,),) = fetch_text(connection, f"SELECT to_regclass('{sales_mark_table.name}') IS NOT NULL", ())
-    return bool(is_there)
 
 
 def payment_ids_of(call: LockedCall) -> frozenset[int]:

@@ -18,19 +18,7 @@ from tollway.ledger.claims import NonceKey, nonce_key
 from tollway.ledger.ledger import Claim, NonceUsed
 from tollway.ledger.records import CallState
 from tollway.storage.ledger_tables import COUNTING_NONCE, call_table, repeat_nonce_table
-from tollway.storage.statements import Prepared, Within, has_table, insert_for
-
-_HAS_REPEATS = "tollway_repeat_nonces"
-
-
-def has_repeat_nonces(connection: Connection) -> bool:
-    """False on the tables of the release before, where no claim is plain and no call runs again with a nonce. Costs one statement of a connection.
-    On SQLite a gateway migrates its file before it serves."""
-    if connection.dialect.name == "sqlite":
-        return True
-    if not connection.info.get(_HAS_REPEATS):
-        connection.info[_HAS_REPEATS] = has_table(connection, repeat_nonce_table)
-    return bool(connection.info[_HAS_REPEATS])
+from tollway.storage.statements import Prepared, Within, insert_for
 
 
 def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKey, NonceUsed]:
@@ -41,8 +29,7 @@ def find_nonces(connection: Connection, claims: Sequence[Claim]) -> dict[NonceKe
 
 def find_holders(connection: Connection, keys: Collection[NonceKey]) -> dict[NonceKey, NonceUsed]:
     """The calls that hold these nonces, with one statement. Other nonces of the same transactions may be among them."""
-    statement = _HOLDERS if has_repeat_nonces(connection) else _CLAIMED
-    found = statement.fetch(
+    found = _HOLDERS.fetch(
         connection,
         nonces=list({key.nonce for key in keys}),
         tx_hashes=list({key.tx_hash for key in keys}),
@@ -104,4 +91,4 @@ _OF_REPEATS = (
         call_table.c.state != literal_column("'released'"),
     )
 )
-_CLAIMED, _HOLDERS = Prepared(_OF_CLAIMS), Prepared(union_all(_OF_CLAIMS, _OF_REPEATS))
+_HOLDERS = Prepared(union_all(_OF_CLAIMS, _OF_REPEATS))

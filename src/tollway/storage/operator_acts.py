@@ -1,8 +1,4 @@
-"""The record of the operator's acts, in the transaction of each change; and their log lines.
-
-The release before did not have the table. Reads of its tables find no act, and an act is refused until the tables are migrated, because it could not
-be recorded.
-"""
+"""The record of the operator's acts, in the transaction of each change; and their log lines."""
 
 from collections.abc import Collection
 from functools import partial
@@ -25,11 +21,9 @@ from sqlalchemy import (
     update,
 )
 
-from tollway.errors import Code, Problem, StorageUnavailable
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.storage.database import Database, metadata, write_retried
 from tollway.storage.ledger_tables import RowId
-from tollway.storage.statements import has_table
 
 TARGETS_MAX = 500
 """Targets of one query."""
@@ -55,12 +49,6 @@ operator_act_table = Table(
     ),
 )
 
-_NOT_MIGRATED = Problem(
-    code=Code.STORAGE_UNAVAILABLE,
-    detail="The tables of this database cannot record acts of the operator, so nothing was changed. Run: tollway gateway migrate",
-    is_lasting=True,
-)
-
 _log = structlog.get_logger(__name__)
 
 
@@ -82,8 +70,6 @@ class OperatorActStore:
         query = query.order_by(acts.id.desc()).limit(limit)
 
         def work(connection: Connection) -> tuple[RecordedAct, ...]:
-            if not has_act_table(connection):
-                return ()
             return tuple(_read_act(row) for row in connection.execute(query))
 
         return await self._database.read(work)
@@ -109,9 +95,7 @@ class OperatorActStore:
 
 
 def record_act(connection: Connection, act: OperatorAct) -> None:
-    """Writes an act in the transaction of its change. Raises `StorageUnavailable`, which undoes the change, on tables without the record."""
-    if not has_act_table(connection):
-        raise StorageUnavailable(problem=_NOT_MIGRATED)
+    """Writes an act in the transaction of its change."""
     row = {
         "at_ms": act.origin.at_ms,
         "actor": act.origin.actor,
@@ -125,9 +109,8 @@ def record_act(connection: Connection, act: OperatorAct) -> None:
 def find_reasons(
     connection: Connection, kind: ActKind, moments: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], str]:
-    """The reasons of acts by target and time, at most `TARGETS_MAX`. A change that the release before made has no act, so it has no reason
-    here."""
-    if not moments or not has_act_table(connection):
+    """The reasons of acts by target and time, at most `TARGETS_MAX`."""
+    if not moments:
         return {}
     acts = operator_act_table.c
     query = select(acts.target, acts.at_ms, acts.reason).where(
@@ -141,14 +124,7 @@ def find_reasons(
     }
 
 
-def has_act_table(connection: Connection) -> bool:
-    """False on tables of the release before."""
-    return has_table(connection, operator_act_table)
-
-
 def _find_unlogged(connection: Connection) -> list[int]:
-    if not has_act_table(connection):
-        return []
     acts = operator_act_table.c
     query = select(acts.id).where(~acts.is_logged).order_by(acts.id).limit(LOGGED_MAX)
     return list(connection.scalars(query))

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, inspect, select, text
+from sqlalchemy import Connection, Row, Select, func, select, text
 
 from tollway.fleet import EncryptedValues
 from tollway.storage.closed_periods import count_hours_behind
@@ -16,14 +16,13 @@ from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
 from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
 from tollway.storage.ledger_tables import audit_run_table, backup_run_table, call_table
-from tollway.storage.statements import has_table, insert_for
+from tollway.storage.statements import insert_for
 from tollway.storage.webhook_tables import (
     NEW,
     PENDING,
     delivery_table,
     endpoint_table,
     event_table,
-    generation_table,
 )
 from tollway.telemetry import FleetFigures
 from tollway.webhooks.endpoints import DeliveryState
@@ -93,10 +92,7 @@ def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> 
         count = connection.execute(count_open(state)).scalar_one()
         oldest_ms = connection.execute(find_oldest(state)).scalar_one()
         open_calls[state] = (count, 0.0 if oldest_ms is None else max(0, now_ms - oldest_ms) / 1000)
-    audit = backup = None
-    if has_runs(connection):
-        audit = _read_row(connection, "audit_run")
-        backup = _read_row(connection, "backup_run")
+    audit, backup = _read_row(connection, "audit_run"), _read_row(connection, "backup_run")
     return FleetFigures(
         open_calls=open_calls,
         audit_s=None if audit is None else audit.ended_ms / 1000,
@@ -104,7 +100,7 @@ def read_figures(connection: Connection, *, now_ms: int, secrets_stale: int) -> 
         backup_s=None if backup is None else backup.ended_ms / 1000,
         secrets_stale=secrets_stale,
         sales_hours_behind=count_hours_behind(connection, now_ms=now_ms),
-        webhook_events=count_events(connection) if has_table(connection, generation_table) else {},
+        webhook_events=count_events(connection),
     )
 
 
@@ -135,32 +131,24 @@ def count_events(connection: Connection) -> dict[str, int]:
     return {"pending": min(counts[0] + counts[1], COUNT_MAX), "dead": counts[2]}
 
 
-def has_runs(connection: Connection) -> bool:
-    """False on the tables of the release before, which have no place for the figures of commands."""
-    return inspect(connection).has_table("audit_run")
-
-
-async def record_audit(database: Database, *, differences: int, now_ms: int) -> bool:
-    """Records the end of an audit. False where the tables are older. Raises StorageUnavailable."""
+async def record_audit(database: Database, *, differences: int, now_ms: int) -> None:
+    """Records the end of an audit. Raises StorageUnavailable."""
     values = {"ended_ms": now_ms, "differences": differences}
-    return await write_retried(database, lambda connection: _record(connection, "audit_run", values))
+    await write_retried(database, lambda connection: _record(connection, "audit_run", values))
 
 
-async def record_backup(database: Database, *, now_ms: int) -> bool:
-    """Records the end of a backup. False where the tables are older. Raises StorageUnavailable."""
+async def record_backup(database: Database, *, now_ms: int) -> None:
+    """Records the end of a backup. Raises StorageUnavailable."""
     values = {"ended_ms": now_ms}
-    return await write_retried(database, lambda connection: _record(connection, "backup_run", values))
+    await write_retried(database, lambda connection: _record(connection, "backup_run", values))
 
 
 _TABLES = {"audit_run": audit_run_table, "backup_run": backup_run_table}
 
 
-def _record(connection: Connection, name: str, values: dict[str, int]) -> bool:
-    if not has_runs(connection):
-        return False
+def _record(connection: Connection, name: str, values: dict[str, int]) -> None:
     statement = insert_for(connection, _TABLES[name]).values(id=_ROW, **values)
     connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=values))
-    return True
 
 
 def _read_row(connection: Connection, name: str) -> Row[Any] | None:

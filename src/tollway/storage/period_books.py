@@ -29,7 +29,6 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.call_terms import listing_key
 from tollway.storage.catalog_tables import listing_table
 from tollway.storage.database import Database
-from tollway.storage.locked_rows import has_marks
 from tollway.storage.sales_tables import (
     CALL_KEY,
     CALL_SUMS,
@@ -65,7 +64,7 @@ class PeriodBookStore:
 def read_sales(connection: Connection, *, query: SalesQuery, limits: Limits) -> PeriodSums:
     """The answer of `PeriodBooks.sales`, in the snapshot of this connection."""
     sums = _SumCollector(query, rows_max=limits.sum_rows_max)
-    closed_until_ms = (read_ends(connection)[1] or 0) if has_marks(connection) else 0
+    closed_until_ms = read_ends(connection)[1] or 0
     index, whose = "ix_call_provider_time", "c.provider = :wallet"
     if query.listing_id is not None:
         index, whose = "ix_call_provider_listing", f"{whose} AND c.listing_key = :listing_key"

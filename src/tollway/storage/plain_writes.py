@@ -294,8 +294,6 @@ def write_plain_closes(
     refused. The remaining units of the payment are as of the beginning of the statement. Writes an event for each written end that a
     wallet gets: on PostgreSQL in the same statement, on SQLite with one more."""
     charged = [] if events.is_idle else _charged_events(closes, events, now_ms=now_ms)
-    if charged and not events.can_write(connection):
-        charged = []
     if connection.dialect.name == "sqlite":
         outcomes = [
             _close_one(connection, (owner_id, now_ms, *_ended_row(close, now_ms=now_ms, ahead_ms=ahead_ms)))

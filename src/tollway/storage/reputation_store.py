@@ -169,7 +169,7 @@ def _write_loss(
     lost = events.make_events(
         EventType.LISTING_OWNERSHIP_LOST, (provider,), subject=listing_id, state="unverified", at_ms=now_ms
     )
-    if lost and events.can_write(connection):
+    if lost:
         write_events(connection, lost)
 
 

@@ -27,7 +27,6 @@ from tollway.storage.batch_wait import BatchWait
 from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of
 from tollway.storage.database import Database, Work, is_retryable
 from tollway.storage.ledger_batch import BatchRules, Entry, Outcome, write_finishes
-from tollway.storage.nonces import has_repeat_nonces
 from tollway.storage.outage import ValueRefused
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.recovery import ClusterClock
@@ -309,8 +308,6 @@ class StatementQueues:
 
         def work(connection: Connection) -> list[_Written]:
             self._restore_detector.check_once(connection)
-            if not has_repeat_nonces(connection):
-                return [None] * len(claims)
             owner_id = self._rules.owner_id
             return [
                 *grant_plain_claims(

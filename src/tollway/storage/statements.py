@@ -18,7 +18,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Any, NoReturn
 
-from sqlalchemy import ColumnElement, Connection, String, Table, TableClause, any_, bindparam, column, text
+from sqlalchemy import ColumnElement, Connection, String, Table, TableClause, any_, bindparam, column
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.ext.compiler import compiles
@@ -244,17 +244,6 @@ def _render_index_hint(element: IndexHint, compiler: SQLCompiler, **options: Any
     quote = compiler.preparer.quote
     alias = f"{quote(element.table_name)} AS {quote(element.name)}"
     return f"{alias} INDEXED BY {quote(element.index)}" if compiler.dialect.name == "sqlite" else alias
-
-
-_HAS_TABLE = {
-    "sqlite": text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :name"),
-    "postgresql": text("SELECT 1 WHERE to_regclass(:name) IS NOT NULL"),
-}
-
-
-def has_table(connection: Connection, table: Table) -> bool:
-    """False on tables of a release before, where a migration has not made this table yet."""
-    return connection.scalar(_HAS_TABLE[connection.dialect.name], {"name": table.name}) is not None
 
 
 def insert_for(connection: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:

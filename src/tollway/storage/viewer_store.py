@@ -22,7 +22,7 @@ from tollway.identity.viewers import Viewer
 from tollway.ids import Address
 from tollway.storage.advisory_locks import take_advisory_locks
 from tollway.storage.database import Database, metadata, write_retried
-from tollway.storage.statements import has_table, insert_for
+from tollway.storage.statements import insert_for
 
 viewer_table = Table(
     "viewer",
@@ -97,11 +97,7 @@ class SqlViewers:
     async def prune(self, *, now_ms: int) -> int:
         """Deletes the permissions that have ended."""
         ended = delete(viewer_table).where(viewer_table.c.until_ms <= now_ms)
-
-        def work(connection: Connection) -> int:
-            return connection.execute(ended).rowcount if has_table(connection, viewer_table) else 0
-
-        return await self._database.write(work, flush=False)
+        return await self._database.write(lambda connection: connection.execute(ended).rowcount, flush=False)
 
 
 def _put(connection: Connection, *, viewer: Viewer, most: int) -> Viewer | None:

@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, cast, insert, select, text
 
 from tollway.ids import Address, format_id
-from tollway.storage.statements import Prepared, has_table, insert_for
+from tollway.storage.statements import Prepared, insert_for
 from tollway.storage.webhook_tables import event_table
 from tollway.webhooks.events import EventType, NewEvent
 
@@ -59,23 +59,11 @@ class EventLog:
         self._stale_s = stale_s
         self._read_s = -inf
         self._watched: frozenset[tuple[Address, EventType]] = frozenset()
-        self.has_tables = True
 
     def set_watched(self, watched: Iterable[tuple[Address, EventType]], *, read_s: float) -> None:
         """Replaces the set. `read_s`: the moment at which its read began."""
         self._watched = frozenset(watched)
         self._read_s = read_s
-        self.has_tables = True
-
-    def set_absent(self, *, read_s: float) -> None:
-        """Records that the tables of webhooks were missing at this moment: a new gateway serves from the tables of the release before. Without tables
-        there are no endpoints."""
-        self.set_watched((), read_s=read_s)
-        self.has_tables = False
-
-    def can_write(self, connection: Connection) -> bool:
-        """False without the table of events. Costs a statement only where the last read found no tables: a stale set must not stop a close."""
-        return self.has_tables or has_table(connection, event_table)
 
     def keep_watched(self, *, read_s: float) -> None:
         """Records that the set was the same at this moment."""

@@ -222,8 +222,6 @@ class WebhookOutbox:
         return [DueEndpoint(**_describe_due(row)) for row in await self._database.read(find)]
 
     async def has_work(self, *, now_ms: int) -> bool:
-        if not self._events.has_tables:
-            return False
         rows = await self._database.read(lambda connection: _HAS_WORK.fetch(connection, now_ms=now_ms))
         return bool(rows)
 
@@ -330,8 +328,6 @@ class WebhookOutbox:
                 if _count_pending(connection, endpoint.number) <= self._limits.webhook_pending_max // 2:
                     self._resume(connection, endpoint, now_ms=now_ms)
 
-        if not self._events.has_tables:
-            return
         if await self._database.read(lambda connection: connection.execute(stopped.limit(1)).first()):
             await write_retried(self._database, work)
 
@@ -366,8 +362,7 @@ class WebhookOutbox:
         return max(begun_ms, self._now_ms()) + ACTIVATION_MS
 
     async def prune(self, *, now_ms: int) -> None:
-        if self._events.has_tables:
-            await prune_settled(self._database, now_ms=now_ms)
+        await prune_settled(self._database, now_ms=now_ms)
 
     async def note_down(self, *, is_of_origin: Callable[[str], bool], window_ms: int) -> None:
         """Writes the event `listing.down` for the active listings of an origin whose provider gets it. Each listing has one event in a window of time,

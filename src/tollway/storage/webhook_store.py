@@ -26,7 +26,7 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.advisory_locks import take_advisory_locks
 from tollway.storage.database import Database, write_retried
 from tollway.storage.encryption import Sealer
-from tollway.storage.statements import Prepared, has_table
+from tollway.storage.statements import Prepared
 from tollway.storage.webhook_events import EventLog
 from tollway.storage.webhook_outbox import (
     is_active_for_another,
@@ -91,12 +91,8 @@ class WebhookStore:
     # ---- The set of active endpoints in memory.
 
     async def refresh(self) -> None:
-        """Reads the set of active endpoints where it has changed; on tables of the release before, looks for the tables. Stops
-        all endpoints while too many new events wait for the gateway that delivers. Call it more often than `STALE_S`."""
+        """Reads the set of active endpoints where it has changed. Stops all endpoints while too many new events wait for the gateway that delivers. Call it more often than `STALE_S`."""
         read_s = self._ticks_s()
-        if self._generation is None and not await self._database.read(_has_tables):
-            self._events.set_absent(read_s=read_s)
-            return
         events_max = self._limits.webhook_events_max
         ((number, is_full),) = await self._database.read(
             lambda connection: _STATE.fetch(connection, last=events_max - 1)
@@ -261,7 +257,6 @@ _STATE = Prepared(
     )
 )
 """The number of the set, and whether one more new event than `last` waits."""
-_has_tables = partial(has_table, table=generation_table)
 
 
 def _is_own(wallet: Address, endpoint_id: str) -> tuple[ColumnElement[bool], ...]:

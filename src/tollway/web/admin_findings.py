@@ -287,7 +287,7 @@ def _find_fleet(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     def upkeep(words: str, alert: str, command: str, page: str = "") -> OperatorFinding:
         return OperatorFinding(severity=Severity.UPKEEP, text=words, alert=alert, command=command, page=page)
 
-    if fleet.sales_hours_behind is not None and fleet.sales_hours_behind >= SALES_HOURS_BEHIND_MAX:
+    if fleet.sales_hours_behind >= SALES_HOURS_BEHIND_MAX:
         words = f"Hours of sales that are due and not written: {fleet.sales_hours_behind}. Sums are read from the calls meanwhile"
         yield upkeep(words, "", DOCTOR)
     if fleet.audit_s is not None and now_s - fleet.audit_s > AUDIT_AGE_MAX_S:
