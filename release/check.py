@@ -19,8 +19,11 @@ VERSION = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 """SemVer without suffixes: a release that is not finished has no tag."""
 SECTION = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
 MIGRATIONS = "src/tollway/storage/migrations"
-FLOOR = re.compile(r"INSERT INTO schema_floor \(id, revision\) VALUES \(1, '(\w+)'\)")
-"""In the tables of a new SQLite file, which a test compares with the migrations."""
+BASELINES = ("baseline.sqlite.sql", "baseline.postgresql.sql")
+FLOOR = re.compile(
+    r"INSERT INTO schema_floor \(id, revision\) VALUES \(1, '(\w+)'\)|UPDATE schema_floor SET revision = '(\w+)'"
+)
+"""The statement of the baseline, and that of a migration which raises the floor."""
 DIGEST = re.compile(r"@sha256:[0-9a-f]{64}$")
 STEPS = ("Before", "During", "After")
 """The three lines of "Upgrading" in a section."""
@@ -35,11 +38,13 @@ def read_sections(changelog: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tables:
-    """The tables of a release: its migrations, the oldest first, and the oldest one whose code may serve from the tables (`schema_floor`)."""
+    """The tables of a release: its migrations, the oldest first, the oldest one whose code may serve from the tables (`schema_floor`), and the files of the
+    baseline, which is the first of them."""
 
     version: str
     revisions: Sequence[str]
     floor: str
+    baseline: Sequence[str]
 
 
 def find_problems(
@@ -75,6 +80,10 @@ def find_table_problems(now: Tables, before: Tables | None) -> Iterator[str]:
             f"schema_floor: {now.floor} is newer than {before.revisions[-1]}, the last migration of {before.version}: its gateways could not "
             "serve during the upgrade. Raise the floor one release later"
         )
+    if now.baseline != before.baseline:
+        yield (
+            f"baseline: its files differ from those of {before.version}, and databases have been made from them. Restore the files, and add a migration"
+        )
     new = [revision for revision in now.revisions if revision not in before.revisions]
     if new and now.version.split(".")[:2] == before.version.split(".")[:2]:
         yield f"version: {now.version} is a patch of {before.version}, and a patch changes no table: {', '.join(new)}"
@@ -93,9 +102,20 @@ def _order(version: str) -> tuple[int, ...]:
 def read_tables(version: str, *, commit: str) -> Tables:
     """The tables as a commit has them."""
     names = _git("ls-tree", "--name-only", f"{commit}:{MIGRATIONS}/versions").split()
-    revisions = sorted(name.removesuffix(".py") for name in names if re.match(r"\d{4}_", name))
-    (floor,) = FLOOR.findall(_git("show", f"{commit}:{MIGRATIONS}/sqlite.json"))
-    return Tables(version=version, revisions=revisions, floor=floor)
+    migrations = sorted(name for name in names if re.match(r"\d{4}_", name))
+    baseline = [_git("show", f"{commit}:{MIGRATIONS}/{name}") for name in BASELINES]
+    changes = [_git("show", f"{commit}:{MIGRATIONS}/versions/{name}") for name in migrations]
+    return Tables(
+        version=version,
+        revisions=[name.removesuffix(".py") for name in migrations],
+        floor=find_floor([baseline[0], *changes]),
+        baseline=baseline,
+    )
+
+
+def find_floor(texts: Iterable[str]) -> str:
+    """The floor after the baseline and its migrations, which are given in their order."""
+    return [first or raised for text in texts for first, raised in FLOOR.findall(text)][-1]
 
 
 def write_digests(folder: Path) -> Path:

@@ -9,10 +9,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from release.build import ROOT, SOURCES, ZIP_EPOCH_MIN, build, copy_sources, write_sdist, write_wheel
 from release.check import (
     Tables,
+    find_floor,
     find_problems,
     find_table_problems,
     find_version_before,
@@ -20,6 +22,8 @@ from release.check import (
     read_tables,
     write_digests,
 )
+from tests.kit.databases import open_database, write_newer_migrations
+from tollway.storage.migrate import BASELINE, baseline_path, upgrade
 
 EPOCH_S = 1_795_000_000
 SECTION = """\
@@ -145,8 +149,8 @@ def test_what_is_missing_is_named(change: dict[str, object], words: str) -> None
     assert any(words in problem for problem in problems), problems
 
 
-def tables(version: str, *revisions: str, floor: str) -> Tables:
-    return Tables(version=version, revisions=revisions, floor=floor)
+def tables(version: str, *revisions: str, floor: str, baseline: str = "CREATE TABLE call") -> Tables:
+    return Tables(version=version, revisions=revisions, floor=floor, baseline=(baseline,))
 
 
 BEFORE = tables("0.1.0", "0016_a", "0017_b", floor="0016_a")
@@ -163,8 +167,12 @@ BEFORE = tables("0.1.0", "0016_a", "0017_b", floor="0016_a")
         ),
         (tables("0.1.1", "0016_a", "0017_b", floor="0016_a"), []),
         (tables("0.1.1", "0016_a", "0017_b", "0018_c", floor="0016_a"), ["a patch changes no table: 0018_c"]),
+        (
+            tables("0.2.0", "0016_a", "0017_b", floor="0016_a", baseline="CREATE TABLE calls"),
+            ["differ from those of 0.1.0"],
+        ),
     ],
-    ids=["adds", "raises by one", "raises too far", "patch", "patch with a table"],
+    ids=["adds", "raises by one", "raises too far", "patch", "patch with a table", "another baseline"],
 )
 def test_gateways_of_the_release_before_can_serve_from_the_tables(now: Tables, words: list[str]) -> None:
     problems = list(find_table_problems(now, BEFORE))
@@ -185,8 +193,21 @@ def test_the_tables_of_a_commit_are_read() -> None:
     if shutil.which("git") is None or not (ROOT / ".git").exists():
         pytest.skip("no checkout")
     found = read_tables("0.1.0", commit="HEAD")
-    assert found.revisions[0] == "0016_call_terms"
+    assert found.revisions[0] == BASELINE
     assert found.floor in found.revisions
+    assert all("CREATE TABLE" in text for text in found.baseline)
+
+
+@pytest.mark.parametrize("floor", ["", "9001_newer"])
+async def test_the_floor_that_is_read_is_that_of_the_tables(tmp_path: Path, floor: str) -> None:
+    folder = write_newer_migrations(tmp_path, floor=floor)
+    texts = [baseline_path(folder, "sqlite").read_text()]
+    texts += [path.read_text() for path in sorted((folder / "versions").glob("[0-9]*.py"))]
+    async with open_database(f"sqlite:///{tmp_path}/tollway.sqlite3") as database:
+        await upgrade(database, migrations=folder)
+        query = text("SELECT revision FROM schema_floor")
+        assert await database.read(lambda connection: connection.scalar(query)) == find_floor(texts)
+    assert find_floor(texts) == (floor or BASELINE)
 
 
 def test_the_changelog_has_sections_of_releases_alone() -> None:
