@@ -84,7 +84,7 @@ mutants: install ## five deliberate breakages, each caught by its named test
 guards: install  ## each guard against hostile input taken away once: its test must fail (options: ARGS="headers identity")
 	WORKERS=$(WORKERS) $(BIN)/python -m tests.guards $(ARGS)
 
-schema: install ## the tables of a new SQLite file, written down after a migration has changed
+schema: install ## the baseline: the statements that make a new database, from the tables of the stores
 	$(BIN)/python -m tests.kit.schema_writer
 
 AUDIT := $(AUDIT_VENV)/bin/python tests/lock_audit.py
