@@ -7,7 +7,6 @@ from itertools import count
 from typing import Any
 
 import pytest
-from sqlalchemy import update
 
 from tests.kit.listings import sample_listing
 from tests.kit.stores import write_reputation
@@ -27,7 +26,6 @@ from tollway.registry.catalog import (
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Quality, Reputation
 from tollway.storage.catalog_store import FRESH_MS, CatalogStore
-from tollway.storage.catalog_tables import terms_table
 from tollway.storage.database import Database, connect_database
 from tollway.storage.encryption import Sealer
 
@@ -265,28 +263,6 @@ async def test_what_a_document_describes_is_sold_where_other_paths_are_refused(c
     assert (newest.described, older.described) == ((("GET", "/a"), ("GET", "/b")), (("GET", "/a"),))
     await catalog.revise(replace(listing, other_paths="serve"), expected_revision=3)
     assert (await catalog.terms_since(listing.id, 0))[0].described == ()
-
-
-async def test_a_version_of_older_tables_has_no_operations(database: Database) -> None:
-    """A version that had ended before the tables had operations sets no price."""
-    catalog = make_store(database, Clock())
-    listing = make_listing(methods=("GET",), other_paths="refuse")
-    await catalog.publish(listing)
-    await catalog.revise(replace(listing, price=Price.parse("2")), expected_revision=1)
-
-    async def list_versions() -> list[tuple[str, tuple[str, ...], str]]:
-        versions = await catalog.terms_since(listing.id, 0)
-        assert versions == (await catalog.find(listing.id)).versions  # type: ignore[union-attr]
-        return [(terms.other_paths, terms.methods, terms.status) for terms in versions]
-
-    unrecorded = ("refuse", (), "unrecorded")
-    unknown = {"other_paths": None, "methods": None, "described": None, "status": None}
-    ended = update(terms_table).where(terms_table.c.until_ms.is_not(None))
-    await database.write(lambda connection: connection.execute(ended.values(unknown)))
-    catalog = make_store(database, Clock())
-    assert await list_versions() == [("refuse", ("GET",), "active"), unrecorded]
-    await catalog.revise(replace(listing, status="paused"), expected_revision=2)
-    assert [status for _, _, status in await list_versions()] == ["paused", "active", "unrecorded"]
 
 
 async def test_a_clock_that_steps_back_never_ends_terms_before_they_began(catalog: Catalog) -> None:

@@ -94,7 +94,7 @@ async def test_a_blocked_wallet_is_refused_before_other_errors() -> None:
 
 
 def test_a_block_and_a_suspension_repeat_the_reason_of_the_operator() -> None:
-    block = BlockedWallet(wallet=PAYER, reason="note", since_ms=1, shown_reason="stolen key")
+    block = BlockedWallet(wallet=PAYER, reason="stolen key", since_ms=1)
     assert explain_block(block).detail == (
         'The operator of this gateway has blocked this wallet. The reason of the operator: "stolen key". '
         "Ask the operator, or use another wallet."

@@ -101,7 +101,6 @@ def test_lists_the_price_of_each_version_of_the_terms_the_current_one_first(
         ("GET", {"status": "paused"}, False),
         ("GET", {"status": "suspended"}, False),
         ("GET", {"status": "retired"}, False),
-        ("GET", {"status": "unrecorded"}, False),
         ("GET", {"other_paths": "refuse"}, False),
         ("GET", {"other_paths": "refuse", "operations": (CITY,)}, True),
         ("HEAD", {"other_paths": "refuse", "operations": (CITY,)}, True),

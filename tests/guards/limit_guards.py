@@ -350,14 +350,6 @@ LIMIT_GUARDS = (
     ),
     guard(
         "X8",
-        "the note of a block from before reasons were shown stays for operators",
-        "storage.identity_store:_read_blocks",
-        'reasons.get((str(block.wallet), block.since_ms), "")',
-        "block.reason",
-        test="storage/test_identity_store_moderation.py::test_the_note_of_a_block_without_an_act_is_not_shown",
-    ),
-    guard(
-        "X8",
         "a reason is one short line of plain text",
         "registry.moderation:parse_reason",
         "    if refused is not None:\n",

@@ -372,14 +372,6 @@ PAYMENT_GUARDS = (
     ),
     guard(
         "P15",
-        "a version of older tables sets no price when it has ended",
-        "storage.catalog_tables:read_terms",
-        'status=row.status or "unrecorded"',
-        'status=row.status or "active"',
-        test="contracts/test_catalog.py::test_a_version_of_older_tables_has_no_operations",
-    ),
-    guard(
-        "P15",
         "a suspension ends a version when it begins",
         "registry.moderation:_set_suspension",
         "            updated_ms=origin.at_ms,\n",

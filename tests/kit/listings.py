@@ -222,6 +222,6 @@ def find_block_in(
     def find_block(wallet: Address) -> BlockedWallet | None:
         if wallet not in blocked:
             return None
-        return BlockedWallet(wallet=wallet, reason=reason, since_ms=1, shown_reason=reason)
+        return BlockedWallet(wallet=wallet, reason=reason, since_ms=1)
 
     return find_block

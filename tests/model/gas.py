@@ -10,13 +10,13 @@ from tollway.ledger.records import SettlementAttempt
 
 
 class MemoryGas:
-    """Keeps the promises of `GasLedger`. `away` makes every method raise `StorageUnavailable`; `is_before_wallets` those about
-    payers with code, as on older tables."""
+    """Keeps the promises of `GasLedger`. `away` makes every method raise `StorageUnavailable`; `is_away_for_code` those about
+    payers with code."""
 
     def __init__(self, rows: MemoryRows) -> None:
         self._rows = rows
         self.away = False
-        self.is_before_wallets = False
+        self.is_away_for_code = False
 
     async def next_nonce(self, chain_id: ChainId, sender: Address) -> int:
         self._answer()
@@ -116,7 +116,7 @@ class MemoryGas:
 
     def _answer_of_wallets(self) -> None:
         self._answer()
-        if self.is_before_wallets:
+        if self.is_away_for_code:
             raise StorageUnavailable
 
     def _lane(self, chain_id: ChainId, sender: Address) -> list[MemoryAttempt]:

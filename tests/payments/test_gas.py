@@ -212,9 +212,9 @@ async def test_concurrent_wallets_with_code_sign_at_most_their_part() -> None:
         assert spent_wei <= 10 * most_wei // WALLET_BUDGET_DIVISOR + most_wei
 
 
-async def test_with_an_older_schema_plain_wallets_are_served_and_others_refused() -> None:
+async def test_while_costs_of_wallets_with_code_are_unknown_only_plain_wallets_are_served() -> None:
     fresh = SettlementHarness()
-    fresh.gas.is_before_wallets = True
+    fresh.gas.is_away_for_code = True
     async with fresh:
         assert is_offered(fresh)
         assert not fresh.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))

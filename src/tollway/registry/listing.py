@@ -82,7 +82,7 @@ class RateLimit:
 ForwardSignature = Literal["ed25519", "none"]
 """The signature of forwarded calls. `none`: the upstream cannot verify that they come from the gateway."""
 
-TermsStatus = Literal["active", "paused", "suspended", "retired", "unrecorded"]
+TermsStatus = Literal["active", "paused", "suspended", "retired"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,6 @@ class Terms:
     `until_ms` is None for the version in force. `networks` are in the listing's order of preference. `described`: method and
     path of each operation of the provider's document, where `other_paths` is `refuse`; else empty. `described_digests`: of the
     operations beyond `DESCRIBED_CHARACTERS_MAX` (`digest_operation`).
-    `status`: `unrecorded` for a version of older tables, which do not record it.
     """
 
     price: Price

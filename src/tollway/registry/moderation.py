@@ -19,13 +19,11 @@ REVISE_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockedWallet:
-    """A wallet that the operator blocked. `reason` is the operator's note; `shown_reason` is the reason that a refusal repeats: empty for a block from
-    before reasons were shown."""
+    """A wallet that the operator blocked. A refusal repeats `reason`."""
 
     wallet: Address
     reason: str
     since_ms: int
-    shown_reason: str = ""
 
 
 class Moderation(Protocol):
@@ -112,7 +110,7 @@ def parse_reason(text: str) -> str:
 
 
 def describe_block(block: BlockedWallet) -> str:
-    return f"The operator of this gateway has blocked this wallet.{_format_reason(block.shown_reason)}"
+    return f"The operator of this gateway has blocked this wallet.{_format_reason(block.reason)}"
 
 
 def describe_suspension(listing: Listing) -> str:

@@ -143,11 +143,10 @@ terms_table = Table(
     Column("charge_on", String(10), nullable=False),
     Column("since_ms", BigInteger, nullable=False),
     Column("until_ms", BigInteger),
-    # Null in a version that ended before these columns existed: its operations are unknown.
-    Column("other_paths", String(10)),
-    Column("methods", Text),
-    Column("described", Text),
-    Column("status", String(10)),
+    Column("other_paths", String(10), nullable=False),
+    Column("methods", Text, nullable=False),
+    Column("described", Text, nullable=False),
+    Column("status", String(10), nullable=False),
     PrimaryKeyConstraint("listing_seq", "version", name="pk_listing_terms"),
     CheckConstraint("until_ms IS NULL OR until_ms >= since_ms", name="ends_after_it_begins"),
 )
@@ -376,20 +375,19 @@ def terms_values(terms: Terms) -> dict[str, Any]:
 
 
 def read_terms(row: Row[Any]) -> Terms:
-    """Parses a row. An ended version without a recorded status sets no price, because its operations are unknown."""
-    described = [(method, path) for method, path in json.loads(row.described or "[]")]
+    described = [(method, path) for method, path in json.loads(row.described)]
     return Terms(
         price=Price(text=row.price, nano=row.price_nano),
         currency=row.currency,
         networks=read_networks(row.networks),
         pay_to=Address(row.pay_to),
         operations=_read_operations(row.operations),
-        other_paths=row.other_paths or "refuse",
-        methods=_read_texts(row.methods or "[]"),
+        other_paths=row.other_paths,
+        methods=_read_texts(row.methods),
         described=tuple(one for one in described if one[0] != _DIGEST),
         described_digests=tuple(digest for method, digest in described if method == _DIGEST),
         charge_on=ChargeOn(row.charge_on),
-        status=row.status or "unrecorded",
+        status=row.status,
         since_ms=row.since_ms,
         until_ms=row.until_ms,
     )

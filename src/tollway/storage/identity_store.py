@@ -4,8 +4,6 @@ Each decision with one winner is one statement that reports its outcome. Blocked
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 
 from sqlalchemy import (
     BigInteger,
@@ -29,7 +27,7 @@ from tollway.ids import Address, ChainId
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.registry.moderation import BlockedWallet
 from tollway.storage.database import Database, metadata
-from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
+from tollway.storage.operator_acts import record_act
 
 signin_nonce_table = Table(
     "signin_nonce",
@@ -220,9 +218,7 @@ class ModerationStore:
         return self._blocked.get(wallet)
 
     async def refresh(self) -> None:
-        known = self._blocked
-        blocks = await self._database.read(partial(_read_blocks, known=known))
-        self._blocked = {block.wallet: block for block in blocks}
+        self._blocked = {block.wallet: block for block in await self.list_blocked()}
 
     async def block(self, wallet: Address, *, origin: ActOrigin) -> bool:
         row = {"wallet": bytes(wallet), "reason": origin.reason, "since_ms": origin.at_ms}
@@ -255,34 +251,16 @@ class ModerationStore:
         return was_blocked
 
     async def list_blocked(self) -> tuple[BlockedWallet, ...]:
-        return await self._database.read(partial(_read_blocks, known={}))
+        return await self._database.read(_read_blocks)
 
 
-def _read_blocks(
-    connection: Connection, *, known: Mapping[Address, BlockedWallet]
-) -> tuple[BlockedWallet, ...]:
-    """All blocks, oldest first. Reads only the reasons of blocks that are not `known`."""
+def _read_blocks(connection: Connection) -> tuple[BlockedWallet, ...]:
+    """All blocks, oldest first."""
     columns = wallet_block_table.c
     statement = select(columns.wallet, columns.reason, columns.since_ms).order_by(
         columns.since_ms, columns.wallet
     )
-    blocks = [
+    return tuple(
         BlockedWallet(wallet=Address(row.wallet), reason=row.reason, since_ms=row.since_ms)
         for row in connection.execute(statement)
-    ]
-    fresh = [block for block in blocks if not _is_known(block, known)]
-    reasons: dict[tuple[str, int], str] = {}
-    for start in range(0, len(fresh), TARGETS_MAX):
-        moments = [(str(block.wallet), block.since_ms) for block in fresh[start : start + TARGETS_MAX]]
-        reasons |= find_reasons(connection, ActKind.BLOCK_WALLET, moments)
-    return tuple(
-        known[block.wallet]
-        if _is_known(block, known)
-        else replace(block, shown_reason=reasons.get((str(block.wallet), block.since_ms), ""))
-        for block in blocks
     )
-
-
-def _is_known(block: BlockedWallet, known: Mapping[Address, BlockedWallet]) -> bool:
-    before = known.get(block.wallet)
-    return before is not None and before.since_ms == block.since_ms

@@ -43,8 +43,7 @@ answer_table = Table(
     Column("bytes", BigInteger, nullable=False),
     Column("sealed", LargeBinary, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
-    # Null in rows of the release before.
-    Column("provider", LargeBinary(20)),
+    Column("provider", LargeBinary(20), nullable=False),
     PrimaryKeyConstraint("call_id", name="pk_answer"),
     # All contain the sizes, so that their sum reads no response.
     Index("ix_answer_time", "created_ms", "call_id", "bytes"),
@@ -72,7 +71,7 @@ class PooledResponse(NamedTuple):
 
     call_id: str
     payer: bytes
-    provider: bytes | None
+    provider: bytes
     bytes: int
     created_ms: int
 
@@ -256,8 +255,7 @@ class _Space:
             for call_id, payer, provider, size, created_ms in self._connection.execute(query).all():
                 if freed >= amount + ahead:
                     break
-                provider_wallet = None if provider is None else bytes(provider)
-                chosen.append(PooledResponse(call_id, bytes(payer), provider_wallet, size, created_ms))
+                chosen.append(PooledResponse(call_id, bytes(payer), bytes(provider), size, created_ms))
                 freed += size
             if not chosen:
                 break
@@ -283,9 +281,8 @@ class _Space:
 _ROLES: tuple[Literal["payer", "provider"], ...] = ("payer", "provider")
 
 
-def _accounts(response: PooledResponse) -> tuple[Account, ...]:
-    payer = Account("payer", response.payer)
-    return (payer,) if response.provider is None else (payer, Account("provider", response.provider))
+def _accounts(response: PooledResponse) -> tuple[Account, Account]:
+    return Account("payer", response.payer), Account("provider", response.provider)
 
 
 def _bytes_max(account: Account, limits: Limits) -> int:

@@ -45,7 +45,7 @@ CREATE TABLE answer (
   bytes BIGINT NOT NULL,
   sealed BYTEA NOT NULL,
   created_ms BIGINT NOT NULL,
-  provider BYTEA,
+  provider BYTEA NOT NULL,
   CONSTRAINT pk_answer PRIMARY KEY (call_id)
 );
 
@@ -696,10 +696,10 @@ CREATE TABLE listing_terms (
   charge_on VARCHAR(10) NOT NULL,
   since_ms BIGINT NOT NULL,
   until_ms BIGINT,
-  other_paths VARCHAR(10),
-  methods TEXT,
-  described TEXT,
-  status VARCHAR(10),
+  other_paths VARCHAR(10) NOT NULL,
+  methods TEXT NOT NULL,
+  described TEXT NOT NULL,
+  status VARCHAR(10) NOT NULL,
   CONSTRAINT pk_listing_terms PRIMARY KEY (listing_seq, version),
   CONSTRAINT ck_listing_terms_ends_after_it_begins CHECK (until_ms IS NULL OR until_ms >= since_ms),
   CONSTRAINT fk_listing_terms_listing FOREIGN KEY(listing_seq) REFERENCES listing (seq)
