@@ -115,7 +115,8 @@ def read_tables(version: str, *, commit: str) -> Tables:
 
 def find_floor(texts: Iterable[str]) -> str:
     """The floor after the baseline and its migrations, which are given in their order."""
-    return [first or raised for text in texts for first, raised in FLOOR.findall(text)][-1]
+    floors = [match[1] or match[2] for text in texts for match in FLOOR.finditer(text)]
+    return floors[-1]
 
 
 def write_digests(folder: Path) -> Path:
