@@ -203,6 +203,22 @@ PAYMENT_GUARDS = (
     ),
     guard(
         "P13",
+        "a command of the operator refuses tables that this version does not know",
+        "cli.operator:opened_database",
+        "if refusal is not None:",
+        "if False:",
+        test="contracts/test_migrate_baseline.py::test_a_command_refuses_missing_and_too_new_tables_and_makes_none[sqlite-foreign]",
+    ),
+    guard(
+        "P13",
+        "tables from before the baseline are not copied as a backup",
+        "storage.backup:_examine",
+        'if state == "too_old":',
+        "if False:",
+        test="cli/test_operator_backups.py::test_tables_that_this_version_does_not_know_are_not_backed_up[from before the baseline]",
+    ),
+    guard(
+        "P13",
         "what was mined before a restore is held",
         "payments.transaction_rules:_check_age",
         "    if given.held_before_s is not None and facts.block_time <= given.held_before_s:\n",

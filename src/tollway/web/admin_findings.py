@@ -302,7 +302,7 @@ def _find_fleet(facts: OverviewFacts) -> Iterator[OperatorFinding]:
     versions = sorted({one.build.version for one in facts.gateways if one.is_alive and one.build is not None})
     unknown = sum(1 for one in facts.gateways if one.is_alive and one.build is None)
     if len(versions) + bool(unknown) > 1:
-        others = f" and {unknown} of an older release" if unknown else ""
+        others = f" and {unknown} of an unknown version" if unknown else ""
         words = f"Gateways of different versions run: {', '.join(versions)}{others}"
         yield upkeep(words, "VersionsDiffer", DOCTOR)
 
