@@ -56,7 +56,7 @@ class Duty(IntEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
     """A gateway that leads. `address`: its address as PostgreSQL sees it; None for a socket of the same machine. `server_process`: the process id of
-    its session. `handicap`: how many networks it cannot read. `owner_id`: of its lease; None for a gateway of the release before."""
+    its session. `handicap`: how many networks it cannot read. `owner_id`: of its lease; None where its session names none."""
 
     address: str | None
     server_process: int
