@@ -1,8 +1,7 @@
 """Two releases at one database: new code on the tables of the release before, old code on those of the release after,
 both at once while the tables change; and the tables from which this code must not serve.
 
-The release after this one is this code with one more migration (`fault_injection.use_migrations`). The code of the
-release before on the tables of today was tried by hand: its running gateways go on, and new ones do not start.
+The release after this one is this code with one more migration (`fault_injection.use_migrations`).
 """
 
 import asyncio
