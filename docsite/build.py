@@ -25,7 +25,10 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Start", ("README.md", "tutorial.md", "glossary.md")),
     ("Guides", ("callers.md", "providers.md", "operators.md", "running.md", "recipes.md", "pages.md")),
     ("Look up", ("errors.md", "scaling.md", "measuring.md", "response-headers.md", "threat-model.md")),
-    ("Inside", ("architecture.md", "scope.md", "decisions/README.md", "verify.md", "releasing.md", "package.md")),
+    (
+        "Inside",
+        ("architecture.md", "scope.md", "decisions/README.md", "verify.md", "releasing.md", "package.md"),
+    ),
 )
 """Pages that no section names are added to the last one, so none is left out."""
 
