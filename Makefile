@@ -11,7 +11,7 @@ STAMPS := .stamps
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom package format schema bench bench-pages screenshots scale lock clean
+.PHONY: help install demo quick test test-all durations long torture attack mutants guards check deploy-tools alerts docs image image-test units-test release release-test audit sbom package format schema bench bench-pages screenshots scale lock clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -46,6 +46,15 @@ $(STAMPS)/python: requirements/dev.txt pyproject.toml | $(BIN)/python
 	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/dev.txt && \
 	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
 	echo "Installed in $$(($$(date +%s) - start)) s."
+	@mkdir -p $(STAMPS) && touch $(STAMPS)/gateway $(STAMPS)/quick $@
+
+# What `make quick` needs: the gateway, pytest and a few libraries that its results are compared with.
+$(STAMPS)/quick: requirements/quick.txt pyproject.toml | $(BIN)/python
+	@echo "Installing what the quick tests need into $(VENV): 120 packages, about 280 MB, half a minute to two minutes. pip is quiet meanwhile."
+	@start=$$(date +%s); \
+	$(BIN)/python $(PIP_INSTALL) --require-hashes -r requirements/quick.txt && \
+	$(BIN)/python $(PIP_INSTALL) --no-deps --no-build-isolation -e . && \
+	echo "Installed in $$(($$(date +%s) - start)) s."
 	@mkdir -p $(STAMPS) && touch $(STAMPS)/gateway $@
 
 # The system's npm where there is one, else the one in the Node wheel. `install --no-save` and not `ci`: the lock file
@@ -62,18 +71,34 @@ install: $(STAMPS)/python $(STAMPS)/node   ## everything the other targets need
 demo: $(STAMPS)/gateway $(STAMPS)/anvil    ## the main job, running: chain, provider, gateway, one paid call (options: ARGS="--once --port 8402")
 	@exec $(BIN)/tollway demo --yes $(ARGS)
 
-# Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once.
+# Two workers, a file each at a time: what a file sets up (a chain, a database server, gateways) is set up once. The slowest files start first.
 WORKERS ?= 2
-test: install    ## all tests (options: WORKERS=0 ARGS="-k replay")
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder
+# ARGS=web names the folder tests/web.
+FOLDERS = $(if $(filter -%,$(firstword $(ARGS))),$(ARGS),$(foreach word,$(ARGS),$(if $(wildcard tests/$(word)),tests/$(word),$(word))))
+quick: $(STAMPS)/quick   ## tests that need no process, database server, chain or browser, two minutes (options: ARGS=web)
+	$(PYTEST) -n $(WORKERS) --suite quick $(FOLDERS)
+
+test: install    ## the tests of a change, ten minutes on two quiet cores (options: WORKERS=0 ARGS="-k replay")
+	$(PYTEST) -n $(WORKERS) --suite test $(FOLDERS)
+
+# Property tests draw from a new seed, which the first lines of the output name.
+SEED ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
+test-all: install   ## every test, 22 minutes on two quiet cores (options: SEED=7 ARGS=browser)
+	SIMULATION_HISTORIES=100000 $(PYTEST) -n $(WORKERS) --suite all --hypothesis-profile drawn --hypothesis-seed $(SEED) $(FOLDERS)
+
+durations:       ## every test, then the seconds of each file in tests/durations.json, which orders the next runs
+	@$(MAKE) --no-print-directory test-all ARGS=--write-durations
+
+long: torture attack guards mutants bench   ## what is run by hand before a tag: the long forms, fuzzing, guards, benches
 
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
-	TORTURE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/live/torture \
+	TORTURE=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/live/torture \
 		tests/contracts/test_finality_load.py $(ARGS)
 
 FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")
-	ATTACK=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --timeout=1200 tests/attack $(ARGS)
+	ATTACK=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/attack $(ARGS)
 	@cat $(STAMPS)/exhaustion.md 2>/dev/null || true
 	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
@@ -94,8 +119,7 @@ check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.browser.check_modules
-	$(BIN)/python -m pytest -q tests/test_tidy.py tests/test_docs.py tests/test_docsite.py tests/test_threat_model.py \
-	  tests/test_log_events.py tests/test_metric_table.py tests/deploy
+	$(PYTEST) -n $(WORKERS) -q --suite check
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)
 
@@ -193,7 +217,7 @@ scale: install   ## the same pages over a thousand rows and over many (options: 
 UV_COMPILE := uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --quiet
 lock:            ## resolve the requirements anew (needs uv)
 	$(UV_COMPILE) requirements/dev.in -o requirements/dev.txt
-	for role in build caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
+	for role in build quick caller 'mcp caller' 'gateway caller' 'redis gateway caller' 'otel gateway caller' image bench audit deploy docs; do set -- $$role; lock=requirements/$$1.txt; \
 	$(UV_COMPILE) $$(for part; do echo requirements/$$part.in; done) -c requirements/dev.txt -o $$lock || exit 1; done
 
 clean:           ## forget everything that was installed

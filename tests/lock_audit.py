@@ -24,6 +24,7 @@ LOCKS = tuple(
         "mcp",
         "gateway",
         "redis",
+        "quick",
         "dev",
         "bench",
         "audit",

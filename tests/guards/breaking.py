@@ -18,7 +18,7 @@ from compileall import compile_dir
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import groupby
 from pathlib import Path
 from py_compile import PycInvalidationMode
@@ -125,7 +125,7 @@ def _find_span(text: str, edit: Edit) -> tuple[int, int]:
     """First and last place of the named function, class or constant in the text, decorators included."""
     if not edit.name:
         return 0, len(text)
-    body: Sequence[ast.stmt] = ast.parse(text).body
+    body: Sequence[ast.stmt] = _parse_source(text)
     for step in edit.name.split("."):
         found = [node for node in body if step in _list_names(node)]
         if len(found) != 1:
@@ -136,6 +136,11 @@ def _find_span(text: str, edit: Edit) -> tuple[int, int]:
     first = min(node.lineno, *(mark.lineno for mark in getattr(node, "decorator_list", [])), node.lineno)
     assert node.end_lineno is not None
     return sum(map(len, lines[: first - 1])), sum(map(len, lines[: node.end_lineno]))
+
+
+@lru_cache(maxsize=2)
+def _parse_source(text: str) -> list[ast.stmt]:
+    return ast.parse(text).body
 
 
 def _list_names(node: ast.stmt) -> list[str]:

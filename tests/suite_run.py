@@ -1,0 +1,145 @@
+"""A pytest plugin: the files of one suite, the slowest first, and a report of the slowest at the end.
+
+`durations.json` holds seconds of each file from the last run with `--write-durations` (`make durations`). A file that is not in it takes less than
+`LISTED_S`, or is new. Under xdist the files start in the order of these seconds, so that no worker ends with a long one alone.
+"""
+
+import gc
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.suite import SUITES, TESTS, class_of
+
+DURATIONS = TESTS / "durations.json"
+LISTED_S = 0.5
+SHOWN = 20
+PROCESS_EVENTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.system"})
+
+
+def read_durations() -> dict[str, float]:
+    """Path of a test file below `tests` -> seconds of all its tests, one after the other."""
+    found: dict[str, float] = json.loads(DURATIONS.read_text(encoding="utf-8"))
+    return found
+
+
+def merge_durations(before: dict[str, float], measured: dict[str, float]) -> dict[str, float]:
+    """The durations after a run: what it measured, and the other files that still exist."""
+    merged = {name: seconds for name, seconds in before.items() if (TESTS / name).exists()} | measured
+    return {name: round(seconds, 1) for name, seconds in sorted(merged.items()) if seconds >= LISTED_S}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("suite")
+    group.addoption(
+        "--suite", choices=sorted(SUITES), help="run only the files of this suite (tests/suite.py)"
+    )
+    group.addoption(
+        "--write-durations",
+        action="store_true",
+        help="write the seconds of each file into tests/durations.json",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # what collection makes stays to the end: a look for garbage during it doubles its time
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationReport(config), "duration-report")
+    if config.getoption("suite") == "quick":
+        config.pluginmanager.register(ProcessRefusal(), "process-refusal")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves the files of other classes unread."""
+    suite = config.getoption("suite")
+    if suite is None or not is_test_file(collection_path):
+        return None
+    return class_of(name_file(collection_path)) not in SUITES[suite] or None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    suite = config.getoption("suite")
+    left_out = [item for item in items if is_left_out(item, suite)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not is_left_out(item, suite)]
+    if hasattr(config, "workerinput"):
+        durations = read_durations()
+        items.sort(key=lambda item: -durations.get(name_file(item.path), 0.0))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def is_left_out(item: pytest.Item, suite: str | None) -> bool:
+    """`make quick` leaves out what starts a process; `make test` what repeats on PostgreSQL a rule that no dialect changes."""
+    names = {mark.name for mark in item.iter_markers()}
+    if suite == "quick":
+        return "process" in names
+    return suite == "test" and "postgres" in names and "dialects" not in names
+
+
+def is_test_file(path: Path) -> bool:
+    return path.suffix == ".py" and path.name.startswith("test_") and TESTS in path.parents
+
+
+def name_file(path: Path) -> str:
+    return path.relative_to(TESTS).as_posix() if TESTS in path.parents else path.as_posix()
+
+
+class DurationReport:
+    """Adds up the seconds of each file, in the process that reports them."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._seconds: Counter[str] = Counter()
+        self._tests: Counter[str] = Counter()
+
+    def pytest_report_header(self) -> str | None:
+        seed = self._config.getoption("hypothesis_seed", None)
+        return None if seed is None else f"seed of the property tests: --hypothesis-seed={seed}"
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        name = name_file(self._config.rootpath / report.nodeid.partition("::")[0])
+        self._seconds[name] += report.duration  # type: ignore[assignment]  # a Counter of floats
+        self._tests[name] += report.when == "call"
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        slowest = [row for row in self._seconds.most_common(SHOWN) if row[1] >= LISTED_S]
+        if slowest:
+            terminalreporter.section(f"slowest files, of {sum(self._seconds.values()):.0f} s in all")
+            for name, seconds in slowest:
+                terminalreporter.write_line(f"{seconds:7.1f} s  {self._tests[name]:4} tests  {name}")
+        if self._config.getoption("write_durations"):
+            merged = merge_durations(read_durations(), dict(self._seconds))
+            DURATIONS.write_text(json.dumps(merged, indent=0) + "\n", encoding="utf-8")
+
+
+class ProcessRefusal:
+    """Fails a test of `make quick` that starts a process."""
+
+    def __init__(self) -> None:
+        self._is_in_test = False
+        sys.addaudithook(self._refuse)
+
+    def _refuse(self, event: str, arguments: Any) -> None:
+        if self._is_in_test and event in PROCESS_EVENTS:
+            raise RuntimeError(
+                f"a test of `make quick` starts a process ({event}): give its file another class"
+            )
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Any:
+        self._is_in_test = True
+        try:
+            return (yield)
+        finally:
+            self._is_in_test = False

@@ -1,0 +1,256 @@
+"""The suite itself: each test file has one class, each suite runs what it says, slow files start first, and no command hides a failure."""
+
+import ast
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.suite import CLASS_NAMES, CLASSES, OWN_TARGETS, SUITES, TESTS, class_of, list_test_files
+from tests.suite_run import DURATIONS, LISTED_S, merge_durations, read_durations
+
+ROOT = TESTS.parent
+MAKEFILE = (ROOT / "Makefile").read_text()
+SIDE_BY_SIDE = ROOT / ".ci" / "side_by_side"
+NEEDS_A_SERVER = frozenset({"postgres", "live"})
+
+
+def test_every_test_file_has_a_class() -> None:
+    assert [file for file in list_test_files() if class_of(file) not in CLASS_NAMES] == []
+
+
+def test_every_row_is_about_files_and_changes_a_class() -> None:
+    """A row for a file that exists and whose folder has another class, or for a folder with test files."""
+    files = list_test_files()
+    wrong = []
+    for row, name in CLASSES.items():
+        if row in files:
+            above = next(
+                (CLASSES[one.as_posix()] for one in Path(row).parents if one.as_posix() in CLASSES), None
+            )
+            if name == above:
+                wrong.append(row)
+        elif not any(file.startswith(f"{row}/") for file in files):
+            wrong.append(row)
+    assert wrong == []
+
+
+def test_every_class_is_run_by_a_command() -> None:
+    run = set().union(*SUITES.values())
+    assert run == set(CLASS_NAMES) - {"own"}
+    assert SUITES["quick"] < SUITES["test"] < SUITES["all"]
+    assert SUITES["all"].isdisjoint(SUITES["check"])
+    assert [name for name in SUITES if f"--suite {name}" not in MAKEFILE] == []
+
+
+def test_a_file_with_a_target_of_its_own_is_named_by_that_target() -> None:
+    assert set(OWN_TARGETS) == {file for file in list_test_files() if class_of(file) == "own"}
+    for file, target in OWN_TARGETS.items():
+        recipe = re.search(rf"^{target}:.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+        assert recipe is not None, target
+        assert f"tests/{file}" in recipe[1], file
+
+
+def test_no_quick_file_needs_a_server() -> None:
+    """A file with a test marked `postgres` or `live` has another class."""
+    found = []
+    for file in list_test_files():
+        if class_of(file) == "quick":
+            names = {
+                node.attr
+                for node in ast.walk(ast.parse((TESTS / file).read_text()))
+                if isinstance(node, ast.Attribute) and ast.unparse(node.value).endswith("mark")
+            }
+            if names & NEEDS_A_SERVER:
+                found.append(file)
+    assert found == []
+
+
+def test_the_durations_are_of_files_that_exist() -> None:
+    durations = read_durations()
+    assert set(durations) <= set(list_test_files())
+    assert all(seconds >= LISTED_S for seconds in durations.values())
+    assert DURATIONS.read_text() == json.dumps(dict(sorted(durations.items())), indent=0) + "\n"
+
+
+def test_a_run_replaces_its_own_durations_and_forgets_files_that_are_gone() -> None:
+    before = {"test_money.py": 9.0, "test_gone.py": 5.0, "test_ids.py": 2.0}
+    measured = {"test_money.py": 1.04, "test_errors.py": 0.2}
+    assert merge_durations(before, measured) == {"test_ids.py": 2.0, "test_money.py": 1.0}
+
+
+# ---- Runs of pytest over files of a test.
+
+PLUGIN = """
+import pathlib
+import tests.suite, tests.suite_run
+tests.suite.TESTS = tests.suite_run.TESTS = pathlib.Path(__file__).parent
+tests.suite.CLASSES.clear()
+tests.suite.CLASSES.update({"test_a.py": "quick", "test_b.py": "test", "test_c.py": "all", "test_d.py": "check"})
+tests.suite_run.DURATIONS = tests.suite_run.TESTS / "durations.json"
+pytest_plugins = ("tests.suite_run",)
+"""
+TEST = "def test_it(): pass\n"
+STARTS = "import subprocess\ndef test_it(): subprocess.run(['true'])\n"
+MARKED = """
+import pytest
+@pytest.mark.postgres
+def test_a_rule(): pass
+@pytest.mark.postgres
+@pytest.mark.dialects
+def test_a_difference(): pass
+@pytest.mark.process
+def test_a_process(): pass
+"""
+
+
+def run_pytest(folder: Path, *options: str, **files: str) -> str:
+    """The output of pytest over these files. Its exit code is the last word."""
+    (folder / "conftest.py").write_text(PLUGIN)
+    (folder / "durations.json").write_text('{"test_b.py": 3.0, "test_c.py": 8.0}')
+    marks = "\n".join(f"  {name}: x" for name in ("postgres", "dialects", "process"))
+    (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}\n")
+    for name, text in files.items():
+        (folder / f"{name}.py").write_text(text)
+    ran = subprocess.run(
+        [
+            os.sys.executable,
+            "-m",
+            "pytest",
+            "-v",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:schemathesis",
+            *options,
+            ".",
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    return f"{ran.stdout}{ran.stderr}\n{ran.returncode}"
+
+
+@pytest.mark.parametrize(
+    ("suite", "run"),
+    [("quick", "a"), ("test", "ab"), ("all", "abc"), ("check", "d")],
+)
+def test_a_suite_runs_the_files_of_its_classes(tmp_path: Path, suite: str, run: str) -> None:
+    output = run_pytest(tmp_path, f"--suite={suite}", test_a=TEST, test_b=TEST, test_c=TEST, test_d=TEST)
+    assert "".join(re.findall(r"test_(\w)\.py::test_it PASSED", output)) == run
+    assert output.endswith("\n0")
+
+
+def test_without_a_suite_every_file_runs(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, test_a=TEST, test_b=TEST, test_d=STARTS)
+    assert "3 passed" in output
+
+
+def test_a_quick_test_starts_no_process(tmp_path: Path) -> None:
+    output = run_pytest(tmp_path, "--suite=quick", test_a=STARTS)
+    assert "a test of `make quick` starts a process (subprocess.Popen)" in output
+    assert output.endswith("\n1")
+
+
+@pytest.mark.parametrize(
+    ("suite", "names"),
+    [
+        ("quick", {"rule", "difference"}),
+        ("test", {"difference", "process"}),
+        ("all", {"rule", "difference", "process"}),
+    ],
+)
+def test_a_suite_leaves_out_the_tests_of_other_suites(tmp_path: Path, suite: str, names: set[str]) -> None:
+    output = run_pytest(tmp_path, f"--suite={suite}", test_a=MARKED)
+    assert set(re.findall(r"::test_a_(\w+) PASSED", output)) == names
+
+
+def test_the_slowest_files_start_first_and_stand_in_the_report(tmp_path: Path) -> None:
+    slow = "import time\ndef test_it(): time.sleep(0.6)\n"
+    output = run_pytest(
+        tmp_path,
+        *("-n1", "--dist=loadfile", "--no-loadscope-reorder"),
+        test_a=TEST + "def test_two(): pass\n",
+        test_b=TEST,
+        test_c=slow,
+    )
+    assert re.findall(r"PASSED test_(\w)\.py", output) == ["c", "b", "a", "a"]
+    assert re.search(r"slowest files, of \d+ s in all =+\n +0\.\d s +1 tests  test_c\.py", output)
+
+
+def test_the_seed_of_the_property_tests_is_printed(tmp_path: Path) -> None:
+    assert "seed of the property tests: --hypothesis-seed=7" in run_pytest(
+        tmp_path, "--hypothesis-seed=7", test_a=TEST
+    )
+
+
+# ---- Targets side by side.
+
+TARGETS = """
+slow: ; @sleep 0.5; echo words of slow; echo errors of slow >&2
+bad: ; @echo words of bad; false
+worse: ; @false
+good: ; @echo words of good
+hangs: ; @echo $$$$ > pid; exec sleep 100
+"""
+
+
+def run_targets(folder: Path, *targets: str) -> subprocess.CompletedProcess[str]:
+    (folder / "Makefile").write_text(TARGETS)
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        [SIDE_BY_SIDE, *targets], cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_the_outputs_of_targets_stand_apart_in_the_order_of_their_names(tmp_path: Path) -> None:
+    ran = run_targets(tmp_path, "slow", "good")
+    assert ran.returncode == 0
+    assert re.findall(r"^==== make \w+$|^words of \w+$|^errors of \w+$", ran.stdout, re.MULTILINE) == [
+        *("==== make slow", "words of slow", "errors of slow"),
+        *("==== make good", "words of good"),
+    ]
+
+
+def test_each_target_that_fails_is_named_and_none_stops_another(tmp_path: Path) -> None:
+    ran = run_targets(tmp_path, "bad", "good", "worse")
+    assert ran.returncode == 1
+    assert "words of good" in ran.stdout
+    assert "==== make bad ended with 2" in ran.stdout
+    assert ran.stdout.endswith("\nfailed: bad worse\n")
+
+
+def test_a_signal_ends_every_target(tmp_path: Path) -> None:
+    (tmp_path / "Makefile").write_text(TARGETS)
+    running = subprocess.Popen([SIDE_BY_SIDE, "hangs"], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text().strip():
+        time.sleep(0.05)
+    running.send_signal(signal.SIGTERM)
+    assert running.wait(timeout=60) == 130
+    pid = int((tmp_path / "pid").read_text())
+    while is_alive(pid):
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_gate_runs_every_suite_and_every_target_of_its_own() -> None:
+    gate = (ROOT / ".ci" / "run").read_text()
+    assert "\nmake check\nmake test-all\n" in gate
+    (line,) = re.findall(r"^\.ci/side_by_side (.*)$", gate, re.MULTILINE)
+    assert set(line.split()) == set(OWN_TARGETS.values())
