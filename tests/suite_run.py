@@ -95,6 +95,13 @@ def name_file(path: Path) -> str:
     return path.relative_to(TESTS).as_posix() if TESTS in path.parents else path.as_posix()
 
 
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """The seed of a test that draws at random: always the same one, except in `make test-all`, which prints the one that it has drawn."""
+    drawn = pytestconfig.getoption("hypothesis_seed", None)
+    return 0 if drawn is None else int(drawn)
+
+
 class DurationReport:
     """Adds up the seconds of each file, in the process that reports them."""
 

@@ -29,7 +29,7 @@ def split(text: str, delimiter: str) -> list[str]:
     return [cell for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) for cell in row]
 
 
-@settings(max_examples=2_000, derandomize=True)
+@settings(max_examples=2_000)
 @given(st.lists(st.one_of(texts, st.sampled_from(NUMBERS)), min_size=1, max_size=6))
 @example(["x", "k;=cmd|'/C calc'!A0;z"])
 @example(["x", "/a;=1+1;b"])
@@ -53,7 +53,6 @@ def test_every_formula_start_behind_every_split_is_disarmed(delimiter: str, star
     assert not [cell for cell in split(line, delimiter) if cell.startswith(start)], line
 
 
-@settings(derandomize=True)
 @given(texts)
 def test_a_cell_without_its_marks_is_its_text(text: str) -> None:
     """The mark is an addition: nothing else of a text changes, and a text without a formula has none."""
@@ -74,7 +73,6 @@ def test_an_honest_text_comes_back_as_it_is(text: str) -> None:
     assert row == [text, "end"]
 
 
-@settings(derandomize=True)
 @given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"])), min_size=2, max_size=8))
 def test_a_line_has_the_cells_back_when_it_is_read(values: list[str]) -> None:
     (row,) = csv.reader(io.StringIO(csv_line(values), newline=""))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kit.databases import write_newer_migrations
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import upgrade
@@ -72,6 +74,7 @@ def settings(folder: Path, **more: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.process
 def test_the_entry_point_loads_nothing() -> None:
     assert not load(COMMAND_LINE) & (NEVER | SERVED_WITH)
 
@@ -86,15 +89,18 @@ def make_tables(folder: Path) -> None:
     asyncio.run(make())
 
 
+@pytest.mark.process
 def test_a_gateway_that_starts_loads_only_what_it_serves_with(tmp_path: Path) -> None:
     make_tables(tmp_path)
     assert load(SERVE, **settings(tmp_path)) & NEVER == set()
 
 
+@pytest.mark.process
 def test_a_gateway_that_starts_for_the_first_time_loads_no_more(tmp_path: Path) -> None:
     assert load(SERVE, **settings(tmp_path)) & NEVER == set()
 
 
+@pytest.mark.process
 def test_what_only_some_gateways_need_is_loaded_by_those(tmp_path: Path) -> None:
     """Tables are changed where they are old, and windows shared where a server is named."""
     make_tables(tmp_path)

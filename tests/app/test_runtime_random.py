@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from tollway.app.runtime import POOL_BYTES, RandomPool
 
 
@@ -40,6 +42,7 @@ def test_no_bytes_are_given_out_twice() -> None:
     assert len(set(taken)) == len(taken)
 
 
+@pytest.mark.process
 def test_a_forked_child_does_not_repeat_its_parent() -> None:
     entropy = RandomPool()
     entropy.take_bytes(16)

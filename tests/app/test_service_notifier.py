@@ -96,6 +96,7 @@ def test_a_manager_that_is_away_is_logged_once(tmp_path: Path) -> None:
     assert [line["event"] for line in lines] == ["service_manager_away"]
 
 
+@pytest.mark.process
 async def test_a_gateway_reports_its_life(manager: socket.socket, gateway: GatewayProcess) -> None:
     """READY when the port accepts connections, WATCHDOG while the event loop runs and although the chain is away, STOPPING at SIGTERM."""
     received = [await asyncio.to_thread(manager.recv, 100)]
@@ -108,6 +109,7 @@ async def test_a_gateway_reports_its_life(manager: socket.socket, gateway: Gatew
     assert rest.count(b"STOPPING=1") == 1
 
 
+@pytest.mark.process
 async def test_a_gateway_that_stands_still_sends_no_watchdog(
     manager: socket.socket, gateway: GatewayProcess
 ) -> None:

@@ -50,12 +50,14 @@ def run_start(folder: Path, *, is_missing: bool) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.process
 def test_without_the_extra_the_settings_say_what_to_install(tmp_path: Path) -> None:
     problems, is_loaded = run_start(tmp_path, is_missing=True)[-2:]
     assert "pip install 'tollway[otel]'" in problems
     assert is_loaded == "False"
 
 
+@pytest.mark.process
 def test_with_traces_the_gateway_loads_opentelemetry(tmp_path: Path) -> None:
     assert run_start(tmp_path, is_missing=False)[-1] == "True"
 

@@ -1,6 +1,6 @@
 """Gateways that are killed with SIGKILL while they record payments and deliver their events: nothing is lost, and no id has two bodies.
 
-The long form (`TORTURE=long`) kills twenty times. `TORTURE_SEED` repeats a run."""
+The long form (`TORTURE=long`) kills twenty times."""
 
 import asyncio
 import contextlib
@@ -75,11 +75,9 @@ class Arrivals:
     ids=("sqlite", "two gateways on postgresql"),
 )
 async def test_killed_gateways_lose_no_event_and_change_no_body(
-    request: pytest.FixtureRequest, tmp_path: Path, fixture: str, gateways: int
+    request: pytest.FixtureRequest, tmp_path: Path, fixture: str, gateways: int, seed: int
 ) -> None:
     database_url = request.getfixturevalue(fixture)
-    seed = int(os.environ.get("TORTURE_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"TORTURE_SEED={seed}")
     rolls = random.Random(seed)
     committed: set[str] = set()
 

@@ -153,6 +153,7 @@ def test_gateways_of_one_url_and_one_key_know_each_others_challenges() -> None:
     assert make_mpp_challenger([b"k" * 32], here) != make_mpp_challenger([b"j" * 32], here)
 
 
+@pytest.mark.process
 def test_the_first_key_makes_challenges_and_all_recognise_them() -> None:
     origin = parse_origin("https://gw.example.com")
     old, new = b"k" * 32, b"j" * 32

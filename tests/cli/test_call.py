@@ -368,6 +368,7 @@ def terminal(gateway, environment, tmp_path):
     return go
 
 
+@pytest.mark.process
 def test_a_terminal_reads_a_refusal_as_sentences_with_the_operations_that_exist(gateway, terminal):
     problem = {
         "code": "route_not_found",
@@ -397,6 +398,7 @@ def test_a_terminal_reads_a_refusal_as_sentences_with_the_operations_that_exist(
     ]
 
 
+@pytest.mark.process
 def test_a_terminal_reads_the_payment_its_progress_and_who_paid(gateway, terminal):
     ((code, lines),) = terminal(("call", "api_1", "/x", "--rail", "tx"))
     assert code == 0
@@ -409,6 +411,7 @@ def test_a_terminal_reads_the_payment_its_progress_and_who_paid(gateway, termina
     assert f"paid by {paid}" in shown.replace("\n", "")
 
 
+@pytest.mark.process
 def test_a_terminal_reads_an_authorisation_once_the_gateway_has_charged_it(gateway, terminal):
     gateway.is_settling = True
     (first, free) = terminal(("call", "api_1", "/x"), ("call", "api_1", "/free"))

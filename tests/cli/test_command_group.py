@@ -122,6 +122,7 @@ main()
 """`tollway` in an environment that lacks packages."""
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("extra", EXTRA_PACKAGES)
 def test_a_command_without_its_extra_says_the_line_that_installs_it(extra: str) -> None:
     row = next(row for row in COMMANDS if row.extra == extra)
@@ -139,6 +140,7 @@ def test_a_command_without_its_extra_says_the_line_that_installs_it(extra: str) 
     )
 
 
+@pytest.mark.process
 def test_shared_rates_without_their_extra_are_a_problem_of_the_settings(tmp_path: Path) -> None:
     settings = {
         "TOLLWAY_RATE_LIMIT_URL": "redis://127.0.0.1:9",

@@ -530,6 +530,7 @@ async def test_without_an_admin_address_no_age_can_be_read(tmp_path: Path) -> No
     assert (finding.level, finding.detail.partition(":")[0]) == ("note", "admin_listen is off")
 
 
+@pytest.mark.process
 def test_the_output_of_doctor_is_json_although_a_node_is_away(tmp_path: Path) -> None:
     """What the gateway's parts log in a command goes to standard error."""
     ran = subprocess.run(

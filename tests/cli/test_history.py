@@ -127,6 +127,7 @@ RELEASED = {
 }
 
 
+@pytest.mark.process
 def test_the_table_fits_80_columns_and_names_time_call_state_charge_listing_and_request(gateway, lines):
     gateway.calls = [HELD, CHARGED, RELEASED]
     shown = lines("history")
@@ -159,6 +160,7 @@ def test_a_call_is_charged_its_price_or_nothing(state, charge):
     assert format_charge({**HELD, "payment": {"state": state}}) == charge
 
 
+@pytest.mark.process
 def test_one_call_is_shown_whole_with_what_to_do(gateway, lines):
     gateway.call = HELD
     shown = lines("history", HELD["id"])
@@ -222,6 +224,7 @@ def test_times(given, told):
     assert format_time(given) == told
 
 
+@pytest.mark.process
 def test_held_calls_have_their_amount_age_payer_and_sum(gateway, lines):
     gateway.calls = [HELD, {**HELD, "id": CALL_ID, "price": "0.02"}]
     shown = lines("history", "--held")
@@ -251,6 +254,7 @@ def test_an_age_is_days_hours_or_minutes(value, age):
 SETTLING = {**HELD, "status": "pending", "payment": {**HELD["payment"], "rail": "x402", "heldUntil": None}}
 
 
+@pytest.mark.process
 def test_a_charge_that_is_being_settled_says_so(gateway, lines):
     gateway.call = SETTLING
     told = " ".join(lines("history", "resolve", HELD["id"], "--charge"))

@@ -22,6 +22,7 @@ main()
 """
 
 
+@pytest.mark.process
 def test_ctrl_c_while_the_commands_load() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_WHILE_LOADING], capture_output=True, timeout=60, check=False
@@ -76,6 +77,7 @@ HEAVY = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words", [("--help",), ("--version",), ("gateway", "--help"), ("nothing",)], ids=" ".join
 )
@@ -112,6 +114,7 @@ GATEWAY_PARTS = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words",
     [
@@ -131,6 +134,7 @@ def test_a_callers_command_imports_nothing_of_the_other_roles(
     assert list_imports(*words, folder=tmp_path) & (OTHER_ROLES | GATEWAY_PARTS) == set()
 
 
+@pytest.mark.process
 def test_the_mcp_command_does_not_import_the_operators_commands(tmp_path: Path) -> None:
     imported = list_imports("mcp", folder=tmp_path)
     assert "mcp" in imported

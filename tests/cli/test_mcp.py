@@ -67,6 +67,7 @@ def serve(env: dict[str, str], *words: str, stdin: str = "") -> subprocess.Compl
     )
 
 
+@pytest.mark.process
 def test_stderr_has_the_limits_and_stdout_has_mcp_messages_alone(key_file: Path, tmp_path: Path) -> None:
     env = {"TOLLWAY_KEY_FILE": str(key_file), "TOLLWAY_STORE": str(tmp_path / "p.sqlite3")}
     env |= {"TOLLWAY_BUDGET": "5 USDC", "TOLLWAY_SESSION_BUDGET": "1 USDC", "TOLLWAY_MAX_PRICE": "0.05 USDC"}
@@ -83,6 +84,7 @@ def test_stderr_has_the_limits_and_stdout_has_mcp_messages_alone(key_file: Path,
     assert key_file.read_text().strip().removeprefix("0x") not in done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_without_a_wallet_it_serves_free_operations(tmp_path: Path) -> None:
     done = serve({"HOME": str(tmp_path)}, "--gateway", "https://gw.test")
     assert (done.returncode, done.stdout) == (0, "")

@@ -142,6 +142,7 @@ def _store_odd_payment(path: Path, wallet: Wallet) -> None:
     PaymentStore(path, now_ms=lambda: 1).store(transfer, budget=None)
 
 
+@pytest.mark.process
 def test_no_command_brings_an_escape_of_a_stranger_to_a_terminal(gateway: Liar, tmp_path: Path) -> None:
     create_key_file(tmp_path / "w.key")
     store = tmp_path / "p.sqlite3"
@@ -162,6 +163,7 @@ def test_no_command_brings_an_escape_of_a_stranger_to_a_terminal(gateway: Liar, 
     assert shown.count("Traceback") == 1  # the one of this script
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("more", "is_red"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_no_color_leaves_colours_out(
     gateway: Liar, tmp_path: Path, more: dict[str, str], is_red: bool

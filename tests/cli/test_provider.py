@@ -354,6 +354,7 @@ async def test_a_refused_edit_names_each_member(setup: Setup) -> None:
     assert [one["pointer"] for one in errors] == ["/pricePerRequest", "/timeoutSeconds"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("typed", "price", "code"), [("y\n", "0.02", 0), ("n\n", "0.010", 1)])
 async def test_a_terminal_shows_the_difference_and_asks(
     setup: Setup, typed: str, price: str, code: int
@@ -384,6 +385,7 @@ async def test_a_terminal_reads_before_the_question_which_operations_keep_their_
     assert words.endswith("Nothing was changed.")
 
 
+@pytest.mark.process
 async def test_with_yes_a_terminal_does_not_ask(setup: Setup) -> None:
     created = await setup.harness.publish()
     exit_code, shown = await setup.run_on_terminal(
@@ -405,6 +407,7 @@ async def test_pause_and_resume_change_the_status_alone(setup: Setup) -> None:
     assert listing.revision == 3
 
 
+@pytest.mark.process
 async def test_resume_of_a_suspended_listing_names_the_suspension(setup: Setup) -> None:
     created = await setup.harness.publish()
     origin = operator_origin(1, reason="under review")
@@ -440,6 +443,7 @@ async def test_retire_ends_a_listing(setup: Setup) -> None:
     assert (again.exit_code, json.loads(again.stderr)["error"]["code"]) == (1, "api_retired")
 
 
+@pytest.mark.process
 async def test_retire_asks_on_a_terminal(setup: Setup) -> None:
     created = await setup.harness.publish()
     exit_code, shown = await setup.run_on_terminal("listing", "retire", created["id"], typed="n\n")

@@ -171,6 +171,7 @@ def hold(first, *, until, then):
     yield then
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("words", [(), ("-o", "-")], ids=("terminal", "stdout"))
 def test_a_terminal_reads_each_event_as_it_comes(gateway, environment, tmp_path, words):
     seen = threading.Event()
@@ -182,6 +183,7 @@ def test_a_terminal_reads_each_event_as_it_comes(gateway, environment, tmp_path,
         assert "data: late\n" in terminal.read_all()
 
 
+@pytest.mark.process
 def test_a_file_that_is_no_regular_file_gets_each_part_as_it_comes(gateway, environment, tmp_path):
     seen = threading.Event()
     gateway.stream = hold(b"data: early\n\n", until=seen, then=b"data: late\n\n")
@@ -192,6 +194,7 @@ def test_a_file_that_is_no_regular_file_gets_each_part_as_it_comes(gateway, envi
         assert "data: late\n" in terminal.read_all()
 
 
+@pytest.mark.process
 def test_a_character_that_is_cut_between_two_parts_is_whole_on_a_terminal(gateway, environment, tmp_path):
     raw = "data: é€\n\n".encode()
     gateway.stream = iter([raw[:7], raw[7:9], raw[9:]])
@@ -213,6 +216,7 @@ def test_the_part_of_a_response_that_broke_off_is_saved(run, gateway, monkeypatc
     assert out.read_text() == "old"
 
 
+@pytest.mark.process
 def test_a_terminal_saves_the_bytes_that_it_does_not_print(gateway, environment, tmp_path):
     env = {**environment, "HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
     gateway.next_answer = (200, "image/png", b"\x89PNG")
@@ -228,6 +232,7 @@ def test_a_terminal_saves_the_bytes_that_it_does_not_print(gateway, environment,
     assert lines[1].startswith("(3 bytes more, saved in ")
 
 
+@pytest.mark.process
 def test_a_body_of_control_characters_reaches_no_terminal(gateway, environment, tmp_path):
     gateway.next_answer = (200, "text/plain; charset=utf-8", TRICKS.encode())
     shown = run_commands([("call", "api_1")], {**environment, "HOME": str(tmp_path)})

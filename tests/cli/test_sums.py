@@ -57,6 +57,7 @@ def test_json_is_the_answer_of_the_gateway_and_csv_has_a_line_for_each_state(run
     assert "\x1b" not in rows[0]["name"]
 
 
+@pytest.mark.process
 def test_a_terminal_gets_a_table_for_each_asset_with_bars_and_totals(gateway, environment, tmp_path):
     gateway.sums = {**FOUND, "isLowerBound": True, "completeFrom": "2026-11-20T00:00:00.000Z"}
     ((code, shown),) = split_commands(

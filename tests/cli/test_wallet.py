@@ -40,6 +40,7 @@ def test_a_key_file_that_others_can_read_is_refused(run, gateway, environment, m
     assert gateway.seen == []
 
 
+@pytest.mark.process
 def test_the_address_needs_no_gateway(run, environment, tmp_path):
     address = str(Wallet.from_file(tmp_path / "w.key").address)
     nowhere = {"TOLLWAY_GATEWAY": "http://127.0.0.1:1", "TOLLWAY_RPC": ""}
@@ -70,6 +71,7 @@ def test_the_list_has_key_files_keystores_and_files_that_cannot_be_used(run, tmp
     assert "chmod 600" in rows["d.key"]["problem"]
 
 
+@pytest.mark.process
 def test_balances_are_of_every_node_and_asset(run, gateway, environment, tmp_path):
     gateway.balance = 1_500_000
     done = run("wallet", "balance")
@@ -97,6 +99,7 @@ def test_a_balance_without_a_node_or_with_a_node_that_is_away(run):
     ] * 2
 
 
+@pytest.mark.process
 def test_payments_on_a_terminal_have_their_whole_hash_and_fit_80_columns(gateway, environment, tmp_path):
     gateway.is_settling = True
     env = {**environment, "HOME": str(tmp_path)}

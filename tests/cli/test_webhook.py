@@ -40,6 +40,7 @@ def test_list_deliveries_resend_and_remove(run, gateway):
     assert seen(gateway) == "/api/v2/webhooks/wh_1"
 
 
+@pytest.mark.process
 def test_a_terminal_shows_lines(gateway, environment, tmp_path):
     commands = [("webhook", "list"), ("webhook", "deliveries", "wh_1")]
     (_, hooks), (_, events) = split_commands(
@@ -51,6 +52,7 @@ def test_a_terminal_shows_lines(gateway, environment, tmp_path):
     assert "gap:" not in " ".join(hooks)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("ends_at", "shown"), [("2026-11-22T16:00:00.000Z", "2026-11-22T16:00:00.000Z"), (None, "now")]
 )

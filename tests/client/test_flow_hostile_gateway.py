@@ -169,6 +169,7 @@ async def test_a_request_that_was_not_decided_is_signed_once_over_all_its_runs(m
     assert (hostile.can_cash, sums(client.spending().total)) == (10_000, {"USDC": 10**16})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("word", DENIALS)
 async def test_the_limit_of_a_session_holds_and_is_never_given_back(make, hostile, chain, clock, word):
     hostile.word = word
@@ -289,6 +290,7 @@ print(hostile.can_cash, flush=True)
 """
 
 
+@pytest.mark.process
 def test_ten_processes_sign_no_more_than_the_budget(store_path):
     spenders = [
         subprocess.Popen(

@@ -49,11 +49,13 @@ def list_imports(code: str) -> set[str]:
     return set(ran.stdout.split())
 
 
+@pytest.mark.process
 def test_the_package_alone_imports_nothing_of_itself() -> None:
     imported = {name for name in list_imports("import tollway.client") if name.startswith("tollway")}
     assert imported == {"tollway", "tollway.client"}
 
 
+@pytest.mark.process
 def test_a_wallet_imports_no_http_client() -> None:
     assert (
         list_imports("from tollway.client import Wallet, create_key_file") & (HTTP_CLIENT | OTHER_ROLES)
@@ -61,6 +63,7 @@ def test_a_wallet_imports_no_http_client() -> None:
     )
 
 
+@pytest.mark.process
 def test_the_whole_client_imports_nothing_of_the_gateway_and_of_other_extras() -> None:
     imported = list_imports("import tollway.client as c; [getattr(c, name) for name in c.__all__]")
     assert imported & (GATEWAY_PARTS | OTHER_ROLES) == set()

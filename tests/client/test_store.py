@@ -368,6 +368,7 @@ for n in range(start, start + 10):
 """
 
 
+@pytest.mark.process
 def test_processes_that_race_for_the_budget_never_exceed_it(store_path):
     """Two processes make ten payments each; the budget holds ten."""
     racers = [

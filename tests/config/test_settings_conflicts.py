@@ -164,6 +164,7 @@ def _prepare(folder: Path, mistake: Mistake) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
+@pytest.mark.process
 def test_a_mistake_ends_the_start_with_one_line_and_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(MISTAKES) >= 20
     common = {"TOLLWAY_RPC_BASE": "http://127.0.0.1:9/hush", "TOLLWAY_ADMIN_LISTEN": "off"}
@@ -200,6 +201,7 @@ def test_a_mistake_ends_the_start_with_one_line_and_leaves_nothing_behind(tmp_pa
         assert {path.name for path in folder.iterdir()} == files, name
 
 
+@pytest.mark.process
 def test_a_mistake_is_shown_by_the_command_as_it_is_started(tmp_path: Path) -> None:
     process = _start(tmp_path, {"TOLLWAY_LISTN": "127.0.0.1:1"})
     stdout, stderr = process.communicate(timeout=DEADLINE_S)
@@ -210,6 +212,7 @@ def test_a_mistake_is_shown_by_the_command_as_it_is_started(tmp_path: Path) -> N
     assert (process.returncode, stdout, json.loads(stderr)) == (2, "", {"error": expected})
 
 
+@pytest.mark.process
 def test_an_address_that_is_taken_ends_the_start_in_one_line(tmp_path: Path) -> None:
     """Either of the two listeners. Port 0 of the other is any free port."""
     with socket.socket() as taken:

@@ -29,6 +29,8 @@ from tollway.storage.history import read_history
 from tollway.storage.payments import insert_payment, unfinal_query
 from tollway.storage.reputation_store import find_due, find_owner
 
+pytestmark = pytest.mark.dialects
+
 CALLS, LISTINGS = 3_000, 1_500
 OTHER = Address(b"\x0c" * 20)
 STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}

@@ -22,7 +22,7 @@ from tollway.storage.postgres import (
 from tollway.storage.postgres_address import PostgresAddress
 from tollway.storage.server_settings import read_server_settings
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.dialects]
 
 DEADLINE_S = 20.0
 

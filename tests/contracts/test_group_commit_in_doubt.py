@@ -20,6 +20,8 @@ from tollway.storage import database as database_module
 from tollway.storage import postgres as postgres_module
 from tollway.storage.database import Database, connect_database
 
+pytestmark = pytest.mark.dialects
+
 HALF_LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 500)
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 

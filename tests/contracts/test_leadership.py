@@ -6,6 +6,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, TypeVar
 
 import asyncpg
@@ -25,8 +26,12 @@ from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, ch
 from tollway.storage.postgres import PostgresDatabase
 from tollway.telemetry import Metrics
 
-QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=5.0)
-DEADLINE_S = 20.0
+pytestmark = pytest.mark.dialects
+
+QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=600.0)
+"""A lease that no pause of the machine outlasts. The server ends the session of a leader that stalls after `SHORT_LEASE_S`."""
+SHORT_LEASE_S = 1.0
+DEADLINE_S = 100.0
 SECRET_KEY = "00112233445566778899aabbccddeeff" * 2
 
 T = TypeVar("T")
@@ -40,7 +45,6 @@ class Candidate:
         database: Database,
         *,
         duty: Duty = Duty.SWEEPER,
-        lease_s: float = 5.0,
         owner_id: str = "",
     ) -> None:
         self.terms = 0
@@ -48,11 +52,10 @@ class Candidate:
         self.heard: list[bool] = []
         self.networks_away = 0
         self.looks = 0
-        limits = replace(QUICK, leader_lease_s=lease_s)
         self.leadership = Leadership(
             database,
             duty=duty,
-            limits=limits,
+            limits=QUICK,
             on_change=lambda duty, is_leading: self.heard.append(is_leading),
             count_lost=self.count_lost,
             owner_id=owner_id,
@@ -190,7 +193,7 @@ async def test_a_leader_that_stalls_loses_its_lead_to_another(databases: list[Po
     stalled = Leadership(
         databases[0],
         duty=duty,
-        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=2.0),  # it never renews its lead
+        limits=replace(QUICK, leader_poll_s=3600.0, leader_lease_s=SHORT_LEASE_S),  # it never renews its lead
         on_change=lambda duty, is_leading: None,
     )
     forever = asyncio.Event()
@@ -248,17 +251,31 @@ async def test_a_leader_in_another_session_leads_no_more(postgres_url: str) -> N
 
 
 @pytest.mark.postgres
-async def test_a_leader_keeps_its_lead_by_making_sure(databases: list[PostgresDatabase]) -> None:
-    """For much longer than its lease."""
-    one = Candidate(databases[0], lease_s=2.0)
+async def test_a_leader_keeps_its_lead_by_making_sure(
+    databases: list[PostgresDatabase], postgres_url: str
+) -> None:
+    """The server counts the lease of a session from the end of its last statement. Each check of the lead is a statement in that session."""
+    one = Candidate(databases[0])
     async with one.standing():
         await until(lambda: one.is_working)
         first = await leader_process(databases[2])
-        later = asyncio.Event()
-        asyncio.get_running_loop().call_later(4.2, later.set)
-        await later.wait()
+        for _ in range(3):
+            before = await read_last_statement(postgres_url, first)
+            await looks(one)
+            assert await read_last_statement(postgres_url, first) > before
         assert await leader_process(databases[2]) == first
         assert one.heard == [True]
+
+
+async def read_last_statement(url: str, process: int | None) -> datetime:
+    connection = await asyncpg.connect(url)
+    try:
+        moment: datetime = await connection.fetchval(
+            "SELECT state_change FROM pg_stat_activity WHERE pid = $1", process
+        )
+        return moment
+    finally:
+        await connection.close()
 
 
 @pytest.mark.postgres
@@ -414,6 +431,7 @@ async def test_a_gateway_process_without_its_nodes_gives_way(
             "TOLLWAY_DATABASE_URL": postgres_url,
             "TOLLWAY_SECRET_KEY": SECRET_KEY,
             "TEST_LIMIT_LEADER_POLL_S": "0.01",
+            "TEST_LIMIT_LEADER_LEASE_S": "600",
         }
     )
     async with App(settings) as app:

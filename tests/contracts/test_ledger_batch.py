@@ -31,6 +31,8 @@ from tollway.storage.batch_wait import BATCH_WAIT_ABOVE, BATCH_WAIT_RECENT_MS
 from tollway.storage.database import Database, connect_database
 from tollway.storage.outage import ValueRefused
 
+pytestmark = pytest.mark.dialects
+
 
 @pytest.fixture
 async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:

@@ -24,6 +24,8 @@ from tollway.storage.migrate import (
     upgrade,
 )
 
+pytestmark = pytest.mark.dialects
+
 BEFORE_THE_BASELINE = ("0001_books", "0016_call_terms", "0030_response_providers")
 PARTIAL = {
     "sqlite": "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE type <> 'table' AND sql IS NOT NULL ORDER BY name",

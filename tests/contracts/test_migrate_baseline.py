@@ -17,6 +17,8 @@ from tests.kit.databases import create_database, open_database
 from tollway.cli.main import make_app
 from tollway.storage.migrate import TOO_NEW, TOO_OLD, explain_refusal, upgrade
 
+pytestmark = pytest.mark.dialects
+
 T = TypeVar("T")
 _NUMBERS = count(1)
 EMPTY = explain_refusal("empty")

@@ -21,7 +21,7 @@ from tollway.storage.plain_writes import grant_plain_claims
 NONCE = b"\x09" * 32
 OTHERS = 20
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.postgres, pytest.mark.dialects]
 
 
 @contextlib.asynccontextmanager

@@ -65,6 +65,8 @@ from tollway.storage.ledger_tables import parse_payment, payment_table
 from tollway.storage.payments import insert_payment, read_payments
 from tollway.storage.plain_writes import grant_plain_claims, write_plain_closes
 
+pytestmark = pytest.mark.dialects
+
 OTHER = Address(b"\x77" * 20)
 NONCE = b"\x09" * 32
 UNFINAL = {"is_final": False}

@@ -26,6 +26,8 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_recovery import POSTPONE_MAX_MS
 from tollway.storage.database import Database, connect_database
 
+pytestmark = pytest.mark.dialects
+
 HOUR = 3_600_000
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 1000)

@@ -12,6 +12,8 @@ from tollway.storage.database import Database
 from tollway.storage.ledger_tables import owner_table
 from tollway.storage.statements import Prepared, Within, execute_text
 
+pytestmark = pytest.mark.dialects
+
 OWNERS = owner_table.c
 ADD = Prepared(insert(owner_table).values({name: bindparam(name) for name in OWNERS.keys()}))  # noqa: SIM118
 FIND = Prepared(select(OWNERS.id).where(Within(OWNERS.id, "ids")).order_by(OWNERS.id))

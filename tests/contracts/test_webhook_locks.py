@@ -17,6 +17,8 @@ from tollway.errors import StorageUnavailable
 from tollway.storage.database import Database
 from tollway.storage.payments import PaymentLedgerStore
 
+pytestmark = pytest.mark.dialects
+
 Move = Callable[[WebhookHarness, Any, Any], Awaitable[Any]]
 
 

@@ -434,9 +434,7 @@ def test_tags_and_descriptions_leave_room_for_operations() -> None:
     assert len(agent["operations"]) >= 5
 
 
-def test_random_documents_fit() -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+def test_random_documents_fit(seed: int) -> None:
     source = random.Random(seed)
     for _ in range(60):
         operation = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from x402.extensions.bazaar.facilitator import validate_discovery_extension
@@ -199,7 +199,6 @@ PARAMETER = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(PARAMETER | JSON, max_size=4) | JSON, JSON)
 def test_no_document_makes_it_fail_or_lie(parameters: Any, body: Any) -> None:
     document = {"paths": {"/v1/quote": {"get": {"parameters": parameters}, "post": {"requestBody": body}}}}

@@ -278,7 +278,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(operation=values, parameter=values, response=values, schema=values)
 def test_no_document_makes_it_invalid(operation: Any, parameter: Any, response: Any, schema: Any) -> None:
     more = {

@@ -214,9 +214,7 @@ def _good() -> dict[str, Any]:
 _GOOD = _good()
 
 
-def test_documents_damaged_at_random_raise_no_error() -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+def test_documents_damaged_at_random_raise_no_error(seed: int) -> None:
     liar = Liar(seed)
     for number in range(40):
         written = write_all(liar.document())

@@ -58,7 +58,7 @@ def test_no_seed_and_no_neighbour_of_one_breaks_a_promise(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_random_bytes_break_a_promise(name: str) -> None:
-    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=25)
     @given(st.binary(max_size=300))
     def look(raw: bytes) -> None:
         targets.TARGETS[name](raw)

@@ -36,7 +36,7 @@ CHAIN = ChainId(84532)
 ORIGIN = parse_origin(PUBLIC_URL)
 TX = TxHash(b"\x5a" * 32)
 NOW_MS = 1_795_239_000_000
-BRIEF = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+BRIEF = settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.payer import (
@@ -294,7 +294,6 @@ def test_the_vectors_include_every_dialect() -> None:
 NAMES = st.sampled_from([b"payment-signature", b"x-payment", b"authorization", b"x-other"])
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(NAMES, st.binary(max_size=60) | st.binary(max_size=60).map(lambda v: b"Payment " + v)),

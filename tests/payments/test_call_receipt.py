@@ -90,6 +90,7 @@ def test_eth_account_recovers_the_signer_of_both_parts() -> None:
         assert Account.recover_message(signable, signature=signed["signature"]) == str(SIGNER.address)
 
 
+@pytest.mark.process
 def test_viem_computes_the_same_digests_and_recovers_the_same_signers() -> None:
     given = json.dumps([signed_receipt(), dict(CALL_FIELDS), dict(X402_FIELDS)])
     ran = subprocess.run(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from eth_account.messages import _hash_eip191_message, encode_typed_data
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.payer import USDC, AuthorizationSigner
@@ -45,7 +45,6 @@ def reference_digest(authorization: Authorization, domain: TokenDomain) -> bytes
     return bytes(_hash_eip191_message(signable))
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         lambda **fields: replace(AuthorizationSigner().authorize(signature=b"\0" * 65), **fields),

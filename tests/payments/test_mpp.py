@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.payer import (
@@ -233,7 +233,6 @@ JSON = st.recursive(
 NAMES = ("id", "realm", "method", "intent", "request", "expires", "opaque", "digest", "header")
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(NAMES), JSON), st.dictionaries(st.text(max_size=8), JSON))
 def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Content) -> None:
     content = AuthorizationSigner(valid_after=1).credential()
@@ -245,7 +244,6 @@ def test_nothing_raises_anything_but_a_refusal(challenge: Content, payload: Cont
         return
 
 
-@settings(deadline=None)
 @given(st.integers(0, 4_000_000_000))
 def test_parses_the_times_that_it_formats(seconds: int) -> None:
     assert parse_moment(format_moment(seconds)) == seconds

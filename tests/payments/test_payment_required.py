@@ -175,7 +175,7 @@ def test_even_the_longest_path_fits() -> None:
     assert content["resource"]["url"].startswith("https://gw.example.com/xxx")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=3_000).map(
         lambda t: "https://a/" + t

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kit.payer import AuthorizationSigner, wrap
@@ -34,14 +34,12 @@ def refusal_of(value: bytes) -> tuple[Code, str | None] | None:
 UNREADABLE = (Code.PAYMENT_MALFORMED, "invalid_payload")
 
 
-@settings(deadline=None)
 @given(st.dictionaries(TEXT, JSON, max_size=5))
 def test_decodes_what_it_encodes(content: dict[str, Any]) -> None:
     assert decode_object(encode_object(content), bytes_max=BYTES_MAX) == content
     assert decode_object(encode_object_urlsafe(content).encode(), bytes_max=BYTES_MAX) == content
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_header_raises_anything_but_a_refusal(value: bytes) -> None:
     for header in (value, base64.b64encode(value), base64.b64encode(b'{"a":' + value + b"}")):
@@ -176,7 +174,6 @@ def test_a_long_signature_of_a_contract_wallet_is_kept_as_it_is() -> None:
     assert parse_transfer(GOOD, "0X" + "Ab" * 4_096)["signature"] == b"\xab" * 4_096
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(GOOD)), JSON), JSON)
 def test_no_fields_raise_anything_but_a_refusal(fields: dict[str, Any], signature: Any) -> None:
     with contextlib.suppress(Refusal):

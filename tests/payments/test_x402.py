@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from x402.extensions.payment_identifier import declare_payment_identifier_extension
 from x402.schemas import PaymentPayload, PaymentRequirements, ResourceInfo
@@ -284,7 +284,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(["x402Version", "accepted", "accepted.network", "accepted.asset", "payload",
                         "payload.authorization", "payload.authorization.value", "payload.signature", "extensions",
                         "resource"]), JSON)  # fmt: skip

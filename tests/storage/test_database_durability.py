@@ -28,6 +28,7 @@ def test_lists_each_risk_of_the_settings(settings: ServerSettings, expected: lis
     assert all(part in risk for part, risk in zip(expected, risks, strict=True))
 
 
+@pytest.mark.process
 def test_a_gateway_on_sqlite_does_not_load_the_driver_of_postgresql() -> None:
     program = (
         "import sys, tollway.app.lifecycle, tollway.cli.operator\n"

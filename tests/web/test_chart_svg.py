@@ -47,7 +47,7 @@ ANY_VALUE = st.floats(allow_nan=True, allow_infinity=True) | st.sampled_from(
 )
 
 
-@settings(derandomize=True, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(st.lists(ANY_VALUE, max_size=8), max_size=400))
 @example([])
 @example([[5e-324]])
@@ -73,7 +73,7 @@ def test_any_series_is_a_picture_of_numbers_inside_of_its_box(rows: list[list[fl
         assert len(line.label) <= LABEL_LENGTH_MAX
 
 
-@settings(derandomize=True, max_examples=500)
+@settings(max_examples=500)
 @given(st.floats(min_value=5e-324, max_value=1e300))
 def test_a_ceiling_is_the_least_round_number_above_any_value(value: float) -> None:
     ceiling = round_up_nicely(value)

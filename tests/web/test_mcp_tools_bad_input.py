@@ -2,7 +2,6 @@
 
 import json
 import random
-import secrets
 from typing import Any
 
 import httpx
@@ -95,9 +94,7 @@ class Chance:
         return self.value() if self.is_so(0.02) else params
 
 
-async def test_no_random_request_raises_or_is_charged() -> None:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+async def test_no_random_request_raises_or_is_charged(seed: int) -> None:
     chance = Chance(seed)
     async with open_gateway() as gateway:
         operations = await publish(gateway)

@@ -67,6 +67,7 @@ def test_python_and_mcp_parse(tool: str) -> None:
     assert server["args"][0] == "mcp"
 
 
+@pytest.mark.process
 def test_words_of_a_provider_are_quoted_for_each_language() -> None:
     view = show_listing(openapi=document(schema={"type": "string", "examples": [QUOTE]}))
     found = snippets(view)

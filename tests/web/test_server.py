@@ -704,6 +704,7 @@ with open(sys.argv[1], "r+") as file:
 """
 
 
+@pytest.mark.process
 async def test_a_start_releases_no_file_lock_of_this_process(tmp_path: Path) -> None:
     """Closing any copy of a file's descriptor releases all locks of the process on the file, and a database needs its locks."""
     path = tmp_path / "ledger.sqlite"
