@@ -1,4 +1,5 @@
-"""A hundred thousand histories of the ledger, each with its own faults, and the laws checked after each step.
+"""Many histories of the ledger, each with its own faults, and the laws checked after each step: `SIMULATION_HISTORIES`, 10,000 in `make test`
+and 100,000 in `make test-all`.
 
 `SIMULATION_SEED` chooses others. A history that fails is named with its seed, and comes again, step by step, with
 `python -m tests.simulation --seed N --history K`.
@@ -21,13 +22,13 @@ from tollway.ledger.ledger import Claimed, Fenced
 from tollway.ledger.records import CallState
 
 SEED = int(os.environ.get("SIMULATION_SEED", "20261121"))
-HISTORIES = 100_000
+HISTORIES = int(os.environ.get("SIMULATION_HISTORIES", "10000"))
 COMPARED = 240
 UNTIL_FOUND = 30_000
 
 
 @pytest.mark.timeout(600)
-def test_no_law_is_broken_in_a_hundred_thousand_histories() -> None:
+def test_no_law_is_broken_in_any_history() -> None:
     jobs = min(8, len(os.sched_getaffinity(0)))
     tallies = play_in_processes(SEED, HISTORIES, jobs=jobs)
     for tally in tallies:
