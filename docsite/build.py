@@ -27,7 +27,15 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("Look up", ("errors.md", "scaling.md", "measuring.md", "response-headers.md", "threat-model.md")),
     (
         "Inside",
-        ("architecture.md", "scope.md", "decisions/README.md", "verify.md", "releasing.md", "package.md"),
+        (
+            "architecture.md",
+            "testing.md",
+            "scope.md",
+            "decisions/README.md",
+            "verify.md",
+            "releasing.md",
+            "package.md",
+        ),
     ),
 )
 """Pages that no section names are added to the last one, so none is left out."""

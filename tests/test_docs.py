@@ -152,6 +152,8 @@ def find_wrong_commands(page: Path) -> Iterator[str]:
 
 DEPLOY_NAMES = frozenset({"TOLLWAY_DOMAIN", "TOLLWAY_GATEWAYS", "TOLLWAY_IMAGE"})
 """Variables of Compose and of Caddy."""
+TEST_NAMES = frozenset({"TOLLWAY_CHROMIUM"})
+"""Variables of the tests."""
 
 
 def variable_names() -> set[str]:
@@ -162,7 +164,7 @@ def variable_names() -> set[str]:
         *(named(preset) for preset in PRESETS for named in (rpc_name, gas_keys_name)),
         *CLIENT_NAMES,
     }
-    return {PREFIX + name for name in names} | DEPLOY_NAMES
+    return {PREFIX + name for name in names} | DEPLOY_NAMES | TEST_NAMES
 
 
 def test_every_variable_of_a_page_exists() -> None:

@@ -244,6 +244,35 @@ def test_the_seed_of_the_property_tests_is_printed(tmp_path: Path) -> None:
     )
 
 
+# ---- What the documentation says of the commands.
+
+
+def test_the_readme_names_both_commands_of_the_set_up_with_their_times() -> None:
+    page = (ROOT / "README.md").read_text()
+    section = page.split("\n## Install, and see it work\n")[1].split("\n## ")[0]
+    times = dict(
+        re.findall(r"^make (\w+) +# in a checkout: .*?, (\w+ (?:seconds|minutes))", section, re.MULTILINE)
+    )
+    assert times == {"demo": "20 seconds", "test": "ten minutes"}
+    installs = dict(re.findall(r"`make (\w+)` (\w+ minutes) and [\d.]+ [MG]B", section))
+    assert installs == {"demo": "two minutes", "test": "five minutes"}
+    assert "Two commands are the whole set-up: `make demo` and `make test`." in MAKEFILE
+    assert re.search(r"^test: .*## .* ten minutes on two quiet cores", MAKEFILE, re.MULTILINE)
+
+
+def test_the_page_of_the_tests_has_each_command_and_each_class() -> None:
+    page = (ROOT / "docs" / "testing.md").read_text()
+    rows = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+    assert rows >= {"make quick", "make test", "make test-all", "make check", ".ci/run", "make long"}
+    assert rows >= set(CLASS_NAMES)
+    assert "| 10 minutes |" in page
+
+
+def test_contributing_is_short() -> None:
+    """Its first page is read before the first change; the rest stands in docs/testing.md."""
+    assert len((ROOT / "CONTRIBUTING.md").read_text().split()) <= 400
+
+
 # ---- Targets side by side.
 
 TARGETS = """
