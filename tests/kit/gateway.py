@@ -22,7 +22,7 @@ from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import find_block_in, sample_listing
 from tests.kit.payer import KeyWallet
-from tests.kit.settlement import SettlementServices
+from tests.kit.settlement import MinedRules, SettlementServices
 from tests.kit.stores import InlineDatabase, open_catalog
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.model.gas import MemoryGas
@@ -61,7 +61,6 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.outbound.client import HttpClient
 from tollway.payments.mpp import Challenger
 from tollway.payments.proof import Binding, format_binding
-from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.plain_metrics import PlainHistograms
 from tollway.rate_limits.limiter import RateLimiter
@@ -224,7 +223,8 @@ class InProcessGateway:
 
     def _make_settlement(self, stores: Stores) -> SettlementServices:
         return SettlementServices(
-            SettlementRules(
+            MinedRules(
+                chain=self.chain,
                 chain_id=CHAIN,
                 gas_keys=(GAS_KEY,),
                 min_nano=10**6,

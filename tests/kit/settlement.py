@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -62,8 +62,24 @@ def make_gas_key(name: str = "a gas key") -> GasKey:
     return GasKey.parse(keccak256(name.encode()).hex())
 
 
+MINED_WAIT_S = 60.0
+"""How long a call waits for a transaction that the chain mines at once: longer than any pause of the machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MinedRules(SettlementRules):
+    """Rules whose wait is short only where it ends by time: while the chain does not mine at once, or blocks must come on top."""
+
+    chain: MemoryChain
+
+    def wait_s(self, depth: int, *, limits: Limits) -> float:
+        wait_s = SettlementRules.wait_s(self, depth, limits=limits)
+        is_mined = depth == 1 and self.chain.mines_at_once(self.chain_id)
+        return max(wait_s, MINED_WAIT_S) if is_mined else wait_s
+
+
 def settlement_rules(**given: Any) -> SettlementRules:
-    fields: dict[str, Any] = {
+    members: dict[str, Any] = {
         "chain_id": CHAIN,
         "gas_keys": (make_gas_key(),),
         "min_nano": 10**6,
@@ -73,7 +89,7 @@ def settlement_rules(**given: Any) -> SettlementRules:
         "network_budget_wei": 10**19,
         "block_time_s": 0.01,
     }
-    return SettlementRules(**{**fields, **given})
+    return SettlementRules(**{**members, **given})
 
 
 class SettlementServices:
