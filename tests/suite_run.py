@@ -8,12 +8,13 @@ import gc
 import json
 import sys
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.suite import SUITES, TESTS, class_of
+from tests.suite import SUITES, TESTS, Suite, class_of, list_test_files
 
 DURATIONS = TESTS / "durations.json"
 LISTED_S = 0.5
@@ -54,11 +55,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leaves the files of other classes unread."""
+    """Leaves the files of other classes unread, and the conftest of a folder without a file of this suite."""
     suite = config.getoption("suite")
-    if suite is None or not is_test_file(collection_path):
+    if suite is None or TESTS not in collection_path.parents:
         return None
-    return class_of(name_file(collection_path)) not in SUITES[suite] or None
+    if collection_path.is_dir():
+        return collection_path not in find_folders(suite) or None
+    return (
+        is_test_file(collection_path) and class_of(name_file(collection_path)) not in SUITES[suite]
+    ) or None
 
 
 @pytest.hookimpl(trylast=True)
@@ -77,6 +82,13 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@cache
+def find_folders(suite: Suite) -> frozenset[Path]:
+    """The folders with a file of a suite, and those above them."""
+    files = [TESTS / file for file in list_test_files() if class_of(file) in SUITES[suite]]
+    return frozenset(folder for file in files for folder in file.parents)
 
 
 def is_left_out(item: pytest.Item, suite: str | None) -> bool:

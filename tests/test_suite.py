@@ -142,7 +142,7 @@ import pathlib
 import tests.suite, tests.suite_run
 tests.suite.TESTS = tests.suite_run.TESTS = pathlib.Path(__file__).parent
 tests.suite.CLASSES.clear()
-tests.suite.CLASSES.update({"test_a.py": "quick", "test_b.py": "test", "test_c.py": "all", "test_d.py": "check"})
+tests.suite.CLASSES.update({"test_a.py": "quick", "test_b.py": "test", "test_c.py": "all", "test_d.py": "check", "browser": "all"})
 tests.suite_run.DURATIONS = tests.suite_run.TESTS / "durations.json"
 pytest_plugins = ("tests.suite_run",)
 """
@@ -199,6 +199,14 @@ def test_a_suite_runs_the_files_of_its_classes(tmp_path: Path, suite: str, run: 
     output = run_pytest(tmp_path, f"--suite={suite}", test_a=TEST, test_b=TEST, test_c=TEST, test_d=TEST)
     assert "".join(re.findall(r"test_(\w)\.py::test_it PASSED", output)) == run
     assert output.endswith("\n0")
+
+
+def test_a_folder_without_a_file_of_the_suite_is_not_loaded(tmp_path: Path) -> None:
+    (tmp_path / "browser").mkdir()
+    (tmp_path / "browser" / "conftest.py").write_text("import a_package_that_quick_does_not_install\n")
+    (tmp_path / "browser" / "test_e.py").write_text(TEST)
+    assert run_pytest(tmp_path, "--suite=quick", test_a=TEST).endswith("\n0")
+    assert "a_package_that_quick_does_not_install" in run_pytest(tmp_path, "--suite=all")
 
 
 def test_without_a_suite_every_file_runs(tmp_path: Path) -> None:
