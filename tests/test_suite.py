@@ -122,6 +122,27 @@ def read_imports(path: Path, *, is_whole: bool) -> frozenset[str]:
     return frozenset(names)
 
 
+DRAWS = re.compile(
+    r"SystemRandom|derandomize|\bsecrets\.(?:rand|choice)|\brandom\.(?:rand\w+|choices?|shuffle|sample|uniform|random)\("
+)
+"""A draw from a generator that has no seed, or a property test that decides about its own seed."""
+DRAWN_BY = {
+    "conftest.py": "the profiles of the property tests",
+    "kit/ports.py": "a free port",
+    "live/torture/conftest.py": "the seed of the long form, which is printed",
+    "test_suite.py": "the pattern itself",
+}
+
+
+def test_every_draw_has_a_seed() -> None:
+    found = set()
+    for path in TESTS.rglob("*.py"):
+        lines = [line for line in path.read_text().splitlines() if DRAWS.search(line)]
+        if any(not re.search(r"(?:self|torture)\.random\.", line) for line in lines):
+            found.add(path.relative_to(TESTS).as_posix())
+    assert found - set(DRAWN_BY) == set()
+
+
 def test_the_durations_are_of_files_that_exist() -> None:
     durations = read_durations()
     assert set(durations) <= set(list_test_files())

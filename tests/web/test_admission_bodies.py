@@ -129,11 +129,11 @@ def test_a_body_that_came_fast_may_pause_for_the_window_only(fast_bytes: int) ->
 
 
 def test_over_any_time_a_body_keeps_the_least_rate_but_for_one_window() -> None:
-    random = Random(7)
+    draws = Random(7)
     for _ in range(200):
         pace, waited_s, sent = BodyPace(PACE), 0.0, 0
         while pace.left_s > 0:
-            wait_s, size = random.uniform(0, pace.left_s * 1.05), random.choice((0, 1, 500, 3_000))
+            wait_s, size = draws.uniform(0, pace.left_s * 1.05), draws.choice((0, 1, 500, 3_000))
             pace.record(size, waited_s=wait_s)
             waited_s, sent = waited_s + wait_s, sent + size
             if sent > 100_000:
