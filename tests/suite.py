@@ -40,6 +40,7 @@ CLASSES: dict[str, Class] = {
     "client/test_samples.py": "test",
     "config": "quick",
     "discovery": "quick",
+    "discovery/test_form_fields.py": "test",
     "gateway": "quick",
     "identity": "quick",
     "ledger": "quick",
@@ -56,6 +57,7 @@ CLASSES: dict[str, Class] = {
     "sandbox/test_chain_stranded_transactions.py": "test",
     "storage": "quick",
     "web": "quick",
+    "web/test_mcp_uploads.py": "test",
     "webhooks": "quick",
     "webhooks/test_receivers.py": "test",
     # Rules of the stores, and histories of the ledger.
@@ -92,7 +94,6 @@ CLASSES: dict[str, Class] = {
     "test_lock_audit.py": "check",
     "test_log_events.py": "check",
     "test_metric_table.py": "check",
-    "test_mutants.py": "check",
     "test_package.py": "check",
     "test_release.py": "check",
     "test_suite.py": "check",
@@ -100,6 +101,7 @@ CLASSES: dict[str, Class] = {
     "test_tidy.py": "check",
     # Modules at the root of the package.
     "test_background.py": "quick",
+    "test_body_text.py": "quick",
     "test_bench.py": "test",
     "test_bounded_cache.py": "quick",
     "test_call_trace.py": "quick",

@@ -1,6 +1,6 @@
 """`python -m tests.guards [words]`: takes each guard away from a copy of the package and shows that its test fails.
 
-`words`: only guards whose threat, name or test holds one of them. Without them the table is written to `build/guards.md` too.
+`words`: only guards of the theme with this name (`mutants`), or whose threat, name or test holds one of them. Without them the table is written to `build/guards.md` too.
 Ends with 1 when a guard went unnoticed.
 """
 
@@ -9,8 +9,7 @@ import sys
 import time
 
 from tests.guards.breaking import ROOT, Breakage, Verdict, judge_all
-from tests.guards.guard import Guard
-from tests.guards.guards import GUARDS
+from tests.guards.registry import GUARDS, Guard
 
 SAID_LENGTH_MAX = 110
 TABLE = ROOT / "build" / "guards.md"
@@ -21,7 +20,8 @@ def wanted(words: list[str]) -> list[Guard]:
     return [
         one
         for one in GUARDS
-        if not words or any(word in f"{one.threat} {one.name} {one.test}" for word in words)
+        if not words
+        or any(word == one.theme or word in f"{one.threat} {one.name} {one.test}" for word in words)
     ]
 
 

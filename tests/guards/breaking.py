@@ -23,7 +23,6 @@ from itertools import groupby
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
-from tests.guards.moves import MOVES
 from tollway.sandbox.anvil_binary import AnvilUnavailable, find_anvil
 
 ROOT = Path(__file__).parents[2]
@@ -41,8 +40,8 @@ _FAILED = re.compile(r"^FAILED (.+?)(?: - (.*))?$", re.M)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edit:
     """`place`: where the text stands, as `module:function`, `module:Class.method` or `module:NAME` below `tollway` (`module` alone:
-    between them), or as the path of a file that is no module. `before` stands in that place exactly once. So an edit finds its text again when lines or files around it move;
-    a place that moves itself is named in `moves.py`."""
+    between them), or as the path of a file that is no module. `before` stands in that place exactly once. So an edit finds its text again when lines
+    around it move."""
 
     place: str
     before: str
@@ -50,12 +49,12 @@ class Edit:
 
     @property
     def module(self) -> str:
-        return MOVES.get(self.place, self.place).partition(":")[0]
+        return self.place.partition(":")[0]
 
     @property
     def name(self) -> str:
         """Within the module; empty for the module as a whole."""
-        return MOVES.get(self.place, self.place).partition(":")[2]
+        return self.place.partition(":")[2]
 
     @property
     def is_python(self) -> bool:

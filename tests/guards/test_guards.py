@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.breaking import ROOT, SOURCE, Breakage, Edit, Run, Workshop, is_defined, judge_group, mutate
-from tests.guards.guard import Guard
-from tests.guards.guards import GUARDS
+from tests.guards.breaking import SOURCE, Breakage, Edit, Run, Workshop, is_defined, judge_group, mutate
+from tests.guards.registry import GUARDS, Guard, read_guards, write_row
 
 
 def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
@@ -44,17 +43,45 @@ def find_problems(guard: Guard) -> Iterator[str]:
     ],
 )
 def test_a_guard_that_cannot_be_proved_is_named_with_each_reason(edit: Edit, first: str, second: str) -> None:
-    guard = Guard(threat="P1", name="a guard", edits=(edit,), test="tests/test_no_such_file.py::test_it")
+    guard = Guard(
+        threat="P1", name="a guard", edits=(edit,), test="tests/test_no_such_file.py::test_it", theme="x"
+    )
     problems = list(find_problems(guard))
     assert len(problems) == 2
     assert all(one.startswith("a guard: ") for one in problems)
     assert all(any(words in one for one in problems) for words in (first, second))
 
 
-def test_each_guard_stands_for_a_threat_of_the_model() -> None:
-    page = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
-    threats = set(re.findall(r"^\| ([A-Z]\d+) \|", page, re.MULTILINE))
-    assert {guard.threat for guard in GUARDS} <= threats
+ROW = "P1 | a guard\n  room:holds | True⏎ ⇒ False␣\n  test_room.py::test_it\n"
+
+
+def test_a_row_is_a_guard_and_is_written_as_it_was_read(tmp_path: Path) -> None:
+    (tmp_path / "room.txt").write_text(f"# A comment.\n\n{ROW}")
+    (guard,) = read_guards(tmp_path)
+    edit = Edit(place="room:holds", before="True\n", after="False ")
+    assert guard == Guard(
+        threat="P1", name="a guard", edits=(edit,), test="tests/test_room.py::test_it", theme="room"
+    )
+    assert "\n".join([*write_row(guard), ""]) == ROW
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("P1 a guard\n  room:holds | True ⇒ False\n  test_room.py::test_it\n", "room.txt:1: a row is"),
+        ("P1 | a guard\n  test_room.py::test_it\n", "room.txt:1: a row is"),
+        ("P1 | a guard\n  room:holds | True\n  test_room.py::test_it\n", "room.txt:1: an edit is"),
+        ("\nP1 | a guard\n  room:holds ⇒ False\n  test_room.py::test_it\n", "room.txt:2: an edit is"),
+    ],
+)
+def test_a_row_that_is_not_complete_is_named(tmp_path: Path, row: str, reason: str) -> None:
+    (tmp_path / "room.txt").write_text(row)
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        read_guards(tmp_path)
+
+
+def test_the_mutants_are_five() -> None:
+    assert len([guard for guard in GUARDS if guard.theme == "mutants"]) == 5
 
 
 HOUSE = """\
