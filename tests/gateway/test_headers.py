@@ -717,6 +717,67 @@ def test_each_field_of_links_leads_through_the_gateway() -> None:
 
 
 @pytest.mark.parametrize(
+    ("raw", "kept"),
+    [
+        ([(b"Link", b", ".join([b"</v1/y>"] * 64))], 1),
+        ([(b"Link", b", ".join([b"</v1/y>"] * 65))], 0),
+        ([(b"Link", b"</v1/y>" + b'; anchor="/v1/z"' * 64)], 0),
+        (
+            [
+                (b"Link", b", ".join([b"</v1/y>"] * 63)),
+                (b"Content-Location", b"/v1/y"),
+                (b"Link", b"</v1/z>"),
+            ],
+            2,
+        ),
+        ([(b"Content-Location", b"/v1/y")] * 70, 64),
+        ([(b"Location", b"https://other.example/")] * 70, 64),
+    ],
+)
+def test_a_response_has_a_maximum_of_rewritten_urls(raw: list[tuple[bytes, bytes]], kept: int) -> None:
+    names = {name.lower() for name, _ in raw}
+    returned = _returned(raw)
+    assert len([name for name, _ in returned if name in names]) == kept
+    assert bool(list_dropped(raw, returned)) is (kept < len(raw))
+
+
+@pytest.mark.parametrize(("count", "is_kept"), [(2, True), (3, False)])
+def test_urls_of_a_response_grow_by_a_maximum(count: int, is_kept: bool) -> None:
+    """An empty reference is the whole URL of the request, which the caller writes."""
+    raw = [(b"link", b", ".join([b"<>; rel=self"] * count))]
+    returned = caller_headers(
+        raw, keep_length=False, endpoint=ENDPOINT, target="/v1/x?" + "a&" * 3_900, gateway_path=PATH
+    )
+    assert any(name == b"link" for name, _ in returned) is is_kept
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b'<https://z/>; anchor="https://z/\\"; rel=next; q=\\""', b'<https://z/>; anchor="https://z/\\"; rel=next; q=\\""'),
+        (b'</v1/a>; anchor="/v1/b\\\\\\"c"', b"<" + OWN + b'/a>; anchor="' + OWN + b'/b/%22c"'),
+    ],
+)  # fmt: skip
+def test_an_anchor_stays_one_quoted_string(value: bytes, expected: bytes) -> None:
+    assert rewrite_links(value, PLACE) == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("?a=1&key=s&b", "?a=1&b"),
+        ("?key", ""),
+        ("?k%65y=s&a", "?a"),
+        ("?ke+y=s&ke%79=t&", "?ke+y=s"),
+        ("?keys=1&=key", "?keys=1&=key"),
+    ],
+)
+def test_the_secret_parameter_is_found_in_every_spelling(query: str, expected: str) -> None:
+    place = UrlPlace(endpoint=ENDPOINT, target="/v1/x", gateway_path=PATH, secret="key")
+    assert rewrite_location(b"/v1/y" + query.encode(), place) == OWN + b"/y" + expected.encode()
+
+
+@pytest.mark.parametrize(
     ("value", "is_unbuffered"),
     [
         (b"text/event-stream", True),

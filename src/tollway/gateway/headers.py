@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 import ada_url
 
 from tollway.errors import Code, FieldError, Problem
-from tollway.limits import Limits
+from tollway.limits import KIB, Limits
 from tollway.outbound.http1 import format_fields
 from tollway.outbound.policy import Endpoint
 from tollway.registry.header_names import ALWAYS_FORWARDED
@@ -302,8 +302,13 @@ _LINK_PARAMETER = re.compile(
 )
 _LIST_END = re.compile(rb"[ \t]*+(?:,|$)")
 _QUOTED_PAIR = re.compile(rb"\\(.)")
+_QUOTED = re.compile(rb"[\"\\]")
 
 
+URLS_MAX = 64
+"""The maximum number of URLs in the headers of a response that are rewritten. Each may resolve to the whole URL of the request, which the caller writes."""
+URL_GROWTH_BYTES_MAX = 16 * KIB
+"""The number of bytes by which rewriting may lengthen the headers of a response."""
 RETURNED_NAMES_KEPT = 2_048
 RETURNED_NAME_BYTES_MAX = 64
 """The cache of `_is_returned` holds no longer names."""
@@ -348,6 +353,7 @@ def caller_headers(
     returned: list[tuple[bytes, bytes]] = []
     nominated: frozenset[bytes] = frozenset()
     has_cache_rule = has_length = is_event_stream = False
+    urls = growth = 0
     for raw_name, value in raw:
         name = raw_name.lower()
         if name in FRAMING_NAMES:
@@ -361,9 +367,15 @@ def caller_headers(
         if not is_returned(name) or _BAD_VALUE.search(value):
             continue
         if name in _URL_FORMS:
+            urls += _count_urls(_URL_FORMS[name], value)
+            if urls > URLS_MAX:
+                continue
             place = UrlPlace(endpoint=endpoint, target=target, gateway_path=gateway_path, secret=parameter)
             rewritten = _rewrite_urls(_URL_FORMS[name], value, place)
             if rewritten is None:
+                continue
+            growth += max(0, len(rewritten) - len(value))
+            if growth > URL_GROWTH_BYTES_MAX:
                 continue
             value = rewritten
         elif name == b"www-authenticate" and REFUSED_CHALLENGE.search(value):
@@ -408,9 +420,7 @@ def list_dropped(raw: RawHeaders, returned: RawHeaders) -> dict[str, str]:
 
 
 _CHALLENGE_REASON = "a client would ask for a password, or pay, in the name of the gateway"
-_VALUE_REASON = (
-    "its value has the listing's secret, is not valid in HTTP, or Connection names it as one of this hop"
-)
+_VALUE_REASON = "its value has the listing's secret, is not valid in HTTP, has more URLs than are rewritten, or Connection names it as one of this hop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -422,6 +432,13 @@ class UrlPlace:
     target: str
     gateway_path: str
     secret: str = ""
+
+
+def _count_urls(form: UrlForm, value: bytes) -> int:
+    """The number of URLs that rewriting a header of that form resolves, or more."""
+    if form == "text":
+        return 0
+    return value.count(b"<") + value.lower().count(b"anchor") if form == "links" else 1
 
 
 def _rewrite_urls(form: UrlForm, value: bytes, place: UrlPlace) -> bytes | None:
@@ -467,7 +484,8 @@ def rewrite_reference(value: bytes, place: UrlPlace) -> bytes:
 
 def rewrite_links(value: bytes, place: UrlPlace) -> bytes:
     """Rewrites the targets and the `anchor`s of a `Link` header (RFC 8288 §3), each as `rewrite_reference`; every other byte stays. A value
-    that is no list of links is unchanged. Time is linear in the length."""
+    that is no list of links is unchanged. Time is linear in the length, and in the number of links times the length of the request's target
+    (`URLS_MAX`)."""
     parts: list[bytes] = []
     at = kept = 0
     while at < len(value):
@@ -482,9 +500,11 @@ def rewrite_links(value: bytes, place: UrlPlace) -> bytes:
         while (parameter := _LINK_PARAMETER.match(value, at)) is not None:
             at = parameter.end()
             if parameter["anchor"] is not None:
-                anchor = rewrite_reference(_QUOTED_PAIR.sub(rb"\1", parameter["anchor"]), place)
-                parts += [value[kept : parameter.start("anchor")], anchor.replace(b"\\", rb"\\")]
-                kept = parameter.end("anchor")
+                anchor = _QUOTED_PAIR.sub(rb"\1", parameter["anchor"])
+                rewritten = rewrite_reference(anchor, place)
+                if rewritten != anchor:
+                    parts += [value[kept : parameter.start("anchor")], _QUOTED.sub(rb"\\\g<0>", rewritten)]
+                    kept = parameter.end("anchor")
         after = _LIST_END.match(value, at)
         if after is None:
             return value
@@ -508,7 +528,13 @@ def _contains_secret(value: bytes, secret: bytes) -> bool:
 
 
 def _drop_parameter(search: str, name: str) -> str:
-    kept = [
-        part for part in search[1:].split("&") if part and ada_url.parse_search_params(part).get(name) is None
-    ]
+    kept = [part for part in search[1:].split("&") if part and not _is_named(part, name)]
     return "?" + "&".join(kept) if kept else ""
+
+
+def _is_named(part: str, name: str) -> bool:
+    """Whether a part of a query is a parameter of that name. Most names are not encoded, and need no parser."""
+    key = part.partition("=")[0]
+    if "%" in key or "+" in key:
+        return ada_url.parse_search_params(part).get(name) is not None
+    return key == name
