@@ -148,14 +148,21 @@ async def test_a_client_that_accepts_mpp_gets_its_error(gateway: InProcessGatewa
 
 
 @pytest.mark.parametrize(
-    "meta",
-    [{"x402/payment": {"x402Version": 2}}, {"org.paymentauth/credential": {"challenge": {}, "payload": {}}}],
-)
-async def test_the_refusal_of_a_payment_is_a_result(gateway: InProcessGateway, meta: dict[str, Any]) -> None:
+    ("arguments", "meta"),
+    [
+        (BUY, {"x402/payment": {"x402Version": 2}}),
+        (BUY, {"org.paymentauth/credential": {"challenge": {}, "payload": {}}}),
+        ({**BUY, "paymentTx": "0x" + "ab" * 32, "paymentSignature": "0x" + "cd" * 65}, {}),
+        ({"toolName": BUY["toolName"], "parameters": {"asset": "ETH", "headers": {"PAYMENT-SIGNATURE": "e30"}}}, {}),
+    ],
+)  # fmt: skip
+async def test_the_refusal_of_a_payment_is_a_result(
+    gateway: InProcessGateway, arguments: dict[str, Any], meta: dict[str, Any]
+) -> None:
+    call = buy(**meta)
+    call["params"]["arguments"] = arguments
     async with knock(gateway) as client:
-        answer = await client.post(
-            "/mcp", json=buy(**meta), headers={**LEGACY, "accept-payment": "evm/charge"}
-        )
+        answer = await client.post("/mcp", json=call, headers={**LEGACY, "accept-payment": "evm/charge"})
     assert answer.json()["result"]["isError"] is True
 
 

@@ -70,12 +70,14 @@ class HttpResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of a tool. `content` is the structured content. `text` None: the text of the result is the JSON of `content`."""
+    """The result of a tool. `content` is the structured content. `text` None: the text of the result is the JSON of `content`. `has_payment`: the call
+    presented a payment, in any place."""
 
     content: Mapping[str, Any]
     is_error: bool = False
     meta: Mapping[str, Any] = field(default_factory=dict)
     text: str | None = None
+    has_payment: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import asyncio
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -287,18 +287,18 @@ class McpTools:
             gateway_url=f"{self._services.public_url}/api/v2/gateway/{listing.id}",
             origin=self._services.origin,
         )
+        presented = collect_payments(
+            invocation.meta, invocation.mcp_request.request.headers.items(), payments
+        )
         answer = await make_internal_call(
             self._call_app,
             listing.id,
             request,
-            controls=[
-                *_control_headers(controls),
-                *collect_payments(invocation.meta, invocation.mcp_request.request.headers.items(), payments),
-            ],
+            controls=[*_control_headers(controls), *presented],
             mcp_request=invocation.mcp_request,
             bytes_max=ANSWER_BYTES_MAX,
         )
-        return response_result(call, answer)
+        return replace(response_result(call, answer), has_payment=bool(presented) or "paymentTx" in controls)
 
     def _problem_result(self, problem: Problem, mcp_request: McpRequest) -> ToolResult:
         path = mcp_request.request.url.path
@@ -560,7 +560,7 @@ def _to_tool(tool: ToolDefinition) -> types.Tool:
 def _to_result(answer: ToolResult | None, ctx: Context, invocation: ToolInvocation) -> types.CallToolResult:
     if answer is None:
         raise MCPError(types.INVALID_PARAMS, f"There is no tool {clean_line(invocation.name, 128)!r} here.")
-    if MPP_REQUIRED in answer.meta and _requests_payment_error(ctx, invocation):
+    if MPP_REQUIRED in answer.meta and not answer.has_payment and _requests_payment_error(ctx, invocation):
         data = {**answer.meta[MPP_REQUIRED], "x402": answer.meta.get(PAYMENT_ERROR)}
         raise MCPError(PAYMENT_REQUIRED_CODE, "Payment Required", data)
     content = dict(answer.content)
@@ -578,13 +578,9 @@ PAYMENT_REQUIRED_CODE = -32042
 
 
 def _requests_payment_error(ctx: Context, invocation: ToolInvocation) -> bool:
-    """Whether an unpaid call is that error: for a client that announces MPP by `Accept-Payment`, has sent no payment yet, and speaks a revision that has the code."""
+    """Whether a call without a payment is that error: for a client that announces MPP by `Accept-Payment` and speaks a revision that has the code."""
     headers = invocation.mcp_request.request.headers
-    return (
-        ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS
-        and "accept-payment" in headers
-        and not collect_payments(invocation.meta, headers.items())
-    )
+    return ctx.protocol_version not in MODERN_PROTOCOL_VERSIONS and "accept-payment" in headers
 
 
 async def _list_prompts(ctx: Context, params: Page) -> types.ListPromptsResult:
