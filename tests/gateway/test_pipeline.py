@@ -292,7 +292,7 @@ REFUSALS: tuple[tuple[CallCase, Code, int, str, bool, str | None, bool], ...] = 
     (loop, Code.LOOP_DETECTED, 508, "none", False, None, False),
     (unknown, Code.API_NOT_FOUND, 404, "none", False, None, False),
     (retired, Code.API_RETIRED, 410, "none", False, None, False),
-    (suspended, Code.API_PAUSED, 503, "none", False, "suspended", True),
+    (suspended, Code.API_PAUSED, 503, "none", False, "suspended", False),
     (paused, Code.API_PAUSED, 503, "none", False, None, True),
     (wrong_method, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
     (trace, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
@@ -924,7 +924,7 @@ async def test_without_its_secret_a_listing_is_neither_called_nor_paid_for(
     for headers in ((), gateway.plain_proof(payment.tx_hash)):
         answer = await gateway.ask(headers=headers)
         assert (answer.status, answer.problem["code"]) == (503, "storage_unavailable")
-        assert "retry-after" in answer.headers
+        assert ("retry-after" in answer.headers, answer.problem["retryable"]) == (False, False)
         assert "payment" not in answer.problem
     assert gateway.upstream.arrived == []
     assert await gateway.history() == ()

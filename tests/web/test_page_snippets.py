@@ -133,6 +133,7 @@ def test_a_form_with_files_is_written_by_each_program() -> None:
     assert words(found["curl"].text) == ["curl", "-i", "-X", "POST", "-F", "file=@FILE", *fields, url]
     assert words(found["tollway"].text)[2:] == [
         *(view.listing.id, "/a", "--form", "file=@FILE", "--form", "note=a b", "--form", "n=2"),
+        *(word for chain_id in view.listing.networks for word in ("--chain", str(chain_id))),
         *("--max-price", "0.01 USDC"),
     ]
     ast.parse(found["Python"].text)
