@@ -61,6 +61,7 @@ LONG_FILES: dict[str, str] = {
     "client/agent_tools.py": "the tools of `tollway mcp`: their schemas, their arguments and their results, which have one size and one label",
     "client/client.py": "the two clients, method for method the same, one line for each operation of the gateway",
     "client/records.py": "one record for each response of the gateway, and the one reader of all of them",
+    "client/store.py": "the one file of a wallet: its payments, its authorisations and its keys share a budget and each transaction",
     "web/gateway_app.py": "the ASGI application of calls: one request, its response and its stream",
     "config/settings.py": "the settings, their reader and the rules between them",
     "storage/group_commit.py": "the one writer of the ledger: its queue, its batches, and what becomes of an entry after each failure",

@@ -168,6 +168,11 @@ def test_payment_headers_become_a_price_a_state_and_an_id_or_nothing() -> None:
         (CallHeld("Held.", transaction=TX, call_id="call_1", call_url="u"), "call_held", "my_calls"),
         (CallHeld("Held.", transaction=None, call_id=None, call_url=None, is_retryable=True), "call_held", "same arguments"),
         (PaymentRefused("Not counted.", transaction=TX, reason="r"), "payment_refused", "Do not repeat it"),
+        (
+            PaymentRefused("Expired.", transaction=None, reason="payment_expired", is_retryable=True),
+            "payment_refused",
+            "Repeat it in half an hour",
+        ),
         (StorageUnavailable("disk full"), "wallet_books_unavailable", "same arguments"),
     ],
 )  # fmt: skip

@@ -23,9 +23,9 @@ from tollway.client.flow import pay_flow
 from tollway.client.quote import Cap
 from tollway.client.steps import (
     AuthorizationState,
+    FindLapsedAuthorizations,
     FindNextNonce,
     FindPayments,
-    FindReleasedAuthorizations,
     GatewayResponse,
     LeaseAuthorization,
     NodeResult,
@@ -107,8 +107,10 @@ NOT_SENT, LOST = NoResponse(is_sent=False, detail="refused."), NoResponse(is_sen
 class World:
     """A wallet with money, and a gateway that answers from a list. Holds every invariant that it can see."""
 
-    def __init__(self, *answers, left=None, over=None, usdc=10**9, credit=(), used=()):
+    def __init__(self, *answers, left=None, over=None, usdc=10**9, credit=(), used=(), final_s=None):
         self.used = used
+        self.final_s = NOW_S if final_s is None else final_s
+        self.sent_again: set[bytes] = set()
         self.answers = list(answers)
         self.left = left
         self.over = over
@@ -140,10 +142,12 @@ class World:
         match step:
             case LeaseAuthorization():
                 return self.left
-            case FindReleasedAuthorizations():
+            case FindLapsedAuthorizations(nonce=nonce):
                 known = (*self.signed, *filter(None, [self.left]))
                 over = [signed for signed in known if signed.valid_before <= NOW_S]
-                return tuple(signed for signed in over if self.stored[signed.nonce] is RELEASED)
+                if nonce is not None:
+                    over = [signed for signed in over if signed.nonce == nonce]
+                return tuple(signed for signed in over if self.stored[signed.nonce] in (OPEN, RELEASED))
             case FindPayments():
                 return self.credit
             case SendCall():
@@ -172,6 +176,7 @@ class World:
                 return self.over or Stored()
             case RecordAuthorizationState():
                 was = self.stored[step.nonce]
+                (self.sent_again.add if step.is_sent_again else self.sent_again.discard)(step.nonce)
                 if was is OPEN or (was is RELEASED and step.state in (EXPIRED, CHARGED)):
                     self.stored[step.nonce] = step.state
                     if step.tx_hash is not None:
@@ -209,7 +214,7 @@ class World:
             case "eth_getTransactionReceipt":
                 return {"transactionHash": params[0], "blockNumber": "0x1", "status": "0x1"}
             case "eth_getBlockByNumber":
-                return {"baseFeePerGas": "0x1", "number": "0x64", "timestamp": hex(NOW_S)}
+                return {"baseFeePerGas": "0x1", "number": "0x64", "timestamp": hex(self.final_s)}
             case "eth_call" if len(params[0]["data"]) > 100:
                 return (
                     "0x" + int(bytes.fromhex(params[0]["data"][-64:]) in self.used).to_bytes(32, "big").hex()
@@ -574,6 +579,36 @@ def test_an_authorisation_that_can_never_be_settled_lets_the_call_start_again():
     world = World(asks("payment_expired"), asks(), SERVED, left=LEFT)
     assert world.call().response is SERVED
     assert (world.proofs, world.states) == (["left over", "proof 1"], [EXPIRED, CHARGED])
+
+
+@pytest.mark.parametrize("final_s", [NOW_S - 11, NOW_S - 100])
+def test_until_a_final_block_shows_its_end_the_refusal_says_when_a_repeat_signs_anew(final_s):
+    left = replace(LEFT, valid_before=NOW_S - 10)
+    world = World(asks("payment_expired"), asks(), SERVED, left=left, final_s=final_s)
+    with pytest.raises(PaymentRefused, match="max_price") as caught:
+        world.call()
+    told = str(caught.value)
+    assert f"{left.name()} of 0.01 USDC has expired at 2023-11-14T22:13:10+00:00" in told
+    assert "by the gateway's report it has paid nothing: It is payment_expired." in told
+    assert "Repeat the same request after that: it then signs a new authorisation." in told
+    assert "can still be settled" not in told
+    assert (caught.value.is_retryable, caught.value.reason) == (True, "payment_expired")
+    assert (world.proofs, world.signed, world.sent_again) == (["left over"], [], {left.nonce})
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        ("payment_verification_failed", {}),  # another refusal
+        ("payment_expired", {"valid_before": NOW_S + 1}),  # not by the clock of this machine
+    ],
+)
+def test_another_refusal_of_what_an_earlier_run_left_is_final(code, change):
+    left = replace(LEFT, **{"valid_before": NOW_S - 10, **change})
+    world = World(asks(code), asks(), SERVED, left=left, final_s=NOW_S - 100)
+    with pytest.raises(PaymentRefused, match="can still be settled until") as caught:
+        world.call()
+    assert (caught.value.is_retryable, world.states, world.sent_again) == (False, [RELEASED], set())
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import pytest
 from tollway.client.finality import (
     FINAL_DEPTH,
     FinalBlock,
-    expire_released,
+    check_lapsed,
     fetch_final_block,
     is_finally_reverted,
 )
 from tollway.client.steps import (
     AuthorizationState,
-    FindReleasedAuthorizations,
+    FindLapsedAuthorizations,
     NodeError,
     NodeResult,
     NodeUnavailable,
@@ -106,55 +106,62 @@ def authorization(number, *, chain=84532, valid_before=1_000):
 
 
 def expire(*released, final=None, states=()):
-    """Gives what expired, what was learnt, and how many questions were asked about nonces."""
+    """Gives what is shown of each by its number, what was learnt, and how many questions were asked about nonces."""
     answers = list(states)
 
     def answer(step):
         match step:
-            case FindReleasedAuthorizations():
+            case FindLapsedAuthorizations():
                 return tuple(released)
             case RecordAuthorizationState():
                 return None
         return answers.pop(0) if step.method == "eth_call" else (final or block())
 
-    expired, steps = run(expire_released(), answer)
+    shown, steps = run(check_lapsed(), answer)
     learnt = [(step.nonce[0], step.state) for step in steps if isinstance(step, RecordAuthorizationState)]
-    return {nonce[0] for nonce in expired}, learnt, len(states) - len(answers)
+    assert all(
+        step.is_sent_again is (step.state is CHARGED)
+        for step in steps
+        if isinstance(step, RecordAuthorizationState)
+    )
+    return {nonce[0]: state for nonce, state in shown.items()}, learnt, len(states) - len(answers)
 
 
 EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
 
 
 @pytest.mark.parametrize(
-    ("states", "expired", "learnt"),
+    ("states", "state"),
     [
-        ([NodeResult(result=UNUSED)], {1}, [(1, EXPIRED)]),
-        ([NodeResult(result=USED)], set(), [(1, CHARGED)]),
-        ([REFUSED, NodeResult(result=UNUSED)], {1}, [(1, EXPIRED)]),  # at the head: it keeps few states
-        ([REFUSED, NodeResult(result=USED)], set(), [(1, CHARGED)]),
-        ([REFUSED, REFUSED], set(), []),
-        ([AWAY], set(), []),
-        ([NodeResult(result="0x")], set(), []),
-        ([NodeResult(result=None)], set(), []),
-        ([NodeResult(result="0x0")], set(), []),
-        ([NodeResult(result=UNUSED + "00")], set(), []),
+        ([NodeResult(result=UNUSED)], EXPIRED),
+        ([NodeResult(result=USED)], CHARGED),
+        ([REFUSED, NodeResult(result=UNUSED)], EXPIRED),  # at the head: it keeps few states
+        ([REFUSED, NodeResult(result=USED)], CHARGED),
+        ([REFUSED, REFUSED], None),
+        ([AWAY], None),
+        ([NodeResult(result="0x")], None),
+        ([NodeResult(result=None)], None),
+        ([NodeResult(result="0x0")], None),
+        ([NodeResult(result=UNUSED + "00")], None),
     ],
 )
-def test_only_the_state_of_the_token_ends_an_authorisation(states, expired, learnt):
-    assert expire(authorization(1), states=states) == (expired, learnt, len(states))
+def test_only_the_state_of_the_token_ends_an_authorisation(states, state):
+    learnt = [] if state is None else [(1, state)]
+    assert expire(authorization(1), states=states) == ({1: state}, learnt, len(states))
 
 
 def test_a_block_of_its_last_second_is_late_enough_and_one_before_is_not():
     early, late = authorization(1, valid_before=1_001), authorization(2, valid_before=1_000)
-    assert expire(early, late, states=[NodeResult(result=UNUSED)]) == ({2}, [(2, EXPIRED)], 1)
+    told = expire(early, late, states=[NodeResult(result=UNUSED)])
+    assert told == ({1: None, 2: EXPIRED}, [(2, EXPIRED)], 1)
 
 
 def test_an_unavailable_node_gets_one_request_and_the_next_chain_is_read():
     released = [authorization(1), authorization(2), authorization(3, chain=1)]
     told = expire(*released, states=[AWAY, NodeResult(result=UNUSED)])
-    assert told == ({3}, [(3, EXPIRED)], 2)
+    assert told == ({1: None, 2: None, 3: EXPIRED}, [(3, EXPIRED)], 2)
 
 
-def test_nothing_is_read_where_nothing_was_released():
-    _, steps = run(expire_released(), lambda _: ())
-    assert steps == [FindReleasedAuthorizations()]
+def test_nothing_is_read_where_nothing_has_lapsed():
+    _, steps = run(check_lapsed(), lambda _: ())
+    assert steps == [FindLapsedAuthorizations()]

@@ -15,9 +15,9 @@ from tollway.client.quote import Cap
 from tollway.client.steps import (
     ApprovePayment,
     CountServedCalls,
+    FindLapsedAuthorizations,
     FindNextNonce,
     FindPayments,
-    FindReleasedAuthorizations,
     FindUnsentTransfers,
     GatewayResponse,
     LeaseAuthorization,
@@ -233,7 +233,7 @@ def test_over_budget_ends_before_anything_is_broadcast():
     play = play_to_signature(Play(pay_flow(SOURCE, RULES)))
     play << SignTransfer >> SignedTransfer(tx_hash=TX, raw=b"raw")
     play << StoreTransfer >> OverBudget(spent_atto=0, budget_atto=1)
-    play << FindReleasedAuthorizations() >> ()
+    play << FindLapsedAuthorizations() >> ()
     assert play.failure.code == "budget_exhausted"
 
 

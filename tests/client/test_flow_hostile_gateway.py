@@ -36,7 +36,8 @@ NOW_S = 1_700_000_000
 TIMEOUT_S = 90
 LATER_S = NOW_S + TIMEOUT_S + 60
 
-RELEASED, EXPIRED, CHARGED = (
+OPEN, RELEASED, EXPIRED, CHARGED = (
+    AuthorizationState.OPEN,
     AuthorizationState.RELEASED,
     AuthorizationState.EXPIRED,
     AuthorizationState.CHARGED,
@@ -321,6 +322,62 @@ async def test_a_budget_is_free_again_once_the_chain_shows_the_nonces_unused(mak
     assert len(set(hostile.taken) - first) == 1
     assert [signed.state for signed in client.authorizations()] == [EXPIRED] * 5 + [RELEASED]
     assert sums(client.spending().total) == {"USDC": 10**16}
+
+
+@pytest.mark.parametrize("word", ["503 chain", "503 overloaded"])
+async def test_a_budget_is_free_again_after_an_outage_that_ended_no_call(make, hostile, chain, clock, word):
+    hostile.word = word
+    client = make(budget="0.05 USDC")
+    failures = await call_often(client, times=6)
+    abandoned = client.authorizations()[0]
+    assert client.abandon(abandoned.name())
+    assert [type(failure) for failure in failures] == [PaymentPending] * 5 + [BudgetExhausted]
+    clock[0] = (LATER_S + 10**8) * 1000  # the clock of this machine alone ends nothing
+    told = [type(failure) for failure in await call_often(client)]
+    assert told == [BudgetExhausted, *[PaymentPending] * 4, *[BudgetExhausted] * 15]
+    chain.finalized, chain.time_s, chain.used = 99, LATER_S, {abandoned.nonce}
+    with pytest.raises(PaymentPending):
+        await do(client.call(API, "/new"))
+    assert [signed.state for signed in client.authorizations()] == [CHARGED] + [EXPIRED] * 4 + [OPEN]
+    assert sums(client.spending().total) == {"USDC": 2 * 10**16}
+
+
+async def test_an_open_authorisation_that_was_settled_pays_its_request_and_no_other_is_signed(
+    make, hostile, chain, clock
+):
+    """The budget of another request reads the chain. The request itself is sent again with what has paid it."""
+    hostile.word = "503 overloaded"
+    client = make(budget="0.02 USDC")
+    await call_often(client, times=2)
+    clock[0], chain.finalized, chain.time_s = LATER_S * 1000, 99, LATER_S
+    first, _ = client.authorizations()
+    chain.used = {first.nonce}
+    await call_often(client, times=3)
+    assert [signed.state for signed in client.authorizations()] == [CHARGED, EXPIRED, OPEN]
+    sent = len(hostile.taken)
+    with pytest.raises(PaymentPending):
+        await do(make(budget="1 USDC").call(API, "/0"))
+    assert len(hostile.taken) == sent
+
+
+async def test_a_request_that_outlived_its_authorisation_is_signed_anew_by_the_word_of_the_chain_alone(
+    make, hostile, chain, clock
+):
+    hostile.word = "503 chain"
+    client = make(budget="0.05 USDC")
+    await call_often(client, times=1)
+    hostile.word, clock[0] = "402 expired", LATER_S * 1000
+    chain.finalized, chain.time_s = 99, NOW_S
+    for _ in range(3):  # each repeat sends the same one, also after a restart
+        client = make(budget="0.05 USDC")
+        with pytest.raises(PaymentRefused, match="Repeat the same request after that") as caught:
+            await do(client.call(API, "/0"))
+        assert (caught.value.is_retryable, len(hostile.taken)) == (True, 1)
+    chain.time_s = LATER_S
+    with pytest.raises(PaymentRefused, match="can still be settled") as caught:  # it denies the new one, too
+        await do(client.call(API, "/0"))
+    assert (caught.value.is_retryable, len(hostile.taken)) == (False, 2)
+    assert [signed.state for signed in client.authorizations()] == [EXPIRED, RELEASED]
 
 
 async def test_a_released_authorisation_that_was_settled_is_charged(make, hostile, chain, clock):

@@ -209,9 +209,30 @@ def test_released_authorisations_of_version_four_count_as_spent(store, store_pat
         )
         connection.commit()
     assert store.spent(PAYER) == {"USDC": 10**16}
-    (released,) = store.find_released_authorizations(payer=PAYER, chains=[ChainId(84532)])
+    (released,) = store.find_lapsed_authorizations(payer=PAYER, chains=[ChainId(84532)])
     assert store.record_authorization(released.nonce, AuthorizationState.EXPIRED, None)
     assert store.spent(PAYER) == {"USDC": 0}
+
+
+def test_an_open_authorisation_of_version_six_is_leased_and_its_end_is_read_from_the_chain(store, store_path):
+    with contextlib.closing(sqlite3.connect(store_path)) as connection:
+        for statement in ";".join(store_module._MIGRATIONS[:6]).split(";"):
+            connection.execute(statement)
+        connection.execute("PRAGMA user_version = 6")
+        connection.execute(
+            "INSERT INTO signed_authorization VALUES (?, 'proof', 84532, ?, 'USDC', 6, ?, ?, 'http://gw', '10000', 1, 'open',"
+            " NULL, 'ab', 0, 0)",
+            ("07" * 32, str(USDC.token), str(PAYER), str(PAYER)),
+        )
+        connection.commit()
+    left = store.lease_authorization(payer=PAYER, request=b"\xab")
+    assert (left.proof, left.state) == ("proof", AuthorizationState.OPEN)
+    assert store.find_lapsed_authorizations(payer=PAYER, chains=[ChainId(84532)]) == (left,)
+    with contextlib.closing(sqlite3.connect(store_path)) as connection:
+        plan = connection.execute(
+            "EXPLAIN QUERY PLAN SELECT 1 FROM signed_authorization WHERE payer = 'x' AND request = 'y' AND proof <> ''"
+        ).fetchall()
+    assert "authorization_by_request" in str(plan)
 
 
 def test_budget_counts_what_moved_or_may_move(store):

@@ -51,6 +51,8 @@ def authorization(number: int, **changes) -> SignedAuthorization:
 
 
 OPEN, REQUEST = AuthorizationState.OPEN, b"\x0e" * 32
+RELEASED, ABANDONED = AuthorizationState.RELEASED, AuthorizationState.ABANDONED
+EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
 
 
 @pytest.mark.parametrize("state", list(AuthorizationState))
@@ -94,22 +96,62 @@ def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(s
     assert ask() == first
 
 
+@pytest.mark.parametrize("before", [RELEASED, ABANDONED])
 @pytest.mark.parametrize("state", list(AuthorizationState))
-def test_only_the_chain_decides_about_a_released_authorisation(store, state):
+def test_only_the_chain_decides_about_one_that_the_gateway_or_its_owner_ended(store, before, state):
     signed = authorization(1)
     store.store_authorization(signed, request=REQUEST, budget=None)
-    assert store.record_authorization(signed.nonce, AuthorizationState.RELEASED, None)
-    is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
+    assert store.record_authorization(signed.nonce, before, None)
+    is_by_chain = state in (EXPIRED, CHARGED)
     assert store.record_authorization(signed.nonce, state, None) is is_by_chain
     (kept,) = store.list_authorizations(PAYER)
-    assert kept.state is (state if is_by_chain else AuthorizationState.RELEASED)
+    assert kept.state is (state if is_by_chain else before)
     assert store.lease_authorization(payer=PAYER, request=REQUEST) is None
 
 
-def test_released_ones_are_recalled_when_their_time_is_over_on_these_chains_the_oldest_first(store_path):
+@pytest.mark.parametrize("state", [RELEASED, CHARGED])
+@pytest.mark.parametrize("end", [OPEN, RELEASED, CHARGED])
+def test_one_that_is_sent_again_keeps_its_state_and_its_proof_until_a_run_gets_the_outcome(store, state, end):
+    first = authorization(1)
+    store.store_authorization(first, request=REQUEST, budget=None)
+    assert store.record_authorization(first.nonce, state, None, is_sent_again=True)
+    left = store.lease_authorization(payer=PAYER, request=REQUEST)
+    assert left == replace(first, state=state)
+    for closed in (ABANDONED, AuthorizationState.UNSENT):
+        assert not store.record_authorization(first.nonce, closed, None)
+    store.record_authorization(first.nonce, end, None)
+    (kept,) = store.list_authorizations(PAYER)
+    assert kept.state is (CHARGED if end is CHARGED else state)
+    assert store.lease_authorization(payer=PAYER, request=REQUEST) == (left if end is OPEN else None)
+    assert store.spent(PAYER) == {"USDC": 10**16}
+
+
+def test_a_new_authorisation_of_the_request_replaces_one_that_was_to_be_sent_again(store):
+    for number, state in ((1, RELEASED), (2, OPEN), (3, RELEASED)):
+        request = b"\x0f" * 32 if number == 3 else REQUEST
+        store.store_authorization(authorization(number), request=request, budget=None)
+        store.record_authorization(authorization(number).nonce, state, None, is_sent_again=True)
+    assert [signed.proof for signed in store.list_authorizations(PAYER)] == ["", "proof 2", "proof 3"]
+
+
+@pytest.mark.parametrize("state", list(AuthorizationState))
+def test_those_that_count_and_have_no_outcome_on_the_chain_are_asked_about(store_path, state):
+    store = PaymentStore(store_path, now_ms=lambda: 1_700_000_090_000)
+    for number in (1, 2):
+        store.store_authorization(authorization(number), request=REQUEST, budget=None)
+        store.record_authorization(authorization(number).nonce, state, None)
+    is_found = state in (OPEN, RELEASED, ABANDONED)
+    chains = [USDC.chain_id]
+    found = store.find_lapsed_authorizations(payer=PAYER, chains=chains)
+    assert [signed.nonce[0] for signed in found] == ([1, 2] if is_found else [])
+    found = store.find_lapsed_authorizations(payer=PAYER, chains=chains, nonce=authorization(2).nonce)
+    assert [signed.nonce[0] for signed in found] == ([2] if is_found else [])
+
+
+def test_they_are_recalled_when_their_time_is_over_on_these_chains_the_oldest_first(store_path):
     now_s = [1_700_000_000]
     store = PaymentStore(store_path, now_ms=lambda: now_s[0] * 1000)
-    for number, state in enumerate((AuthorizationState.RELEASED, AuthorizationState.RELEASED, OPEN), start=1):
+    for number, state in enumerate((RELEASED, OPEN, CHARGED), start=1):
         signed = authorization(number, valid_before=now_s[0] + 100 - number)
         store.store_authorization(signed, request=REQUEST, budget=None)
         store.record_authorization(signed.nonce, state, None)
@@ -117,7 +159,7 @@ def test_released_ones_are_recalled_when_their_time_is_over_on_these_chains_the_
     def recall(*chains):
         return [
             signed.nonce[0]
-            for signed in store.find_released_authorizations(
+            for signed in store.find_lapsed_authorizations(
                 payer=PAYER, chains=[ChainId(chain) for chain in chains]
             )
         ]

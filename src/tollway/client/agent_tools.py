@@ -236,6 +236,7 @@ _STATES = ("none", "charged", "released", "held")
 _ADVICE_REPEAT = (
     "Repeat it with exactly the same arguments: it continues with the same payment and is not paid twice."
 )
+_ADVICE_EXPIRED = "Nothing more was paid. Repeat it in half an hour with exactly the same arguments."
 _ADVICE_STORE = "Nothing was signed. Only the owner of this wallet can repair its store."
 _ADVICE_NOTHING_PAID = "Nothing was paid."
 _ADVICE_OWNER = "Only the owner of this wallet can raise its limits; an agent cannot."
@@ -389,7 +390,11 @@ def _advise(failure: CallerFailure, own_maximum: str | None) -> str | None:
                 return _ADVICE_REPEAT
             return "It may have been served. Check my_calls before you make the same call again."
         case PaymentRefused():
-            return "Do not repeat it; tell the owner of this wallet."
+            return (
+                _ADVICE_EXPIRED
+                if failure.is_retryable
+                else "Do not repeat it; tell the owner of this wallet."
+            )
         case _:
             return None
 

@@ -2,7 +2,8 @@
 
 Every holder of an authorisation can settle it. So it is stored on disk before it is sent. One call has one authorisation, which is
 sent again until a response gives its outcome; a second one is signed only after a 402.
-An authorisation without an outcome stays `open`: it counts as spent, and the next run of the same request sends it first.
+An authorisation without an outcome stays `open`: it counts as spent, and the next run of the same request sends it first. One that expires
+meanwhile is sent until the chain shows that it can never be settled; only then the request is signed anew.
 
 Only the gateway reports that nothing was taken, and until `validBefore` every holder can settle an authorisation. So it
 counts as spent until the chain shows it unused (`client/finality.py`), and the sum of all that one call signs stays within
@@ -83,10 +84,17 @@ CLAIMED_CODES = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN.value, Code.IDEMPOTENCY_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthorizationRejected:
-    """An authorisation that the gateway refused with a new 402. By the gateway's report it moves no money."""
+    """An authorisation that the gateway refused with a new 402. By the gateway's report it moves no money. `is_chain_awaited`: its
+    `validBefore` has passed, and the wallet's own node does not show that in a final block yet."""
 
     authorization: SignedAuthorization
     response: GatewayResponse
+    is_chain_awaited: bool = False
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the gateway reports it as expired."""
+        return self.response.code == Code.PAYMENT_EXPIRED.value
 
     def build_refusal(self, why: str = "") -> PaymentRefused:
         """The failure of the call. `why`: why no other payment follows."""
@@ -94,12 +102,23 @@ class AuthorizationRejected:
         until = datetime.fromtimestamp(signed.valid_before, UTC).isoformat()
         receipt = read_receipt(self.response.headers)
         reason = (self.response.problem or {}).get("reason") or (receipt.reason if receipt else None)
+        if self.is_chain_awaited:
+            words = (
+                f"The authorisation {signed.name()} of {signed.describe()} has expired at {until}, and by the gateway's report it has paid "
+                f"nothing: {read_detail(self.response)} It counts as spent until your own chain node shows it unused in a final block of that time or "
+                "later. Repeat the same request after that: it then signs a new authorisation. An earlier repeat sends the same one."
+            )
+        else:
+            words = (
+                f"The gateway does not accept the authorisation {signed.name()} of {signed.describe()}: "
+                f"{read_detail(self.response)} It can still be settled until {until}, and counts as spent until your own "
+                "chain node shows it unused after that."
+            )
         return PaymentRefused(
-            f"The gateway does not accept the authorisation {signed.name()} of {signed.describe()}: "
-            f"{read_detail(self.response)} It can still be settled until {until}, and counts as spent until your own "
-            f"chain node shows it unused after that. {why}".rstrip(),
+            f"{words} {why}".rstrip(),
             transaction=None,
             reason=reason if isinstance(reason, str) else self.response.code,
+            is_retryable=self.is_chain_awaited,
         )
 
 
@@ -189,6 +208,7 @@ class _Submission:
     patience: Patience
     is_repeatable: bool
     is_claimed: bool
+    is_resubmitted: bool = False
     is_doubtful: bool = False
 
 
@@ -208,6 +228,7 @@ def submit_authorization(
         patience=patience,
         is_repeatable=is_repeatable,
         is_claimed=is_resubmitted,
+        is_resubmitted=is_resubmitted,
     )
     try:
         response = yield from _send(submission)
@@ -324,8 +345,12 @@ def _decide_402(submission: _Submission, response: GatewayResponse) -> Flow[Auth
     is_ignored = response.code == Code.PAYMENT_REQUIRED.value  # as if the request had carried no payment
     if submission.is_doubtful or (is_ignored and submission.is_claimed):
         raise _build_held(submission, response)
-    yield RecordAuthorizationState(nonce=submission.authorization.nonce, state=AuthorizationState.RELEASED)
     unpaid = AuthorizationRejected(authorization=submission.authorization, response=response)
+    yield RecordAuthorizationState(
+        nonce=submission.authorization.nonce,
+        state=AuthorizationState.RELEASED,
+        is_sent_again=submission.is_resubmitted and unpaid.is_expired,
+    )
     if not submission.is_claimed and (is_ignored or response.problem is None):
         raise unpaid.build_refusal()  # a second one would be ignored too, or there is no offer to sign
     return unpaid

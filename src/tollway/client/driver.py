@@ -46,7 +46,7 @@ from tollway.client.steps import (
     CountServedCalls,
     FindNextNonce,
     FindPayments,
-    FindReleasedAuthorizations,
+    FindLapsedAuthorizations,
     FindUnsentTransfers,
     Flow,
     HeaderPairs,
@@ -156,7 +156,7 @@ class SessionLimit:
 
 AuthorizationStep = (
     LeaseAuthorization
-    | FindReleasedAuthorizations
+    | FindLapsedAuthorizations
     | SignAuthorization
     | StoreAuthorization
     | RecordAuthorizationState
@@ -417,8 +417,10 @@ class Driver:
         match step:
             case LeaseAuthorization():
                 return self._lease_authorization(plan, wallet)
-            case FindReleasedAuthorizations():
-                return self.store.find_released_authorizations(payer=wallet.address, chains=self.rpc_urls)
+            case FindLapsedAuthorizations():
+                return self.store.find_lapsed_authorizations(
+                    payer=wallet.address, chains=self.rpc_urls, nonce=step.nonce
+                )
             case SignAuthorization():
                 return wallet.sign_authorization(
                     step, gateway=str(self.origin), now_s=self._now_ms() // 1000, nonce=self._entropy(32)
@@ -433,7 +435,9 @@ class Driver:
                     store=lambda: self.store.store_authorization(signed, request=request, budget=self.budget),
                 )
             case RecordAuthorizationState():
-                is_recorded = self.store.record_authorization(step.nonce, step.state, step.tx_hash)
+                is_recorded = self.store.record_authorization(
+                    step.nonce, step.state, step.tx_hash, is_sent_again=step.is_sent_again
+                )
                 self._submitted.pop(step.nonce, None)
                 if is_recorded and step.state is AuthorizationState.UNSENT:
                     self.session.release(step.nonce)

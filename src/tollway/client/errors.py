@@ -203,12 +203,21 @@ class PaymentPending(CallerFailure):
 class PaymentRefused(CallerFailure):
     """The gateway does not count a payment of this wallet, reports a new one as spent, or requests more than a difference. The
     call ends without another payment. A transfer that is not counted blocks its payee until it is resolved. Without a
-    `transaction` the payment was an authorisation: it counts as spent until the chain shows that it can never be settled."""
+    `transaction` the payment was an authorisation: it counts as spent until the chain shows that it can never be settled. `is_retryable`: it
+    has expired, and the same request signs nothing before the chain shows that."""
 
     code = "payment_refused"
 
-    def __init__(self, detail: str, *, transaction: TxHash | None, reason: str | None) -> None:
+    def __init__(
+        self,
+        detail: str,
+        *,
+        transaction: TxHash | None,
+        reason: str | None,
+        is_retryable: bool = False,
+    ) -> None:
         super().__init__(detail, transaction=transaction)
+        self.is_retryable = is_retryable
         self.reason = reason
 
 

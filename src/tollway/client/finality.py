@@ -1,9 +1,9 @@
 """Finality by the wallet's own node: the only fact by which a signed payment stops counting as spent. Sub-flows of
 `client/flow.py`. Pure; they yield steps.
 
-A released authorisation can be settled until its `validBefore` (EIP-3009: the token compares it with the block's
-timestamp). In a final block of that time or later, an unused nonce proves that it can never be settled. A
-transaction with a reverted receipt can be replaced by a reorganisation until its block is final.
+An authorisation can be settled until its `validBefore` (EIP-3009: the token compares it with the block's
+timestamp), whatever the gateway responded and whether it responded at all. In a final block of that time or later, an unused nonce
+proves that it can never be settled. A transaction with a reverted receipt can be replaced by a reorganisation until its block is final.
 
 A node that is away, refuses or returns invalid data changes nothing: signed payments go on counting.
 """
@@ -17,7 +17,7 @@ from tollway.client.steps import (
     BUDGET,
     ApprovePayment,
     AuthorizationState,
-    FindReleasedAuthorizations,
+    FindLapsedAuthorizations,
     Flow,
     NodeError,
     NodeResult,
@@ -105,28 +105,31 @@ def is_finally_reverted(chain_id: ChainId, tx_hash: TxHash) -> Flow[bool]:
 # ---- Authorisations.
 
 
-def expire_released() -> Flow[frozenset[bytes]]:
-    """Checks released authorisations after their `validBefore`; returns the nonces of those that can never be settled.
+def check_lapsed(nonce: bytes | None = None) -> Flow[Mapping[bytes, AuthorizationState | None]]:
+    """Checks authorisations after their `validBefore`: what the chain shows of each by its nonce, `EXPIRED` (it can never be settled) or
+    `CHARGED`; None where it shows neither yet. `nonce`: only this one.
 
-    Reads at most one block and `store.RELEASED_MAX` states for each chain. An authorisation that was settled after all is
-    recorded as charged.
+    Reads at most one block for each chain, and `store.LAPSED_MAX` states. What is shown is recorded.
     """
-    released = yield FindReleasedAuthorizations()
-    assert isinstance(released, tuple)
+    lapsed = yield FindLapsedAuthorizations(nonce=nonce)
+    assert isinstance(lapsed, tuple)
     by_chain: dict[ChainId, list[SignedAuthorization]] = {}
-    for signed in released:
+    for signed in lapsed:
         if isinstance(signed, SignedAuthorization):
             by_chain.setdefault(signed.asset.chain_id, []).append(signed)
-    expired: set[bytes] = set()
+    shown: dict[bytes, AuthorizationState | None] = {}
     for chain_id, waiting in by_chain.items():
+        shown |= {signed.nonce: None for signed in waiting}
         final = yield from fetch_final_block(chain_id)
         if final is not None:
-            expired |= yield from _expire_before(final, waiting)
-    return frozenset(expired)
+            shown |= yield from _check_at(final, waiting)
+    return shown
 
 
-def _expire_before(final: FinalBlock, waiting: Sequence[SignedAuthorization]) -> Flow[frozenset[bytes]]:
-    expired: set[bytes] = set()
+def _check_at(
+    final: FinalBlock, waiting: Sequence[SignedAuthorization]
+) -> Flow[dict[bytes, AuthorizationState]]:
+    shown: dict[bytes, AuthorizationState] = {}
     for signed in waiting:
         if final.time_s < signed.valid_before:  # the token still accepts it in a block of this time
             continue
@@ -138,10 +141,11 @@ def _expire_before(final: FinalBlock, waiting: Sequence[SignedAuthorization]) ->
             break
         state = _STATES.get(str(outcome.result).lower())
         if state is not None:
-            yield RecordAuthorizationState(nonce=signed.nonce, state=state)
-        if state is AuthorizationState.EXPIRED:
-            expired.add(signed.nonce)
-    return frozenset(expired)
+            # One without an outcome has paid its call: the same request sends it again, and pays nothing else.
+            is_sent_again = state is AuthorizationState.CHARGED
+            yield RecordAuthorizationState(nonce=signed.nonce, state=state, is_sent_again=is_sent_again)
+            shown[signed.nonce] = state
+    return shown
 
 
 def _query_state(signed: SignedAuthorization, block: str) -> QueryNode:
@@ -167,9 +171,11 @@ def store_in_budget(step: StoreTransfer | StoreAuthorization) -> Flow[StoreOutco
 
 
 def _repeat_in_budget(step: ApprovePayment | StoreTransfer | StoreAuthorization) -> Flow[StepOutcome]:
-    """The outcome of the step. Where the wallet's budget is exhausted, checks on the chain which released authorisations have expired,
+    """The outcome of the step. Where the wallet's budget is exhausted, checks on the chain which authorisations have expired,
     and takes the step again if one has."""
     outcome = yield step
-    if isinstance(outcome, OverBudget) and outcome.limit == BUDGET and (yield from expire_released()):
-        outcome = yield step
+    if isinstance(outcome, OverBudget) and outcome.limit == BUDGET:
+        shown = yield from check_lapsed()
+        if AuthorizationState.EXPIRED in shown.values():
+            outcome = yield step
     return outcome

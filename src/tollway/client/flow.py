@@ -21,7 +21,7 @@ Rules:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from tollway.client.authorization import AuthorizationRejected, make_authorization, submit_authorization
@@ -34,7 +34,7 @@ from tollway.client.errors import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.finality import expire_released
+from tollway.client.finality import check_lapsed
 from tollway.client.quote import TransferOffer, read_transfer_offers
 from tollway.client.response_rules import (
     REPEAT_CODES,
@@ -56,6 +56,7 @@ from tollway.client.response_rules import (
     report_notice,
 )
 from tollway.client.steps import (
+    AuthorizationState,
     FindPayments,
     Flow,
     GatewayResponse,
@@ -63,6 +64,7 @@ from tollway.client.steps import (
     LeaseAuthorization,
     NoResponse,
     Pause,
+    RecordAuthorizationState,
     SendCall,
     SignCall,
     SignedAuthorization,
@@ -334,16 +336,22 @@ def _pay(
 
 
 def _submit_left_open(rules: CallRules) -> Flow[CallResult | AuthorizationRejected | None]:
-    """Sends the open authorisation of an earlier run of the same request, which may have paid already. None where there is none, or
-    where the gateway refuses it and the chain shows that it can never be settled."""
+    """Sends the authorisation that an earlier run of the same request left, which may have paid already. None where there is none, or
+    where the gateway refuses it and the chain shows that it can never be settled. Until the chain shows it, the next run sends one again that the gateway
+    reports as expired, unless this run signs another within its maximum."""
     left = yield LeaseAuthorization()
     if not isinstance(left, SignedAuthorization):
         return None
     submitted = yield from _submit(left, rules, is_resubmitted=True)
     if isinstance(submitted, CallResult):
         return submitted
-    expired = yield from expire_released()
-    return None if left.nonce in expired else submitted
+    shown = yield from check_lapsed(left.nonce)
+    if shown.get(left.nonce) is AuthorizationState.EXPIRED:
+        return None
+    if submitted.is_expired and left.nonce in shown and shown[left.nonce] is None:
+        return replace(submitted, is_chain_awaited=True)
+    yield RecordAuthorizationState(nonce=left.nonce, state=AuthorizationState.RELEASED)
+    return submitted
 
 
 def _submit(

@@ -431,14 +431,16 @@ class CountServedCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseAuthorization:
-    """Lease an open authorisation that an earlier run of the same request left, for this call.
+    """Lease an authorisation that an earlier run of the same request left to be sent again, for this call.
     -> `SignedAuthorization` | None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindReleasedAuthorizations:
-    """Find released authorisations of this wallet whose `valid_before` has passed by the local clock, on chains with a node; the
-    oldest first, up to a maximum. -> `tuple[SignedAuthorization, ...]`."""
+class FindLapsedAuthorizations:
+    """Find open, released and abandoned authorisations of this wallet whose `valid_before` has passed by the local clock, on chains
+    with a node; the oldest first, up to a maximum. `nonce`: only this one. -> `tuple[SignedAuthorization, ...]`."""
+
+    nonce: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -461,11 +463,13 @@ class StoreAuthorization:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordAuthorizationState:
-    """Record the state of an authorisation. `OPEN` leaves it to the next run of the same request. -> None."""
+    """Record the state of an authorisation. `OPEN` leaves it to the next run of the same request. `is_sent_again`: the next run sends it
+    again in this state too. -> None."""
 
     nonce: bytes
     state: AuthorizationState
     tx_hash: TxHash | None = None
+    is_sent_again: bool = False
 
 
 Step = (
@@ -484,7 +488,7 @@ Step = (
     | RecordTransferState
     | CountServedCalls
     | LeaseAuthorization
-    | FindReleasedAuthorizations
+    | FindLapsedAuthorizations
     | SignAuthorization
     | StoreAuthorization
     | RecordAuthorizationState

@@ -6,7 +6,7 @@ A payment is flushed to the disk before its first byte is sent. This write decid
 
 SQLite with a rollback journal and `synchronous=EXTRA`: safe between processes with every SQLite version, and a commit that returned
 survives a loss of power. The file holds signed transactions and open authorisations, so only its owner can read it. The proof of an
-authorisation is stored only while it is open, because every reader could settle it.
+authorisation is stored only until its request has the outcome, because every reader could settle an open one.
 
 An idempotency key belongs to one request from before it is sent until its response has been delivered. The same request in between,
 also after a crash, gets the same key; so a gateway sees one call and takes one price.
@@ -42,7 +42,7 @@ from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 LEASE_MS = 600_000
-"""The lease of an open authorisation, longer than any call: until its end only the process that signed the authorisation uses it."""
+"""The lease of an authorisation with a proof, longer than any call: until its end only the process that signed the authorisation uses it."""
 
 AUTHORIZATION_SCHEMA = """
 CREATE TABLE signed_authorization (
@@ -57,8 +57,17 @@ CREATE INDEX authorization_by_end ON signed_authorization (payer, valid_before) 
 """
 """Up to version 4 `released` did not count as spent. From this version on it does; no row changes for that."""
 
-RELEASED_MAX = 64
-"""The maximum of released authorisations that one check of a chain reads."""
+SCHEMA_LAPSED = """
+DROP INDEX authorization_by_end;
+CREATE INDEX authorization_by_end ON signed_authorization (payer, valid_before)
+  WHERE state IN ('open', 'released', 'abandoned');
+DROP INDEX authorization_by_request;
+CREATE INDEX authorization_by_request ON signed_authorization (payer, request) WHERE proof <> ''
+"""
+"""Up to version 6 the chain was read about released authorisations only, and only open ones had their proof. No row changes."""
+
+LAPSED_MAX = 64
+"""The maximum of authorisations that one check of the chains reads."""
 
 _AUTHORIZATION_COLUMNS = "nonce, proof, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, valid_before, state, tx_hash"
 
@@ -70,6 +79,11 @@ class UnreadableRow(Exception):
 def insert_authorization(
     connection: sqlite3.Connection, signed: SignedAuthorization, *, request: bytes, now_ms: int
 ) -> None:
+    """Inserts a new authorisation of that request. The request sends no earlier one again, except an open one."""
+    connection.execute(
+        "UPDATE signed_authorization SET proof = '' WHERE payer = ? AND request = ? AND proof <> '' AND state <> 'open'",
+        (str(signed.payer), request.hex()),
+    )
     asset = signed.asset
     connection.execute(
         f"INSERT INTO signed_authorization ({_AUTHORIZATION_COLUMNS}, request, leased_until_ms, created_ms)"  # noqa: S608 - our own column list
@@ -95,7 +109,7 @@ def insert_authorization(
     )
 
 
-def lease_open_authorization(
+def lease_unanswered_authorization(
     connection: sqlite3.Connection,
     payer: Address,
     *,
@@ -103,11 +117,15 @@ def lease_open_authorization(
     left: Iterable[bytes],
     now_ms: int,
 ) -> SignedAuthorization | None:
-    """Leases the oldest open authorisation of that request that no call uses; None where there is none."""
+    """Leases the authorisation that the next run of that request sends: one that still has its proof and that no call uses; open ones
+    first, then the oldest. None where there is none.
+
+    One that the chain shows as used has its proof until the gateway names the outcome: its call has paid, and must not pay again.
+    """
     freed = {nonce.hex() for nonce in left}
     rows = connection.execute(
         f"SELECT leased_until_ms, {_AUTHORIZATION_COLUMNS} FROM signed_authorization"  # noqa: S608 - our own column list
-        " WHERE payer = ? AND request = ? AND state = 'open' ORDER BY created_ms, rowid",
+        " WHERE payer = ? AND request = ? AND proof <> '' ORDER BY state <> 'open', created_ms, rowid",
         (str(payer), request.hex()),
     )
     for leased_until_ms, *row in rows.fetchall():
@@ -121,19 +139,33 @@ def lease_open_authorization(
 
 
 def record_authorization_state(
-    connection: sqlite3.Connection, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None
+    connection: sqlite3.Connection,
+    nonce: bytes,
+    state: AuthorizationState,
+    tx_hash: TxHash | None,
+    *,
+    is_sent_again: bool = False,
 ) -> bool:
-    """Records the state of an open authorisation; `OPEN` ends its lease. A released one can only become expired or charged. False: it has
-    another state, which stays."""
-    is_open = state is AuthorizationState.OPEN
+    """Records the state of an open authorisation; `OPEN` ends its lease. A released or abandoned one can only become expired or charged.
+    False: it has another state, which stays. `is_sent_again`: its proof stays, for the next run of its request."""
     is_by_chain = state in (AuthorizationState.EXPIRED, AuthorizationState.CHARGED)
+    is_kept = is_sent_again or state is AuthorizationState.OPEN
+    text = None if tx_hash is None else str(tx_hash)
     changed = connection.execute(
         "UPDATE signed_authorization SET state = ?, tx_hash = ?, leased_until_ms = 0,"
         " proof = CASE WHEN ? THEN proof ELSE '' END"
-        " WHERE nonce = ? AND (state = 'open' OR (state = 'released' AND ?))",
-        (state.value, None if tx_hash is None else str(tx_hash), is_open, nonce.hex(), is_by_chain),
+        " WHERE nonce = ? AND (state = 'open' OR (state IN ('released', 'abandoned') AND ?))",
+        (state.value, text, is_kept, nonce.hex(), is_by_chain),
     )
-    return changed.rowcount == 1
+    if changed.rowcount == 1:
+        return True
+    if state in (AuthorizationState.OPEN, AuthorizationState.RELEASED, AuthorizationState.CHARGED):
+        connection.execute(  # the end of a run that sent one again which was no longer open
+            "UPDATE signed_authorization SET tx_hash = coalesce(?, tx_hash), leased_until_ms = 0,"
+            " proof = CASE WHEN ? THEN proof ELSE '' END WHERE nonce = ? AND proof <> ''",
+            (text, is_kept, nonce.hex()),
+        )
+    return False
 
 
 def sum_spent_authorizations(connection: sqlite3.Connection, payer: Address, symbol: str) -> int:
@@ -151,14 +183,27 @@ def sum_spent_authorizations(connection: sqlite3.Connection, payer: Address, sym
         raise UnreadableRow(f"an amount of its authorisations cannot be read: {exc}") from exc
 
 
-def select_released_authorizations(
-    connection: sqlite3.Connection, payer: Address, *, chains: Iterable[ChainId], now_s: int
+def select_lapsed_authorizations(
+    connection: sqlite3.Connection,
+    payer: Address,
+    *,
+    chains: Iterable[ChainId],
+    nonce: bytes | None,
+    now_s: int,
 ) -> tuple[SignedAuthorization, ...]:
-    """Released authorisations whose `valid_before` has passed by the local clock, oldest first: at most `RELEASED_MAX`."""
+    """Open, released and abandoned authorisations whose `valid_before` has passed by the local clock, oldest first: at most `LAPSED_MAX`.
+    `nonce`: only this one."""
     rows = connection.execute(
-        f"SELECT {_AUTHORIZATION_COLUMNS} FROM signed_authorization WHERE payer = ? AND state = 'released'"  # noqa: S608 - our own column list
-        " AND valid_before <= ? AND chain_id IN (SELECT value FROM json_each(?)) ORDER BY valid_before LIMIT ?",
-        (str(payer), now_s, json.dumps(sorted(chains)), RELEASED_MAX),
+        f"SELECT {_AUTHORIZATION_COLUMNS} FROM signed_authorization"  # noqa: S608 - our own column list
+        " WHERE payer = ?1 AND state IN ('open', 'released', 'abandoned') AND valid_before <= ?2"
+        " AND chain_id IN (SELECT value FROM json_each(?3)) AND (?4 IS NULL OR nonce = ?4) ORDER BY valid_before LIMIT ?5",
+        (
+            str(payer),
+            now_s,
+            json.dumps(sorted(chains)),
+            None if nonce is None else nonce.hex(),
+            LAPSED_MAX,
+        ),
     )
     return tuple(_read_authorization(row) for row in rows)
 
@@ -250,7 +295,7 @@ _TEMPORARY_SQLITE = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 _SCHEMA = """
 CREATE TABLE transfer (
@@ -277,6 +322,7 @@ _MIGRATIONS = (
     IDEMPOTENCY_KEY_SCHEMA,
     SCHEMA_RELEASED,
     "ALTER TABLE transfer ADD COLUMN fee_max TEXT",
+    SCHEMA_LAPSED,
 )
 """The statements of each version, from the one before."""
 _TRANSFER_COLUMNS = "tx_hash, raw, chain_id, token, symbol, decimals, payer, pay_to, gateway, amount, rest, nonce, confirmations, state, fee_max"
@@ -445,36 +491,43 @@ class PaymentStore:
     def lease_authorization(
         self, *, payer: Address, request: bytes, left: Iterable[bytes] = ()
     ) -> SignedAuthorization | None:
-        """Leases an open authorisation of that request that no running call uses. `left`: nonces that ended
-        calls of this process left without an outcome."""
+        """Leases an authorisation that the next run of that request sends again, and that no running call uses. `left`: nonces that
+        ended calls of this process left without an outcome."""
         with self._transaction() as connection:
-            return lease_open_authorization(
+            return lease_unanswered_authorization(
                 connection, payer, request=request, left=left, now_ms=self._now_ms()
             )
 
-    def find_released_authorizations(
-        self, *, payer: Address, chains: Iterable[ChainId]
+    def find_lapsed_authorizations(
+        self, *, payer: Address, chains: Iterable[ChainId], nonce: bytes | None = None
     ) -> tuple[SignedAuthorization, ...]:
-        """Released authorisations on these chains whose `valid_before` has passed by the local clock, oldest first, at most
-        `RELEASED_MAX`."""
+        """Open, released and abandoned authorisations on these chains whose `valid_before` has passed by the local clock, oldest
+        first, at most `LAPSED_MAX`. `nonce`: only this one."""
         with self._transaction() as connection:
-            return select_released_authorizations(
-                connection, payer, chains=chains, now_s=self._now_ms() // 1000
+            return select_lapsed_authorizations(
+                connection, payer, chains=chains, nonce=nonce, now_s=self._now_ms() // 1000
             )
 
-    def record_authorization(self, nonce: bytes, state: AuthorizationState, tx_hash: TxHash | None) -> bool:
-        """Records the state of an authorisation; `OPEN` leaves it to the next run of its request. False: it has an outcome
-        already, which stays."""
+    def record_authorization(
+        self,
+        nonce: bytes,
+        state: AuthorizationState,
+        tx_hash: TxHash | None,
+        *,
+        is_sent_again: bool = False,
+    ) -> bool:
+        """Records the state of an authorisation; `OPEN` leaves it to the next run of its request, and `is_sent_again` does so in any
+        state. False: it has an outcome already, which stays."""
         with self._transaction() as connection:
-            return record_authorization_state(connection, nonce, state, tx_hash)
+            return record_authorization_state(connection, nonce, state, tx_hash, is_sent_again=is_sent_again)
 
     def list_authorizations(self, payer: Address) -> tuple[SignedAuthorization, ...]:
-        """Every authorisation of that wallet, oldest first; only open ones have their proof."""
+        """Every authorisation of that wallet, oldest first; only those that the next run of their request sends have their proof."""
         with self._transaction() as connection:
             return select_authorizations(connection, payer)
 
     def abandon_authorization(self, nonce: bytes) -> bool:
-        """Abandons an open authorisation: it counts as spent permanently, and its request can be paid again."""
+        """Abandons an open authorisation: its request can be paid again. It counts as spent until the chain shows it unused."""
         with self._transaction() as connection:
             return record_authorization_state(connection, nonce, AuthorizationState.ABANDONED, None)
 
