@@ -141,6 +141,10 @@ class MemoryChain:
         self._chains[chain_id].code[address] = wallet
         self._chains[chain_id].code_hashes[address] = code_hash
 
+    def remove_code(self, chain_id: ChainId, address: Address) -> None:
+        """A delegated account ends its delegation (EIP-7702)."""
+        del self._chains[chain_id].code[address]
+
     def add_factory(
         self,
         chain_id: ChainId,

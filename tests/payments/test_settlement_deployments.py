@@ -177,6 +177,86 @@ async def test_a_call_waits_for_the_deployment_of_another_no_longer_than_for_its
     assert await second.read_state() is CallState.SETTLING
 
 
+async def test_the_end_of_another_wallets_deployment_repeats_no_simulation() -> None:
+    chain, count = WatchedMemoryChain(), 4
+    async with open_harness(chain=chain) as harness:
+        calls = [await harness.claim(newcomer(harness, number)) for number in range(2 * count)]
+        early, late = calls[:count], calls[count:]
+        held = asyncio.Event()
+        chain.held = {call.authorization.payer: held for call in late}
+        async with asyncio.TaskGroup() as group:
+            settling = [group.create_task(settle(call)) for call in late]
+            outcomes = [await settle(call) for call in early]
+            held.set()
+        outcomes += [task.result() for task in settling]
+        assert all(isinstance(outcome, Settled) for outcome in outcomes), outcomes
+        assert chain.looks == (2 * 2 * count, 2 * count)
+
+
+async def test_deployments_of_many_wallets_in_one_block_look_at_the_chain_once_each() -> None:
+    """Two calls of each wallet: one deploys it, the other waits for that and simulates once more."""
+    chain, count = WatchedMemoryChain(), 4
+    async with open_harness(chain=chain) as harness:
+        chain.is_automining = False
+        payers = [newcomer(harness, number) for number in range(count)]
+        calls = [await harness.claim(payer) for payer in payers]
+        followers = [await harness.claim(replace(payer, nonce=b"\x08" * 32)) for payer in payers]
+        async with asyncio.TaskGroup() as group:
+            settling = [group.create_task(settle(call)) for call in calls]
+            while len(chain.broadcasts) < count:
+                await asyncio.sleep(0.001)
+            settling += [group.create_task(settle(call)) for call in followers]
+            while chain.looks[0] < 4 * count:
+                await asyncio.sleep(0.001)
+            assert len(harness.settlement._wallet_turns) == count
+            chain.is_automining = True
+            chain.mine_sent(CHAIN)
+        outcomes = [task.result() for task in settling]
+        assert all(isinstance(outcome, Settled) for outcome in outcomes), outcomes
+        assert chain.looks == ((2 + 3) * count, count)
+        assert harness.settlement._wallet_turns == {}
+
+
+async def test_a_call_that_leaves_while_it_waits_leaves_no_entry_of_its_wallet(
+    harness: SettlementHarness,
+) -> None:
+    payer = newcomer(harness)
+    harness.chain.is_automining = False
+    first, *others = [
+        await harness.claim(replace(payer, nonce=keccak256(b"%d" % number))) for number in range(3)
+    ]
+    turns = harness.settlement._wallet_turns
+    async with asyncio.TaskGroup() as group:
+        deploying = group.create_task(settle(first))
+        while not harness.chain.broadcasts:
+            await asyncio.sleep(0.001)
+        waiting = [group.create_task(settle(call)) for call in others]
+        while harness.chain.requests["fetch_authorization", CHAIN] < 6:
+            await asyncio.sleep(0.001)
+        (turn,) = turns.values()
+        assert turn.calls == 3
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+        assert turn.calls == 1
+        harness.chain.mine_sent(CHAIN)
+    assert isinstance(deploying.result(), Settled)
+    assert turns == {}
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+async def test_a_call_that_deploys_nothing_leaves_no_entry_of_its_wallet(
+    harness: SettlementHarness, is_away: bool
+) -> None:
+    call = await harness.claim(newcomer(harness))
+    if is_away:
+        harness.chain.disconnect(CHAIN)
+    else:
+        harness.chain.refuse_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
+    assert not isinstance(await settle(call), Settled)
+    assert harness.settlement._wallet_turns == {}
+
+
 # ---- Refused.
 
 
@@ -282,24 +362,39 @@ async def test_the_simulation_has_the_gas_of_a_deployment() -> None:
 
 
 class WatchedMemoryChain(MemoryChain):
-    """Records the gas of each simulation and of each call. `before_second`: runs before a second simulation."""
+    """Records the gas of each simulation and of each call. `on_multicall`: runs before the simulation of a deployment, `on_check` before
+    the check of its wallet. `held`: the simulation of a deployment of these wallets waits for the event."""
 
     def __init__(self) -> None:
         super().__init__(CHAIN)
         self.deploy(CHAIN, TOKEN, authorizing_token(USDC))
         self.gas: list[int] = []
+        self.checks = 0
         self.on_multicall: Any = None
+        self.on_check: Any = None
+        self.held: dict[Address, asyncio.Event] = {}
 
     async def fetch_authorization(self, *arguments: Any, **options: Any) -> Any:
         self.gas.append(options["gas"])
-        if options["to"] == MULTICALL3 and self.on_multicall is not None:
-            self.on_multicall()
+        if options["to"] == MULTICALL3:
+            if self.on_multicall is not None:
+                self.on_multicall()
+            if (held := self.held.get(options["payer"])) is not None:
+                await held.wait()
         return await super().fetch_authorization(*arguments, **options)
 
     async def call_contract(self, *arguments: Any, **options: Any) -> Any:
         if options["to"] == MULTICALL3:
             self.gas.append(options["gas"])
+            self.checks += 1
+            if self.on_check is not None:
+                self.on_check()
         return await super().call_contract(*arguments, **options)
+
+    @property
+    def looks(self) -> tuple[int, int]:
+        """How many simulations, and how many checks of a wallet."""
+        return self.requests["fetch_authorization", CHAIN], self.checks
 
 
 async def test_a_facilitator_gets_the_wrapped_signature_of_an_allowed_factory_only() -> None:
@@ -388,6 +483,57 @@ async def test_a_transaction_that_fails_since_its_check_is_not_sent(harness: Set
     assert await settle(call) == NotSettled(reason=SIMULATION_FAILED.value)
     assert harness.chain.broadcasts == []
     assert await call.read_state() is CallState.RELEASED
+
+
+def delegating_payer(harness: SettlementHarness) -> UndeployedSigner:
+    """An account with a key, which delegates to a wallet's code (EIP-7702). Its signature names a call that deploys another wallet."""
+    other, plain = newcomer(harness), harness.payer()
+    harness.chain.deploy(CHAIN, plain.address, lambda calldata: CONFIRMED)
+    return UndeployedSigner(account=plain.account, wallet=plain.address, calldata=other.calldata)
+
+
+async def test_an_account_that_ends_its_delegation_since_its_check_has_no_other_wallet_deployed(
+    harness: SettlementHarness,
+) -> None:
+    payer = delegating_payer(harness)
+    assert isinstance(await check(harness, payer.authorize()), Cover)
+    call = await harness.claim(payer)
+    harness.chain.remove_code(CHAIN, payer.address)
+    assert await settle(call) == NotSettled(reason=SIMULATION_FAILED.value)
+    assert harness.chain.broadcasts == []
+    assert await call.read_state() is CallState.RELEASED
+
+
+async def test_an_outage_between_the_simulation_and_the_check_before_the_signature_decides_nothing() -> None:
+    chain = WatchedMemoryChain()
+    async with open_harness(chain=chain, limits=HASTY) as harness:
+        payer = newcomer(harness)
+        call = await harness.claim(payer)
+        chain.on_check = lambda: chain.disconnect(CHAIN)
+        assert await settle(call) == Undecided()
+        assert await call.read_state() is CallState.SETTLING
+        assert await call.mark_orphaned()
+        chain.reconnect(CHAIN)
+        await sweep(harness)
+        assert await call.read_state() is CallState.SETTLING
+        assert chain.broadcasts == []
+        chain.reconnect(CHAIN)
+        chain.on_check = None
+        await sweep(harness, times=2)
+        assert await call.read_state() is CallState.CONSUMED
+        assert chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
+        assert [parse_sent(raw).recipient for raw in chain.broadcasts] == [MULTICALL3]
+
+
+async def test_a_wallet_deployed_before_the_check_of_its_signature_pays_without_a_deployment() -> None:
+    """By another gateway or account: the factory reverts in the check, and the wallet can pay."""
+    chain = WatchedMemoryChain()
+    async with open_harness(chain=chain) as harness:
+        payer = newcomer(harness)
+        call = await harness.claim(payer)
+        chain.on_check = lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
+        assert isinstance(await settle(call), Settled)
+        assert parse_sent(chain.broadcasts[0]).recipient == TOKEN
 
 
 async def test_a_factory_that_is_not_allowed_any_more_is_not_called(harness: SettlementHarness) -> None:
@@ -542,6 +688,51 @@ async def test_recovery_calls_no_factory_that_is_not_allowed(slow: SettlementHar
         slow.chain.mine_sent(CHAIN)
         await sweep(strict)
     assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_recovery_has_no_other_wallet_deployed_for_an_account_that_ends_its_delegation(
+    slow: SettlementHarness,
+) -> None:
+    payer = delegating_payer(slow)
+    slow.chain.disconnect(CHAIN)
+    call = await slow.claim(payer)
+    assert await settle(call) == Undecided()
+    assert await call.mark_orphaned()
+    slow.chain.reconnect(CHAIN)
+    slow.chain.remove_code(CHAIN, payer.address)
+    await sweep(slow, times=2)
+    assert slow.chain.broadcasts == []
+    assert await call.read_state() is CallState.SETTLING
+    slow.chain.deploy(CHAIN, payer.address, lambda calldata: CONFIRMED)
+    await sweep(slow)
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    assert [parse_sent(raw).recipient for raw in slow.chain.broadcasts] == [TOKEN]
+    assert await call.read_state() is CallState.CONSUMED
+
+
+async def test_an_orphaned_call_whose_deployment_is_refused_does_not_delay_the_others_of_its_wallet(
+    slow: SettlementHarness,
+) -> None:
+    payer = newcomer(slow)
+    refused = replace(payer, calldata=DEPLOY_CALL + b" of other owners", nonce=b"\x08" * 32)
+    slow.chain.add_factory(
+        CHAIN, FACTORY, refused.calldata, wallet=payer.wallet, answer=lambda calldata: REVERTED
+    )
+    slow.chain.disconnect(CHAIN)
+    calls = []
+    for signer in (refused, payer):
+        call = await slow.claim(signer)
+        assert await settle(call) == Undecided()
+        assert await call.mark_orphaned()
+        calls.append(call)
+    slow.chain.reconnect(CHAIN)
+    await sweep(slow, times=2)
+    (sent,) = slow.chain.sent(CHAIN)
+    assert parse_calls(sent.calldata)[0].calldata == payer.calldata
+    slow.chain.mine_sent(CHAIN)
+    await sweep(slow)
+    assert await calls[1].read_state() is CallState.CONSUMED
 
 
 async def test_an_unavailable_chain_is_no_refusal(harness: SettlementHarness) -> None:

@@ -132,7 +132,7 @@ async def simulate_transfer(
     simulated = await simulate(deployment)
     if simulated.facts.code_size > 0:
         return await simulate(None)
-    return simulated if _has_made_calls(simulated.facts.simulation) else _without_pass(simulated)
+    return simulated if _has_made_calls(simulated.facts.simulation) else without_pass(simulated)
 
 
 _DEPLOYING_CALLS = 2
@@ -148,7 +148,8 @@ def _has_made_calls(simulation: ContractResult) -> bool:
     return len(returns) == _DEPLOYING_CALLS and all(one.succeeded for one in returns)
 
 
-def _without_pass(simulated: SimulatedTransfer) -> SimulatedTransfer:
+def without_pass(simulated: SimulatedTransfer) -> SimulatedTransfer:
+    """The simulation as one that reverted."""
     reverted = ContractResult(reverted=True, payload=b"")
     return replace(simulated, facts=replace(simulated.facts, simulation=reverted, gas_estimate=None))
 
@@ -233,7 +234,7 @@ async def find_precheck_refusal(
     address of the key that made the signature. Raises `ChainUnavailable`."""
     deployment = simulated.deployment
     if deployment is not None:
-        if not await _is_signed_when_deployed(chains, authorization, requirement.asset, deployment, limits):
+        if not await is_signed_when_deployed(chains, authorization, requirement.asset, deployment, limits):
             return explain_authorization(AuthorizationReason.SIGNATURE, _DEPLOYED_WALLET_REFUSES)
     elif _needs_wallet_check(
         authorization, simulated.facts, signer, limits
@@ -296,7 +297,7 @@ async def _is_signed_by_wallet(
     return not result.reverted and is_short and is_signature_valid(result.payload)
 
 
-async def _is_signed_when_deployed(
+async def is_signed_when_deployed(
     chains: ChainReader,
     authorization: Authorization,
     asset: Asset,
@@ -304,7 +305,12 @@ async def _is_signed_when_deployed(
     limits: Limits,
 ) -> bool:
     """Calls the factory and then ERC-1271 `isValidSignature` of the payer, in one `eth_call`. The payer must have code then: otherwise a
-    plain wallet could have any wallet deployed at the gateway's cost."""
+    plain wallet could have any wallet deployed at the gateway's cost. Raises `ChainUnavailable`.
+
+    It is called before the claim and again before each signature: a delegated account (EIP-7702) can end its delegation in between, and
+    its transfer then passes beside a deployment of another wallet."""
+    if asset.domain is None:
+        return False  # the settings have changed since the claim
     to, calldata = encode_deployed_check(
         deployment,
         wallet=authorization.payer,

@@ -3,7 +3,8 @@
 The wrapped signature names a factory and the calldata that deploys the wallet. The payer composes that calldata and the gateway's
 key pays its gas, so four rules hold. The call goes only to a factory of the operator's list. Multicall3 makes it, without value and
 without rights. The transfer is in the same transaction, which reverts when one of the two calls fails. And the wallet must have
-code after the call and confirm the signature, so that a factory is called for nothing but its own payer.
+code after the call and confirm the signature, before the claim and again before each signature, so that a factory is called only where
+it deploys the payer. What else its call does is limited by its gas alone.
 
 The deployment is not stored: it is read from the wrapped signature, and the code of the wallet at that moment decides whether the
 transaction contains it. A wallet that has code pays with the inner signature alone, whatever factory the wrapper names.

@@ -1,8 +1,8 @@
 """Settles an authorisation at the upstream's head: decide -> sign and store -> broadcast -> wait for the receipt -> record the end.
 
 The ledger stores the signed transaction in a durable commit before any node receives it: money can move only after that commit.
-A settlement fails only when the simulation refused it and this gateway never broadcast it; every other unclear outcome is
-undecided. The transaction is built from the signed fields alone. The first payment of a contract wallet also deploys it, by a factory
+A settlement fails only when the simulation, or a wallet that it would deploy, refused it and this gateway never broadcast it; every
+other unclear outcome is undecided. The transaction is built from the signed fields alone. The first payment of a contract wallet also deploys it, by a factory
 of the operator's list (`payments.deployment`).
 
 A settlement whose waiter left before its end becomes orphaned, and settlement recovery finishes it (`Orphans`).
@@ -51,8 +51,11 @@ from tollway.payments.authorization_onchain import (
     find_precheck_refusal,
     find_transfer,
     find_use,
+    is_signed_when_deployed,
     simulate_transfer,
+    without_pass,
 )
+from tollway.payments.deployment import Deployment
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics, WithdrawnRail
@@ -123,6 +126,16 @@ class Undecided:
 SettlementOutcome = Settled | NotSettled | Undecided | Fenced
 
 
+@dataclass(slots=True)
+class _WalletTurn:
+    """The running settlements of one wallet: how many `calls`, how many deployments of them have ended, and the end of the one that runs
+    now; None: none runs."""
+
+    calls: int = 0
+    deployments_ended: int = 0
+    deploying: asyncio.Event | None = None
+
+
 class Settlement:
     """Checks and settles authorisations on all networks. One per process; safe to use from many tasks at once. Its receipt poller,
     its gas budget and `orphans.mark_due` must run as background tasks."""
@@ -157,8 +170,7 @@ class Settlement:
         self._now_ms = now_ms
         self._metrics = metrics
         self._quota = AuthorizationQuota(limits=limits, rate_limiter=rate_limiter)
-        self._deploying: dict[tuple[ChainId, Address], asyncio.Event] = {}
-        self._deployments_ended = 0
+        self._wallet_turns: dict[tuple[ChainId, Address], _WalletTurn] = {}
 
     # ---- Before the call.
 
@@ -287,15 +299,21 @@ class Settlement:
         return outcome
 
     async def _settle(self, order: SettlementOrder, trace: CallTrace | None) -> SettlementOutcome:
-        chain_id = order.asset.chain_id
         if trace is not None:
             trace.set("tollway.network", order.asset.network)
             trace.set("tollway.settle.attempts", 0)
             trace.set("tollway.settle.fee_bumps", 0)
+        with self._entering(order) as turn:
+            return await self._settle_in_turn(order, turn, trace)
+
+    async def _settle_in_turn(
+        self, order: SettlementOrder, turn: _WalletTurn, trace: CallTrace | None
+    ) -> SettlementOutcome:
+        chain_id = order.asset.chain_id
         # Decide.
         sequence = self._gas_budget.choose_sequence(chain_id, is_claimed=True)
         try:
-            simulated = await self._simulate_in_turn(order, sequence)
+            simulated = await self._simulate_in_turn(order, sequence, turn)
         except (ChainUnavailable, TimeoutError):
             return await self._leave_settling(order)
         facts = simulated.facts
@@ -311,7 +329,7 @@ class Settlement:
             return await self._leave_settling(order)
         sequence.in_flight += 1
         try:
-            with self._taking_turn(order, simulated):
+            with self._taking_turn(turn, simulated):
                 # Sign and store: durable in the ledger, before the broadcast.
                 gas = limit_gas(facts.gas_estimate, gas_max=simulated.gas_max)
                 attempt = await self._sign_and_store(order, sequence, gas, simulated)
@@ -325,37 +343,68 @@ class Settlement:
         finally:
             sequence.in_flight -= 1
 
+    @contextlib.contextmanager
+    def _entering(self, order: SettlementOrder) -> Iterator[_WalletTurn]:
+        """The turn of this call's wallet, which lasts until its last running settlement ends."""
+        wallet = (order.asset.chain_id, order.authorization.payer)
+        turn = self._wallet_turns.setdefault(wallet, _WalletTurn())
+        turn.calls += 1
+        try:
+            yield turn
+        finally:
+            turn.calls -= 1
+            if not turn.calls:
+                del self._wallet_turns[wallet]
+
     async def _simulate_in_turn(
-        self, order: SettlementOrder, sequence: NonceSequence | None
+        self, order: SettlementOrder, sequence: NonceSequence | None, turn: _WalletTurn
     ) -> SimulatedTransfer:
         """Simulates the transfer. While another call of this wallet deploys it, waits for the end of that transaction: a second deployment
         would revert. Raises `ChainUnavailable`, and `TimeoutError` when a call would wait for longer than for its own settlement."""
-        wallet = (order.asset.chain_id, order.authorization.payer)
         started_s = asyncio.get_running_loop().time()
         while True:
-            ended = self._deployments_ended
+            ended = turn.deployments_ended
             simulated = await self._simulate(order.authorization, order.asset, order.units, sequence)
-            ahead = self._deploying.get(wallet)
-            if simulated.deployment is None or (ahead is None and ended == self._deployments_ended):
+            if simulated.deployment is not None and turn.deploying is None:
+                simulated = await self._confirm_deployment(order, sequence, simulated, simulated.deployment)
+            # Another call of the wallet can have begun or ended its deployment during each await.
+            ahead = turn.deploying
+            if simulated.deployment is None or (ahead is None and ended == turn.deployments_ended):
                 return simulated
             wait_s = self._gas_budget.wait_s(order.asset.chain_id, depth=self._depth(order))
             async with asyncio.timeout_at(started_s + wait_s):
                 await (asyncio.sleep(0) if ahead is None else ahead.wait())
 
+    async def _confirm_deployment(
+        self,
+        order: SettlementOrder,
+        sequence: NonceSequence | None,
+        simulated: SimulatedTransfer,
+        deployment: Deployment,
+    ) -> SimulatedTransfer:
+        """The simulation, as reverted where the deployed wallet does not confirm the signature any more. A wallet that has code by then is
+        simulated again, without its deployment. A facilitator checks by its own rules. Raises `ChainUnavailable`."""
+        authorization, asset = order.authorization, order.asset
+        if simulated.facts.simulation.reverted or asset.chain_id in self._facilitators:
+            return simulated
+        if await is_signed_when_deployed(self._chains, authorization, asset, deployment, self._limits):
+            return simulated
+        again = await self._simulate(authorization, asset, order.units, sequence)
+        return again if again.deployment is None else without_pass(again)
+
     @contextlib.contextmanager
-    def _taking_turn(self, order: SettlementOrder, simulated: SimulatedTransfer) -> Iterator[None]:
+    def _taking_turn(self, turn: _WalletTurn, simulated: SimulatedTransfer) -> Iterator[None]:
         """While this call deploys its wallet, the other calls of that wallet wait (`_simulate_in_turn`). Nothing is awaited between their
         simulation and this."""
         if simulated.deployment is None:
             yield
             return
-        wallet, is_ended = (order.asset.chain_id, order.authorization.payer), asyncio.Event()
-        self._deploying[wallet] = is_ended
+        turn.deploying = is_ended = asyncio.Event()
         try:
             yield
         finally:
-            self._deployments_ended += 1
-            del self._deploying[wallet]
+            turn.deploying = None
+            turn.deployments_ended += 1
             is_ended.set()
 
     async def _sign_and_store(

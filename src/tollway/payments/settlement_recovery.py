@@ -38,6 +38,7 @@ from tollway.payments.authorization_onchain import (
     find_end,
     find_transfer,
     find_use,
+    is_signed_when_deployed,
     simulate_transfer,
 )
 from tollway.payments.facilitator import FacilitatorClient
@@ -331,6 +332,10 @@ class SettlementRecovery:
         wallet = (orphan.chain_id, orphan.call.authorization.payer)
         return self._deploying.setdefault(wallet, orphan.call.call_id) == orphan.call.call_id
 
+    def _leave_turn(self, orphan: _OrphanedCall) -> None:
+        """Lets another call of the wallet deploy it: the deployment of this one is refused before its signature."""
+        del self._deploying[orphan.chain_id, orphan.call.authorization.payer]
+
     async def _is_stuck(self, orphan: _OrphanedCall, attempt: SettlementAttempt) -> bool:
         """Sends the attempt again, and returns whether it is stuck: long after its signature every node refuses it for lack of gas,
         or its sequence does not move. Then another key may send the authorisation; if both are mined, the token accepts one."""
@@ -392,14 +397,19 @@ class SettlementRecovery:
         signed = {(attempt.sender, attempt.nonce) for attempt in orphan.attempts}
         if sequence is None or len(signed) >= self._limits.settlement_attempts_max:
             return
-        call = orphan.call
+        call, deployment = orphan.call, simulated.deployment
+        if deployment is not None and not await is_signed_when_deployed(
+            self._chains, call.authorization, orphan.asset, deployment, self._limits
+        ):
+            self._leave_turn(orphan)
+            return
         attempt = await sign_next(
             TransferCall(
                 authorization=call.authorization,
                 call_id=call.call_id,
                 listing_id=call.listing_id,
                 gas=limit_gas(estimate, gas_max=simulated.gas_max),
-                deployment=simulated.deployment,
+                deployment=deployment,
                 code_hash=simulated.code_hash,
             ),
             sequence,
