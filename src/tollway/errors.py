@@ -86,7 +86,7 @@ class Problem:
     """The content of an RFC 9457 problem, without its HTTP status.
 
     `payment_state`: `none`, `charged`, `released` or `held`; None where the request shows no payment. `is_lasting`: time alone does not end the
-    refusal, so the response is not retryable and has no Retry-After, whatever its code.
+    refusal, so the response is not retryable and has no Retry-After, also with a code that has one otherwise.
     `members`: further public members of the body (such as `payment`, `debt`), in wire form.
     """
 

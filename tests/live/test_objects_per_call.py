@@ -48,7 +48,7 @@ UNPAID = Bound(in_call=9, in_transactions=0)
 FREE = Bound(in_call=19, in_transactions=7)
 CREDIT_PLAIN = Bound(in_call=18, in_transactions=7)
 CREDIT_BOUND = Bound(in_call=21, in_transactions=8)
-AUTHORIZED = Bound(in_call=49, in_transactions=37)
+AUTHORIZED = Bound(in_call=48, in_transactions=37)
 
 EARLY_LOOK = 5
 """Objects of one look for a receipt before the chain has mined it. The chain and the clock decide how often a call looks."""

@@ -2,7 +2,7 @@
 `client/flow.py`. Pure; they yield steps.
 
 An authorisation can be settled until its `validBefore` (EIP-3009: the token compares it with the block's
-timestamp), whatever the gateway responded and whether it responded at all. In a final block of that time or later, an unused nonce
+timestamp), with every response of the gateway and without one. In a final block of that time or later, an unused nonce
 proves that it can never be settled. A transaction with a reverted receipt can be replaced by a reorganisation until its block is final.
 
 A node that is away, refuses or returns invalid data changes nothing: signed payments go on counting.

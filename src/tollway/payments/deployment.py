@@ -7,7 +7,7 @@ code after the call and confirm the signature, before the claim and again before
 it deploys the payer. What else its call does is limited by its gas alone.
 
 The deployment is not stored: it is read from the wrapped signature, and the code of the wallet at that moment decides whether the
-transaction contains it. A wallet that has code pays with the inner signature alone, whatever factory the wrapper names.
+transaction contains it. A wallet that has code pays with the inner signature alone, also where the wrapper names a factory that is not allowed.
 """
 
 from collections.abc import Collection

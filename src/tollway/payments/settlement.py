@@ -55,7 +55,7 @@ from tollway.payments.authorization_onchain import (
     simulate_transfer,
     without_pass,
 )
-from tollway.payments.deployment import Deployment
+from tollway.payments.deployment import Deployment, is_wrapped
 from tollway.payments.eip3009 import recover_signer
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import NO_METRICS, GasBudget, OutcomeLabel, SettlementMetrics, WithdrawnRail
@@ -134,6 +134,10 @@ class _WalletTurn:
     calls: int = 0
     deployments_ended: int = 0
     deploying: asyncio.Event | None = None
+
+
+_NO_TURN = _WalletTurn()
+"""The turn of every call that can deploy nothing. It never changes."""
 
 
 class Settlement:
@@ -345,7 +349,10 @@ class Settlement:
 
     @contextlib.contextmanager
     def _entering(self, order: SettlementOrder) -> Iterator[_WalletTurn]:
-        """The turn of this call's wallet, which lasts until its last running settlement ends."""
+        """The turn of this call's wallet, which lasts until its last running settlement ends. Only a wrapped signature can deploy a wallet."""
+        if not is_wrapped(order.authorization.signature):
+            yield _NO_TURN
+            return
         wallet = (order.asset.chain_id, order.authorization.payer)
         turn = self._wallet_turns.setdefault(wallet, _WalletTurn())
         turn.calls += 1
