@@ -6,13 +6,16 @@
 
 import gc
 import json
+import logging
 import sys
 from collections import Counter
+from collections.abc import Generator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from tests.suite import SUITES, TESTS, Suite, class_of, list_test_files
 
@@ -82,6 +85,19 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Each test begins with the log as it is before `configure_logging`, which a command that a test runs in this process calls."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        return (yield)
+    finally:
+        root.handlers, root.level = handlers, level
+        structlog.reset_defaults()
+        structlog.contextvars.clear_contextvars()
 
 
 @cache

@@ -1,7 +1,9 @@
 """The suite itself: each test file has one class, each suite runs what it says, slow files start first, and no command hides a failure."""
 
 import ast
+import io
 import json
+import logging
 import os
 import re
 import signal
@@ -13,9 +15,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.suite import CLASS_NAMES, CLASSES, OWN_TARGETS, SUITES, TESTS, class_of, list_test_files
-from tests.suite_run import DURATIONS, LISTED_S, merge_durations, read_durations
+from tests.suite_run import DURATIONS, LISTED_S, merge_durations, pytest_runtest_protocol, read_durations
+from tollway.telemetry import configure_logging
 
 ROOT = TESTS.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -41,6 +45,23 @@ def test_every_row_is_about_files_and_changes_a_class() -> None:
         elif not any(file.startswith(f"{row}/") for file in files):
             wrong.append(row)
     assert wrong == []
+
+
+def test_what_a_test_does_to_the_log_ends_with_it() -> None:
+    """`tollway gateway serve` in this process configures the log; the next test of the same worker reads its own lines with `capsys`."""
+    root = logging.getLogger()
+    before = (list(root.handlers), root.level)
+    test = pytest_runtest_protocol()
+    next(test)
+    configure_logging(stream=io.StringIO())
+    structlog.contextvars.bind_contextvars(request_id="one")
+    assert structlog.is_configured()
+    assert (list(root.handlers), root.level) != before
+    with pytest.raises(StopIteration):
+        test.send(None)
+    assert not structlog.is_configured()
+    assert structlog.contextvars.get_contextvars() == {}
+    assert (list(root.handlers), root.level) == before
 
 
 def test_every_class_is_run_by_a_command() -> None:

@@ -4,7 +4,6 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -24,16 +23,6 @@ from tollway.telemetry import (
 
 SIGNATURE = "0x" + "ab" * 65
 HASH = "0x" + "cd" * 32
-
-
-@pytest.fixture(autouse=True)
-def _restore_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    before, level = list(root.handlers), root.level
-    yield
-    root.handlers, root.level = before, level
-    structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from threading import Thread
 
 import httpx
 import pytest
-import structlog
 from prometheus_client import generate_latest
 from sqlalchemy import select, text
 from structlog.testing import capture_logs
@@ -487,7 +486,6 @@ async def test_debug_ends_by_itself_after_ten_minutes(app: App, monkeypatch: pyt
             assert not app.is_debug
     finally:
         monkeypatch.undo()
-        structlog.reset_defaults()
     assert [(line["now"], line["for_s"]) for line in logs if line["event"] == "log_level_changed"] == [
         ("debug", 600.0),
         ("info", None),
@@ -495,14 +493,11 @@ async def test_debug_ends_by_itself_after_ten_minutes(app: App, monkeypatch: pyt
 
 
 async def test_sigusr1_logs_at_debug_until_it_comes_again(app: App) -> None:
-    try:
-        with capture_logs() as logs:
-            app.toggle_debug()
-            assert app.is_debug
-            app.toggle_debug()
-            assert not app.is_debug
-    finally:
-        structlog.reset_defaults()
+    with capture_logs() as logs:
+        app.toggle_debug()
+        assert app.is_debug
+        app.toggle_debug()
+        assert not app.is_debug
     assert [(line["event"], line["now"], line["for_s"]) for line in logs] == [
         ("log_level_changed", "debug", 600.0),
         ("log_level_changed", "info", None),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from tests.kit.gateway_process import GatewayProcess, poll
@@ -88,7 +87,6 @@ def test_sends_nothing_without_a_manager() -> None:
 
 
 def test_a_manager_that_is_away_is_logged_once(tmp_path: Path) -> None:
-    structlog.reset_defaults()
     away = ServiceNotifier.from_environment({"NOTIFY_SOCKET": str(tmp_path / "nothing")})
     with capture_logs() as lines:
         away.notify(READY)

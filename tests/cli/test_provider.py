@@ -109,11 +109,8 @@ class Setup:
 async def setup(tmp_path: Path) -> AsyncIterator[Setup]:
     create_key_file(tmp_path / "key")
     structlog.configure(processors=[drop_event])
-    try:
-        async with open_setup(tmp_path / "key") as setup:
-            yield setup
-    finally:
-        structlog.reset_defaults()
+    async with open_setup(tmp_path / "key") as setup:
+        yield setup
 
 
 def drop_event(logger: Any, name: str, event: Any) -> Any:

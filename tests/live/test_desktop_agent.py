@@ -240,6 +240,6 @@ async def test_ctrl_c_ends_it_while_its_stdin_is_open(harness: Harness) -> None:
 def _is_alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second: the process ends between open and read
         return False
     return state != "Z"
