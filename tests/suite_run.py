@@ -53,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # what collection makes stays to the end: a look for garbage during it doubles its time
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(DurationReport(config), "duration-report")
-    if config.getoption("suite") == "quick":
+    if config.getoption("suite"):
         config.pluginmanager.register(ProcessRefusal(), "process-refusal")
 
 
@@ -159,7 +159,7 @@ class DurationReport:
 
 
 class ProcessRefusal:
-    """Fails a test of `make quick` that starts a process."""
+    """Fails a test of `make quick` that starts a process, in whichever suite it runs."""
 
     def __init__(self) -> None:
         self._is_in_test = False
@@ -168,12 +168,12 @@ class ProcessRefusal:
     def _refuse(self, event: str, arguments: Any) -> None:
         if self._is_in_test and event in PROCESS_EVENTS:
             raise RuntimeError(
-                f"a test of `make quick` starts a process ({event}): give its file another class"
+                f"a test of `make quick` starts a process ({event}): mark it `process`, or give its file another class"
             )
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self) -> Any:
-        self._is_in_test = True
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Any:
+        self._is_in_test = class_of(name_file(item.path)) == "quick" and not is_left_out(item, "quick")
         try:
             return (yield)
         finally:

@@ -427,6 +427,7 @@ def test_a_terminal_reads_an_authorisation_once_the_gateway_has_charged_it(gatew
 UNDECIDED = {"code": "payment_outcome_unknown", "detail": "Not known yet.", "paymentState": "held"}
 
 
+@pytest.mark.process
 def test_a_terminal_reads_that_an_authorisation_is_being_settled(gateway, terminal):
     gateway.is_settling = True
     gateway.next_unknown = (503, PROBLEM, json.dumps(UNDECIDED).encode())
@@ -443,6 +444,7 @@ BLOCKED = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
@@ -460,6 +462,7 @@ def test_a_payment_that_the_gateway_does_not_accept_is_not_printed(gateway, term
     assert ("Pays" in shown, "settling" in shown) == (False, False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("rail", ["x402", "tx"])
 def test_a_payment_above_the_budget_is_not_printed(gateway, terminal, rail):
     gateway.is_settling = True
@@ -479,6 +482,7 @@ def test_the_help_has_the_exit_codes(run):
     assert "3: try again later" in shown
 
 
+@pytest.mark.process
 def test_a_terminal_reads_at_once_that_the_chain_of_the_gateway_is_away(gateway, terminal):
     gateway.is_settling = True
     gateway.next_unknown = (503, PROBLEM, json.dumps(AWAY).encode(), [("Retry-After", "1")])

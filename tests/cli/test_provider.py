@@ -373,6 +373,7 @@ async def test_a_terminal_shows_the_difference_and_asks(
     assert (await setup.harness.stored(created["id"])).price.text == price
 
 
+@pytest.mark.process
 async def test_a_terminal_reads_before_the_question_which_operations_keep_their_price(setup: Setup) -> None:
     created = await setup.harness.publish(operations=OPERATIONS)
     _, shown = await setup.run_on_terminal("listing", "edit", created["id"], "--price", "0.02", typed="n\n")
@@ -421,6 +422,7 @@ async def test_resume_of_a_suspended_listing_names_the_suspension(setup: Setup) 
     assert " ".join(shown.split()).endswith("is active.")
 
 
+@pytest.mark.process
 async def test_an_edit_of_a_suspended_listing_does_not_ask_to_wait(setup: Setup) -> None:
     created = await setup.harness.publish()
     origin = operator_origin(1, reason="under review")

@@ -180,7 +180,7 @@ def _parse_head(head: bytes) -> Arrived:
     return Arrived(method=method, target=target, headers=headers)
 
 
-async def until(condition: Callable[[], bool], *, deadline_s: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], *, deadline_s: float = 60.0) -> None:
     """Returns once `condition` holds; TimeoutError after the deadline."""
     async with asyncio.timeout(deadline_s):
         while not condition():
