@@ -1,6 +1,6 @@
 """Builds the documentation site into `.site/html`: `make docs`.
 
-The sources are the pages of `docs/` and the Markdown files beside it, as they are. Links that leave `docs/` lead to copies within the site. Reference pages are
+The sources are the README, the pages of `docs/` and the Markdown files beside it, as they are. Links that leave `docs/` lead to copies within the site. Reference pages are
 written from the code (`reference.py`). The output is never committed.
 """
 
@@ -20,16 +20,39 @@ PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
 INDEXES = ("decisions/README.md", "runbooks/README.md")
 APART = ("reference/", "project/", "decisions/", "runbooks/")
 """Folders whose pages the navigation lists by itself, or by their index alone."""
+NOT_SEARCHED = ("decisions/", "runbooks/", "project/CHANGELOG.md")
+"""A search leads to guides and references. These pages are reached from their index, an alert, or the history."""
+WITHOUT_SEARCH = "---\nsearch:\n  exclude: true\n---\n\n"
+HOME, CONTENTS = "README.md", "contents.md"
+"""The README of the repository is the first page of the site, and that of `docs/` a list of all pages."""
+IMAGE = re.compile(r"(!\[[^\]]*\])\(docs/")
 LINK = re.compile(r"(?<!!)(\[[^\]]*\])\(([^)\s]+)\)")
 NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("Start", ("README.md", "tutorial.md", "glossary.md")),
-    ("Guides", ("callers.md", "providers.md", "operators.md", "running.md", "recipes.md", "pages.md")),
-    ("Look up", ("errors.md", "scaling.md", "measuring.md", "response-headers.md", "threat-model.md")),
+    ("Start", ("README.md", "questions.md", "tutorial.md", "contents.md", "features.md", "glossary.md")),
     (
-        "Inside",
+        "Callers",
+        ("callers.md", "pages.md", "recipes.md", "callers-reference.md", "errors.md", "accounting.md"),
+    ),
+    ("Providers", ("providers.md", "webhooks.md", "response-headers.md")),
+    (
+        "Operators",
+        (
+            "operators.md",
+            "running.md",
+            "operators-reference.md",
+            "gateway-behaviour.md",
+            "runbooks/README.md",
+            "log-events.md",
+            "scaling.md",
+            "measuring.md",
+        ),
+    ),
+    (
+        "Contributors",
         (
             "architecture.md",
             "testing.md",
+            "threat-model.md",
             "scope.md",
             "decisions/README.md",
             "verify.md",
@@ -44,6 +67,8 @@ NAVIGATION: tuple[tuple[str, tuple[str, ...]], ...] = (
 def write_sources(target: Path) -> None:
     """The pages that the site is built from."""
     shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("__pycache__"))
+    (target / HOME).rename(target / CONTENTS)
+    shutil.copy(ROOT / HOME, target / HOME)
     (target / "project").mkdir()
     for name in PROJECT_PAGES:
         shutil.copy(ROOT / name, target / "project" / name)
@@ -52,7 +77,9 @@ def write_sources(target: Path) -> None:
     for name, write in PAGES.items():
         (target / "reference" / name).write_text(write())
     for page in target.rglob("*.md"):
-        page.write_text(move_links(page.read_text(), page.relative_to(target)))
+        place = page.relative_to(target)
+        front = WITHOUT_SEARCH if place.as_posix().startswith(NOT_SEARCHED) else ""
+        page.write_text(front + move_links(page.read_text(), place))
 
 
 def move_links(text: str, page: Path) -> str:
@@ -66,18 +93,22 @@ def move_links(text: str, page: Path) -> str:
         moved = _find_place(path, page)
         return words[1:-1] if moved is None else f"{words}({moved}{mark}{anchor})"
 
+    if page == Path(HOME):
+        text = IMAGE.sub(r"\1(", text)
     parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
     return "".join(part if number % 2 else LINK.sub(move, part) for number, part in enumerate(parts))
 
 
 def _find_place(path: str, page: Path) -> str | None:
     """The relative path of a target within the site; None for one that is not in it."""
-    is_project, is_written = page.parts[0] == "project", page.parts[0] == "reference"
-    if is_written:
+    if page.parts[0] == "reference":
         return path
-    home = ROOT if is_project else ROOT / "docs" / page.parent
+    is_of_root = page.parts[0] == "project" or page == Path(HOME)
+    home = ROOT if is_of_root else ROOT / "docs" / page.parent
     target = (home / path).resolve()
     up = "../" * (len(page.parts) - 1)
+    if target in (ROOT / HOME, ROOT / "docs" / HOME, ROOT / "docs"):
+        return f"{up}{HOME if target == ROOT / HOME else CONTENTS}"
     if target.is_relative_to(ROOT / "docs"):
         place = target.relative_to(ROOT / "docs")
         if target.is_dir():

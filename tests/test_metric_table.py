@@ -33,7 +33,7 @@ def test_a_gateway_of_ten_networks_exposes_fewer_series_than_the_limit() -> None
 
 
 def test_the_histogram_of_the_control_plane_has_the_sets_of_the_contract() -> None:
-    """A label set for each operation and each status that the contract declares for it, if callers cause them all. The page for operators has the sum."""
+    """A label set for each operation and each status that the contract declares for it, if callers cause them all. The reference for operators has the sum."""
     document = load_contract(
         CONTRACT_PATH.read_bytes(), Site(public_url="https://gateway.example.com", version="0")
     )
@@ -46,7 +46,7 @@ def test_the_histogram_of_the_control_plane_has_the_sets_of_the_contract() -> No
     series = sets * (len(SERIES[REQUEST_SECONDS].buckets) + 3)
     assert sets > 100
     assert series < CONTROL_PLANE_SERIES_MAX, sets
-    page = (Path(__file__).parents[1] / "docs" / "operators.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "operators-reference.md").read_text()
     assert f"another {CONTROL_PLANE_SERIES_MAX:,}" in page
 
 

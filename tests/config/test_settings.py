@@ -525,7 +525,7 @@ FACTORIES = "0xBA5ED110eFDBa3D005bfC882d75358ACBbB85842", "0x4e1DCf7AD4e460CfD30
 def test_a_network_names_the_factories_that_may_deploy_a_wallet(line: str, expected: tuple[str, ...]) -> None:
     rules = load(toml=OPTIMISM + line).networks[0].settlement
     assert tuple(map(str, rules.wallet_factories)) == expected
-    documented = (Path(__file__).parents[2] / "docs" / "operators.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs" / "gateway-behaviour.md").read_text()
     assert all(f"`{factory}`" in documented for factory in expected)
 
 

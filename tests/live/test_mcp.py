@@ -441,7 +441,7 @@ SCENARIOS = [
     ("resources-list", "2025-11-25", frozenset()),
     ("prompts-list", "2025-11-25", frozenset()),
 ]
-"""Those that need no tools, prompts or resources of the suite's own; `docs/callers.md` says why not the rest."""
+"""Those that need no tools, prompts or resources of the suite's own; `docs/callers-reference.md` says why not the rest."""
 
 
 @pytest.mark.parametrize(("scenario", "revision", "untestable"), SCENARIOS)

@@ -130,7 +130,7 @@ _TEST_USDC = TokenDomain(name="USDC", version="2")
 
 # Each has the same code at its address on every network that has it. Those of Coinbase deploy one wallet code. Those of Safe
 # (`createProxyWithNonce`) deploy a proxy of any contract and make any first call of it, so a payer can run any code within the gas of one
-# deployment (docs/operators.md, "Wallets that are not deployed yet").
+# deployment (docs/gateway-behaviour.md, "Wallets that are not deployed yet").
 _WALLET_FACTORIES = tuple(
     Address.parse(text)
     for text in (

@@ -1,7 +1,7 @@
 """Clocks that jump by an hour under load, and gateways an hour apart on one PostgreSQL: no call runs twice, no
 payment is requested again, no nonce counts twice, no gateway recovers the call of a running one, and no hold ends
 early. Limits by the time of day are refused with that reason and count again when the clock is right
-(docs/operators.md, "Clocks")."""
+(docs/gateway-behaviour.md, "Clocks")."""
 
 import asyncio
 import contextlib
