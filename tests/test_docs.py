@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from typer.models import OptionInfo
 
+from docsite.written import PARTS, WRITTEN_PAGES, write_page
 from tests.kit.deploy_programs import run_check
 from tests.kit.page_blocks import PageBlock, read_blocks
 from tollway.chain.networks import PRESETS
 from tollway.cli.commands import COMMANDS, GROUPS, OPERATORS, CommandRow
-from tollway.config.networks import ASSET_MEMBERS, NETWORK_MEMBERS
+from tollway.config.networks import ASSET_MEMBERS
 from tollway.config.settings import (
     CLIENT_NAMES,
     LIMIT_PREFIX,
@@ -29,11 +30,7 @@ from tollway.config.settings import (
     load_settings,
 )
 from tollway.config.values import gas_keys_name, rpc_name
-from tollway.errors import Code
-from tollway.limits import DEFAULT_LIMITS
-from tollway.metric_table import PROCESS_SERIES, SERIES
-from tollway.plain_metrics import describe
-from tollway.web.problems import PROBLEM_KINDS
+from tollway.metric_table import PROCESS_SERIES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.exists())
@@ -48,52 +45,24 @@ COMMAND = re.compile(r"(?:^|[\s`(/])tollway ((?:[a-z][a-z-]*\b ?)+)([^`\n]*)")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def table(page: str, heading: str) -> dict[str, list[str]]:
-    """The rows of the first table under a heading, by the code words in their first cell."""
-    text = (ROOT / "docs" / page).read_text()
-    part = text.split(f"\n{heading}\n", 1)[1] if heading else text
-    rows: dict[str, list[str]] = {}
-    for line in part.splitlines():
-        if line.startswith("| `"):
-            cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-            for name in re.findall(r"`([^`]+)`", cells[0]):
-                rows[name] = cells[1:]
-        elif rows:
-            break
-    return rows
+@pytest.mark.parametrize("name", WRITTEN_PAGES)
+def test_a_page_has_the_tables_of_the_code(name: str) -> None:
+    """Each name with its default, status or text, in the order of the code; a name without its row, and a row without its name, is refused."""
+    page = (ROOT / "docs" / name).read_text()
+    assert write_page(page) == page, "run: python -m docsite.written"
 
 
-def test_every_setting_has_its_row_and_no_row_is_left_over() -> None:
-    assert set(table("operators.md", "## Settings")) == set(SETTING_NAMES)
+def test_every_table_of_the_code_has_its_page() -> None:
+    pages = "".join((ROOT / "docs" / name).read_text() for name in WRITTEN_PAGES)
+    assert [name for name in PARTS if pages.count(f"<!-- written: {name} -->") != 1] == []
+    assert [f"`{key}`" for key in ASSET_MEMBERS if f"`{key}`" not in pages] == []
+    assert [name for name in PROCESS_SERIES if f"`{name}`" not in pages] == []
 
 
-def test_every_key_of_a_network_has_its_row() -> None:
-    rows = table("operators.md", "### Networks")
-    assert set(rows) == set(NETWORK_MEMBERS)
-    assert all(f"`{key}`" in rows["assets"][0] for key in ASSET_MEMBERS)
-
-
-def test_every_limit_has_its_row_with_its_default() -> None:
-    rows = table("operators.md", "## Limits")
-    assert set(rows) == {limit.name for limit in OPERATOR_LIMITS}
-    for name, (shown, *_) in rows.items():
-        assert float(shown.split()[0]) == getattr(DEFAULT_LIMITS, name), name
-
-
-def test_every_error_has_its_row_with_its_status() -> None:
-    rows = table("errors.md", "")
-    assert set(rows) == {code.value for code in Code}
-    for code in Code:
-        status, is_retryable, *_ = rows[code.value]
-        assert status == str(PROBLEM_KINDS[code].status)
-        assert is_retryable == ("yes" if PROBLEM_KINDS[code].is_retryable else "no")
-
-
-def test_every_series_has_its_row() -> None:
-    expected = {describe(row): [row.kind, row.scope, row.says] for row in SERIES.values()}
-    assert table("operators.md", "### Series") == expected
-    text = (ROOT / "docs" / "operators.md").read_text()
-    assert [name for name in PROCESS_SERIES if f"`{name}`" not in text] == []
+def test_a_name_without_its_meaning_is_refused() -> None:
+    page = "<!-- written: limits -->\n| `headers_max` | 1 | how many headers |\n<!-- end -->"
+    with pytest.raises(ValueError, match="the page has no row for"):
+        write_page(page)
 
 
 def name_page(page: Path) -> str:
@@ -232,12 +201,17 @@ def test_every_page_is_in_the_index() -> None:
     assert [name for name in pages if f"({name})" not in index] == []
 
 
-def test_the_package_page_has_the_picture_of_the_readme_and_no_relative_link() -> None:
-    page, readme = (ROOT / "docs" / "package.md").read_text(), (ROOT / "README.md").read_text()
-    picture = readme.split("```text\n")[1].split("```")[0]
-    assert "402: " in picture
-    assert picture in page
+def test_the_package_page_has_its_picture_and_no_relative_link() -> None:
+    page = (ROOT / "docs" / "package.md").read_text()
+    assert "402: " in page.split("```text\n")[1].split("```")[0]
     assert [target for target in LINK.findall(page) if not target.startswith("https://")] == []
+
+
+def test_the_first_pages_are_short() -> None:
+    """A page that is read before the first call or the first start. What is looked up stands in the pages of reference."""
+    words = {"README.md": 800, "docs/callers.md": 3_000, "docs/operators.md": 4_000}
+    long = {name: len((ROOT / name).read_text().split()) for name in words}
+    assert {name: count for name, count in long.items() if count > words[name]} == {}
 
 
 BLOCKS = [
@@ -256,9 +230,10 @@ RUNNERS = {
 }
 """Page, or folder of pages -> the test that runs its blocks."""
 NOT_RUN = {
-    "README.md": 2,
+    "README.md": 1,
     "accounting.md": 1,
-    "callers.md": 14,
+    "callers.md": 4,
+    "callers-reference.md": 9,
     "measuring.md": 2,
     "operators.md": 3,
     "package.md": 2,

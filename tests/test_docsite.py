@@ -13,10 +13,6 @@ from deploy.prometheus.build import ALERTS
 from docsite.build import CONFIG, NAVIGATION, ROOT, build, move_links, write_config, write_sources
 from tests.kit.deploy_programs import run_check
 from tollway.cli.commands import COMMANDS
-from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
-from tollway.errors import Code
-from tollway.log_events import LOG_EVENTS
-from tollway.metric_table import SERIES
 from tollway.registry.openapi import METHODS, parse_yaml_object
 from tollway.web.contract import CONTRACT_PATH
 
@@ -48,9 +44,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("settings.md", [f"`{name}`" for name in SETTING_NAMES]),
-        ("limits.md", [f"`{limit.name}`" for limit in OPERATOR_LIMITS]),
-        ("errors.md", [f"## {code.value}" for code in Code]),
         ("commands.md", [f"### tollway {row.name}\n" for row in COMMANDS]),
         (
             "contract.md",
@@ -63,8 +56,6 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("alerts.md", [f"(../runbooks/{alert.name}.md)" for alert in ALERTS]),
         ("alerts.md", [f"`{alert.expression.replace('|', chr(92) + '|')}`" for alert in ALERTS]),
-        ("log-events.md", [f"| `{row.event}` |" for row in LOG_EVENTS]),
-        ("metrics.md", [f"| `{name}` |" for name in SERIES]),
     ],
 )
 def test_a_reference_page_has_every_name(sources: Path, page: str, names: list[str]) -> None:
@@ -93,9 +84,9 @@ def test_every_page_is_in_the_navigation(tmp_path: Path) -> None:
     assert "nav" not in tomllib.loads(CONFIG.read_text())["project"]
 
 
-def test_the_navigation_names_pages_that_exist() -> None:
+def test_the_navigation_names_pages_that_exist(sources: Path) -> None:
     named = [page for _, pages in NAVIGATION for page in pages]
-    assert [page for page in named if not (ROOT / "docs" / page).exists()] == []
+    assert [page for page in named if not (sources / page).exists()] == []
     assert len(named) == len(set(named))
 
 
@@ -106,6 +97,11 @@ def test_the_navigation_names_pages_that_exist() -> None:
         ("threat-model.md", "[x](../SECURITY.md)", "[x](project/SECURITY.md)"),
         ("decisions/0001-bare-json-rpc.md", "[x](../operators.md)", "[x](../operators.md)"),
         ("project/CHANGELOG.md", "[x](docs/callers.md)", "[x](../callers.md)"),
+        ("README.md", "[x](docs/callers.md#a)", "[x](callers.md#a)"),
+        ("README.md", "[x](docs/README.md)", "[x](contents.md)"),
+        ("README.md", "![x](docs/images/a.png)", "![x](images/a.png)"),
+        ("contents.md", "[x](../README.md)", "[x](README.md)"),
+        ("runbooks/README.md", "[x](../README.md)", "[x](../contents.md)"),
         ("project/CONTRIBUTING.md", "[`x`](tests/kit/README.md)", "`x`"),
         ("project/CONTRIBUTING.md", "[x](SECURITY.md)", "[x](../project/SECURITY.md)"),
         ("operators.md", "[x](https://example.com/a)", "[x](https://example.com/a)"),
@@ -115,6 +111,26 @@ def test_the_navigation_names_pages_that_exist() -> None:
 )
 def test_a_link_leads_to_its_place_in_the_site(page: str, link: str, moved: str) -> None:
     assert move_links(link, Path(page)) == moved
+
+
+def test_the_readme_is_the_first_page(sources: Path) -> None:
+    page = (sources / "README.md").read_text()
+    assert page.startswith("# Tollway\n")
+    assert "](images/ticket-1280-light.png)" in page
+    assert "](contents.md)" in page
+
+
+def test_a_search_leads_to_no_decision_no_runbook_and_not_to_the_changelog(sources: Path) -> None:
+    hidden = {
+        page.relative_to(sources).as_posix()
+        for page in sources.rglob("*.md")
+        if page.read_text().startswith("---\nsearch:\n  exclude: true\n---\n")
+    }
+    assert hidden == {
+        *(f"decisions/{path.name}" for path in (ROOT / "docs/decisions").glob("*.md")),
+        *(f"runbooks/{path.name}" for path in (ROOT / "docs/runbooks").glob("*.md")),
+        "project/CHANGELOG.md",
+    }
 
 
 def test_the_output_is_never_committed() -> None:

@@ -1,4 +1,4 @@
-"""The README is what the demo does: its walk-through, its commands and its exchanges, but for values that differ in each run."""
+"""The README is what the demo does: its walk-through and its commands; and so are the exchanges of docs/recipes.md, but for values that differ in each run."""
 
 import os
 import pty
@@ -16,7 +16,9 @@ import pytest
 
 from tests.kit.page_blocks import read_blocks
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+RECIPES = (ROOT / "docs" / "recipes.md").read_text()
 DEADLINE_S = 60.0
 VOLATILE = (
     (r"\S*/bin/tollway\b|\S+ -c 'from tollway.cli import main; main\(\)'", "tollway"),
@@ -65,8 +67,8 @@ def steady(text: str) -> str:
     return text
 
 
-def find_block(words: str) -> str:
-    (block,) = (block.text for block in read_blocks(README) if words in block.text)
+def find_block(words: str, page: str = README) -> str:
+    (block,) = (block.text for block in read_blocks(page) if words in block.text)
     return block
 
 
@@ -118,7 +120,7 @@ def run_on_terminal(script: str, folder: Path) -> str:
 
 @pytest.mark.parametrize("status", ["402 Payment Required", "200 OK"])
 def test_the_exchanges_are_those_of_the_demo(demo: str, status: str) -> None:
-    command, *expected = find_block(f"HTTP/1.1 {status}").splitlines()
+    command, *expected = find_block(f"HTTP/1.1 {status}", RECIPES).splitlines()
     printed = next(line.strip() for line in demo.splitlines() if line.strip().startswith("curl -i "))
     words = shlex.split(printed)
     with_proof = [word for word in words[2:] if status == "200 OK" or word == words[-1]]
