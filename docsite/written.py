@@ -118,15 +118,15 @@ def write_exceptions(part: str) -> str:
     return write_table(
         ("exception", "what happened", "what to do"),
         (
-            (f"`{one.__name__}`", escape_outside_code(_first_sentences(one)), remedies[one.__name__])
+            (f"`{one.__name__}`", escape_outside_code(_first_sentence(one)), remedies[one.__name__])
             for one in own
             if not one.__subclasses__()
         ),
     )
 
 
-def _first_sentences(one: type) -> str:
-    return " ".join((inspect.getdoc(one) or "").split("\n\n")[0].split())
+def _first_sentence(one: type) -> str:
+    return re.split(r"(?<=\.) ", " ".join((inspect.getdoc(one) or "").split()))[0]
 
 
 def write_headers(part: str) -> str:
