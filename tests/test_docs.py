@@ -207,6 +207,29 @@ def test_the_package_page_has_its_picture_and_no_relative_link() -> None:
     assert [target for target in LINK.findall(page) if not target.startswith("https://")] == []
 
 
+WORDS_MAX = 40
+
+
+def test_sentences_and_cells_are_short() -> None:
+    """A cell of more words is a section, and a sentence of more words is two."""
+    pages = [*COMMAND_PAGES, *RUNBOOK_PAGES]
+    long = [(name_page(page), words) for page in pages for words in find_long_texts(page.read_text())]
+    assert long == []
+
+
+def find_long_texts(page: str) -> Iterator[str]:
+    text = re.sub(r"^```.*?^```$|<!--.*?-->|!\[.*?\]\(.*?\)", "", page, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"\]\([^)]*\)", "]", text)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    prose = "\n".join("" if line.startswith("|") else line for line in text.splitlines())
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |#)", prose)
+    sentences = [
+        one for part in paragraphs for one in re.split(r"(?<=[.:;!?])\**\s+", " ".join(part.split()))
+    ]
+    cells = [cell for row in rows for cell in re.split(r"(?<!\\)\|", row)]
+    yield from (one for one in [*sentences, *cells] if len(one.split()) > WORDS_MAX)
+
+
 def test_the_first_pages_are_short() -> None:
     """A page that is read before the first call or the first start. What is looked up stands in the pages of reference."""
     words = {"README.md": 800, "docs/callers.md": 3_000, "docs/operators.md": 4_000}
