@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import Secret
 
+from tollway.chain.networks import PRESETS
 from tollway.cli.commands import CALLERS, COMMANDS, EVERYBODY, OPERATORS, PROVIDERS, CommandRow, Role
 from tollway.client import errors
 from tollway.config.networks import NETWORK_MEMBERS
@@ -19,8 +20,10 @@ from tollway.config.settings import OPERATOR_LIMITS, Settings
 from tollway.config.values import Listen
 from tollway.errors import Code
 from tollway.gateway.headers import EXPOSED_HEADERS
+from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.metric_table import SERIES
+from tollway.payments.settlement_rules import settlement_defaults
 from tollway.plain_metrics import describe
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
 
@@ -67,6 +70,17 @@ def _is_empty(value: Any) -> bool:
 def write_networks(part: str) -> str:
     meanings = read_meanings(part)
     return write_table(("key", "meaning"), ((f"`{name}`", meanings[name]) for name in NETWORK_MEMBERS))
+
+
+def write_presets(_: str) -> str:
+    """What settling may cost, by preset, and on a main network without one."""
+    names = ("settlement_min", "native_price", "gas_price_max_gwei", "gas_floor", "listing_gas_budget")
+    known = [(f"`{preset.name}`", preset.chain_id, preset.kind) for preset in PRESETS.values()]
+    rows = (
+        (name, *(getattr(settlement_defaults(chain_id, kind), one) or "" for one in names))
+        for name, chain_id, kind in (*known, ("another main network", ChainId(1 << 40), "main"))
+    )
+    return write_table(("preset", *(f"`{name}`" for name in names)), rows)
 
 
 def write_limits(part: str) -> str:
@@ -176,6 +190,7 @@ PARTS: Mapping[str, Callable[[str], str]] = {
     "commands-of-callers": write_commands(CALLERS, PROVIDERS, EVERYBODY),
     "settings": write_settings,
     "networks": write_networks,
+    "presets": write_presets,
     "limits": write_limits,
     "series": write_series,
     "errors": write_errors,
