@@ -6,7 +6,7 @@ import pytest
 
 from tollway.cli.call import ProgressLine
 from tollway.client import PaymentProgress
-from tollway.client.steps import SignedAuthorization, Transfer, TransferState
+from tollway.client.call_io import SignedAuthorization, Transfer, TransferState
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.kit.terminal import run_commands
 from tollway.client import Wallet, create_key_file
-from tollway.client.steps import Transfer, TransferState
+from tollway.client.call_io import Transfer, TransferState
 from tollway.client.store import PaymentStore
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset

@@ -4,10 +4,21 @@ first may still move money."""
 import base64
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from tests.kit.call_io import CHAIN, NOW_S, OFFER, PAYEE, PAYER, TX, USDC, FakeCallIo, build_transfer
 from tollway.client.authorization import SENDS_MAX
+from tollway.client.call_io import (
+    AuthorizationState,
+    GatewayResponse,
+    NoResponse,
+    OverBudget,
+    SignedAuthorization,
+    Transfer,
+    TransferState,
+)
 from tollway.client.errors import (
     BudgetExhausted,
     CallerFailure,
@@ -19,60 +30,15 @@ from tollway.client.errors import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.flow import pay_flow
 from tollway.client.quote import Cap
-from tollway.client.steps import (
-    AuthorizationState,
-    FindLapsedAuthorizations,
-    FindNextNonce,
-    FindPayments,
-    GatewayResponse,
-    LeaseAuthorization,
-    NodeResult,
-    NoResponse,
-    OverBudget,
-    Pause,
-    QueryNode,
-    RecordAuthorizationState,
-    ReportProgress,
-    SendCall,
-    SignAuthorization,
-    SignCall,
-    SignedAuthorization,
-    SignedTransfer,
-    SignTransfer,
-    StoreAuthorization,
-    Stored,
-    StoreTransfer,
-    Transfer,
-    TransferState,
-)
-from tollway.client.transfer import CallRules, Patience, PaymentSource
-from tollway.ids import Address, ChainId, TxHash
-from tollway.money import Asset
+from tollway.client.transfer import Patience
+from tollway.ids import TxHash
 
-CHAIN = ChainId(84532)
-TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
-USDC = Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6)
-PAYER, PAYEE = Address(b"\x01" * 20), Address(b"\x22" * 20)
-TX = TxHash(b"\x0a" * 32)
-SOURCE = PaymentSource(payer=PAYER, chains=frozenset({CHAIN}), gateway="http://gw", assets={})
 OPEN, CHARGED, RELEASED = AuthorizationState.OPEN, AuthorizationState.CHARGED, AuthorizationState.RELEASED
 EXPIRED, UNSENT = AuthorizationState.EXPIRED, AuthorizationState.UNSENT
 TWICE = Cap.parse("0.02 USDC")
-NOW_S = 1_700_000_000
-X402 = {
-    "rail": "x402",
-    "network": "eip155:84532",
-    "token": str(TOKEN),
-    "symbol": "USDC",
-    "decimals": 6,
-    "amount": "10000",
-    "payTo": str(PAYEE),
-    "maxTimeoutSeconds": 90,
-    "extra": {"name": "USDC", "version": "2"},
-}
-BY_TX = {**X402, "rail": "tx", "confirmations": 1}
+X402 = {**OFFER, "rail": "x402", "maxTimeoutSeconds": 90, "extra": {"name": "USDC", "version": "2"}}
+BY_TX = {**X402, "rail": "tx"}
 
 
 def receipt(**told) -> dict[str, str]:
@@ -102,134 +68,7 @@ SERVED = relayed(200, "charged", PAID)
 IN_PROGRESS = problem(409, "idempotency_in_progress", "held")
 UNKNOWN = problem(503, "payment_outcome_unknown", "held", call="http://gw/history/call_1", callId="call_1")
 NOT_SENT, LOST = NoResponse(is_sent=False, detail="refused."), NoResponse(is_sent=True, detail="cut.")
-
-
-class World:
-    """A wallet with money, and a gateway that answers from a list. Holds every invariant that it can see."""
-
-    def __init__(self, *answers, left=None, over=None, usdc=10**9, credit=(), used=(), final_s=None):
-        self.used = used
-        self.final_s = NOW_S if final_s is None else final_s
-        self.sent_again: set[bytes] = set()
-        self.answers = list(answers)
-        self.left = left
-        self.over = over
-        self.usdc = usdc
-        self.credit = credit
-        self.signed: list[SignedAuthorization] = []
-        self.stored: dict[bytes, AuthorizationState] = {} if left is None else {left.nonce: OPEN}
-        self.kept: dict[bytes, TxHash] = {}
-        self.transfers: list[Transfer] = []
-        self.sent: list[SendCall] = []
-        self.waited_s = 0.0
-        self.notices: list[str] = []
-
-    def call(self, **rules):
-        told = {
-            "max_price": Cap.parse("0.01 USDC"),
-            "patience": Patience(poll_s=1, wait_s=9),
-            "is_repeatable": True,
-        }
-        flow = pay_flow(replace(SOURCE, **rules.pop("source", {})), CallRules(**{**told, **rules}))
-        step = next(flow)
-        while True:
-            try:
-                step = flow.send(self.do(step))
-            except StopIteration as end:
-                return end.value
-
-    def do(self, step):
-        match step:
-            case LeaseAuthorization():
-                return self.left
-            case FindLapsedAuthorizations(nonce=nonce):
-                known = (*self.signed, *filter(None, [self.left]))
-                over = [signed for signed in known if signed.valid_before <= NOW_S]
-                if nonce is not None:
-                    over = [signed for signed in over if signed.nonce == nonce]
-                return tuple(signed for signed in over if self.stored[signed.nonce] in (OPEN, RELEASED))
-            case FindPayments():
-                return self.credit
-            case SendCall():
-                self._check_shown(step)
-                self.sent.append(step)
-                return self.answers.pop(0)
-            case SignAuthorization(offer=offer, asset=asset):
-                assert OPEN not in self.stored.values(), "a second one while the first may move money"
-                number = len(self.signed) + 1
-                self.signed.append(
-                    SignedAuthorization(
-                        nonce=bytes([number]) * 32,
-                        proof=f"proof {number}",
-                        asset=asset,
-                        payer=PAYER,
-                        pay_to=offer.pay_to,
-                        gateway="http://gw",
-                        amount=offer.amount,
-                        valid_before=1_700_000_000 + offer.timeout_s,
-                    )
-                )
-                return self.signed[-1]
-            case StoreAuthorization(authorization=signed):
-                if self.over is None:
-                    self.stored[signed.nonce] = OPEN
-                return self.over or Stored()
-            case RecordAuthorizationState():
-                was = self.stored[step.nonce]
-                (self.sent_again.add if step.is_sent_again else self.sent_again.discard)(step.nonce)
-                if was is OPEN or (was is RELEASED and step.state in (EXPIRED, CHARGED)):
-                    self.stored[step.nonce] = step.state
-                    if step.tx_hash is not None:
-                        self.kept[step.nonce] = step.tx_hash
-                return None
-            case SignTransfer():
-                assert OPEN not in self.stored.values(), "a transfer while an authorisation may move money"
-                return SignedTransfer(tx_hash=TxHash(bytes([10 + len(self.transfers)]) * 32), raw=b"raw")
-            case StoreTransfer(transfer=transfer):
-                self.transfers.append(transfer)
-                return Stored()
-            case SignCall():
-                return (("X-Payment-Tx", str(step.tx_hash)),)
-            case Pause(seconds=seconds):
-                self.waited_s += seconds
-                return None
-            case QueryNode(method=method, params=params):
-                return NodeResult(result=self._ask(method, params))
-            case FindNextNonce():
-                return 0
-            case ReportProgress(progress=progress):
-                if progress.notice is not None:
-                    self.notices.append(progress.notice)
-        return None
-
-    def _check_shown(self, step):
-        shown = dict(step.headers).get("PAYMENT-SIGNATURE")
-        if shown is not None:
-            assert "X-Payment-Tx" not in dict(step.headers)
-            by_proof = {signed.proof: signed.nonce for signed in (*self.signed, *filter(None, [self.left]))}
-            assert self.stored[by_proof[shown]] is OPEN, "shown before it was stored, or after its end"
-
-    def _ask(self, method, params):
-        match method:
-            case "eth_getTransactionReceipt":
-                return {"transactionHash": params[0], "blockNumber": "0x1", "status": "0x1"}
-            case "eth_getBlockByNumber":
-                return {"baseFeePerGas": "0x1", "number": "0x64", "timestamp": hex(self.final_s)}
-            case "eth_call" if len(params[0]["data"]) > 100:
-                return (
-                    "0x" + int(bytes.fromhex(params[0]["data"][-64:]) in self.used).to_bytes(32, "big").hex()
-                )
-            case "eth_call":
-                return "0x" + self.usdc.to_bytes(32, "big").hex()
-        return hex({"eth_chainId": CHAIN, "eth_getBalance": 10**18}.get(method, 100))
-
-    @property
-    def proofs(self):
-        return [value for step in self.sent for name, value in step.headers if name == "PAYMENT-SIGNATURE"]
-
-    @property
-    def states(self):
-        return list(self.stored.values())
+World = partial(FakeCallIo, is_repeatable=True)
 
 
 # ---- What is decided at once.
@@ -650,7 +489,7 @@ def test_a_difference_counts_with_the_authorisation_before_it(prepay, most, amou
     else:
         with pytest.raises(PaymentRefused):
             world.call(max_price=Cap.parse(f"{most} USDC"), prepay=prepay)
-    assert [transfer.amount for transfer in world.transfers] == amounts
+    assert world.amounts == amounts
 
 
 @pytest.mark.parametrize(
@@ -672,20 +511,7 @@ def test_while_it_may_move_money_nothing_else_is_signed(response, state):
 
 
 def test_it_comes_before_credit_and_whatever_rail_is_wanted():
-    credit = Transfer(
-        tx_hash=TX,
-        raw=b"raw",
-        asset=USDC,
-        payer=PAYER,
-        pay_to=PAYEE,
-        gateway="http://gw",
-        amount=10_000,
-        rest=10_000,
-        nonce=0,
-        confirmations=1,
-        state=TransferState.CONFIRMED,
-    )
-    world = World(SERVED, left=LEFT, credit=(credit,))
+    world = World(SERVED, left=LEFT, credit=(build_transfer(state=TransferState.CONFIRMED),))
     assert world.call(rail="tx").authorization is LEFT
 
 
@@ -758,18 +584,8 @@ BOTH = (BY_TX, X402)
 
 
 def credit(rest: int) -> Transfer:
-    return Transfer(
-        tx_hash=TxHash(b"\x0b" * 32),
-        raw=b"raw",
-        asset=USDC,
-        payer=PAYER,
-        pay_to=PAYEE,
-        gateway="http://gw",
-        amount=20_000,
-        rest=rest,
-        nonce=0,
-        confirmations=1,
-        state=TransferState.CONFIRMED,
+    return build_transfer(
+        tx_hash=TxHash(b"\x0b" * 32), amount=20_000, rest=rest, state=TransferState.CONFIRMED
     )
 
 
@@ -794,7 +610,7 @@ def test_the_rail_that_pays(rail, options, prepay, paid_by):
     paid = world.call(rail=rail, prepay=prepay)
     assert ("tx" if paid.transfer else "x402") == paid_by
     assert len(world.signed) + len(world.transfers) == 1
-    assert [transfer.amount for transfer in world.transfers] == [10_000 * prepay] * len(world.transfers)
+    assert world.amounts == [10_000 * prepay] * len(world.transfers)
 
 
 @pytest.mark.parametrize(("rail", "options"), [("tx", (X402,)), ("x402", (BY_TX,)), ("auto", ())])
@@ -830,7 +646,7 @@ def test_a_credit_waits_as_shortly_for_a_chain_that_is_away_and_stays_usable():
 def test_a_rest_is_topped_up_by_a_transfer_unless_the_other_rail_is_named(rail, signed, amounts):
     world = World(SHORT, SERVED, credit=(credit(6_000),))
     world.call(rail=rail)
-    assert (len(world.signed), [transfer.amount for transfer in world.transfers]) == (signed, amounts)
+    assert (len(world.signed), world.amounts) == (signed, amounts)
 
 
 def test_after_a_transfer_of_this_call_no_authorisation_is_signed():
@@ -855,9 +671,9 @@ def test_a_payee_that_holds_uncounted_money_gets_no_authorisation_either():
 
 
 def test_an_unavailable_node_is_reported_before_anything_is_signed():
-    class Away(World):
-        def _ask(self, method, params):
-            return {} if method == "eth_call" else super()._ask(method, params)
+    class Away(FakeCallIo):
+        def read_chain(self, method, params):
+            return {} if method == "eth_call" else super().read_chain(method, params)
 
     world = Away(asks("payment_required", *BOTH))
     with pytest.raises(NodeUnreachable):

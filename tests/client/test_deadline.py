@@ -7,18 +7,20 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 import pytest
 
 from tollway.cli.inputs import read_nodes
 from tollway.client import AsyncTollwayClient, GatewayUnreachable, TollwayClient
+from tollway.client.call_io import NodeOutcome, NodeUnavailable
+from tollway.client.client import PayingClient
 from tollway.client.deadline import fetch_bounded, open_transport, within
-from tollway.client.driver import Exchange
 from tollway.client.errors import NodeUnreachable
-from tollway.client.steps import NodeUnavailable, QueryNode
+from tollway.client.exchange import Exchange, run_blocking
 from tollway.ids import ChainId
 
 SHORT_S = 0.3
@@ -135,16 +137,19 @@ async def test_an_asynchronous_question_to_the_control_plane_ends(drip: Drip, tm
                 await client.search()
 
 
+def query_block(client: PayingClient[Any, Any, Any]) -> Coroutine[Any, Any, NodeOutcome]:
+    return Exchange(client._driver, client._http).query_node(ChainId(CHAIN), "eth_blockNumber")
+
+
 @each_drip
 async def test_a_question_to_a_node_ends(drip: Drip, tmp_path) -> None:
-    step = QueryNode(chain_id=ChainId(CHAIN), method="eth_blockNumber", params=())
     with dripping(drip) as url:
         nodes = {CHAIN: url}
         with TollwayClient(url, store_path=tmp_path / "p", rpc_urls=nodes) as client, within(SHORT_S):
-            assert isinstance(client._perform(step, Exchange(None)), NodeUnavailable)
+            assert isinstance(run_blocking(query_block(client)), NodeUnavailable)
         async with AsyncTollwayClient(url, store_path=tmp_path / "q", rpc_urls=nodes) as client:
             with within(SHORT_S):
-                assert isinstance(await client._perform(step, Exchange(None)), NodeUnavailable)
+                assert isinstance(await query_block(client), NodeUnavailable)
         with within(SHORT_S), pytest.raises(NodeUnreachable):
             read_nodes((url,))
 

@@ -2,6 +2,15 @@
 
 import pytest
 
+from tests.kit.call_io import ScriptedNode
+from tollway.client.call_io import (
+    AuthorizationState,
+    NodeError,
+    NodeResult,
+    NodeUnavailable,
+    SignedAuthorization,
+)
+from tollway.client.exchange import run_blocking
 from tollway.client.finality import (
     FINAL_DEPTH,
     FinalBlock,
@@ -9,33 +18,12 @@ from tollway.client.finality import (
     fetch_final_block,
     is_finally_reverted,
 )
-from tollway.client.steps import (
-    AuthorizationState,
-    FindLapsedAuthorizations,
-    NodeError,
-    NodeResult,
-    NodeUnavailable,
-    RecordAuthorizationState,
-    SignedAuthorization,
-)
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 CHAIN, TX = ChainId(84532), TxHash(b"\x0a" * 32)
 REFUSED, AWAY = NodeError(code=-32000, message="no"), NodeUnavailable(detail="away")
 UNUSED, USED = "0x" + "0" * 64, "0x" + "0" * 63 + "1"
-
-
-def run(flow, answer):
-    """Drives a flow. Gives what it ends with, and its steps."""
-    steps = []
-    try:
-        step = next(flow)
-        while True:
-            steps.append(step)
-            step = flow.send(answer(step))
-    except StopIteration as end:
-        return end.value, steps
 
 
 def block(number=100, time_s=1_000):
@@ -61,9 +49,9 @@ def block(number=100, time_s=1_000):
     ],
 )
 def test_the_final_block_is_the_nodes_or_a_deep_one(answers, found):
-    answers = list(answers)
-    assert run(fetch_final_block(CHAIN), lambda _: answers.pop(0))[0] == found
-    assert answers == []
+    node = ScriptedNode(answers)
+    assert run_blocking(fetch_final_block(node, CHAIN)) == found
+    assert node.responses == []
 
 
 def receipt(**changes):
@@ -86,8 +74,7 @@ def receipt(**changes):
     ],
 )
 def test_a_revert_counts_after_a_second_read_in_a_final_block(final, told, is_reverted):
-    answers = [final, told]
-    assert run(is_finally_reverted(CHAIN, TX), lambda _: answers.pop(0))[0] is is_reverted
+    assert run_blocking(is_finally_reverted(ScriptedNode([final, told]), CHAIN, TX)) is is_reverted
 
 
 def authorization(number, *, chain=84532, valid_before=1_000):
@@ -105,26 +92,32 @@ def authorization(number, *, chain=84532, valid_before=1_000):
     )
 
 
-def expire(*released, final=None, states=()):
-    """Gives what is shown of each by its number, what was learnt, and how many questions were asked about nonces."""
-    answers = list(states)
+class LapsedIo(ScriptedNode):
+    """A node whose final block is `block()`, and a store with these lapsed authorisations. `recorded`: each state by the number of its
+    authorisation."""
 
-    def answer(step):
-        match step:
-            case FindLapsedAuthorizations():
-                return tuple(released)
-            case RecordAuthorizationState():
-                return None
-        return answers.pop(0) if step.method == "eth_call" else (final or block())
+    def __init__(self, lapsed, states):
+        super().__init__(states)
+        self.lapsed = lapsed
+        self.recorded = []
 
-    shown, steps = run(check_lapsed(), answer)
-    learnt = [(step.nonce[0], step.state) for step in steps if isinstance(step, RecordAuthorizationState)]
-    assert all(
-        step.is_sent_again is (step.state is CHARGED)
-        for step in steps
-        if isinstance(step, RecordAuthorizationState)
-    )
-    return {nonce[0]: state for nonce, state in shown.items()}, learnt, len(states) - len(answers)
+    async def find_lapsed_authorizations(self, nonce=None):
+        assert nonce is None
+        return self.lapsed
+
+    async def query_node(self, chain_id, method, *params):
+        return await super().query_node(chain_id, method, *params) if method == "eth_call" else block()
+
+    async def record_authorization_state(self, nonce, state, *, is_sent_again):
+        assert is_sent_again is (state is CHARGED)
+        self.recorded.append((nonce[0], state))
+
+
+def expire(*lapsed, states=()):
+    """Returns what is shown of each by its number, what was recorded, and how many requests read the state of a nonce."""
+    io = LapsedIo(lapsed, states)
+    shown = run_blocking(check_lapsed(io))
+    return {nonce[0]: state for nonce, state in shown.items()}, io.recorded, len(states) - len(io.responses)
 
 
 EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
@@ -163,5 +156,4 @@ def test_an_unavailable_node_gets_one_request_and_the_next_chain_is_read():
 
 
 def test_nothing_is_read_where_nothing_has_lapsed():
-    _, steps = run(check_lapsed(), lambda _: ())
-    assert steps == [FindLapsedAuthorizations()]
+    assert expire() == ({}, [], 0)

@@ -28,8 +28,8 @@ from tollway.client import (
     TollwayClient,
 )
 from tollway.client.agent_tools import AgentTools, find_tool
+from tollway.client.call_io import AuthorizationState
 from tollway.client.finality import FINAL_DEPTH
-from tollway.client.steps import AuthorizationState
 
 API, GATEWAY, CHAIN, PRICE = "api_1", "https://gateway.test", 84532, 10_000
 NOW_S = 1_700_000_000

@@ -8,9 +8,18 @@ from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
 
 from tests.client.conftest import sums
-from tollway.client import AsyncTollwayClient, BudgetExhausted, FeeAboveMax, Patience, TollwayClient
+from tests.kit.call_io import ScriptedNode
+from tollway.client import (
+    AsyncTollwayClient,
+    BudgetExhausted,
+    CannotPay,
+    FeeAboveMax,
+    Patience,
+    TollwayClient,
+)
 from tollway.client.agent_tools import DEFAULT_FEE, AgentTools, find_tool
-from tollway.client.steps import NodeResult
+from tollway.client.call_io import NodeResult
+from tollway.client.exchange import run_blocking
 from tollway.client.transfer import PaymentSource, find_asset
 from tollway.ids import Address, ChainId
 
@@ -106,17 +115,26 @@ async def test_an_authorisation_is_shown_and_costs_no_fee(make, gateway, chain):
     assert answer.payment.fee_max is None
 
 
-@pytest.mark.parametrize("rail", ["tx", "x402"])
-async def test_a_caller_can_stop_a_payment_before_it_is_signed(make, gateway, chain, rail):
+@pytest.mark.parametrize("rail", ["tx", "x402", "auto"])
+@pytest.mark.parametrize(
+    "exception",
+    [InterruptedError("no"), CannotPay("no"), FeeAboveMax("no")],
+    ids=lambda exception: type(exception).__name__,
+)
+async def test_a_caller_can_stop_a_payment_before_it_is_signed(make, gateway, chain, rail, exception):
+    """By any exception, also one of the client's own: no other rail pays then."""
     gateway.offer_authorizations()
+    quotes = []
 
     def stop(quote):
-        raise InterruptedError(quote.rail)
+        quotes.append(quote)
+        raise exception
 
     client = make(before_signing=stop, rail=rail)
-    with pytest.raises(InterruptedError, match=rail):
+    with pytest.raises(type(exception)) as caught:
         await do(client.call(API))
-    assert (client.payments(), client.authorizations(), gateway.served) == ((), (), 0)
+    assert caught.value is exception
+    assert (client.payments(), client.authorizations(), gateway.served, len(quotes)) == ((), (), 0, 1)
 
 
 @pytest.mark.parametrize("rail", ["tx", "x402"])
@@ -198,10 +216,8 @@ def test_a_symbol_is_a_symbol_or_makes_no_asset(symbol, is_known):
     """An authorisation's offer names none, so the node's is what the caller sees and the store keeps."""
     token = Address(b"\x44" * 20)
     source = PaymentSource(payer=token, chains=frozenset({ChainId(CHAIN)}), gateway=GATEWAY, assets={})
-    flow = find_asset(ChainId(CHAIN), token, source)
-    next(flow)
-    flow.send(NodeResult(result="0x" + (6).to_bytes(32, "big").hex()))
     words = (32).to_bytes(32, "big") + len(symbol).to_bytes(32, "big") + symbol.ljust(32, b"\0")
-    with pytest.raises(StopIteration) as end:
-        flow.send(NodeResult(result="0x" + words.hex()))
-    assert (end.value.value is not None) is is_known
+    results = [(6).to_bytes(32, "big"), words]
+    node = ScriptedNode(NodeResult(result="0x" + result.hex()) for result in results)
+    found = run_blocking(find_asset(node, ChainId(CHAIN), token, source))
+    assert (found is not None, node.responses) == (is_known, [])

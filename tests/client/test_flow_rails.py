@@ -2,9 +2,9 @@
 
 import pytest
 
+from tollway.client.call_io import GatewayResponse, Transfer, TransferState
 from tollway.client.flow import PaymentOptions, _order_rails
 from tollway.client.quote import Cap
-from tollway.client.steps import GatewayResponse, Transfer, TransferState
 from tollway.client.transfer import RAILS, CallRules, InsufficientCredit
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tollway.client.call_io import GatewayResponse
 from tollway.client.response_rules import NO_OUTCOME_CODES, names_outcome
-from tollway.client.steps import GatewayResponse
 
 
 def problem(code, **members):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tollway.body_text import CHARSETS
+from tollway.client.call_io import NodeError, NodeResult, NodeUnavailable
 from tollway.client.responses import (
     CallResponse,
     ResponseTooLong,
@@ -18,7 +19,6 @@ from tollway.client.responses import (
     read_node_response,
     read_response,
 )
-from tollway.client.steps import NodeError, NodeResult, NodeUnavailable, SendCall
 
 BOMBS = [b"[" * 500_000, b'{"result":' * 500_000, b"[" * 100_000 + b"]" * 100_000]
 HASH = "0x" + "ab" * 32
@@ -36,7 +36,7 @@ def _lifted_recursion_limit() -> Iterator[None]:
 @pytest.mark.usefixtures("_lifted_recursion_limit")
 @pytest.mark.parametrize("bomb", BOMBS, ids=("array", "object", "closed"))
 def test_deep_nesting_is_no_document(bomb: bytes) -> None:
-    assert read_response(SendCall(), httpx.Response(402), bomb).problem is None
+    assert read_response((), httpx.Response(402), bomb).problem is None
     assert read_node_response(NODE, 200, bomb) == NodeUnavailable(
         detail="node.test:8545 answers HTTP 200 without JSON-RPC"
     )
@@ -54,7 +54,7 @@ def test_deep_nesting_is_no_document(bomb: bytes) -> None:
     ],
 )
 def test_a_problem_is_an_object_or_none(content: bytes | None, problem: object) -> None:
-    answer = read_response(SendCall(), httpx.Response(402, headers={"Retry-After": "3"}), content)
+    answer = read_response((), httpx.Response(402, headers={"Retry-After": "3"}), content)
     assert (answer.status, answer.problem, answer.retry_after_s) == (402, problem, 3)
 
 

@@ -10,9 +10,7 @@ import pytest
 
 from tests.kit.file_modes import UMASKS, read_modes, umask
 from tollway.client import store as store_module
-from tollway.client.errors import StoreUnusable
-from tollway.client.quote import Cap
-from tollway.client.steps import (
+from tollway.client.call_io import (
     AuthorizationState,
     NonceTaken,
     OverBudget,
@@ -22,6 +20,8 @@ from tollway.client.steps import (
     Transfer,
     TransferState,
 )
+from tollway.client.errors import StoreUnusable
+from tollway.client.quote import Cap
 from tollway.client.store import PaymentStore
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash
@@ -371,7 +371,7 @@ import sys
 from pathlib import Path
 from tollway.client.quote import Cap
 from tollway.client.store import PaymentStore
-from tollway.client.steps import Transfer, TransferState
+from tollway.client.call_io import Transfer, TransferState
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 

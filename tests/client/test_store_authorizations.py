@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.client.quote import Cap
-from tollway.client.steps import (
+from tollway.client.call_io import (
     AuthorizationState,
     OverBudget,
     SignedAuthorization,
@@ -13,6 +12,7 @@ from tollway.client.steps import (
     Transfer,
     TransferState,
 )
+from tollway.client.quote import Cap
 from tollway.client.store import LEASE_MS, PaymentStore
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash

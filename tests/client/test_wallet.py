@@ -8,7 +8,7 @@ from eth_account.messages import encode_typed_data
 from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
 
-from tollway.client.steps import SignTransfer
+from tollway.client.call_io import UnsignedTransfer
 from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
 from tollway.identity.http_signatures import SignedRequest, read_http_proofs
 from tollway.identity.signatures import recover
@@ -24,7 +24,7 @@ TX = TxHash(b"\x0a" * 32)
 
 def test_transfer_is_recovered_as_eip1559_by_eth_account():
     wallet = Wallet.from_key(KEY)
-    wish = SignTransfer(
+    wish = UnsignedTransfer(
         chain_id=ChainId(84532),
         nonce=7,
         to=Address(b"\x22" * 20),

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from tollway.client.steps import SignAuthorization
 from tollway.client.wallet import Wallet
 from tollway.client.x402 import TIMEOUT_MAX_S, X402Offer, read_receipt, read_x402_offers
 from tollway.ids import Address, ChainId, TxHash
@@ -85,7 +84,7 @@ def test_the_gateways_own_requirement_is_parsed_signed_and_accepted() -> None:
     (offer,) = read_x402_offers(headers, body(OPTION))
     wallet = Wallet.from_key(b"\x11" * 32)
     signed = wallet.sign_authorization(
-        SignAuthorization(offer=offer, asset=USDC), gateway="https://gw.test", now_s=NOW_S, nonce=b"\x0c" * 32
+        offer, USDC, gateway="https://gw.test", now_s=NOW_S, nonce=b"\x0c" * 32
     )
     shown = parse_presented(
         [(b"payment-signature", signed.proof.encode())], challenger=None, find_route=route, now_s=NOW_S

@@ -37,10 +37,10 @@ from tollway.cli.output import (
     print_rows,
 )
 from tollway.client import requests
+from tollway.client.call_io import ControlRequest
 from tollway.client.export import CallStatus, Role
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
-from tollway.client.steps import ControlRequest
 
 LIMIT_MAX = 1_000
 """The most calls of one list."""

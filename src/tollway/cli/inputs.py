@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import httpx
 import typer
@@ -31,12 +31,12 @@ from tollway.client import (
     TollwayClient,
     Wallet,
 )
+from tollway.client.call_io import NodeResult, NodeUnavailable
 from tollway.client.deadline import fetch_bounded
-from tollway.client.driver import ClientOptions, check_tls
+from tollway.client.driver import check_tls
 from tollway.client.errors import GatewayUnreachable, NodeUnreachable
 from tollway.client.finality import parse_quantity
 from tollway.client.responses import describe_host, describe_node_failure, read_node_response
-from tollway.client.steps import NodeResult, NodeUnavailable
 from tollway.client.transfer import RailChoice
 from tollway.errors import StorageUnavailable
 
@@ -224,6 +224,7 @@ CsvFile = Annotated[
     typer.Option("--output", "-o", help="With --csv: the file, which appears when it is complete."),
 ]
 Wait = Annotated[float, typer.Option("--wait", min=1, help="Seconds to wait for the payment.")]
+AnyClient = TypeVar("AnyClient", TollwayClient, AsyncTollwayClient)
 DEFAULT_GATEWAY = "http://127.0.0.1:8402"
 
 
@@ -248,31 +249,29 @@ class CallerSession:
 
     def open(self, *, is_signing: bool) -> TollwayClient:
         """Opens a client. Raises `KeyUnusable` when `is_signing` and there is no key, and ValueError for an invalid option."""
-        return TollwayClient(self.gateway, **self._options(is_signing=is_signing))
+        return self._open(TollwayClient, is_signing=is_signing)
 
     def open_async(self, *, is_signing: bool) -> AsyncTollwayClient:
         """See `open`."""
-        return AsyncTollwayClient(self.gateway, **self._options(is_signing=is_signing))
+        return self._open(AsyncTollwayClient, is_signing=is_signing)
 
-    def _options(self, *, is_signing: bool) -> ClientOptions:
-        options: ClientOptions = {
-            "wallet": read_wallet(self.key_file) if is_signing else None,
-            "allow_http": self.allow_http,
-            "rpc_urls": read_nodes(self.rpc, allow_http=self.allow_http),
-            "store_path": self.store,
-            "max_price": self.max_price,
-            "max_fee": self.max_fee,
-            "budget": self.budget,
-            "session_budget": self.session_budget,
-            "patience": Patience(wait_s=self.wait_s),
-            "rail": self.rail,
-            "chains": self.chains,
-        }
-        if self.before_signing is not None:
-            options["before_signing"] = self.before_signing
-        if self.on_progress is not None:
-            options["on_progress"] = self.on_progress
-        return options
+    def _open(self, kind: type[AnyClient], *, is_signing: bool) -> AnyClient:
+        return kind(
+            self.gateway,
+            wallet=read_wallet(self.key_file) if is_signing else None,
+            allow_http=self.allow_http,
+            rpc_urls=read_nodes(self.rpc, allow_http=self.allow_http),
+            store_path=self.store,
+            max_price=self.max_price,
+            max_fee=self.max_fee,
+            budget=self.budget,
+            session_budget=self.session_budget,
+            patience=Patience(wait_s=self.wait_s),
+            rail=self.rail,
+            chains=self.chains,
+            before_signing=self.before_signing,
+            on_progress=self.on_progress,
+        )
 
 
 def split_nodes(text: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 A key is read from a file or the environment, never from an argument, which every user of the machine can read. A key file that others can read is refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -57,14 +57,15 @@ from tollway.client import (
     create_key_file,
     requests,
 )
+from tollway.client.call_io import NodeOutcome, SignedAuthorization, Transfer
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
 from tollway.client.errors import IssuersUnusable
+from tollway.client.exchange import run_blocking
 from tollway.client.export import Role
 from tollway.client.fee_limit import format_fee, native_symbol
 from tollway.client.responses import describe_host, describe_node_failure, read_node_response
 from tollway.client.safe_text import format_value, plain_line
-from tollway.client.steps import Flow, NodeOutcome, QueryNode, SignedAuthorization, Transfer
 from tollway.client.transfer import PaymentSource, fetch_balance, find_asset
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, format_decimal
@@ -226,14 +227,14 @@ def read_balances(
 ) -> Iterator[AssetBalance]:
     """The balances of the assets that the presets know on that chain, and of further tokens that the chain describes."""
     source = PaymentSource(payer=holder, chains=frozenset({chain_id}), gateway="", assets={})
-    assets = list_known_assets(chain_id)
+    node, assets = _Node(url), list_known_assets(chain_id)
     for address in tokens:
-        asset = _ask(url, find_asset(chain_id, address, source))
+        asset = _ask(find_asset(node, chain_id, address, source))
         if asset is not None and asset.token not in [known.token for known in assets]:
             assets.append(asset)
     for asset in assets:
         yield AssetBalance(
-            asset=asset, host=describe_host(url), units=_ask(url, fetch_balance(asset, holder))
+            asset=asset, host=describe_host(url), units=_ask(fetch_balance(node, asset, holder))
         )
 
 
@@ -249,31 +250,35 @@ def list_known_assets(chain_id: ChainId) -> list[Asset]:
     return [known.pop(None, native), *known.values()]
 
 
-def _ask(url: str, flow: Flow[T]) -> T | None:
-    """The result of a flow that asks one node; None where the node gives no usable response."""
+def _ask(flow: Coroutine[Any, Any, T]) -> T | None:
+    """The result of a flow over one node; None where the node gives no usable response."""
     try:
-        step = next(flow)
-        while True:
-            assert isinstance(step, QueryNode), "the flow reads a node only"
-            step = flow.send(_query_node(url, step))
-    except StopIteration as end:
-        result: T = end.value
-        return result
+        return run_blocking(flow)
     except (NodeUnreachable, CannotPay):
         return None
 
 
-def _query_node(url: str, step: QueryNode) -> NodeOutcome:
-    request = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
-    try:
-        status, content = fetch_bounded(
-            "POST", url, deadline_s=NODE_DEADLINE_S, bytes_max=NODE_BYTES_MAX, content=to_json(request)
-        )
-    except IssuersUnusable:
-        raise
-    except (OSError, httpx.HTTPError, ValueError) as exc:
-        return describe_node_failure(url, exc)
-    return read_node_response(url, status, content)
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """A `NodeIo` of one node."""
+
+    url: str
+
+    async def query_node(self, chain_id: ChainId, method: str, *params: object) -> NodeOutcome:
+        request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
+        try:
+            status, content = fetch_bounded(
+                "POST",
+                self.url,
+                deadline_s=NODE_DEADLINE_S,
+                bytes_max=NODE_BYTES_MAX,
+                content=to_json(request),
+            )
+        except IssuersUnusable:
+            raise
+        except (OSError, httpx.HTTPError, ValueError) as exc:
+            return describe_node_failure(self.url, exc)
+        return read_node_response(self.url, status, content)
 
 
 def _print_balances(address: Address, balances: Iterable[AssetBalance]) -> None:

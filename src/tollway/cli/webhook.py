@@ -16,9 +16,9 @@ from tollway.cli.inputs import (
 )
 from tollway.cli.output import is_for_people, print_document, print_json, print_text
 from tollway.client import requests
+from tollway.client.call_io import ControlRequest
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import plain_line
-from tollway.client.steps import ControlRequest
 
 WebhookId = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.")]
 EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id.")]

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tollway.client.call_io import PaymentProgress, PaymentQuote
     from tollway.client.client import Allowance, AsyncTollwayClient, Spending, SpentAmount, TollwayClient
     from tollway.client.errors import (
         AnswerMalformed,
@@ -74,7 +75,6 @@ if TYPE_CHECKING:
         WebhookStatus,
     )
     from tollway.client.responses import CallResponse, PaymentInfo
-    from tollway.client.steps import PaymentProgress, PaymentQuote
     from tollway.client.transfer import Patience
     from tollway.client.wallet import KeyUnusable, Wallet, create_key_file
 
@@ -156,6 +156,10 @@ __all__ = [
 ]
 
 _MODULES = {
+    "call_io": (
+        "PaymentProgress",
+        "PaymentQuote",
+    ),
     "client": (
         "Allowance",
         "AsyncTollwayClient",
@@ -233,10 +237,6 @@ _MODULES = {
     "responses": (
         "CallResponse",
         "PaymentInfo",
-    ),
-    "steps": (
-        "PaymentProgress",
-        "PaymentQuote",
     ),
     "transfer": ("Patience",),
     "wallet": (

@@ -1,4 +1,4 @@
-"""Pays by an authorisation (x402) and tracks its outcome: sub-flows of `client/flow.py`. Pure; they yield steps.
+"""Pays by an authorisation (x402) and tracks its outcome: sub-flows of `client/flow.py`.
 
 Every holder of an authorisation can settle it. So it is stored on disk before it is sent. One call has one authorisation, which is
 sent again until a response gives its outcome; a second one is signed only after a 402.
@@ -16,7 +16,20 @@ leads to `payment_expired`, and no money has moved.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
+from tollway.client.call_io import (
+    AuthorizationState,
+    CallIo,
+    GatewayResponse,
+    HeaderPairs,
+    NoResponse,
+    OverBudget,
+    PaymentProgress,
+    PaymentQuote,
+    SignedAuthorization,
+    Stored,
+)
 from tollway.client.errors import (
     BudgetExhausted,
     CallerFailure,
@@ -27,7 +40,7 @@ from tollway.client.errors import (
     PaymentRefused,
     PriceAboveMax,
 )
-from tollway.client.finality import approve_in_budget, store_in_budget
+from tollway.client.finality import approve_in_budget, repeat_in_budget
 from tollway.client.quote import Cap, to_atto
 from tollway.client.response_rules import (
     NO_OUTCOME_CODES,
@@ -39,23 +52,6 @@ from tollway.client.response_rules import (
     quote_refusal,
     read_detail,
     report_notice,
-)
-from tollway.client.steps import (
-    AuthorizationState,
-    Flow,
-    GatewayResponse,
-    HeaderPairs,
-    NoResponse,
-    OverBudget,
-    Pause,
-    PaymentProgress,
-    PaymentQuote,
-    RecordAuthorizationState,
-    ReportProgress,
-    SendCall,
-    SignAuthorization,
-    SignedAuthorization,
-    StoreAuthorization,
 )
 from tollway.client.transfer import (
     MAX_PRICE_REACHED,
@@ -125,12 +121,13 @@ class AuthorizationRejected:
 # ---- Signing.
 
 
-def make_authorization(
+async def make_authorization(
+    io: CallIo,
     offers: Sequence[X402Offer],
     source: PaymentSource,
     rules: CallRules,
     rejected: Sequence[SignedAuthorization] = (),
-) -> Flow[SignedAuthorization]:
+) -> SignedAuthorization:
     """Signs the first offer that this wallet can pay, and stores the authorisation on disk. It is not sent yet. `rejected`: earlier
     authorisations of this call, which the gateway can still settle.
 
@@ -138,7 +135,7 @@ def make_authorization(
     """
     reasons: list[str] = []
     for offer in offers:
-        asset = yield from _check_offer(offer, source, reasons)
+        asset = await _check_offer(io, offer, source, reasons)
         if asset is None:
             continue
         _check_price(offer, asset, rules.max_price)
@@ -146,21 +143,22 @@ def make_authorization(
             reasons.append(MAX_PRICE_REACHED)
             continue
         if offer.chain_id in source.chains:
-            balance = yield from fetch_balance(asset, source.payer)
+            balance = await fetch_balance(io, asset, source.payer)
             if balance < offer.amount:
                 reasons.append(explain_shortfall(asset, offer.amount, balance, source.payer))
                 continue
         quote = PaymentQuote(rail="x402", asset=asset, amount=offer.amount, pay_to=offer.pay_to)
-        yield from approve_in_budget(quote)
-        signed = yield SignAuthorization(offer=offer, asset=asset)
-        assert isinstance(signed, SignedAuthorization)
-        yield from _store(signed)
+        await approve_in_budget(io, quote)
+        signed = await io.sign_authorization(offer, asset)
+        await _store(io, signed)
         return signed
     named = "; ".join(reasons) or "none is offered"
     raise CannotPay(f"The call cannot be paid by an authorisation (x402): {named}.")
 
 
-def _check_offer(offer: X402Offer, source: PaymentSource, reasons: list[str]) -> Flow[Asset | None]:
+async def _check_offer(
+    io: CallIo, offer: X402Offer, source: PaymentSource, reasons: list[str]
+) -> Asset | None:
     """The asset to pay in, by a source other than the gateway; None with a reason added to `reasons`."""
     chain_id = offer.chain_id
     if chain_id not in source.chains | source.signing_chains:
@@ -169,7 +167,7 @@ def _check_offer(offer: X402Offer, source: PaymentSource, reasons: list[str]) ->
             "add a node to rpc_urls (--rpc, TOLLWAY_RPC), or the chain to chains (--chain)"
         )
         return None
-    known = yield from find_asset(chain_id, offer.token, source)
+    known = await find_asset(io, chain_id, offer.token, source)
     if known is None:
         reasons.append(f"no source besides the gateway describes {offer.token} on chain {chain_id}")
         return None
@@ -190,10 +188,11 @@ def _check_price(offer: X402Offer, asset: Asset, max_price: Cap) -> None:
         raise PriceAboveMax(f"The call costs {price} {asset.symbol}; allowed in {asset.symbol}: {limit}.")
 
 
-def _store(signed: SignedAuthorization) -> Flow[None]:
-    outcome = yield from store_in_budget(StoreAuthorization(authorization=signed))
+async def _store(io: CallIo, signed: SignedAuthorization) -> None:
+    outcome = await repeat_in_budget(io, partial(io.store_authorization, signed))
     if isinstance(outcome, OverBudget):
         raise BudgetExhausted(outcome.explain(signed))
+    assert isinstance(outcome, Stored)
 
 
 # ---- Sending it.
@@ -212,74 +211,71 @@ class _Submission:
     is_doubtful: bool = False
 
 
-def submit_authorization(
-    authorization: SignedAuthorization,
-    *,
-    patience: Patience,
-    is_repeatable: bool,
-    is_resubmitted: bool = False,
-) -> Flow[CallResult | AuthorizationRejected]:
+async def submit_authorization(
+    io: CallIo, authorization: SignedAuthorization, rules: CallRules, *, is_resubmitted: bool = False
+) -> CallResult | AuthorizationRejected:
     """Sends the call with this authorisation until its outcome is known. `is_resubmitted`: an earlier run of this request has sent it.
 
     Raises a `CallerFailure` where the outcome stays unknown; the authorisation then stays open.
     """
     submission = _Submission(
         authorization=authorization,
-        patience=patience,
-        is_repeatable=is_repeatable,
+        patience=rules.patience,
+        is_repeatable=rules.is_repeatable,
         is_claimed=is_resubmitted,
         is_resubmitted=is_resubmitted,
     )
     try:
-        response = yield from _send(submission)
-        return (yield from _decide_outcome(submission, response))
+        response = await _send(io, submission)
+        return await _decide_outcome(io, submission, response)
     except CallerFailure:
         # Where its outcome is recorded this changes nothing: an authorisation never becomes open again.
-        yield RecordAuthorizationState(nonce=authorization.nonce, state=AuthorizationState.OPEN)
+        await io.record_authorization_state(authorization.nonce, AuthorizationState.OPEN)
         raise
 
 
-def _send(submission: _Submission) -> Flow[GatewayResponse]:
+async def _send(io: CallIo, submission: _Submission) -> GatewayResponse:
     """Sends the same bytes until the response is a decision."""
     # Without Tollway-Max-Price: the signed amount is exactly what can be charged.
     headers: HeaderPairs = (("PAYMENT-SIGNATURE", submission.authorization.proof),)
     broken = 0
     wait = RepeatWait(patience=submission.patience)
     last: GatewayResponse | None = None
-    yield ReportProgress(progress=PaymentProgress(payment=submission.authorization))
+    await io.report_progress(PaymentProgress(payment=submission.authorization))
     for _ in range(SENDS_MAX):
-        outcome = yield SendCall(headers=headers)
+        outcome = await io.send_call(headers)
         if isinstance(outcome, NoResponse):
             broken += 1
             submission.is_doubtful = submission.is_doubtful or outcome.is_sent
             # The authorisation pays once in any case; but a request that must not run twice is not sent twice.
             may_repeat = submission.is_repeatable or not submission.is_doubtful
             if not may_repeat or broken > BROKEN_RETRIES_MAX:
-                raise (yield from _end_without_response(submission, outcome))
-            yield Pause(seconds=submission.patience.poll_s)
+                raise (await _end_without_response(io, submission, outcome))
+            await io.sleep(submission.patience.poll_s)
             continue
-        assert isinstance(outcome, GatewayResponse)
         if outcome.code not in REPEAT_AUTHORIZATION_CODES:
             return outcome
         if outcome.code in CLAIMED_CODES:
             submission.is_claimed = True
             progress = PaymentProgress(payment=submission.authorization, is_accepted=True)
-            yield ReportProgress(progress=progress)
+            await io.report_progress(progress)
         pause_s = wait.next_pause_s(outcome)
         if pause_s is None:
             raise _end_undecided(submission, outcome)
         last = outcome
         if is_chain_away(outcome):
-            yield report_notice(submission.authorization, outcome)
-        yield Pause(seconds=pause_s)
+            await report_notice(io, submission.authorization, outcome)
+        await io.sleep(pause_s)
     assert last is not None, "requests without a response end the loop before"
     raise _end_undecided(submission, last, f"The gateway has not decided after {SENDS_MAX} requests.")
 
 
-def _end_without_response(submission: _Submission, broken: NoResponse) -> Flow[GatewayUnreachable]:
+async def _end_without_response(
+    io: CallIo, submission: _Submission, broken: NoResponse
+) -> GatewayUnreachable:
     """The failure of a request without a response. An authorisation that was provably never sent becomes unsent."""
     if not submission.is_doubtful and not submission.is_claimed:
-        yield RecordAuthorizationState(nonce=submission.authorization.nonce, state=AuthorizationState.UNSENT)
+        await io.record_authorization_state(submission.authorization.nonce, AuthorizationState.UNSENT)
         return GatewayUnreachable(broken.detail, is_sent=False)
     failure = GatewayUnreachable(f"{broken.detail} {_advise_lookup(submission.authorization)}", is_sent=True)
     failure.is_retryable = submission.is_repeatable
@@ -300,17 +296,17 @@ def _end_undecided(submission: _Submission, response: GatewayResponse, undecided
 # ---- Responses.
 
 
-def _decide_outcome(
-    submission: _Submission, response: GatewayResponse
-) -> Flow[CallResult | AuthorizationRejected]:
+async def _decide_outcome(
+    io: CallIo, submission: _Submission, response: GatewayResponse
+) -> CallResult | AuthorizationRejected:
     """The outcome by a response. A response without one leaves the authorisation open."""
     nonce = submission.authorization.nonce
     if response.payment_state == "held" or (response.is_402 and response.payment_state == "charged"):
         raise _build_held(submission, response)
     if response.is_402:
-        return (yield from _decide_402(submission, response))
+        return await _decide_402(io, submission, response)
     if response.code == Code.PAYMENT_ALREADY_USED.value:
-        yield RecordAuthorizationState(nonce=nonce, state=AuthorizationState.CHARGED)
+        await io.record_authorization_state(nonce, AuthorizationState.CHARGED)
         raise _build_used(submission, response)
     if (submission.is_doubtful or submission.is_claimed) and not _names_outcome(response):
         raise _build_held(submission, response)
@@ -319,10 +315,10 @@ def _decide_outcome(
     state = _read_state(submission, response)
     if transaction is not None:  # a receipt with a transfer counts more than the payment state
         state = AuthorizationState.CHARGED
-    yield RecordAuthorizationState(nonce=nonce, state=state, tx_hash=transaction)
+    await io.record_authorization_state(nonce, state, transaction)
     if state is AuthorizationState.CHARGED:
         progress = PaymentProgress(payment=submission.authorization, is_charged=True)
-        yield ReportProgress(progress=progress)
+        await io.report_progress(progress)
     return CallResult(response=response, authorization=submission.authorization)
 
 
@@ -339,16 +335,18 @@ def _read_state(submission: _Submission, response: GatewayResponse) -> Authoriza
             return AuthorizationState.OPEN
 
 
-def _decide_402(submission: _Submission, response: GatewayResponse) -> Flow[AuthorizationRejected]:
+async def _decide_402(
+    io: CallIo, submission: _Submission, response: GatewayResponse
+) -> AuthorizationRejected:
     """By the gateway's report no money moves. After a request without a response this does not count yet: that request may
     still arrive. The next run sends the same authorisation and gets the outcome."""
     is_ignored = response.code == Code.PAYMENT_REQUIRED.value  # as if the request had carried no payment
     if submission.is_doubtful or (is_ignored and submission.is_claimed):
         raise _build_held(submission, response)
     unpaid = AuthorizationRejected(authorization=submission.authorization, response=response)
-    yield RecordAuthorizationState(
-        nonce=submission.authorization.nonce,
-        state=AuthorizationState.RELEASED,
+    await io.record_authorization_state(
+        submission.authorization.nonce,
+        AuthorizationState.RELEASED,
         is_sent_again=submission.is_resubmitted and unpaid.is_expired,
     )
     if not submission.is_claimed and (is_ignored or response.problem is None):

@@ -1,5 +1,4 @@
-"""The shared part of the synchronous and the asynchronous client: builds requests, signs, uses the store, and performs every step of a flow
-that needs no network.
+"""The shared part of the synchronous and the asynchronous client: their options and limits, the payments of running calls, and the requests.
 
 `SessionLimit` is a limit of one client in memory, beside the budget of the store. A payment that is signed and stored counts
 permanently, for every later report of a gateway or a node; the exception is an authorisation of which no byte was sent.
@@ -8,72 +7,36 @@ permanently, for every later report of a gateway or a node; the exception is an 
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, Unpack
 
 import httpx
-from httpx._client import UseClientDefault
-from httpx._types import (
-    HeaderTypes,
-    QueryParamTypes,
-    RequestContent,
-    RequestData,
-    RequestFiles,
-    TimeoutTypes,
-)
+from httpx._types import TimeoutTypes
 
 import tollway
+from tollway.client.call_io import (
+    CallIo,
+    ControlRequest,
+    HeaderPairs,
+    NodeUnavailable,
+    OverBudget,
+    PaymentProgress,
+    PaymentQuote,
+    Stored,
+    StoreOutcome,
+    Transfer,
+)
 from tollway.client.errors import CannotPay, HttpNotAllowed
 from tollway.client.flow import free_flow, pay_flow
 from tollway.client.provider import is_loopback
 from tollway.client.quote import DEFAULT_MAX_PRICE, Cap, to_atto
-from tollway.client.requests import (
-    API_PREFIX,
-    CallOptions,
-    CallPlan,
-    CapText,
-    check_rail,
-    plan_call,
-)
+from tollway.client.requests import API_PREFIX, CallOptions, CallPlan, CapText, check_rail, plan_call
 from tollway.client.response_rules import CallResult
-from tollway.client.steps import (
-    ApprovePayment,
-    AuthorizationState,
-    ControlRequest,
-    CountServedCalls,
-    FindLapsedAuthorizations,
-    FindNextNonce,
-    FindPayments,
-    FindUnsentTransfers,
-    Flow,
-    HeaderPairs,
-    LeaseAuthorization,
-    NodeUnavailable,
-    OverBudget,
-    PaidAlready,
-    PaymentProgress,
-    PaymentQuote,
-    QueryNode,
-    RecordAuthorizationState,
-    RecordTransferState,
-    ReportProgress,
-    SendCall,
-    SignAuthorization,
-    SignCall,
-    SignedAuthorization,
-    SignTransfer,
-    StepOutcome,
-    StoreAuthorization,
-    Stored,
-    StoreOutcome,
-    StoreTransfer,
-    Transfer,
-)
 from tollway.client.store import PaymentStore
-from tollway.client.transfer import CallRules, Patience, PaymentSource, RailChoice, resume_transfers
+from tollway.client.transfer import CallRules, Patience, PaymentSource, RailChoice
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
@@ -154,35 +117,6 @@ class SessionLimit:
         return sum(signed.atto for signed in self._signed.values() if signed.symbol == symbol)
 
 
-AuthorizationStep = (
-    LeaseAuthorization
-    | FindLapsedAuthorizations
-    | SignAuthorization
-    | StoreAuthorization
-    | RecordAuthorizationState
-)
-LocalStep = (
-    SignCall
-    | ApprovePayment
-    | ReportProgress
-    | SignTransfer
-    | FindPayments
-    | FindNextNonce
-    | FindUnsentTransfers
-    | StoreTransfer
-    | RecordTransferState
-    | CountServedCalls
-    | AuthorizationStep
-)
-"""Steps that need no network."""
-
-RESPONSE_BYTES_MAX = 64 * 1024 * 1024
-NODE_BYTES_MAX = 1024 * 1024
-"""The largest response of a node is a transaction receipt."""
-CALL_DEADLINE_S = 420.0
-"""One exchange of a call, to the end of a problem or to the head of another response: a provider may take 300 s."""
-CONTROL_DEADLINE_S = 60.0
-NODE_DEADLINE_S = 20.0
 DEADLINE_S = 900.0
 """A whole call, from its first request to the end of its response, its payment included."""
 TIMEOUT = httpx.Timeout(10.0, read=330.0)  # a provider may take 300 s until its head
@@ -190,28 +124,34 @@ NODE_TIMEOUT = httpx.Timeout(10.0)
 MAINNET = ChainId(1)
 
 
-class ClientOptions(TypedDict, total=False):
+def read_clock() -> int:
+    """The clock, in unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
     """The options of both clients, beside the gateway's URL and the transport; see `client.PayingClient`."""
 
-    wallet: Wallet | None
-    rpc_urls: Mapping[int, str]
-    chains: Iterable[int]
-    rail: RailChoice
-    store_path: Path | str | None
-    max_price: CapText
-    max_fee: CapText
-    budget: CapText
-    session_budget: CapText
-    public_url: str | None
-    patience: Patience
-    before_signing: Callable[[PaymentQuote], None] | None
-    on_progress: Callable[[PaymentProgress], None] | None
-    timeout: TimeoutTypes
-    deadline_s: float
-    allow_http: bool
-    assets: tuple[Asset, ...]
-    now_ms: Callable[[], int]
-    entropy: Callable[[int], bytes]
+    wallet: Wallet | None = None
+    rpc_urls: Mapping[int, str] = field(default_factory=dict, repr=False)
+    chains: Iterable[int] = ()
+    rail: RailChoice = "auto"
+    max_price: CapText = None
+    max_fee: CapText = None
+    budget: CapText = None
+    session_budget: CapText = None
+    store_path: Path | str | None = None
+    before_signing: Callable[[PaymentQuote], None] | None = None
+    on_progress: Callable[[PaymentProgress], None] | None = None
+    public_url: str | None = None
+    patience: Patience = field(default_factory=Patience)
+    timeout: TimeoutTypes = field(default_factory=lambda: TIMEOUT)
+    deadline_s: float = DEADLINE_S
+    allow_http: bool = False
+    assets: tuple[Asset, ...] = ()
+    now_ms: Callable[[], int] = read_clock
+    entropy: Callable[[int], bytes] = secrets.token_bytes
 
 
 class Driver:
@@ -219,46 +159,44 @@ class Driver:
     options."""
 
     def __init__(self, gateway_url: str, options: ClientOptions) -> None:
-        for url in (gateway_url, *options.get("rpc_urls", {}).values()):
-            check_tls(url, allow_http=options.get("allow_http", False))
+        for url in (gateway_url, *options.rpc_urls.values()):
+            check_tls(url, allow_http=options.allow_http)
         self.root = gateway_url.rstrip("/").removesuffix(API_PREFIX)
         # Signatures cover the gateway's public URL, not the URL at which it is reached.
-        self.origin = parse_origin(options.get("public_url") or self.root)
-        self.wallet = options.get("wallet")
-        self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.get("rpc_urls", {}).items()}
-        self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.get("chains", ()))
-        self._before_signing = options.get("before_signing") or _approve
-        self._on_progress = options.get("on_progress") or _ignore_progress
-        self._timeout = httpx.Timeout(options.get("timeout", TIMEOUT))
-        max_fee = options.get("max_fee")
-        max_price, budget = options.get("max_price"), options.get("budget")
-        self.budget = None if budget is None else Cap.parse(budget)
-        session_budget = options.get("session_budget")
-        self.session = SessionLimit(None if session_budget is None else Cap.parse(session_budget))
-        self.deadline_s = options.get("deadline_s", DEADLINE_S)
-        self._now_ms = options.get("now_ms", read_clock)
-        self._entropy = options.get("entropy", secrets.token_bytes)
+        self.origin = parse_origin(options.public_url or self.root)
+        self.gateway = str(self.origin)
+        self.wallet = options.wallet
+        self.rpc_urls = {ChainId(chain_id): url for chain_id, url in options.rpc_urls.items()}
+        self.signing_chains = frozenset(ChainId(chain_id) for chain_id in options.chains)
+        self.before_signing = options.before_signing or _approve
+        self.on_progress = options.on_progress or _ignore_progress
+        self._timeout = httpx.Timeout(options.timeout)
+        self.budget = _parse_cap(options.budget)
+        self.session = SessionLimit(_parse_cap(options.session_budget))
+        self.deadline_s = options.deadline_s
+        self.now_ms = options.now_ms
+        self.entropy = options.entropy
         self._rules = CallRules(
-            max_price=DEFAULT_MAX_PRICE if max_price is None else Cap.parse(max_price),
-            max_fee=None if max_fee is None else Cap.parse(max_fee),
-            patience=options.get("patience", Patience()),
-            rail=check_rail(options.get("rail", "auto")),
+            max_price=DEFAULT_MAX_PRICE if options.max_price is None else Cap.parse(options.max_price),
+            max_fee=_parse_cap(options.max_fee),
+            patience=options.patience,
+            rail=check_rail(options.rail),
         )
         self._assets: Mapping[tuple[ChainId, Address | None], Asset] = {
-            (asset.chain_id, asset.token): asset for asset in options.get("assets", ())
+            (asset.chain_id, asset.token): asset for asset in options.assets
         }
-        path = options.get("store_path") or Path.home() / ".tollway" / "payments.sqlite3"
+        path = options.store_path or Path.home() / ".tollway" / "payments.sqlite3"
         # Payments of one call's price, made by calls that are running now; other calls must not spend them.
         # In memory on purpose: after a crash no call reserves the payment, and the next call spends it.
-        self._reserved_by: dict[TxHash, CallPlan] = {}
+        self.reserved_by: dict[TxHash, CallPlan] = {}
         # Authorisations of running calls, by nonce; and those that ended calls of this process left without an outcome.
-        self._submitted: dict[bytes, CallPlan] = {}
-        self._left_open: set[bytes] = set()
+        self.submitted: dict[bytes, CallPlan] = {}
+        self.left_open: set[bytes] = set()
         # Keys of requests that were begun before and have no response yet.
-        self._repeated_keys: set[str] = set()
+        self.repeated_keys: set[str] = set()
         # Held while a payment is stored and reserved, so that no other call sees it stored and not reserved.
-        self._reservation_lock = threading.Lock()
-        self.store = PaymentStore(Path(path), now_ms=self._now_ms)
+        self.reservation_lock = threading.Lock()
+        self.store = PaymentStore(Path(path), now_ms=self.now_ms)
 
     @property
     def max_price(self) -> Cap:
@@ -269,240 +207,63 @@ class Driver:
         return self._rules.max_fee
 
     def keep_key(self, payer: Address, plan: CallPlan) -> str:
-        fresh = self._entropy(16).hex()
-        key = self.store.keep_key(payer=payer, request=plan.digest(str(self.origin)), fresh=fresh)
+        fresh = self.entropy(16).hex()
+        key = self.store.keep_key(payer=payer, request=plan.digest(self.gateway), fresh=fresh)
         if key != fresh:
-            self._repeated_keys.add(key)
+            self.repeated_keys.add(key)
         return key
 
     def drop_key(self, payer: Address, plan: CallPlan, key: str) -> None:
-        self.store.drop_key(payer=payer, request=plan.digest(str(self.origin)), key=key)
-        self._repeated_keys.discard(key)
+        self.store.drop_key(payer=payer, request=plan.digest(self.gateway), key=key)
+        self.repeated_keys.discard(key)
 
     # ---- One call.
 
-    def plan_call(
-        self,
-        api_id: str,
-        path: str = "",
-        *,
-        method: str | None = None,
-        params: QueryParamTypes | None = None,
-        headers: HeaderTypes | None = None,
-        content: RequestContent | None = None,
-        data: RequestData | None = None,
-        files: RequestFiles | None = None,
-        json: object = None,
-        timeout: TimeoutTypes | UseClientDefault = httpx.USE_CLIENT_DEFAULT,
-        max_price: CapText = None,
-        max_fee: CapText = None,
-        rail: RailChoice | None = None,
-        prepay: int = 1,
-        idempotency_key: str | None = None,
-    ) -> CallPlan:
-        """Checks a call before anything is sent.
-
-        `path`: under the listing, with or without a query; `params` are added to it. `method`: GET, or POST with a body. `params`, `headers`, `content`,
-        `data`, `files`, `json` and `timeout` are those of httpx; an iterator is read into memory, because a call is sent again after a 402 (at most
-        64 MiB). A file is sent under a boundary that follows from the body, so two runs of a call are the same request.
-
-        `max_price`, `max_fee`, `rail`: for this call, instead of the client's. `prepay`: the number of calls that a new payment covers.
-        `idempotency_key`: a repeat of the same call gets the stored response and is paid once, and the client may repeat it after a broken
-        connection.
-
-        Raises ValueError for a call that cannot be sent, TypeError for a value of a wrong type.
-        """
-        options: CallOptions = {
-            "method": method,
-            "params": params,
-            "headers": headers,
-            "content": content,
-            "data": data,
-            "files": files,
-            "json": json,
-            "timeout": timeout,
-            "max_price": max_price,
-            "max_fee": max_fee,
-            "rail": rail,
-            "prepay": prepay,
-            "idempotency_key": idempotency_key,
-        }
+    def plan_call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallPlan:
+        """Checks a call before anything is sent; `client.PayingClient` documents its options. Raises ValueError for a call that cannot be sent,
+        TypeError for a value of a wrong type."""
         return plan_call(self.root, api_id, path, options, defaults=self._rules, timeout=self._timeout)
 
-    def begin_call(self, plan: CallPlan) -> Flow[CallResult]:
+    def begin_call(self, io: CallIo, plan: CallPlan) -> Coroutine[Any, Any, CallResult]:
         """The flow of this call."""
         if self.wallet is None:
-            return free_flow(plan.rules)
+            return free_flow(io, plan.rules)
         source = PaymentSource(
             payer=self.wallet.address,
             chains=frozenset(self.rpc_urls),
-            gateway=str(self.origin),
+            gateway=self.gateway,
             assets=self._assets,
             signing_chains=self.signing_chains,
         )
-        return pay_flow(source, plan.rules)
+        return pay_flow(io, source, plan.rules)
 
-    def begin_resume(self) -> Flow[None]:
-        """The flow that broadcasts payments which an earlier process may not have sent."""
+    def find_unresolved(self) -> list[Transfer]:
+        """The payments on a chain with a node that an earlier process stored, and perhaps never sent."""
         unresolved = () if self.wallet is None else self.store.unresolved(self.wallet.address)
-        return resume_transfers([transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls])
+        return [transfer for transfer in unresolved if transfer.chain_id in self.rpc_urls]
 
-    def build_call(self, plan: CallPlan, step: SendCall) -> httpx.Request:
+    def build_call(self, plan: CallPlan, added: HeaderPairs, method: str | None) -> httpx.Request:
         request = httpx.Request(
-            step.method or plan.method, plan.url, headers=list(plan.headers), content=plan.body or None
+            method or plan.method, plan.url, headers=list(plan.headers), content=plan.body or None
         )
-        for name, value in step.headers:
+        for name, value in added:
             request.headers[name] = value
         request.extensions = {"timeout": plan.timeout.as_dict()}
         return request
 
-    def perform_local(self, step: LocalStep, plan: CallPlan | None) -> StepOutcome:
-        """Performs a step that needs no network. May wait for the disk."""
-        wallet = self.wallet
-        assert wallet is not None, "a flow without a wallet does not sign or store"
-        match step:
-            case SignCall():
-                assert plan is not None
-                return wallet.sign_call(
-                    chain_id=step.chain_id,
-                    tx_hash=step.tx_hash,
-                    gateway=str(self.origin),
-                    api_id=plan.api_id,
-                    method=plan.method,
-                    target=plan.target,
-                    body=plan.body,
-                    now_s=self._now_ms() // 1000,
-                    nonce=self._entropy(32),
-                )
-            case ApprovePayment(quote=quote):
-                return self._approve_payment(quote, wallet)
-            case ReportProgress(progress=progress):
-                self._on_progress(progress)
-                return None
-            case SignTransfer():
-                return wallet.sign_transfer(step)
-            case FindPayments():
-                assert plan is not None
-                return self._find_payments(step, plan, wallet)
-            case FindNextNonce():
-                return self.store.next_nonce(
-                    payer=wallet.address, chain_id=step.chain_id, pending=step.pending
-                )
-            case FindUnsentTransfers():
-                unresolved = self.store.unresolved(wallet.address)
-                return tuple(transfer for transfer in unresolved if transfer.chain_id == step.chain_id)
-            case StoreTransfer():
-                assert plan is not None
-                return self._store_transfer(step, plan)
-            case RecordTransferState():
-                self.store.record_state(step.tx_hash, step.state, step.rest, is_served=step.is_served)
-                return None
-            case CountServedCalls():
-                return self.store.count_served(step.tx_hash)
-            case _:
-                assert plan is not None
-                return self._perform_authorization(step, plan, wallet)
-
-    def _approve_payment(self, quote: PaymentQuote, wallet: Wallet) -> OverBudget | None:
-        over = self.session.find_excess(quote.asset, quote.amount) or self.store.find_excess(
-            quote, payer=wallet.address, gateway=str(self.origin), budget=self.budget
-        )
-        if over is None:
-            self._before_signing(quote)
-        return over
-
-    def _perform_authorization(
-        self, step: AuthorizationStep, plan: CallPlan, wallet: Wallet
-    ) -> SignedAuthorization | tuple[SignedAuthorization, ...] | StoreOutcome | None:
-        match step:
-            case LeaseAuthorization():
-                return self._lease_authorization(plan, wallet)
-            case FindLapsedAuthorizations():
-                return self.store.find_lapsed_authorizations(
-                    payer=wallet.address, chains=self.rpc_urls, nonce=step.nonce
-                )
-            case SignAuthorization():
-                return wallet.sign_authorization(
-                    step, gateway=str(self.origin), now_s=self._now_ms() // 1000, nonce=self._entropy(32)
-                )
-            case StoreAuthorization(authorization=signed):
-                self._submitted[signed.nonce] = plan
-                request = plan.digest(str(self.origin))
-                return self.session.store(
-                    signed.nonce,
-                    signed.asset,
-                    signed.amount,
-                    store=lambda: self.store.store_authorization(signed, request=request, budget=self.budget),
-                )
-            case RecordAuthorizationState():
-                is_recorded = self.store.record_authorization(
-                    step.nonce, step.state, step.tx_hash, is_sent_again=step.is_sent_again
-                )
-                self._submitted.pop(step.nonce, None)
-                if is_recorded and step.state is AuthorizationState.UNSENT:
-                    self.session.release(step.nonce)
-                return None
-
-    def _lease_authorization(self, plan: CallPlan, wallet: Wallet) -> SignedAuthorization | None:
-        with self._reservation_lock:
-            found = self.store.lease_authorization(
-                payer=wallet.address, request=plan.digest(str(self.origin)), left=tuple(self._left_open)
-            )
-            if found is not None:
-                self._left_open.discard(found.nonce)
-                self._submitted[found.nonce] = plan
-        return found
-
-    def _store_transfer(self, step: StoreTransfer, plan: CallPlan) -> StoreOutcome:
-        """Only the call that stored a payment reserves it: two concurrent calls can sign the same transaction."""
-        tx_hash = step.transfer.tx_hash
-        with self._reservation_lock:
-            others = self._reserved_by_others(plan)
-            outcome = self.session.store(
-                tx_hash,
-                step.transfer.asset,
-                step.transfer.amount,
-                store=lambda: self.store.store(
-                    step.transfer, budget=self.budget, price=step.price, tried=step.tried
-                ),
-            )
-            if isinstance(outcome, Stored) and plan.rules.prepay == 1:
-                self._reserved_by[tx_hash] = plan
-        if isinstance(outcome, PaidAlready):
-            return replace(outcome, is_reserved=outcome.transfer.tx_hash in others)
-        return outcome
-
-    def _find_payments(self, step: FindPayments, plan: CallPlan, wallet: Wallet) -> tuple[Transfer, ...]:
-        with self._reservation_lock:
-            # Before the read of the store: a call that ends in between has stored what is left.
-            others = self._reserved_by_others(plan)
-            known = self.store.find_payments(
-                payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id, payees=step.payees
-            )
-            if plan.idempotency_key in self._repeated_keys and not step.payees:
-                # The payment of the earlier run may be spent, and its response still be stored. The key finds it, and any
-                # payment of this wallet that counts there proves the payer. It comes first, so that nothing is paid again.
-                known = (
-                    *self.store.find_last_exhausted(
-                        payer=wallet.address, gateway=str(self.origin), api_id=plan.api_id
-                    ),
-                    *known,
-                )
-        return tuple(transfer for transfer in known if transfer.tx_hash not in others)
-
-    def _reserved_by_others(self, plan: CallPlan) -> frozenset[TxHash]:
+    def reserved_by_others(self, plan: CallPlan) -> frozenset[TxHash]:
         """The payments that other running calls have reserved."""
-        owners = self._reserved_by.copy()
+        owners = self.reserved_by.copy()
         return frozenset(tx_hash for tx_hash, owner in owners.items() if owner is not plan)
 
     def end_call(self, plan: CallPlan) -> None:
         """Ends a call, with or without a response: other calls may spend what it left."""
-        for tx_hash in [tx_hash for tx_hash, owner in self._reserved_by.copy().items() if owner is plan]:
-            self._reserved_by.pop(tx_hash, None)
+        for tx_hash in [tx_hash for tx_hash, owner in self.reserved_by.copy().items() if owner is plan]:
+            self.reserved_by.pop(tx_hash, None)
         # A cancelled call has recorded no outcome of its authorisation: the same request sends it again.
-        for nonce in [nonce for nonce, owner in self._submitted.copy().items() if owner is plan]:
-            self._left_open.add(nonce)
-            self._submitted.pop(nonce, None)
+        for nonce in [nonce for nonce, owner in self.submitted.copy().items() if owner is plan]:
+            self.left_open.add(nonce)
+            self.submitted.pop(nonce, None)
 
     # ---- The control plane.
 
@@ -538,17 +299,19 @@ class Driver:
             signed_request,
             origin=self.origin,
             chain_id=next(iter(self.rpc_urls), MAINNET),
-            now_s=self._now_ms() // 1000,
-            nonce=self._entropy(16).hex(),
+            now_s=self.now_ms() // 1000,
+            nonce=self.entropy(16).hex(),
         )
 
     # ---- Nodes.
 
-    def build_node_request(self, step: QueryNode) -> httpx.Request | NodeUnavailable:
-        url = self.rpc_urls.get(step.chain_id)
+    def build_node_request(
+        self, chain_id: ChainId, method: str, params: tuple[object, ...]
+    ) -> httpx.Request | NodeUnavailable:
+        url = self.rpc_urls.get(chain_id)
         if url is None:
             return NodeUnavailable(detail="no URL of a node is configured")
-        rpc_request = {"jsonrpc": "2.0", "id": 1, "method": step.method, "params": list(step.params)}
+        rpc_request = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
         request = httpx.Request("POST", url, json=rpc_request)
         request.extensions = {"timeout": NODE_TIMEOUT.as_dict()}
         return request
@@ -566,25 +329,13 @@ def check_tls(url: str, *, allow_http: bool) -> None:
         )
 
 
+def _parse_cap(text: CapText) -> Cap | None:
+    return None if text is None else Cap.parse(text)
+
+
 def _approve(_: PaymentQuote) -> None:
     pass
 
 
 def _ignore_progress(_: PaymentProgress) -> None:
     pass
-
-
-def read_clock() -> int:
-    """The clock, in unix milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
-class Exchange:
-    """The HTTP response of the flow's last `GatewayResponse`, and its body where that has been read."""
-
-    __slots__ = ("content", "plan", "response")
-
-    def __init__(self, plan: CallPlan | None) -> None:
-        self.plan = plan
-        self.response: httpx.Response | None = None
-        self.content: bytes | None = None

@@ -7,17 +7,16 @@ page that is no CSV file with the same header line, raise; the text until then i
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from datetime import datetime
 from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import httpx
 
 from tollway.client import requests
+from tollway.client.call_io import ControlRequest
 from tollway.client.errors import AnswerMalformed
 from tollway.client.requests import read_document
 from tollway.client.responses import PROBLEM_BYTES_MAX, ResponseTooLong, build_unreachable
-from tollway.client.steps import ControlRequest
 
 PAGES_MAX = 10_000
 """A thousand million rows."""
@@ -97,49 +96,6 @@ class CsvPages:
         if self._head is not None:
             raise AnswerMalformed("A page of the file has no header line.")
         self.request = self._next
-
-
-def plan_calls(
-    *,
-    api_id: str | None = None,
-    status: CallStatus | None = None,
-    role: Role | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    wallet: str | None = None,
-) -> ControlRequest:
-    """The calls of this wallet as a CSV file, newest first, in parts of any size: `docs/accounting.md` has the columns.
-
-    `role`: `payer` (the default), or `provider` for calls to listings of this wallet. `since` and `until` are moments with a time zone. `wallet`: the address of
-    a wallet that has named this one as its viewer. Raises `GatewayUnreachable` when the transfer breaks off: the text until then is incomplete.
-    """
-    query = {
-        "apiId": api_id,
-        "status": status,
-        "role": role,
-        "from": requests.format_moment("since", since),
-        "to": requests.format_moment("until", until),
-        "wallet": wallet,
-    }
-    return requests.export_calls(query)
-
-
-def plan_payments(
-    *,
-    role: Role | None = None,
-    since: datetime | None = None,
-    until: datetime | None = None,
-    wallet: str | None = None,
-) -> ControlRequest:
-    """The payments of this wallet in the gateway's ledger as a CSV file, newest first. `role`: `payer` (the default), or `provider` for payments that this wallet
-    received. `since` and `until`: by when the ledger recorded them. The rest is as in `export_calls`."""
-    query = {
-        "role": role,
-        "from": requests.format_moment("since", since),
-        "to": requests.format_moment("until", until),
-        "wallet": wallet,
-    }
-    return requests.export_payments(query)
 
 
 class ControlBuilder(Protocol):

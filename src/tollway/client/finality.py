@@ -1,5 +1,5 @@
 """Finality by the wallet's own node: the only fact by which a signed payment stops counting as spent. Sub-flows of
-`client/flow.py`. Pure; they yield steps.
+`client/flow.py`.
 
 An authorisation can be settled until its `validBefore` (EIP-3009: the token compares it with the block's
 timestamp), with every response of the gateway and without one. In a final block of that time or later, an unused nonce
@@ -9,30 +9,28 @@ A node that is away, refuses or returns invalid data changes nothing: signed pay
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
-from tollway.client.errors import BudgetExhausted
-from tollway.client.steps import (
+from tollway.client.call_io import (
     BUDGET,
-    ApprovePayment,
     AuthorizationState,
-    FindLapsedAuthorizations,
-    Flow,
+    CallIo,
     NodeError,
+    NodeIo,
+    NodeOutcome,
     NodeResult,
     NodeUnavailable,
     OverBudget,
     PaymentQuote,
-    QueryNode,
-    RecordAuthorizationState,
     SignedAuthorization,
-    StepOutcome,
-    StoreAuthorization,
-    StoreOutcome,
-    StoreTransfer,
 )
+from tollway.client.errors import BudgetExhausted
 from tollway.ids import ChainId, TxHash, keccak256
+
+T = TypeVar("T")
 
 FINAL_DEPTH = 4_800
 """The depth that counts as final where a node does not support `finalized`: the deepest of the presets."""
@@ -61,20 +59,20 @@ def parse_quantity(value: object) -> int | None:
     return int(value, 16)
 
 
-def fetch_final_block(chain_id: ChainId) -> Flow[FinalBlock | None]:
+async def fetch_final_block(io: NodeIo, chain_id: ChainId) -> FinalBlock | None:
     """The newest final block; where the node does not support `finalized`, the block `FINAL_DEPTH` below the head."""
-    outcome = yield QueryNode(chain_id=chain_id, method="eth_getBlockByNumber", params=("finalized", False))
+    outcome = await io.query_node(chain_id, "eth_getBlockByNumber", "finalized", False)
     if isinstance(outcome, NodeUnavailable):
         return None
     block = _read_block(outcome.result) if isinstance(outcome, NodeResult) else None
     if block is not None:
         return block
-    head = yield QueryNode(chain_id=chain_id, method="eth_blockNumber")
+    head = await io.query_node(chain_id, "eth_blockNumber")
     number = parse_quantity(head.result) if isinstance(head, NodeResult) else None
     if number is None or number < FINAL_DEPTH:
         return None
     deep = hex(number - FINAL_DEPTH)
-    outcome = yield QueryNode(chain_id=chain_id, method="eth_getBlockByNumber", params=(deep, False))
+    outcome = await io.query_node(chain_id, "eth_getBlockByNumber", deep, False)
     return _read_block(outcome.result) if isinstance(outcome, NodeResult) else None
 
 
@@ -88,13 +86,13 @@ def _read_block(block: object) -> FinalBlock | None:
 # ---- Transactions.
 
 
-def is_finally_reverted(chain_id: ChainId, tx_hash: TxHash) -> Flow[bool]:
+async def is_finally_reverted(io: NodeIo, chain_id: ChainId, tx_hash: TxHash) -> bool:
     """Checks again a transaction whose first receipt was reverted: its block must be final, and the receipt still
     reverted."""
-    final = yield from fetch_final_block(chain_id)
+    final = await fetch_final_block(io, chain_id)
     if final is None:
         return False
-    outcome = yield QueryNode(chain_id=chain_id, method="eth_getTransactionReceipt", params=(str(tx_hash),))
+    outcome = await io.query_node(chain_id, "eth_getTransactionReceipt", str(tx_hash))
     receipt = outcome.result if isinstance(outcome, NodeResult) else None
     if not isinstance(receipt, Mapping) or receipt.get("transactionHash") != str(tx_hash):
         return False
@@ -105,77 +103,67 @@ def is_finally_reverted(chain_id: ChainId, tx_hash: TxHash) -> Flow[bool]:
 # ---- Authorisations.
 
 
-def check_lapsed(nonce: bytes | None = None) -> Flow[Mapping[bytes, AuthorizationState | None]]:
+async def check_lapsed(io: CallIo, nonce: bytes | None = None) -> Mapping[bytes, AuthorizationState | None]:
     """Checks authorisations after their `validBefore`: what the chain shows of each by its nonce, `EXPIRED` (it can never be settled) or
     `CHARGED`; None where it shows neither yet. `nonce`: only this one.
 
     Reads at most one block for each chain, and `store.LAPSED_MAX` states. What is shown is recorded.
     """
-    lapsed = yield FindLapsedAuthorizations(nonce=nonce)
-    assert isinstance(lapsed, tuple)
+    lapsed = await io.find_lapsed_authorizations(nonce)
     by_chain: dict[ChainId, list[SignedAuthorization]] = {}
     for signed in lapsed:
-        if isinstance(signed, SignedAuthorization):
-            by_chain.setdefault(signed.asset.chain_id, []).append(signed)
+        by_chain.setdefault(signed.asset.chain_id, []).append(signed)
     shown: dict[bytes, AuthorizationState | None] = {}
     for chain_id, waiting in by_chain.items():
         shown |= {signed.nonce: None for signed in waiting}
-        final = yield from fetch_final_block(chain_id)
+        final = await fetch_final_block(io, chain_id)
         if final is not None:
-            shown |= yield from _check_at(final, waiting)
+            shown |= await _check_at(io, final, waiting)
     return shown
 
 
-def _check_at(
-    final: FinalBlock, waiting: Sequence[SignedAuthorization]
-) -> Flow[dict[bytes, AuthorizationState]]:
+async def _check_at(
+    io: CallIo, final: FinalBlock, waiting: Sequence[SignedAuthorization]
+) -> dict[bytes, AuthorizationState]:
     shown: dict[bytes, AuthorizationState] = {}
     for signed in waiting:
         if final.time_s < signed.valid_before:  # the token still accepts it in a block of this time
             continue
-        outcome = yield _query_state(signed, hex(final.number))
+        outcome = await _query_state(io, signed, hex(final.number))
         if isinstance(outcome, NodeError):
             # A node without old states has only that of the head. A nonce that is unused there was unused in every block before.
-            outcome = yield _query_state(signed, "latest")
+            outcome = await _query_state(io, signed, "latest")
         if not isinstance(outcome, NodeResult):
             break
         state = _STATES.get(str(outcome.result).lower())
         if state is not None:
             # One without an outcome has paid its call: the same request sends it again, and pays nothing else.
             is_sent_again = state is AuthorizationState.CHARGED
-            yield RecordAuthorizationState(nonce=signed.nonce, state=state, is_sent_again=is_sent_again)
+            await io.record_authorization_state(signed.nonce, state, is_sent_again=is_sent_again)
             shown[signed.nonce] = state
     return shown
 
 
-def _query_state(signed: SignedAuthorization, block: str) -> QueryNode:
+async def _query_state(io: NodeIo, signed: SignedAuthorization, block: str) -> NodeOutcome:
     calldata = _AUTHORIZATION_STATE + bytes(12) + signed.payer + signed.nonce
     call_object = {"to": str(signed.asset.token), "data": "0x" + calldata.hex()}
-    return QueryNode(chain_id=signed.asset.chain_id, method="eth_call", params=(call_object, block))
+    return await io.query_node(signed.asset.chain_id, "eth_call", call_object, block)
 
 
-def approve_in_budget(quote: PaymentQuote) -> Flow[None]:
+async def approve_in_budget(io: CallIo, quote: PaymentQuote) -> None:
     """Passes a payment that the limits allow to the caller, before it is signed. The store decides again when it is signed, because calls at the same
     time share the limits. Raises `BudgetExhausted`."""
-    outcome = yield from _repeat_in_budget(ApprovePayment(quote=quote))
-    if isinstance(outcome, OverBudget):
+    outcome = await repeat_in_budget(io, partial(io.approve_payment, quote))
+    if outcome is not None:
         raise BudgetExhausted(outcome.explain(quote))
-    assert outcome is None
 
 
-def store_in_budget(step: StoreTransfer | StoreAuthorization) -> Flow[StoreOutcome]:
-    """Stores a payment, or returns why it must not be made."""
-    outcome = yield from _repeat_in_budget(step)
-    assert isinstance(outcome, StoreOutcome)
-    return outcome
-
-
-def _repeat_in_budget(step: ApprovePayment | StoreTransfer | StoreAuthorization) -> Flow[StepOutcome]:
-    """The outcome of the step. Where the wallet's budget is exhausted, checks on the chain which authorisations have expired,
-    and takes the step again if one has."""
-    outcome = yield step
+async def repeat_in_budget(io: CallIo, decide: Callable[[], Awaitable[T]]) -> T:
+    """The decision about a payment. Where the wallet's budget is exhausted, checks on the chain which authorisations have expired,
+    and decides again if one has."""
+    outcome = await decide()
     if isinstance(outcome, OverBudget) and outcome.limit == BUDGET:
-        shown = yield from check_lapsed()
+        shown = await check_lapsed(io)
         if AuthorizationState.EXPIRED in shown.values():
-            outcome = yield step
+            outcome = await decide()
     return outcome

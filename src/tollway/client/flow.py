@@ -1,8 +1,8 @@
-"""The flow of one call, from the first request to its response, with its payment, on the rail that the rules prefer. A generator
-without I/O.
+"""The flow of one call, from the first request to its response, with its payment, on the rail that the rules prefer: a coroutine over
+`CallIo` (`client/call_io.py`).
 
-It yields steps (`client/steps.py`) and receives their outcomes, so the synchronous client, the asynchronous client and the tests
-drive the same flow. It has no clock, no randomness and no key.
+The synchronous client, the asynchronous client and the tests run the same coroutine, each with its own `CallIo`. It has no network, no store, no
+clock, no randomness and no key of its own.
 
 Rails: `tx` is a transfer of the wallet, which costs gas, can prepay many calls, and leaves credit. `x402` is an authorisation, which
 costs no gas and pays exactly one call, after that was served. `auto` uses x402 for one call; tx where several calls are prepaid, or
@@ -25,6 +25,16 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from tollway.client.authorization import AuthorizationRejected, make_authorization, submit_authorization
+from tollway.client.call_io import (
+    AuthorizationState,
+    CallIo,
+    GatewayResponse,
+    HeaderPairs,
+    NoResponse,
+    SignedAuthorization,
+    Transfer,
+    TransferState,
+)
 from tollway.client.errors import (
     CannotPay,
     FeeAboveMax,
@@ -54,22 +64,6 @@ from tollway.client.response_rules import (
     quote_refusal,
     read_detail,
     report_notice,
-)
-from tollway.client.steps import (
-    AuthorizationState,
-    FindPayments,
-    Flow,
-    GatewayResponse,
-    HeaderPairs,
-    LeaseAuthorization,
-    NoResponse,
-    Pause,
-    RecordAuthorizationState,
-    SendCall,
-    SignCall,
-    SignedAuthorization,
-    Transfer,
-    TransferState,
 )
 from tollway.client.transfer import (
     CallRules,
@@ -110,7 +104,8 @@ class PaymentOptions:
         return tuple(dict.fromkeys(named))
 
 
-def sign_payment(
+async def sign_payment(
+    io: CallIo,
     options: PaymentOptions,
     insufficient: InsufficientCredit | None,
     source: PaymentSource,
@@ -118,7 +113,7 @@ def sign_payment(
     tried: frozenset[TxHash],
     paid: Sequence[Transfer] = (),
     rejected: Sequence[SignedAuthorization] = (),
-) -> Flow[StoredTransfer | SignedAuthorization]:
+) -> StoredTransfer | SignedAuthorization:
     """Signs one payment, on the first rail of the rules that can pay. The result is stored on disk and not sent
     yet. `paid`, `rejected`: the earlier payments of this call. Raises `NotPaid` where no rail can pay."""
     reasons: list[str] = []
@@ -126,8 +121,8 @@ def sign_payment(
     for rail in _order_rails(rules, insufficient, paid):
         try:
             if rail == "x402":
-                return (yield from make_authorization(options.x402, source, rules, rejected))
-            return (yield from make_payment(options.tx, insufficient, source, rules, tried, paid, rejected))
+                return await make_authorization(io, options.x402, source, rules, rejected)
+            return await make_payment(io, options.tx, insufficient, source, rules, tried, paid, rejected)
         except (CannotPay, FeeAboveMax) as failure:
             if failure.transaction is not None:
                 raise
@@ -164,14 +159,14 @@ class _SignedResponse:
     is_doubtful: bool
 
 
-def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
+async def pay_flow(io: CallIo, source: PaymentSource, rules: CallRules) -> CallResult:
     """The flow of one call that may be paid. Returns its response, of any status, or raises a `CallerFailure`."""
     _check_rules(rules)
-    left = yield from _submit_left_open(rules)
+    left = await _submit_left_open(io, rules)
     if isinstance(left, CallResult):
         return left
     rejected: list[AuthorizationRejected] = [] if left is None else [left]
-    queue = list((yield from _find_payments()))
+    queue = list(await _find_payments(io))
     tried: set[TxHash] = set()
     stored: list[Transfer] = []
     lost: set[TxHash] = set()
@@ -186,7 +181,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
             if transfer.tx_hash in tried:
                 continue
             tried.add(transfer.tx_hash)
-            outcome = yield from _call_with(transfer, rules)
+            outcome = await _call_with(io, transfer, rules)
             if transfer in stored:
                 _check_own_payment(transfer, outcome)
             match outcome:
@@ -202,15 +197,15 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
                 case PaymentExhausted():
                     lost.add(transfer.tx_hash)
         elif options is None:
-            response = yield from _fetch_options(rules)
+            response = await _fetch_options(io, rules)
             if response.code != Code.PAYMENT_REQUIRED.value:
                 return CallResult(response=response)
             options = PaymentOptions.read(response)
         elif not has_found_payments:
-            queue = list((yield from _find_payments(options.payees)))
+            queue = list(await _find_payments(io, options.payees))
             has_found_payments = True
         elif busy is not None:
-            waited_s = yield from _wait_for(busy, waited_s, rules)
+            waited_s = await _wait_for(io, busy, waited_s, rules)
             tried.discard(busy.transfer.tx_hash)
             queue, busy = [busy.transfer], None
         else:
@@ -218,7 +213,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
             if len(stored) == PAYMENTS_MAX and lost:
                 break
             paid = [transfer for transfer in stored if transfer.tx_hash not in lost]
-            payment = yield from _pay(options, insufficient, source, rules, frozenset(tried), paid, rejected)
+            payment = await _pay(io, options, insufficient, source, rules, frozenset(tried), paid, rejected)
             if isinstance(payment, CallResult):
                 return payment
             if payment.transfer.tx_hash in tried:  # unresolved, and the gateway has just refused it
@@ -226,7 +221,7 @@ def pay_flow(source: PaymentSource, rules: CallRules) -> Flow[CallResult]:
             if payment.is_new:
                 stored.append(payment.transfer)
             if payment.is_reserved:  # the call that made it will spend it; after that this call pays
-                yield from wait_for_confirmation(payment.transfer, rules.patience)
+                await wait_for_confirmation(io, payment.transfer, rules.patience)
                 has_found_payments = False
                 continue
             queue = [payment.transfer]
@@ -262,28 +257,26 @@ def _check_own_payment(transfer: Transfer, outcome: PaymentOutcome | None) -> No
             pass
 
 
-def _wait_for(busy: CreditHeld, waited_s: float, rules: CallRules) -> Flow[float]:
+async def _wait_for(io: CallIo, busy: CreditHeld, waited_s: float, rules: CallRules) -> float:
     """Pauses until the payment may be released; returns the total of seconds waited. Raises `CallHeld`."""
     retry_after_s = busy.response.retry_after_s
     pause_s = RETRY_AFTER_S if retry_after_s is None else max(1, retry_after_s)
     if waited_s + pause_s > rules.patience.wait_s:
         raise build_call_held(busy.transfer, busy.response)
-    yield Pause(seconds=pause_s)
+    await io.sleep(pause_s)
     return waited_s + pause_s
 
 
-def free_flow(rules: CallRules) -> Flow[CallResult]:
+async def free_flow(io: CallIo, rules: CallRules) -> CallResult:
     """The flow of one call without a wallet. Raises `CannotPay` where it costs something."""
-    response = yield from _send_unsigned(rules)
+    response = await _send_unsigned(io, rules)
     if response.code == Code.PAYMENT_REQUIRED.value:
         raise CannotPay(f"{read_detail(response)} There is no wallet to pay with. Configure a wallet.")
     return CallResult(response=response)
 
 
-def _find_payments(payees: tuple[Address, ...] = ()) -> Flow[tuple[Transfer, ...]]:
-    known = yield FindPayments(payees=payees)
-    assert isinstance(known, tuple)
-    return tuple(entry for entry in known if isinstance(entry, Transfer))[:CREDITS_MAX]
+async def _find_payments(io: CallIo, payees: tuple[Address, ...] = ()) -> tuple[Transfer, ...]:
+    return (await io.find_payments(payees))[:CREDITS_MAX]
 
 
 def _check_rejected(refused: Sequence[tuple[Transfer, PaymentRejected]], options: PaymentOptions) -> None:
@@ -306,7 +299,8 @@ def _explain_rejected(transfer: Transfer, outcome: PaymentRejected) -> PaymentRe
 # ---- Paying.
 
 
-def _pay(
+async def _pay(
+    io: CallIo,
     options: PaymentOptions,
     insufficient: InsufficientCredit | None,
     source: PaymentSource,
@@ -314,20 +308,20 @@ def _pay(
     tried: frozenset[TxHash],
     paid: Sequence[Transfer],
     rejected: list[AuthorizationRejected],
-) -> Flow[StoredTransfer | CallResult]:
+) -> StoredTransfer | CallResult:
     """A stored transfer, or a call that an authorisation has paid. An authorisation that the gateway refuses is added to
     `rejected`; at most one more payment follows, by the offers of the 402 that refused it."""
     for _ in range(1 + REJECTED_AUTHORIZATIONS_MAX):
         signed = [unpaid.authorization for unpaid in rejected]
         try:
-            payment = yield from sign_payment(options, insufficient, source, rules, tried, paid, signed)
+            payment = await sign_payment(io, options, insufficient, source, rules, tried, paid, signed)
         except NotPaid as failure:
             if not rejected or failure.transaction is not None:
                 raise
             raise rejected[-1].build_refusal(f"No other payment is signed. {failure.detail}") from failure
         if isinstance(payment, StoredTransfer):
             return payment
-        submitted = yield from _submit(payment, rules)
+        submitted = await submit_authorization(io, payment, rules)
         if isinstance(submitted, CallResult):
             return submitted
         rejected.append(submitted)
@@ -335,62 +329,48 @@ def _pay(
     raise rejected[-1].build_refusal()
 
 
-def _submit_left_open(rules: CallRules) -> Flow[CallResult | AuthorizationRejected | None]:
+async def _submit_left_open(io: CallIo, rules: CallRules) -> CallResult | AuthorizationRejected | None:
     """Sends the authorisation that an earlier run of the same request left, which may have paid already. None where there is none, or
     where the gateway refuses it and the chain shows that it can never be settled. Until the chain shows it, the next run sends one again that the gateway
     reports as expired, unless this run signs another within its maximum."""
-    left = yield LeaseAuthorization()
-    if not isinstance(left, SignedAuthorization):
+    left = await io.lease_authorization()
+    if left is None:
         return None
-    submitted = yield from _submit(left, rules, is_resubmitted=True)
+    submitted = await submit_authorization(io, left, rules, is_resubmitted=True)
     if isinstance(submitted, CallResult):
         return submitted
-    shown = yield from check_lapsed(left.nonce)
+    shown = await check_lapsed(io, left.nonce)
     if shown.get(left.nonce) is AuthorizationState.EXPIRED:
         return None
     if submitted.is_expired and left.nonce in shown and shown[left.nonce] is None:
         return replace(submitted, is_chain_awaited=True)
-    yield RecordAuthorizationState(nonce=left.nonce, state=AuthorizationState.RELEASED)
+    await io.record_authorization_state(left.nonce, AuthorizationState.RELEASED)
     return submitted
-
-
-def _submit(
-    signed: SignedAuthorization, rules: CallRules, *, is_resubmitted: bool = False
-) -> Flow[CallResult | AuthorizationRejected]:
-    return (
-        yield from submit_authorization(
-            signed,
-            patience=rules.patience,
-            is_repeatable=rules.is_repeatable,
-            is_resubmitted=is_resubmitted,
-        )
-    )
 
 
 # ---- Without a payment.
 
 
-def _fetch_options(rules: CallRules) -> Flow[GatewayResponse]:
+async def _fetch_options(io: CallIo, rules: CallRules) -> GatewayResponse:
     """The call without a payment. The 402 to a `HEAD` has no body, so a `GET` of the same price fetches the offers."""
-    response = yield from _send_unsigned(rules)
+    response = await _send_unsigned(io, rules)
     if response.is_bare_402:
-        fallback = yield SendCall(method="GET")
+        fallback = await io.send_call(method="GET")
         if isinstance(fallback, GatewayResponse):
             return fallback
     return response
 
 
-def _send_unsigned(rules: CallRules) -> Flow[GatewayResponse]:
+async def _send_unsigned(io: CallIo, rules: CallRules) -> GatewayResponse:
     cap = rules.max_price.text_for(None)
     headers: HeaderPairs = () if cap is None else (("Tollway-Max-Price", cap),)
     broken: NoResponse | None = None
     for _ in range(1 + (BROKEN_RETRIES_MAX if rules.is_repeatable else 0)):
-        outcome = yield SendCall(headers=headers)
+        outcome = await io.send_call(headers)
         if isinstance(outcome, GatewayResponse):
             if outcome.code == Code.PRICE_ABOVE_MAX.value:
                 raise PriceAboveMax(read_detail(outcome))
             return outcome
-        assert isinstance(outcome, NoResponse)
         broken = outcome
     assert broken is not None
     raise GatewayUnreachable(broken.detail, is_sent=broken.is_sent)
@@ -399,32 +379,32 @@ def _send_unsigned(rules: CallRules) -> Flow[GatewayResponse]:
 # ---- With a payment that exists.
 
 
-def _call_with(transfer: Transfer, rules: CallRules) -> Flow[PaymentOutcome | None]:
+async def _call_with(io: CallIo, transfer: Transfer, rules: CallRules) -> PaymentOutcome | None:
     """Sends the call with this payment. None: the payment failed on the chain."""
-    state = yield from wait_for_confirmation(transfer, rules.patience)
+    state = await wait_for_confirmation(io, transfer, rules.patience)
     if state not in (TransferState.CONFIRMED, TransferState.REFUSED):
         return None
-    sent = yield from _send_signed(transfer, rules)
+    sent = await _send_signed(io, transfer, rules)
     if sent.is_doubtful and not names_outcome(sent.response):
         raise build_call_held(
             transfer,
             sent.response,
             f"The call was sent, and it is unknown whether it was served. {advise_lookup(transfer)}",
         )
-    return (yield from decide_outcome(transfer, sent.response))
+    return await decide_outcome(io, transfer, sent.response)
 
 
-def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
+async def _send_signed(io: CallIo, transfer: Transfer, rules: CallRules) -> _SignedResponse:
     """Sends the call until the response is a decision, always with the same proof: its nonce makes repeats harmless. Once it
     may have arrived, no other proof is signed, because a new nonce would be another paid call."""
-    proof = yield from _sign(transfer, rules)
+    proof = await _sign(io, transfer, rules)
     is_signed_anew = False
     is_doubtful = False
     broken = 0
     wait = RepeatWait(patience=rules.patience)
     last: GatewayResponse | None = None
     for _ in range(SENDS_MAX):
-        outcome = yield SendCall(headers=proof)
+        outcome = await io.send_call(proof)
         if isinstance(outcome, NoResponse):
             broken += 1
             is_doubtful = is_doubtful or outcome.is_sent
@@ -432,12 +412,11 @@ def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
             if not may_repeat or broken > BROKEN_RETRIES_MAX:
                 detail = f"{outcome.detail} {advise_lookup(transfer)}" if is_doubtful else outcome.detail
                 raise GatewayUnreachable(detail, is_sent=is_doubtful, transaction=transfer.tx_hash)
-            yield Pause(seconds=rules.patience.poll_s)
+            await io.sleep(rules.patience.poll_s)
             continue
-        assert isinstance(outcome, GatewayResponse)
         is_expired = outcome.code == Code.SIGNATURE_EXPIRED.value
         if is_expired and not is_signed_anew and not is_doubtful:
-            proof = yield from _sign(transfer, rules)
+            proof = await _sign(io, transfer, rules)
             is_signed_anew = True
             continue
         pause_s = wait.next_pause_s(outcome) if outcome.code in REPEAT_CODES else None
@@ -445,8 +424,8 @@ def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
             return _SignedResponse(response=outcome, is_doubtful=is_doubtful)
         last = outcome
         if is_chain_away(outcome):
-            yield report_notice(transfer, outcome)
-        yield Pause(seconds=pause_s)
+            await report_notice(io, transfer, outcome)
+        await io.sleep(pause_s)
     assert last is not None, "requests without a response end the loop before"
     undecided = f"The gateway has not decided after {SENDS_MAX} requests."
     if is_doubtful:
@@ -460,12 +439,9 @@ def _send_signed(transfer: Transfer, rules: CallRules) -> Flow[_SignedResponse]:
     )
 
 
-def _sign(transfer: Transfer, rules: CallRules) -> Flow[HeaderPairs]:
-    signed = yield SignCall(chain_id=transfer.chain_id, tx_hash=transfer.tx_hash)
-    assert isinstance(signed, tuple)
+async def _sign(io: CallIo, transfer: Transfer, rules: CallRules) -> HeaderPairs:
+    signed = await io.sign_call(transfer)
     cap = rules.max_price.text_for(transfer.asset.symbol)
     if cap is None:
         raise PriceAboveMax(f"max_price allows nothing in {transfer.asset.symbol}. Add this currency to it.")
-    headers: list[tuple[str, str]] = [("Tollway-Max-Price", cap)]
-    headers += [entry for entry in signed if isinstance(entry, tuple)]
-    return tuple(headers)
+    return (("Tollway-Max-Price", cap), *signed)

@@ -2,15 +2,17 @@
 (listings, history, payments) with its response documents. No I/O.
 """
 
+import functools
 import hashlib
+import inspect
 import json
 import re
 import secrets
-from collections.abc import AsyncIterable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, cast
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -25,13 +27,15 @@ from httpx._types import (
 )
 
 import tollway
+from tollway.client.call_io import ControlRequest, HeaderPairs
 from tollway.client.errors import AnswerMalformed, GatewayRefused, HeaderInvalid
 from tollway.client.quote import Cap
 from tollway.client.responses import read_json
-from tollway.client.steps import ControlRequest, HeaderPairs
 from tollway.client.transfer import RAILS, CallRules, RailChoice
 from tollway.errors import Code
 from tollway.ids import TxHash, keccak256
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class GatewayDocument(dict[str, Any]):
@@ -419,6 +423,23 @@ def check_names(given: Iterable[str], known: Collection[str], *, of: str) -> Non
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise TypeError(f"{of} has no option {name!r}{hint}")
+
+
+def named_options(method: Method) -> Method:
+    """Makes a method raise TypeError with the nearest name for an unknown option: a misspelt limit would not apply."""
+    known, name = inspect.signature(method).parameters, f"{method.__name__}()"
+
+    @functools.wraps(method)
+    def run(*args: Any, **options: Any) -> Any:
+        check_names(options, known, of=name)
+        return method(*args, **options)
+
+    @functools.wraps(method)
+    async def run_async(*args: Any, **options: Any) -> Any:
+        check_names(options, known, of=name)
+        return await method(*args, **options)
+
+    return cast("Method", run_async if inspect.iscoroutinefunction(method) else run)
 
 
 def check_rail(rail: RailChoice) -> RailChoice:

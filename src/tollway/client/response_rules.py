@@ -5,19 +5,16 @@ They never pay and never send. A response without a rule goes to the caller unch
 
 from dataclasses import dataclass
 
-from tollway.client.errors import CallHeld, PaymentPending, PriceAboveMax
-from tollway.client.quote import parse_amount, read_missing
-from tollway.client.steps import (
-    CountServedCalls,
-    Flow,
+from tollway.client.call_io import (
+    CallIo,
     GatewayResponse,
     PaymentProgress,
-    RecordTransferState,
-    ReportProgress,
     SignedAuthorization,
     Transfer,
     TransferState,
 )
+from tollway.client.errors import CallHeld, PaymentPending, PriceAboveMax
+from tollway.client.quote import parse_amount, read_missing
 from tollway.client.transfer import InsufficientCredit, Patience
 from tollway.errors import Code
 
@@ -87,9 +84,11 @@ def is_chain_away(response: GatewayResponse) -> bool:
     return response.code == Code.CHAIN_UNAVAILABLE.value
 
 
-def report_notice(payment: Transfer | SignedAuthorization, response: GatewayResponse) -> ReportProgress:
+async def report_notice(
+    io: CallIo, payment: Transfer | SignedAuthorization, response: GatewayResponse
+) -> None:
     """Passes the gateway's words on while the call waits."""
-    return ReportProgress(progress=PaymentProgress(payment=payment, notice=quote_refusal(response)))
+    await io.report_progress(PaymentProgress(payment=payment, notice=quote_refusal(response)))
 
 
 def quote_refusal(response: GatewayResponse) -> str:
@@ -131,7 +130,7 @@ class PaymentRejected:
 PaymentOutcome = CallResult | PaymentExhausted | CreditHeld | InsufficientCredit | PaymentRejected
 
 
-def decide_outcome(transfer: Transfer, response: GatewayResponse) -> Flow[PaymentOutcome]:
+async def decide_outcome(io: CallIo, transfer: Transfer, response: GatewayResponse) -> PaymentOutcome:
     """The outcome of a payment by the response to its call. An unknown code goes to the caller."""
     code = response.code
     if code == Code.PAYMENT_ALREADY_USED.value:
@@ -139,15 +138,15 @@ def decide_outcome(transfer: Transfer, response: GatewayResponse) -> Flow[Paymen
             raise build_call_held(transfer, response)
         if (response.problem or {}).get("paymentState") == "held":  # it may become credit again
             return CreditHeld(transfer=transfer, response=response)
-        served = yield CountServedCalls(tx_hash=transfer.tx_hash)
-        yield RecordTransferState(tx_hash=transfer.tx_hash, state=TransferState.CONFIRMED, rest=0)
-        return PaymentExhausted(is_ours=isinstance(served, int) and served > 0)
+        served = await io.count_served_calls(transfer.tx_hash)
+        await io.record_transfer_state(transfer.tx_hash, TransferState.CONFIRMED, 0)
+        return PaymentExhausted(is_ours=served > 0)
     if code == Code.PAYMENT_INSUFFICIENT.value:
         missing = read_missing(response.problem or {}, transfer.asset)
         return InsufficientCredit(transfer=transfer, missing=missing, response=response)
     if code in REJECTED_CODES:
         if code in REFUSED_CODES:
-            yield RecordTransferState(tx_hash=transfer.tx_hash, state=TransferState.REFUSED)
+            await io.record_transfer_state(transfer.tx_hash, TransferState.REFUSED)
         reason = (response.problem or {}).get("reason")
         return PaymentRejected(response=response, reason=reason if isinstance(reason, str) else None)
     if code == Code.PRICE_ABOVE_MAX.value:
@@ -164,7 +163,7 @@ def decide_outcome(transfer: Transfer, response: GatewayResponse) -> Flow[Paymen
     is_served = response.headers.get("tollway-payment-state") == "charged"
     if is_served or rest is not None or transfer.state is TransferState.REFUSED:
         state = TransferState.CONFIRMED
-        yield RecordTransferState(tx_hash=transfer.tx_hash, state=state, rest=rest, is_served=is_served)
+        await io.record_transfer_state(transfer.tx_hash, state, rest, is_served=is_served)
     return CallResult(response=response, transfer=transfer)
 
 

@@ -13,19 +13,20 @@ import httpx
 from pydantic_core import from_json
 
 from tollway.body_text import CHARSETS, Undecoded, decode_body
-from tollway.client.errors import AnswerUnreadable, GatewayProblem, GatewayUnreachable
-from tollway.client.fee_limit import format_fee
-from tollway.client.response_rules import CallResult
-from tollway.client.steps import (
+from tollway.client.call_io import (
     PAYMENT_STATES,
+    PROOF_HEADERS,
     GatewayResponse,
+    HeaderPairs,
     NodeError,
     NodeOutcome,
     NodeResult,
     NodeUnavailable,
     NoResponse,
-    SendCall,
 )
+from tollway.client.errors import AnswerUnreadable, GatewayProblem, GatewayUnreachable
+from tollway.client.fee_limit import format_fee
+from tollway.client.response_rules import CallResult
 from tollway.client.x402 import SettlementReceipt, read_receipt
 from tollway.ids import TxHash
 
@@ -121,14 +122,15 @@ def is_retryable_response(response: httpx.Response) -> bool:
 
 
 def read_response(
-    step: SendCall, response: httpx.Response, content: bytes | None
+    sent: HeaderPairs, response: httpx.Response, content: bytes | None
 ) -> GatewayResponse | NoResponse:
-    """The outcome of a call step. `content`: the body of the gateway's own problem, None for every other response.
+    """The outcome of a request of a call. `sent`: the headers that were added to it. `content`: the body of the gateway's own problem, None for every other response.
 
     The gateway names the payment state in every response to a call. A response without one, of any status, is of a proxy before the
     gateway: where the request carried a payment, the gateway may have sent it on and charged it, so its outcome is unknown."""
     answered = _parse_response(response, content)
-    if step.carries_payment and answered.payment_state not in PAYMENT_STATES:
+    carries_payment = any(name.lower() in PROOF_HEADERS for name, _ in sent)
+    if carries_payment and answered.payment_state not in PAYMENT_STATES:
         detail = (
             f"A response with status {answered.status} arrived without a payment state, so it is not the gateway's: a proxy before the gateway may have sent it. "
             "Whether the call was served and charged is unknown."

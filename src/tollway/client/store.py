@@ -21,9 +21,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tollway.client.errors import StoreUnusable
-from tollway.client.quote import Cap, to_atto, units_to_atto
-from tollway.client.steps import (
+from tollway.client.call_io import (
     UNRESOLVED,
     WORTHLESS,
     AuthorizationState,
@@ -37,6 +35,8 @@ from tollway.client.steps import (
     Transfer,
     TransferState,
 )
+from tollway.client.errors import StoreUnusable
+from tollway.client.quote import Cap, to_atto, units_to_atto
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset

@@ -1,5 +1,5 @@
 """Pays a call by a transfer (rail `tx`): chooses among the offers of a 402, signs, stores, broadcasts, and waits until the payment is
-confirmed. Sub-flows of `flow`. Pure; they yield steps.
+confirmed. Sub-flows of `flow`.
 
 The gateway's numbers are compared with what the caller allows before anything is signed. The order is fixed: sign, store on disk,
 and only then send. After a crash the same bytes are sent again; a second payment to the same payee is not signed while the first
@@ -9,9 +9,28 @@ one can still be mined.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Literal
+from functools import partial
+from typing import Literal, assert_never
 
 from tollway.chain.networks import describe_network
+from tollway.client.call_io import (
+    CallIo,
+    GatewayResponse,
+    NodeError,
+    NodeIo,
+    NodeResult,
+    NodeUnavailable,
+    NonceTaken,
+    OverBudget,
+    PaidAlready,
+    PaymentProgress,
+    PaymentQuote,
+    SignedAuthorization,
+    Stored,
+    Transfer,
+    TransferState,
+    UnsignedTransfer,
+)
 from tollway.client.errors import (
     BudgetExhausted,
     CannotPay,
@@ -26,34 +45,9 @@ from tollway.client.finality import (
     approve_in_budget,
     is_finally_reverted,
     parse_quantity,
-    store_in_budget,
+    repeat_in_budget,
 )
 from tollway.client.quote import KNOWN_ASSETS, Cap, TransferOffer, is_symbol, to_atto
-from tollway.client.steps import (
-    FindNextNonce,
-    FindUnsentTransfers,
-    Flow,
-    GatewayResponse,
-    NodeError,
-    NodeResult,
-    NodeUnavailable,
-    NonceTaken,
-    OverBudget,
-    PaidAlready,
-    Pause,
-    PaymentProgress,
-    PaymentQuote,
-    QueryNode,
-    RecordTransferState,
-    ReportProgress,
-    SignedAuthorization,
-    SignedTransfer,
-    SignTransfer,
-    Stored,
-    StoreTransfer,
-    Transfer,
-    TransferState,
-)
 from tollway.errors import Code
 from tollway.ids import Address, ChainId, TxHash, keccak256
 from tollway.money import Asset, format_decimal
@@ -107,25 +101,27 @@ class StoredTransfer:
 # ---- Before anything is signed.
 
 
-def verify_asset(offer: TransferOffer, source: PaymentSource) -> Flow[Asset | None]:
+async def verify_asset(io: NodeIo, offer: TransferOffer, source: PaymentSource) -> Asset | None:
     """The offered asset, where a source other than the gateway describes it equally; else None."""
-    known = yield from find_asset(offer.chain_id, offer.token, source)
+    known = await find_asset(io, offer.chain_id, offer.token, source)
     # The domain is for authorisations only, and the store of payments does not keep it.
     return offer.asset if known is not None and replace(known, domain=None) == offer.asset else None
 
 
-def find_asset(chain_id: ChainId, token: Address | None, source: PaymentSource) -> Flow[Asset | None]:
+async def find_asset(
+    io: NodeIo, chain_id: ChainId, token: Address | None, source: PaymentSource
+) -> Asset | None:
     """The asset by a source other than the gateway: the caller, a preset, or the token's contract. None: no source."""
     key = (chain_id, token)
     known = source.assets.get(key) or KNOWN_ASSETS.get(key)
     if known is None and token is not None and chain_id in source.chains:
-        known = yield from _fetch_token(chain_id, token)
+        known = await _fetch_token(io, chain_id, token)
     return known
 
 
-def _fetch_token(chain_id: ChainId, token: Address) -> Flow[Asset | None]:
-    decimals = yield from _eth_call(chain_id, token, _DECIMALS)
-    symbol = _decode_symbol((yield from _eth_call(chain_id, token, _SYMBOL)))
+async def _fetch_token(io: NodeIo, chain_id: ChainId, token: Address) -> Asset | None:
+    decimals = await _eth_call(io, chain_id, token, _DECIMALS)
+    symbol = _decode_symbol(await _eth_call(io, chain_id, token, _SYMBOL))
     number = int.from_bytes(decimals, "big")
     if len(decimals) != 32 or number > 36 or symbol is None:
         return None
@@ -166,25 +162,26 @@ def explain_shortfall(asset: Asset, due: int, balance: int, payer: Address) -> s
     )
 
 
-def fetch_balance(asset: Asset, holder: Address) -> Flow[int]:
+async def fetch_balance(io: NodeIo, asset: Asset, holder: Address) -> int:
     """The balance of `holder`, in base units."""
     if asset.token is None:
-        return (yield from _query_number(asset.chain_id, "eth_getBalance", str(holder), "latest"))
-    result = yield from _eth_call(asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
+        return await _query_number(io, asset.chain_id, "eth_getBalance", str(holder), "latest")
+    result = await _eth_call(io, asset.chain_id, asset.token, _BALANCE_OF + bytes(12) + holder)
     return int.from_bytes(result, "big") if len(result) == 32 else 0
 
 
 # ---- Signing and storing.
 
 
-def make_transfer(
+async def make_transfer(
+    io: CallIo,
     asset: Asset,
     offer: TransferOffer,
     amount: int,
     source: PaymentSource,
     tried: frozenset[TxHash],
     max_fee: Cap | None = None,
-) -> Flow[StoredTransfer]:
+) -> StoredTransfer:
     """Signs and stores a payment; returns it, or the stored payment that replaces it.
 
     It does not broadcast the payment. Raises `CannotPay`, `FeeAboveMax`, `BudgetExhausted` and `NodeUnreachable`; then nothing
@@ -193,30 +190,29 @@ def make_transfer(
     if not 0 < amount <= UINT256_MAX:
         raise CannotPay("The amount is out of range.")
     chain_id = asset.chain_id
-    served = yield from _query_number(chain_id, "eth_chainId")
+    served = await _query_number(io, chain_id, "eth_chainId")
     if served != chain_id:
         raise CannotPay(
             f"The node that is configured for {describe_network(chain_id)} serves {describe_network(ChainId(served))}. "
             "Correct its URL in rpc_urls (--rpc, TOLLWAY_RPC)."
         )
     to, value, calldata = _build_transaction(asset, offer.pay_to, amount)
-    gas = yield from _estimate_gas(chain_id, source.payer, to, value, calldata)
-    fee = yield from _fetch_fee(chain_id, gas)
+    gas = await _estimate_gas(io, chain_id, source.payer, to, value, calldata)
+    fee = await _fetch_fee(io, chain_id, gas)
     quote = _build_quote(asset, offer, amount, fee, max_fee)
     native = _native_asset(chain_id)
-    funds = yield from fetch_balance(native, source.payer)
+    funds = await fetch_balance(io, native, source.payer)
     if funds < value + fee.max_wei:
         reason = explain_shortfall(native, value + fee.max_wei, funds, source.payer)
         raise CannotPay(f"This wallet cannot pay for gas: {reason}.")
-    yield from approve_in_budget(quote)
+    await approve_in_budget(io, quote)
     for _ in range(NONCE_TRIES_MAX):
-        pending = yield from _query_number(chain_id, "eth_getTransactionCount", str(source.payer), "pending")
-        stored = yield FindNextNonce(chain_id=chain_id, pending=pending)
-        assert isinstance(stored, int)
+        pending = await _query_number(io, chain_id, "eth_getTransactionCount", str(source.payer), "pending")
+        stored = await io.find_next_nonce(chain_id, pending)
         if stored > pending:  # the node lacks earlier transactions, without which it never mines the next one
-            yield from _broadcast_unsent(chain_id)
+            await _broadcast_unsent(io, chain_id)
         nonce = max(pending, stored)
-        signed = yield SignTransfer(
+        unsigned = UnsignedTransfer(
             chain_id=chain_id,
             nonce=nonce,
             to=to,
@@ -226,7 +222,7 @@ def make_transfer(
             fee_max_wei=fee.price_wei,
             tip_wei=fee.tip_wei,
         )
-        assert isinstance(signed, SignedTransfer)
+        signed = await io.sign_transfer(unsigned)
         transfer = Transfer(
             tx_hash=signed.tx_hash,
             raw=signed.raw,
@@ -241,7 +237,7 @@ def make_transfer(
             state=TransferState.STORED,
             fee_max_wei=fee.max_wei,
         )
-        kept = yield from _store(StoreTransfer(transfer=transfer, price=offer.amount, tried=tried))
+        kept = await _store(io, transfer, offer.amount, tried)
         if kept is not None:
             return kept
     raise CannotPay("Other processes of this wallet keep taking its nonces. Try again.")
@@ -264,9 +260,10 @@ def _build_quote(
     )
 
 
-def _store(step: StoreTransfer) -> Flow[StoredTransfer | None]:
-    transfer = step.transfer
-    outcome = yield from store_in_budget(step)
+async def _store(
+    io: CallIo, transfer: Transfer, price: int, tried: frozenset[TxHash]
+) -> StoredTransfer | None:
+    outcome = await repeat_in_budget(io, partial(io.store_transfer, transfer, price, tried))
     match outcome:
         case Stored():
             return StoredTransfer(transfer=transfer, is_new=True)
@@ -277,7 +274,7 @@ def _store(step: StoreTransfer) -> Flow[StoredTransfer | None]:
         case OverBudget():
             raise BudgetExhausted(outcome.explain(transfer))
         case _:
-            raise AssertionError("the step has another outcome")
+            assert_never(outcome)
 
 
 def _build_transaction(asset: Asset, pay_to: Address, amount: int) -> tuple[Address, int, bytes]:
@@ -291,22 +288,24 @@ def _native_asset(chain_id: ChainId) -> Asset:
     return Asset(chain_id=chain_id, token=None, symbol=native_symbol(chain_id), decimals=18)
 
 
-def _estimate_gas(chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes) -> Flow[int]:
+async def _estimate_gas(
+    io: NodeIo, chain_id: ChainId, payer: Address, to: Address, value: int, calldata: bytes
+) -> int:
     call_object = {"from": str(payer), "to": str(to), "value": hex(value), "data": "0x" + calldata.hex()}
-    estimate = yield from _query_number(chain_id, "eth_estimateGas", call_object)
+    estimate = await _query_number(io, chain_id, "eth_estimateGas", call_object)
     gas = estimate + estimate // 4  # a balance slot may become non-zero meanwhile, which costs more
     if gas > GAS_MAX:
         raise FeeAboveMax(f"The transfer would use {gas} gas; the limit of a payment is {GAS_MAX}.")
     return gas
 
 
-def _fetch_fee(chain_id: ChainId, gas: int) -> Flow[NetworkFee]:
+async def _fetch_fee(io: NodeIo, chain_id: ChainId, gas: int) -> NetworkFee:
     """Tip and maximum fee per gas (EIP-1559). Twice the base fee is enough for six full blocks in a row."""
-    block = yield from _query(chain_id, "eth_getBlockByNumber", "latest", False)
+    block = await _query(io, chain_id, "eth_getBlockByNumber", "latest", False)
     base = block.get("baseFeePerGas") if isinstance(block, Mapping) else None
     if not isinstance(base, str):
         raise CannotPay(f"Chain {chain_id} has no EIP-1559 fees.")
-    tip = yield QueryNode(chain_id=chain_id, method="eth_maxPriorityFeePerGas")
+    tip = await io.query_node(chain_id, "eth_maxPriorityFeePerGas")
     tip_wei = TIP_FALLBACK_WEI  # many nodes lack the method
     if isinstance(tip, NodeResult):
         tip_wei = _parse_number(tip.result)
@@ -318,7 +317,7 @@ def _fetch_fee(chain_id: ChainId, gas: int) -> Flow[NetworkFee]:
 # ---- After the payment is stored.
 
 
-def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[TransferState]:
+async def wait_for_confirmation(io: CallIo, transfer: Transfer, patience: Patience) -> TransferState:
     """Waits until a stored payment is confirmed or can never be. Broadcasts the stored bytes repeatedly.
 
     Raises `PaymentPending` after `patience`: the payment stays stored and the next call continues with it.
@@ -327,7 +326,7 @@ def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[Transf
         return transfer.state
     polls = max(1, int(patience.wait_s / patience.poll_s))
     for poll in range(polls):
-        state, confirmations = yield from _read_state(transfer)
+        state, confirmations = await _read_state(io, transfer)
         if state is TransferState.STORED:
             raise PaymentPending(
                 f"Your chain node reports that the payment {transfer.tx_hash} of {transfer.describe()} was reverted. That "
@@ -338,15 +337,15 @@ def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[Transf
         if state is not None:
             # The rest of a confirmed payment is not changed: another call may have spent it meanwhile.
             rest = None if state is TransferState.CONFIRMED else 0
-            yield RecordTransferState(tx_hash=transfer.tx_hash, state=state, rest=rest)
+            await io.record_transfer_state(transfer.tx_hash, state, rest)
             return state
         if poll % REBROADCAST_EVERY == 0:
-            yield from broadcast(transfer)
+            await broadcast(io, transfer)
         if confirmations is not None:
-            yield _report_confirmations(transfer, confirmations)
+            await io.report_progress(_build_progress(transfer, confirmations))
         if poll % REBROADCAST_EVERY == 0:
             continue  # a quick chain may have mined it already
-        yield Pause(seconds=patience.poll_s)
+        await io.sleep(patience.poll_s)
     raise PaymentPending(
         f"The payment {transfer.tx_hash} of {transfer.describe()} has not enough confirmations yet. "
         "Repeat the call later; it continues with this payment.",
@@ -354,61 +353,51 @@ def wait_for_confirmation(transfer: Transfer, patience: Patience) -> Flow[Transf
     )
 
 
-def _report_confirmations(transfer: Transfer, confirmations: int) -> ReportProgress:
-    return ReportProgress(
-        progress=PaymentProgress(
-            payment=transfer,
-            confirmations=confirmations,
-            confirmations_needed=transfer.confirmations,
-        )
+def _build_progress(transfer: Transfer, confirmations: int) -> PaymentProgress:
+    return PaymentProgress(
+        payment=transfer,
+        confirmations=confirmations,
+        confirmations_needed=transfer.confirmations,
     )
 
 
-def broadcast(transfer: Transfer) -> Flow[str | None]:
+async def broadcast(io: NodeIo, transfer: Transfer) -> str | None:
     """Sends the stored bytes. The response does not count ("already known", none at all): the receipt decides.
 
     Returns the node's refusal, for messages.
     """
-    outcome = yield QueryNode(
-        chain_id=transfer.chain_id, method="eth_sendRawTransaction", params=("0x" + transfer.raw.hex(),)
-    )
+    outcome = await io.query_node(transfer.chain_id, "eth_sendRawTransaction", "0x" + transfer.raw.hex())
     return outcome.message if isinstance(outcome, NodeError) else None
 
 
-def _broadcast_unsent(chain_id: ChainId) -> Flow[None]:
-    earlier = yield FindUnsentTransfers(chain_id=chain_id)
-    assert isinstance(earlier, tuple)
+async def _broadcast_unsent(io: CallIo, chain_id: ChainId) -> None:
+    earlier = await io.find_unsent_transfers(chain_id)
     for transfer in earlier:
-        if isinstance(transfer, Transfer):
-            yield from broadcast(transfer)
+        await broadcast(io, transfer)
 
 
-def resume_transfers(transfers: Sequence[Transfer]) -> Flow[None]:
+async def resume_transfers(io: NodeIo, transfers: Sequence[Transfer]) -> None:
     """Broadcasts every stored payment without a receipt again, after a start. Waits for nothing."""
     for transfer in sorted(transfers, key=lambda t: (t.chain_id, t.nonce)):
         if transfer.state is not TransferState.STORED:
             continue
-        receipt = yield QueryNode(
-            chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
-        )
+        receipt = await io.query_node(transfer.chain_id, "eth_getTransactionReceipt", str(transfer.tx_hash))
         if isinstance(receipt, NodeResult) and receipt.result is None:
-            yield from broadcast(transfer)
+            await broadcast(io, transfer)
 
 
-def _read_state(transfer: Transfer) -> Flow[tuple[TransferState | None, int | None]]:
+async def _read_state(io: NodeIo, transfer: Transfer) -> tuple[TransferState | None, int | None]:
     """Reads the state of a payment and its confirmations from the chain; each None while it is uncertain, also where the node is away.
     `STORED`: the receipt is reverted, and its block is not final."""
-    outcome = yield QueryNode(
-        chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
-    )
+    outcome = await io.query_node(transfer.chain_id, "eth_getTransactionReceipt", str(transfer.tx_hash))
     if not isinstance(outcome, NodeResult):
         return None, None
     if outcome.result is None:
-        return (yield from _find_replacement(transfer)), 0
+        return (await _find_replacement(io, transfer)), 0
     receipt = outcome.result
     if not isinstance(receipt, Mapping) or receipt.get("transactionHash") != str(transfer.tx_hash):
         return None, None
-    head = yield QueryNode(chain_id=transfer.chain_id, method="eth_blockNumber")
+    head = await io.query_node(transfer.chain_id, "eth_blockNumber")
     if not isinstance(head, NodeResult):
         return None, None
     mined, now_at, status = (
@@ -420,27 +409,23 @@ def _read_state(transfer: Transfer) -> Flow[tuple[TransferState | None, int | No
     if confirmations < transfer.confirmations:
         return None, confirmations
     if status == 0:
-        is_final = yield from is_finally_reverted(transfer.chain_id, transfer.tx_hash)
+        is_final = await is_finally_reverted(io, transfer.chain_id, transfer.tx_hash)
         return (TransferState.FAILED if is_final else TransferState.STORED), confirmations
     return (TransferState.CONFIRMED if status == 1 else None), confirmations
 
 
-def _find_replacement(transfer: Transfer) -> Flow[TransferState | None]:
+async def _find_replacement(io: NodeIo, transfer: Transfer) -> TransferState | None:
     """`REPLACED` where a payment without a receipt can never be mined: a *finalized* block holds its nonce.
 
     The receipt is read again after the count, because a new block can arrive between the two requests.
     """
-    counted = yield QueryNode(
-        chain_id=transfer.chain_id,
-        method="eth_getTransactionCount",
-        params=(str(transfer.payer), "finalized"),
+    counted = await io.query_node(
+        transfer.chain_id, "eth_getTransactionCount", str(transfer.payer), "finalized"
     )
     taken = parse_quantity(counted.result) if isinstance(counted, NodeResult) else None
     if taken is None or taken <= transfer.nonce:
         return None
-    again = yield QueryNode(
-        chain_id=transfer.chain_id, method="eth_getTransactionReceipt", params=(str(transfer.tx_hash),)
-    )
+    again = await io.query_node(transfer.chain_id, "eth_getTransactionReceipt", str(transfer.tx_hash))
     is_gone = isinstance(again, NodeResult) and again.result is None
     return TransferState.REPLACED if is_gone else None
 
@@ -448,8 +433,8 @@ def _find_replacement(transfer: Transfer) -> Flow[TransferState | None]:
 # ---- Requests to a node before anything is signed: a failure ends the flow.
 
 
-def _query(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
-    outcome = yield QueryNode(chain_id=chain_id, method=method, params=params)
+async def _query(io: NodeIo, chain_id: ChainId, method: str, *params: object) -> object:
+    outcome = await io.query_node(chain_id, method, *params)
     match outcome:
         case NodeResult(result=result):
             return result
@@ -458,16 +443,16 @@ def _query(chain_id: ChainId, method: str, *params: object) -> Flow[object]:
         case NodeUnavailable(detail=detail):
             raise NodeUnreachable(f"The node of chain {chain_id} gives no usable response: {detail}.")
         case _:
-            raise AssertionError("the step has no node outcome")
+            assert_never(outcome)
 
 
-def _query_number(chain_id: ChainId, method: str, *params: object) -> Flow[int]:
-    return _parse_number((yield from _query(chain_id, method, *params)))
+async def _query_number(io: NodeIo, chain_id: ChainId, method: str, *params: object) -> int:
+    return _parse_number(await _query(io, chain_id, method, *params))
 
 
-def _eth_call(chain_id: ChainId, to: Address, calldata: bytes) -> Flow[bytes]:
+async def _eth_call(io: NodeIo, chain_id: ChainId, to: Address, calldata: bytes) -> bytes:
     call_object = {"to": str(to), "data": "0x" + calldata.hex()}
-    result = yield from _query(chain_id, "eth_call", call_object, "latest")
+    result = await _query(io, chain_id, "eth_call", call_object, "latest")
     try:
         return bytes.fromhex(str(result).removeprefix("0x"))
     except ValueError as exc:
@@ -528,7 +513,8 @@ def exceeds_call(
 MAX_PRICE_REACHED = "a second signature for this call would exceed max_price"
 
 
-def make_payment(
+async def make_payment(
+    io: CallIo,
     offers: Sequence[TransferOffer],
     insufficient: InsufficientCredit | None,
     source: PaymentSource,
@@ -536,7 +522,7 @@ def make_payment(
     tried: frozenset[TxHash],
     paid: Sequence[Transfer] = (),
     rejected: Sequence[SignedAuthorization] = (),
-) -> Flow[StoredTransfer]:
+) -> StoredTransfer:
     """Chooses an offer, signs a payment and stores it.
 
     `insufficient`: the response to a payment whose rest is less than the price. `paid`: the earlier transfers of this call;
@@ -544,25 +530,25 @@ def make_payment(
     authorisations of this call that the gateway refused, and can still settle.
     """
     if paid:
-        return (yield from _pay_difference(offers, insufficient, source, rules, tried, paid, rejected))
+        return await _pay_difference(io, offers, insufficient, source, rules, tried, paid, rejected)
     reasons: list[str] = []
     is_fee_above = False
     if not offers:
         raise CannotPay("The gateway offers no transfer that this wallet can make.")
     for offer in _order_offers(offers, insufficient):
-        asset = yield from _check_offer(offer, source, rules, reasons)
+        asset = await _check_offer(io, offer, source, rules, reasons)
         if asset is None:
             continue
         amount = _amount_due(offer, asset, insufficient, rules)
         if rejected and exceeds_call(amount, asset, rejected, rules):
             reasons.append(MAX_PRICE_REACHED)
             continue
-        balance = yield from fetch_balance(asset, source.payer)
+        balance = await fetch_balance(io, asset, source.payer)
         if balance < amount:
             reasons.append(explain_shortfall(asset, amount, balance, source.payer))
             continue
         try:
-            return (yield from make_transfer(asset, offer, amount, source, tried, rules.max_fee))
+            return await make_transfer(io, asset, offer, amount, source, tried, rules.max_fee)
         except FeeAboveMax as failure:  # another network may cost less
             reasons.append(failure.detail.rstrip("."))
             is_fee_above = True
@@ -570,7 +556,8 @@ def make_payment(
     raise kind("This wallet cannot pay the call: " + "; ".join(reasons) + ".")
 
 
-def _pay_difference(
+async def _pay_difference(
+    io: CallIo,
     offers: Sequence[TransferOffer],
     insufficient: InsufficientCredit | None,
     source: PaymentSource,
@@ -578,7 +565,7 @@ def _pay_difference(
     tried: frozenset[TxHash],
     paid: Sequence[Transfer],
     rejected: Sequence[SignedAuthorization],
-) -> Flow[StoredTransfer]:
+) -> StoredTransfer:
     """Pays the difference to a payment of this call: to the same payee, in the same asset, and both together within the limit."""
     last = paid[-1]
     if len(paid) > 1:
@@ -592,12 +579,12 @@ def _pay_difference(
         raise _refuse_second_payment(
             last, f"{format_decimal(max(due, 0), decimals=asset.decimals)} {asset.symbol} more"
         )
-    balance = yield from fetch_balance(asset, source.payer)
+    balance = await fetch_balance(io, asset, source.payer)
     if balance < due:
         reason = explain_shortfall(asset, due, balance, source.payer)
         raise CannotPay(f"This wallet cannot pay the difference: {reason}.", transaction=last.tx_hash)
     try:
-        return (yield from make_transfer(asset, same[0], due, source, tried, rules.max_fee))
+        return await make_transfer(io, asset, same[0], due, source, tried, rules.max_fee)
     except FeeAboveMax as failure:
         raise FeeAboveMax(failure.detail, transaction=last.tx_hash) from failure
 
@@ -626,16 +613,16 @@ def _token_of(transfer: Transfer) -> tuple[object, object]:
     return transfer.asset.chain_id, transfer.asset.token
 
 
-def _check_offer(
-    offer: TransferOffer, source: PaymentSource, rules: CallRules, reasons: list[str]
-) -> Flow[Asset | None]:
+async def _check_offer(
+    io: CallIo, offer: TransferOffer, source: PaymentSource, rules: CallRules, reasons: list[str]
+) -> Asset | None:
     """The asset to pay in; None with a reason added to `reasons`. Raises `PriceAboveMax`: every offer has the same price."""
     if offer.chain_id not in source.chains:
         reasons.append(
             f"{explain_missing_node(offer.chain_id, source)}; add one to rpc_urls (--rpc, TOLLWAY_RPC)"
         )
         return None
-    asset = yield from verify_asset(offer, source)
+    asset = await verify_asset(io, offer, source)
     if asset is None:
         reasons.append(f"the gateway describes {offer.symbol} on chain {offer.chain_id} wrongly")
         return None

@@ -14,13 +14,14 @@ from typing import Self
 import coincurve
 
 from tollway.chain.signer import derive_address, sign_digest, sign_transaction
+from tollway.client.call_io import SignedAuthorization, SignedTransfer, UnsignedTransfer
 from tollway.client.keystore import open_keystore
-from tollway.client.steps import SignAuthorization, SignedAuthorization, SignedTransfer, SignTransfer
-from tollway.client.x402 import encode_payment
+from tollway.client.x402 import X402Offer, encode_payment
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.signatures import paid_call_digest
 from tollway.identity.siwe import PublicOrigin
 from tollway.ids import Address, ChainId, TxHash, keccak256
+from tollway.money import Asset
 from tollway.payments.eip3009 import transfer_digest
 from tollway.payments.proof import Binding, format_binding
 
@@ -89,26 +90,26 @@ class Wallet:
             return cls.from_key(key)
         raise KeyUnusable("no key: name a file in TOLLWAY_KEY_FILE, or set TOLLWAY_PRIVATE_KEY")
 
-    def sign_transfer(self, step: SignTransfer) -> SignedTransfer:
+    def sign_transfer(self, unsigned: UnsignedTransfer) -> SignedTransfer:
         """Signs an EIP-1559 transaction."""
         signed = sign_transaction(
             self._key,
-            chain_id=step.chain_id,
-            nonce=step.nonce,
-            to=step.to,
-            value=step.value,
-            calldata=step.calldata,
-            gas=step.gas,
-            max_fee_wei=step.fee_max_wei,
-            tip_wei=step.tip_wei,
+            chain_id=unsigned.chain_id,
+            nonce=unsigned.nonce,
+            to=unsigned.to,
+            value=unsigned.value,
+            calldata=unsigned.calldata,
+            gas=unsigned.gas,
+            max_fee_wei=unsigned.fee_max_wei,
+            tip_wei=unsigned.tip_wei,
         )
         return SignedTransfer(tx_hash=signed.tx_hash, raw=signed.raw)
 
     def sign_authorization(
-        self, step: SignAuthorization, *, gateway: str, now_s: int, nonce: bytes
+        self, offer: X402Offer, asset: Asset, *, gateway: str, now_s: int, nonce: bytes
     ) -> SignedAuthorization:
-        """Signs an EIP-3009 `TransferWithAuthorization` for one call. `nonce`: 32 new random bytes."""
-        offer = step.offer
+        """Signs an EIP-3009 `TransferWithAuthorization` for one call. `asset`: the offer's token, by another source than the gateway. `nonce`: 32 new
+        random bytes."""
         valid_before = now_s + offer.timeout_s
         digest = transfer_digest(
             offer.domain,
@@ -132,7 +133,7 @@ class Wallet:
         return SignedAuthorization(
             nonce=nonce,
             proof=proof,
-            asset=step.asset,
+            asset=asset,
             payer=self.address,
             pay_to=offer.pay_to,
             gateway=gateway,

@@ -16,7 +16,6 @@ from urllib.parse import urlsplit
 import httpx
 
 from tollway.client import Wallet
-from tollway.client.steps import SignAuthorization
 from tollway.client.x402 import X402Offer, read_receipt, read_x402_offers
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import transaction_digests
@@ -269,7 +268,8 @@ class Tour:
             "The caller signs the terms of the 402 (EIP-3009). The gateway sends the transfer after the API has responded.",
         )
         signed = self._visitor.sign_authorization(
-            SignAuthorization(offer=self._find_offer(terms), asset=self._playground.usdc),
+            self._find_offer(terms),
+            self._playground.usdc,
             gateway=str(self._origin),
             now_s=int(time.time()),
             nonce=secrets.token_bytes(32),

@@ -1,20 +1,17 @@
-"""The steps of a flow and their outcomes: closed unions between the pure flow and its drivers.
-
-A flow yields one `Step` and receives the matching outcome. This module holds records only.
+"""The port between a flow and the world: `CallIo` has every exchange with the gateway, a chain node, the wallet and its store. `Exchange`
+(`client/exchange.py`) performs them for both clients; the other records here are what they take and return.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TypeVar
+from typing import Protocol
 
 from tollway.client.fee_limit import format_fee
 from tollway.client.quote import ATTO_DECIMALS
 from tollway.client.x402 import X402Offer
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset, format_decimal
-
-T = TypeVar("T")
 
 
 class TransferState(StrEnum):
@@ -100,21 +97,9 @@ class SignedAuthorization:
         return "0x" + self.nonce.hex()
 
 
-# ---- Steps to the gateway.
+# ---- The gateway.
 
 HeaderPairs = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendCall:
-    """Send the call with these headers added to its own. `method` None: the call's own. -> `GatewayResponse` | `NoResponse`."""
-
-    headers: HeaderPairs = field(default=(), repr=False)
-    method: str | None = None
-
-    @property
-    def carries_payment(self) -> bool:
-        return any(name.lower() in PROOF_HEADERS for name, _ in self.headers)
 
 
 PROOF_HEADERS = frozenset({"x-payment-tx", "payment-signature"})
@@ -176,7 +161,7 @@ class NoResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """A request to the control plane. -> `ControlResponse`. `path`: under the API prefix, encoded, with its query. `is_signed`: by the wallet
+    """A request to the control plane. `path`: under the API prefix, encoded, with its query. `is_signed`: by the wallet
     (ERC-8128). `entries`: the member of the response that is a list of objects."""
 
     method: str
@@ -196,24 +181,7 @@ class ControlResponse:
     etag: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignCall:
-    """Sign this call for a payment, with a bound signature: a new nonce, validity from the clock. -> `HeaderPairs`."""
-
-    chain_id: ChainId
-    tx_hash: TxHash
-
-
-# ---- Steps to a chain node.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryNode:
-    """One JSON-RPC request. -> `NodeResult` | `NodeError` | `NodeUnavailable`."""
-
-    chain_id: ChainId
-    method: str
-    params: tuple[object, ...] = ()
+# ---- A chain node.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,14 +204,7 @@ class NodeUnavailable:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """Wait. -> None."""
-
-    seconds: float
-
-
-# ---- Steps to the wallet and its store.
+# ---- The wallet and its store.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,14 +227,6 @@ class PaymentQuote:
             return f"{text}, without a network fee."
         fee, limit = (format_fee(self.asset.chain_id, wei) for wei in (self.fee_max_wei, self.fee_limit_wei))
         return f"{text}; network fee at most {fee}, limit {limit}."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ApprovePayment:
-    """Check the payment against the limits of the wallet and the session, then pass it to the caller before it is signed; an exception of the caller ends
-    the call unsigned. -> `OverBudget`, and the caller gets nothing; else None."""
-
-    quote: PaymentQuote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,15 +258,8 @@ class PaymentProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportProgress:
-    """Pass the progress of a payment to the caller. -> None."""
-
-    progress: PaymentProgress
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignTransfer:
-    """Sign an EIP-1559 transaction. -> `SignedTransfer`. Nothing is sent."""
+class UnsignedTransfer:
+    """An EIP-1559 transaction before its signature."""
 
     chain_id: ChainId
     nonce: int
@@ -329,41 +275,6 @@ class SignTransfer:
 class SignedTransfer:
     tx_hash: TxHash
     raw: bytes = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindPayments:
-    """Find payments of this wallet that can pay this call: at this gateway, to a last known payee of the listing, or to one of
-    `payees`. Credit first, the largest rest first, then unresolved ones. -> `tuple[Transfer, ...]`."""
-
-    payees: tuple[Address, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindNextNonce:
-    """Find the next nonce on that chain by the wallet's store, where the node reports `pending`; 0 without any. -> int."""
-
-    chain_id: ChainId
-    pending: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindUnsentTransfers:
-    """Find stored payments of this wallet on that chain without a known receipt. -> `tuple[Transfer, ...]`."""
-
-    chain_id: ChainId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreTransfer:
-    """Store a signed payment durably, before it is sent. -> `StoreOutcome`.
-
-    `price`: of one call, in base units. `tried`: payments that this call has tried already.
-    """
-
-    transfer: Transfer
-    price: int
-    tried: frozenset[TxHash] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,106 +319,82 @@ class NonceTaken:
     """Nothing was stored: another process of this wallet took that nonce first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordTransferState:
-    """Record the state of a payment. `rest` None: unchanged; `is_served`: it has paid a call of
-    this wallet. -> None."""
-
-    tx_hash: TxHash
-    state: TransferState
-    rest: int | None = None
-    is_served: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CountServedCalls:
-    """Count the calls of this wallet that a payment has paid, by the store. -> int."""
-
-    tx_hash: TxHash
-
-
-# ---- Steps about authorisations.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseAuthorization:
-    """Lease an authorisation that an earlier run of the same request left to be sent again, for this call.
-    -> `SignedAuthorization` | None."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FindLapsedAuthorizations:
-    """Find open, released and abandoned authorisations of this wallet whose `valid_before` has passed by the local clock, on chains
-    with a node; the oldest first, up to a maximum. `nonce`: only this one. -> `tuple[SignedAuthorization, ...]`."""
-
-    nonce: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SignAuthorization:
-    """Sign an offer, with a new nonce and times from the clock. -> `SignedAuthorization`. It is not sent yet.
-
-    `asset`: the offer's token, by another source than the gateway.
-    """
-
-    offer: X402Offer
-    asset: Asset
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreAuthorization:
-    """Store an authorisation durably, before it is sent. -> `Stored` | `OverBudget`."""
-
-    authorization: SignedAuthorization
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordAuthorizationState:
-    """Record the state of an authorisation. `OPEN` leaves it to the next run of the same request. `is_sent_again`: the next run sends it
-    again in this state too. -> None."""
-
-    nonce: bytes
-    state: AuthorizationState
-    tx_hash: TxHash | None = None
-    is_sent_again: bool = False
-
-
-Step = (
-    SendCall
-    | ControlRequest
-    | SignCall
-    | QueryNode
-    | Pause
-    | ApprovePayment
-    | ReportProgress
-    | SignTransfer
-    | FindPayments
-    | FindNextNonce
-    | FindUnsentTransfers
-    | StoreTransfer
-    | RecordTransferState
-    | CountServedCalls
-    | LeaseAuthorization
-    | FindLapsedAuthorizations
-    | SignAuthorization
-    | StoreAuthorization
-    | RecordAuthorizationState
-)  # every driver handles all of them
 NodeOutcome = NodeResult | NodeError | NodeUnavailable
 StoreOutcome = Stored | PaidAlready | OverBudget | NonceTaken
-StepOutcome = (
-    GatewayResponse
-    | ControlResponse
-    | NoResponse
-    | HeaderPairs
-    | NodeOutcome
-    | SignedTransfer
-    | SignedAuthorization
-    | tuple[Transfer, ...]
-    | tuple[SignedAuthorization, ...]
-    | int
-    | StoreOutcome
-    | None
-)
-Flow = Generator[Step, StepOutcome, T]
-"""A flow that returns a T."""
+
+
+class NodeIo(Protocol):
+    """The chain nodes."""
+
+    async def query_node(self, chain_id: ChainId, method: str, *params: object) -> NodeOutcome:
+        """Sends one JSON-RPC request."""
+
+
+class CallIo(NodeIo, Protocol):
+    """What the flow of one call does outside of itself. Every other rule of the client is in the flow."""
+
+    async def send_call(
+        self, headers: HeaderPairs = (), *, method: str | None = None
+    ) -> GatewayResponse | NoResponse:
+        """Sends the call with these headers added to its own. `method` None: the call's own."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+    async def report_progress(self, progress: PaymentProgress) -> None:
+        """Passes the progress of a payment to the caller."""
+
+    async def approve_payment(self, quote: PaymentQuote) -> OverBudget | None:
+        """Checks the payment against the limits of the wallet and the session, then passes it to the caller before it is signed; an exception of
+        the caller ends the call unsigned. `OverBudget`: the caller got nothing."""
+
+    async def sign_call(self, transfer: Transfer) -> HeaderPairs:
+        """Signs this call for a payment, with a bound signature: a new nonce, validity from the clock."""
+
+    async def sign_transfer(self, unsigned: UnsignedTransfer) -> SignedTransfer:
+        """Signs a transaction. Nothing is sent."""
+
+    async def sign_authorization(self, offer: X402Offer, asset: Asset) -> SignedAuthorization:
+        """Signs an offer, with a new nonce and times from the clock. `asset`: the offer's token, by another source than the gateway."""
+
+    async def find_payments(self, payees: tuple[Address, ...] = ()) -> tuple[Transfer, ...]:
+        """Finds payments of this wallet that can pay this call: at this gateway, to a last known payee of the listing, or to one of
+        `payees`. Credit first, the largest rest first, then unresolved ones."""
+
+    async def find_next_nonce(self, chain_id: ChainId, pending: int) -> int:
+        """Finds the next nonce on that chain by the wallet's store, where the node reports `pending`; 0 without any."""
+
+    async def find_unsent_transfers(self, chain_id: ChainId) -> tuple[Transfer, ...]:
+        """Finds stored payments of this wallet on that chain without a known receipt."""
+
+    async def store_transfer(self, transfer: Transfer, price: int, tried: frozenset[TxHash]) -> StoreOutcome:
+        """Stores a signed payment durably, before it is sent. `price`: of one call, in base units. `tried`: payments that this call has
+        tried already."""
+
+    async def record_transfer_state(
+        self, tx_hash: TxHash, state: TransferState, rest: int | None = None, *, is_served: bool = False
+    ) -> None:
+        """Records the state of a payment. `rest` None: unchanged; `is_served`: it has paid a call of this wallet."""
+
+    async def count_served_calls(self, tx_hash: TxHash) -> int:
+        """Counts the calls of this wallet that a payment has paid, by the store."""
+
+    async def lease_authorization(self) -> SignedAuthorization | None:
+        """Leases an authorisation that an earlier run of the same request left to be sent again, for this call."""
+
+    async def find_lapsed_authorizations(self, nonce: bytes | None = None) -> tuple[SignedAuthorization, ...]:
+        """Finds open, released and abandoned authorisations of this wallet whose `valid_before` has passed by the local clock, on chains
+        with a node; the oldest first, up to a maximum. `nonce`: only this one."""
+
+    async def store_authorization(self, authorization: SignedAuthorization) -> StoreOutcome:
+        """Stores an authorisation durably, before it is sent."""
+
+    async def record_authorization_state(
+        self,
+        nonce: bytes,
+        state: AuthorizationState,
+        tx_hash: TxHash | None = None,
+        *,
+        is_sent_again: bool = False,
+    ) -> None:
+        """Records the state of an authorisation. `OPEN` leaves it to the next run of the same request. `is_sent_again`: the next run
+        sends it again in this state too."""
