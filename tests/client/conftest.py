@@ -2,15 +2,17 @@
 
 import base64
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from eth_account import Account
 from hexbytes import HexBytes
 
+from tollway.client import AsyncTollwayClient, Patience, TollwayClient
 from tollway.client.client import SpentAmount
 from tollway.client.store import PaymentStore
 from tollway.client.wallet import Wallet
@@ -39,6 +41,11 @@ TRANSFER = keccak256(b"transfer(address,uint256)")[:4]
 def sums(amounts: Iterable[SpentAmount]) -> dict[str, int]:
     """Spent amounts by symbol."""
     return {amount.symbol: amount.atto for amount in amounts}
+
+
+async def do(outcome: object) -> Any:
+    """The result of a method of either client."""
+    return await outcome if isinstance(outcome, Awaitable) else outcome
 
 
 @dataclass
@@ -358,3 +365,27 @@ def store_path(tmp_path: Path) -> Path:
 @pytest.fixture
 def store(store_path: Path) -> PaymentStore:
     return PaymentStore(store_path, now_ms=lambda: 1_700_000_000_000)
+
+
+@pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
+async def make(
+    request: pytest.FixtureRequest, gateway: FakeGateway, wallet: Wallet, store_path: Path
+) -> AsyncIterator[Callable[..., Any]]:
+    """Opens clients of one kind over the fake gateway and its chain. Options replace those here."""
+    made = []
+
+    def build(**options: Any) -> Any:
+        usual = {
+            "wallet": wallet,
+            "rpc_urls": {CHAIN: "https://node.test/secret-key"},
+            "store_path": store_path,
+            "patience": Patience(poll_s=0.001, wait_s=0.02),
+            "transport": httpx.MockTransport(gateway.handle),
+            "now_ms": lambda: NOW_S * 1000,
+        }
+        made.append(request.param(GATEWAY, **{**usual, **options}))
+        return made[-1]
+
+    yield build
+    for client in made:
+        await do(client.close())

@@ -2,14 +2,13 @@
 
 import asyncio
 import gzip
-import inspect
 import json
 import zlib
 
 import httpx
 import pytest
 
-from tests.client.conftest import sums
+from tests.client.conftest import do, sums
 from tollway.body_text import MEMBERS_MAX
 from tollway.client import (
     AnswerUnreadable,
@@ -33,33 +32,6 @@ API = "api_1"
 PRICE = 10_000
 CHAIN = 84532
 GATEWAY = "https://gateway.test"
-
-
-async def do(outcome):
-    return await outcome if inspect.isawaitable(outcome) else outcome
-
-
-@pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
-async def make(request, gateway, wallet, store_path):
-    made = []
-
-    def build(**options):
-        told = {
-            "wallet": wallet,
-            "rpc_urls": {CHAIN: "https://node.test/secret-key"},
-            "store_path": store_path,
-            "patience": Patience(poll_s=0.001, wait_s=0.02),
-            "transport": httpx.MockTransport(gateway.handle),
-            "now_ms": lambda: 1_700_000_000_000,
-            **options,
-        }
-        client = request.param(GATEWAY, **told)
-        made.append(client)
-        return client
-
-    yield build
-    for client in made:
-        await do(client.close())
 
 
 async def test_pays_a_402_and_calls_with_a_bound_signature(make, gateway, chain):

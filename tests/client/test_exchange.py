@@ -6,22 +6,18 @@ from dataclasses import replace
 import httpx
 import pytest
 
+from tests.kit.call_io import PAYEE, USDC, build_transfer
 from tollway.client.call_io import (
     AuthorizationState,
     PaidAlready,
     SignedAuthorization,
     Stored,
-    Transfer,
     TransferState,
 )
 from tollway.client.driver import ClientOptions, Driver
 from tollway.client.exchange import BlockingHttp, Exchange, run_blocking
-from tollway.ids import Address, ChainId, TxHash
-from tollway.money import Asset
 
 GATEWAY = "https://gateway.test"
-PAYEE = Address(b"\x22" * 20)
-USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
 
 
 @pytest.fixture
@@ -49,26 +45,14 @@ def begin(driver):
     return lambda target, **options: Call(driver, driver.plan_call("api_1", target, **options))
 
 
-def payment(driver, **changes) -> Transfer:
-    transfer = Transfer(
-        tx_hash=TxHash(b"\x0a" * 32),
-        raw=b"raw",
-        asset=USDC,
-        payer=driver.wallet.address,
-        pay_to=PAYEE,
-        gateway=GATEWAY,
-        amount=10_000,
-        rest=10_000,
-        nonce=0,
-        confirmations=1,
-        state=TransferState.STORED,
-    )
-    return replace(transfer, **changes)
+@pytest.fixture
+def made(wallet):
+    return build_transfer(payer=wallet.address, gateway=GATEWAY)
 
 
-def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored_it(driver, begin):
+def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored_it(driver, begin, made):
     """Signatures are deterministic: at the same nonce, two calls of one price sign the very same bytes."""
-    first, second, made = begin("/1"), begin("/2"), payment(driver)
+    first, second = begin("/1"), begin("/2")
     assert first.store_transfer(made, 10_000) == Stored()
     assert second.store_transfer(made, 10_000) == PaidAlready(transfer=made, is_reserved=True)
     assert second.find_payments((PAYEE,)) == ()
@@ -79,9 +63,9 @@ def test_the_same_transaction_signed_by_two_calls_belongs_to_the_one_that_stored
     assert second.find_payments((PAYEE,)) == (made,)
 
 
-def test_the_rest_of_a_spent_payment_is_not_raised_by_another_call(driver, begin, monkeypatch):
+def test_the_rest_of_a_spent_payment_is_not_raised_by_another_call(driver, begin, made, monkeypatch):
     """The owner ends while another call reads the store: the other has seen either the owner or the new rest."""
-    owner, other, made = begin("/1"), begin("/2"), payment(driver)
+    owner, other = begin("/1"), begin("/2")
     owner.store_transfer(made, 10_000)
     read = driver.store.find_payments
 
@@ -95,16 +79,16 @@ def test_the_rest_of_a_spent_payment_is_not_raised_by_another_call(driver, begin
     assert other.find_payments((PAYEE,)) == ()
 
 
-def test_every_call_may_spend_a_payment_for_several_calls(driver, begin):
-    made = payment(driver, amount=20_000, rest=20_000)
+def test_every_call_may_spend_a_payment_for_several_calls(begin, made):
+    made = replace(made, amount=20_000, rest=20_000)
     begin("/1", prepay=2).store_transfer(made, 10_000)
     assert begin("/2").find_payments((PAYEE,)) == (made,)
 
 
 @pytest.mark.parametrize("ended", list(TransferState))
-def test_a_stored_transfer_stays_part_of_the_session(driver, begin, ended):
+def test_a_stored_transfer_stays_part_of_the_session(driver, begin, made, ended):
     """Nothing that a node says of it later gives anything back."""
-    call, made = begin("/1"), payment(driver)
+    call = begin("/1")
     call.store_transfer(made, 10_000)
     call.record_transfer_state(made.tx_hash, ended, 0)
     assert dict(driver.session.spent()) == {"USDC": 10**16}

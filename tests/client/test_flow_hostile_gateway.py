@@ -6,18 +6,18 @@ Each row is its response after it has taken a signature. The chain is honest unl
 import asyncio
 import base64
 import contextlib
-import inspect
 import json
 import subprocess
 import sys
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.client.conftest import sums
+from tests.client.conftest import do, sums
 from tollway.client import (
     AsyncTollwayClient,
     BudgetExhausted,
@@ -97,10 +97,6 @@ DENIALS = {
 }
 
 
-async def do(outcome):
-    return await outcome if inspect.isawaitable(outcome) else outcome
-
-
 @pytest.fixture
 def hostile(gateway) -> HostileGateway:
     gateway.offer_authorizations()
@@ -112,28 +108,10 @@ def clock():
     return [NOW_S * 1000]
 
 
-@pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
-async def make(request, hostile, wallet, store_path, clock):
-    made = []
-
-    def build(**options):
-        told = {
-            "wallet": wallet,
-            "rpc_urls": {CHAIN: "https://node.test/"},
-            "store_path": store_path,
-            "patience": Patience(poll_s=0.001, wait_s=0.02),
-            "transport": httpx.MockTransport(hostile.handle),
-            "now_ms": lambda: clock[0],
-            "max_price": "0.01 USDC",
-            **options,
-        }
-        client = request.param(GATEWAY, **told)
-        made.append(client)
-        return client
-
-    yield build
-    for client in made:
-        await do(client.close())
+@pytest.fixture
+def make(make, hostile, clock):
+    transport = httpx.MockTransport(hostile.handle)
+    return partial(make, transport=transport, now_ms=lambda: clock[0], max_price="0.01 USDC")
 
 
 async def call_often(client, times: int = 20) -> list[CallerFailure]:

@@ -1,13 +1,13 @@
 """A node that reports wrong fees: the cost of a payment stays within the caller's limit, and is passed to the caller before the signature."""
 
-import inspect
+from functools import partial
 
 import httpx
 import pytest
 from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
 
-from tests.client.conftest import sums
+from tests.client.conftest import do, sums
 from tests.kit.call_io import ScriptedNode
 from tollway.client import (
     AsyncTollwayClient,
@@ -15,7 +15,6 @@ from tollway.client import (
     CannotPay,
     FeeAboveMax,
     Patience,
-    TollwayClient,
 )
 from tollway.client.agent_tools import DEFAULT_FEE, AgentTools, find_tool
 from tollway.client.call_io import NodeResult
@@ -27,31 +26,9 @@ API, GATEWAY, CHAIN = "api_1", "https://gateway.test", 84532
 GWEI = 10**9
 
 
-async def do(outcome):
-    return await outcome if inspect.isawaitable(outcome) else outcome
-
-
-@pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
-async def make(request, gateway, wallet, store_path):
-    made = []
-
-    def build(**options):
-        told = {
-            "wallet": wallet,
-            "rpc_urls": {CHAIN: "https://node.test/", 8453: "https://node.test/"},
-            "store_path": store_path,
-            "patience": Patience(poll_s=0.001, wait_s=0.02),
-            "transport": httpx.MockTransport(gateway.handle),
-            "now_ms": lambda: 1_700_000_000_000,
-            **options,
-        }
-        client = request.param(GATEWAY, **told)
-        made.append(client)
-        return client
-
-    yield build
-    for client in made:
-        await do(client.close())
+@pytest.fixture
+def make(make):
+    return partial(make, rpc_urls={CHAIN: "https://node.test/", 8453: "https://node.test/"})
 
 
 LIES = {

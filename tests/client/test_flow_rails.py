@@ -2,45 +2,21 @@
 
 import pytest
 
-from tollway.client.call_io import GatewayResponse, Transfer, TransferState
+from tests.kit.call_io import OFFER, PAYEE, build_transfer
+from tollway.client.call_io import GatewayResponse, TransferState
 from tollway.client.flow import PaymentOptions, _order_rails
 from tollway.client.quote import Cap
 from tollway.client.transfer import RAILS, CallRules, InsufficientCredit
-from tollway.ids import Address, ChainId, TxHash
-from tollway.money import Asset
+from tollway.ids import Address
 
-CHAIN = ChainId(84532)
-TOKEN = Address.parse("0x036CbD53842c5426634e7929541eC2318f3dCF7e")
-PAYEE, OTHER = Address(b"\x22" * 20), Address(b"\x33" * 20)
-PAYMENT = Transfer(
-    tx_hash=TxHash(b"\x0b" * 32),
-    raw=b"raw",
-    asset=Asset(chain_id=CHAIN, token=TOKEN, symbol="USDC", decimals=6),
-    payer=Address(b"\x01" * 20),
-    pay_to=PAYEE,
-    gateway="http://gw",
-    amount=20_000,
-    rest=5_000,
-    nonce=0,
-    confirmations=1,
-    state=TransferState.CONFIRMED,
-)
+OTHER = Address(b"\x33" * 20)
+PAYMENT = build_transfer(amount=20_000, rest=5_000, state=TransferState.CONFIRMED)
 SHORT = InsufficientCredit(transfer=PAYMENT, missing=5_000, response=GatewayResponse(status=402, headers={}))
 
 
 def option(rail: str, pay_to: Address = PAYEE) -> dict[str, object]:
-    return {
-        "rail": rail,
-        "network": "eip155:84532",
-        "token": str(TOKEN),
-        "symbol": "USDC",
-        "decimals": 6,
-        "amount": "10000",
-        "payTo": str(pay_to),
-        "confirmations": 1,
-        "maxTimeoutSeconds": 90,
-        "extra": {"name": "USDC", "version": "2"},
-    }
+    authorization = {"maxTimeoutSeconds": 90, "extra": {"name": "USDC", "version": "2"}}
+    return {**OFFER, **authorization, "rail": rail, "payTo": str(pay_to)}
 
 
 def terms(*options: dict[str, object]) -> PaymentOptions:

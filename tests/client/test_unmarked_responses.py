@@ -1,21 +1,17 @@
 """A response without a payment state to a request that carried a payment: the gateway did not write it, so the outcome is unknown. Both clients, and
 the tools of an agent."""
 
-import inspect
 import json
 
 import httpx
 import pytest
 
-from tollway.client import AsyncTollwayClient, GatewayUnreachable, Patience, TollwayClient
+from tests.client.conftest import do
+from tollway.client import AsyncTollwayClient, GatewayUnreachable, Patience
 from tollway.client.agent_tools import AgentTools, find_tool
 
 API, CHAIN = "api_1", 84532
 GATEWAY = "https://gateway.test"
-
-
-async def do(outcome):
-    return await outcome if inspect.isawaitable(outcome) else outcome
 
 
 class Proxy:
@@ -40,28 +36,10 @@ class Proxy:
         return httpx.Response(self.status, content=self.content, headers=self.headers)
 
 
-@pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
-async def make(request, gateway, wallet, store_path):
-    made = []
-
-    def build(proxy, rail="x402"):
-        client = request.param(
-            GATEWAY,
-            wallet=wallet,
-            rpc_urls={CHAIN: "https://node.test"},
-            store_path=store_path,
-            patience=Patience(poll_s=0.001, wait_s=0.02),
-            transport=httpx.MockTransport(proxy.handle),
-            now_ms=lambda: 1_700_000_000_000,
-            rail=rail,
-        )
-        made.append(client)
-        return client
-
+@pytest.fixture
+def make(make, gateway):
     gateway.offer_authorizations()
-    yield build
-    for client in made:
-        await do(client.close())
+    return lambda proxy, rail="x402": make(transport=httpx.MockTransport(proxy.handle), rail=rail)
 
 
 PROBLEM = {"content-type": "application/problem+json"}
