@@ -38,7 +38,7 @@ from tollway.cli.output import (
 )
 from tollway.client import requests
 from tollway.client.call_io import ControlRequest
-from tollway.client.export import CallStatus, Role
+from tollway.client.control import CallStatus, Role
 from tollway.client.requests import GatewayDocument
 from tollway.client.safe_text import format_value, plain_line
 

@@ -58,11 +58,11 @@ from tollway.client import (
     requests,
 )
 from tollway.client.call_io import NodeOutcome, SignedAuthorization, Transfer
+from tollway.client.control import Role
 from tollway.client.deadline import fetch_bounded
 from tollway.client.driver import check_tls
 from tollway.client.errors import IssuersUnusable
 from tollway.client.exchange import run_blocking
-from tollway.client.export import Role
 from tollway.client.fee_limit import format_fee, native_symbol
 from tollway.client.responses import describe_host, describe_node_failure, read_node_response
 from tollway.client.safe_text import format_value, plain_line

@@ -33,7 +33,7 @@ from tollway.client.call_io import (
     SignedAuthorization,
     Transfer,
 )
-from tollway.client.control import ControlMethods, ControlPlane
+from tollway.client.control import CallStatus, ControlMethods, ControlPlane, Role
 from tollway.client.deadline import open_transport, within
 from tollway.client.driver import DEADLINE_S, TIMEOUT, ClientOptions, Driver, read_clock
 from tollway.client.exchange import (
@@ -45,7 +45,7 @@ from tollway.client.exchange import (
     perform,
     run_blocking,
 )
-from tollway.client.export import CallStatus, Role, read_pages, read_pages_async
+from tollway.client.export import read_pages, read_pages_async
 from tollway.client.issuers import open_tls
 from tollway.client.quote import ATTO_DECIMALS, Cap
 from tollway.client.requests import CallPlan, CapText, named_options
@@ -543,7 +543,7 @@ class AsyncTollwayClient(
                 await exchange.close()
 
     def _read_pages(self, first: ControlRequest) -> AsyncIterator[bytes]:
-        return read_pages_async(self._client, self._driver, first)
+        return read_pages_async(self._driver, self._http, first)
 
 
 def _blocking(
@@ -628,4 +628,4 @@ class TollwayClient(PayingClient[httpx.BaseTransport, AbstractContextManager[Cal
                 run_blocking(exchange.close())
 
     def _read_pages(self, first: ControlRequest) -> Iterator[bytes]:
-        return read_pages(self._client, self._driver, first)
+        return read_pages(self._driver, self._http, first)

@@ -4,17 +4,19 @@ The gateway names the next page by `Link`. Only the query of that URL counts: th
 page that is no CSV file with the same header line, raise; the text until then is incomplete.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import Literal, Protocol
 from urllib.parse import urlsplit
 
 import httpx
 
 from tollway.client import requests
 from tollway.client.call_io import ControlRequest
+from tollway.client.driver import Driver
 from tollway.client.errors import AnswerMalformed
+from tollway.client.exchange import Http, run_blocking
 from tollway.client.requests import read_document
 from tollway.client.responses import PROBLEM_BYTES_MAX, ResponseTooLong, build_unreachable
 
@@ -25,9 +27,6 @@ PAGE_DEADLINE_S = 7_200.0
 HEADER_BYTES_MAX = 4_096
 _OK = 200
 _NEXT = re.compile(r'<([^<>]*)>\s*;\s*rel="?next"?')
-
-CallStatus = Literal["pending", "succeeded", "failed", "unknown"]
-Role = Literal["payer", "provider"]
 
 
 class CsvPages:
@@ -98,74 +97,49 @@ class CsvPages:
         self.request = self._next
 
 
-class ControlBuilder(Protocol):
-    """Builds the HTTP request of a control request, signed where it must be."""
+async def open_page(driver: Driver, http: Http, pages: CsvPages) -> httpx.Response:
+    """Requests the next page, and reads its head. Raises `GatewayRefused`, and `AnswerMalformed` for a response that is no page."""
+    assert pages.request is not None
+    response = await http.send(driver.build_control(pages.request))
+    try:
+        if response.status_code != _OK:
+            content = await http.read(response, bytes_max=PROBLEM_BYTES_MAX)
+            read_document(pages.request, response.status_code, content)
+            raise AnswerMalformed(
+                f"The gateway responded with status {response.status_code} and no CSV file."
+            )
+        pages.open_page(response)
+    except BaseException:
+        await http.close(response)
+        raise
+    return response
 
-    def build_control(self, control_request: ControlRequest) -> httpx.Request: ...
 
-
-def read_pages(http: httpx.Client, driver: ControlBuilder, first: ControlRequest) -> Iterator[bytes]:
+def read_pages(driver: Driver, http: Http, first: ControlRequest) -> Iterator[bytes]:
     """The parts of the file. Raises `GatewayRefused` and `GatewayUnreachable`."""
     pages = CsvPages(first)
     while pages.request is not None:
-        try:
-            response = http.send(driver.build_control(pages.request), stream=True)
-            try:
-                if response.status_code != _OK:
-                    problem = _ProblemBody(response)
-                    for chunk in () if problem.is_read else response.iter_raw():
-                        problem.add(chunk)
-                    problem.refuse(pages.request)
-                pages.open_page(response)
-                yield from filter(None, map(pages.feed, response.iter_raw()))
-            finally:
-                response.close()
-        except (httpx.TransportError, ResponseTooLong) as exc:
-            raise build_unreachable(exc, transaction=None) from exc
+        with _translated_failures(), contextlib.closing(run_blocking(open_page(driver, http, pages))) as page:
+            yield from filter(None, map(pages.feed, page.iter_raw()))
         pages.close_page()
 
 
-async def read_pages_async(
-    http: httpx.AsyncClient, driver: ControlBuilder, first: ControlRequest
-) -> AsyncIterator[bytes]:
+async def read_pages_async(driver: Driver, http: Http, first: ControlRequest) -> AsyncIterator[bytes]:
     """See `read_pages`."""
     pages = CsvPages(first)
     while pages.request is not None:
-        try:
-            response = await http.send(driver.build_control(pages.request), stream=True)
-            try:
-                if response.status_code != _OK:
-                    problem = _ProblemBody(response)
-                    if not problem.is_read:
-                        async for chunk in response.aiter_raw():
-                            problem.add(chunk)
-                    problem.refuse(pages.request)
-                pages.open_page(response)
-                async for chunk in response.aiter_raw():
+        with _translated_failures():
+            page = await open_page(driver, http, pages)
+            async with contextlib.aclosing(page):
+                async for chunk in page.aiter_raw():
                     if part := pages.feed(chunk):
                         yield part
-            finally:
-                await response.aclose()
-        except (httpx.TransportError, ResponseTooLong) as exc:
-            raise build_unreachable(exc, transaction=None) from exc
         pages.close_page()
 
 
-class _ProblemBody:
-    """The body of a refusal, bounded."""
-
-    def __init__(self, response: httpx.Response) -> None:
-        # A transport that reads ahead, such as httpx.MockTransport, has the content already.
-        self.is_read = response.is_stream_consumed
-        self._content = response.content if self.is_read else b""
-        self._status = response.status_code
-
-    def add(self, chunk: bytes) -> None:
-        self._content += chunk
-        if len(self._content) > PROBLEM_BYTES_MAX:
-            raise ResponseTooLong
-
-    def refuse(self, request: ControlRequest) -> None:
-        """Raises `GatewayRefused`, and `AnswerMalformed` for a 2xx that is no file."""
-        read_document(request, self._status, self._content)
-        raise AnswerMalformed(f"The gateway responded with status {self._status} and no CSV file.")
+@contextlib.contextmanager
+def _translated_failures() -> Iterator[None]:
+    try:
+        yield
+    except (httpx.TransportError, ResponseTooLong) as exc:
+        raise build_unreachable(exc, transaction=None) from exc
