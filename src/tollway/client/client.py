@@ -101,6 +101,7 @@ class Spending:
     session: tuple[SpentAmount, ...]
 
 
+@named_options
 class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
     """The options of both clients, and their operations that need no network."""
 
@@ -219,7 +220,6 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         total = {} if wallet is None else driver.store.spent(wallet.address)
         return Spending(total=_list_amounts(total), session=_list_amounts(driver.session.spent()))
 
-    @named_options
     def keep_key(
         self,
         api_id: str,
@@ -261,7 +261,6 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         driver = self._driver
         return None if driver.wallet is None else driver.keep_key(driver.wallet.address, plan)
 
-    @named_options
     def drop_key(
         self,
         key: str,
@@ -305,7 +304,6 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         if driver.wallet is not None:
             driver.drop_key(driver.wallet.address, plan, key)
 
-    @named_options
     def stream(
         self,
         api_id: str,
@@ -346,7 +344,6 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         )
         return self._stream(plan)
 
-    @named_options
     def export_calls(
         self,
         *,
@@ -372,7 +369,6 @@ class PayingClient(ControlPlane, Generic[Transport, OpenCall, Parts]):
         }
         return self._read_pages(requests.export_calls(query))
 
-    @named_options
     def export_payments(
         self,
         *,
@@ -448,6 +444,7 @@ def _list_amounts(spent: Mapping[str, int]) -> tuple[SpentAmount, ...]:
     return tuple(SpentAmount(symbol=symbol, atto=atto) for symbol, atto in spent.items())
 
 
+@named_options
 class AsyncTollwayClient(
     PayingClient[httpx.AsyncBaseTransport, AbstractAsyncContextManager[CallResponse], AsyncIterator[bytes]],
     ControlMethods,
@@ -481,7 +478,6 @@ class AsyncTollwayClient(
         automatically. It waits for no confirmation and signs nothing."""
         await self._resume()
 
-    @named_options
     async def call(
         self,
         api_id: str,

@@ -69,11 +69,11 @@ class ControlPlane:
         return await self._fetch(requests.show_listing(api_id))
 
 
+@named_options
 class ControlMethods(ControlPlane):
     """The methods of both clients for the control plane. Each raises `GatewayRefused` for a refusal, `AnswerMalformed` for a response that is not the
     requested document, and `CannotPay` where its request must be signed and there is no wallet."""
 
-    @named_options
     async def fetch_document(self, request: ControlRequest) -> GatewayDocument:
         """The JSON object of a response as the gateway wrote it, for programs that print it; `{}` for an empty one. `client/requests.py` builds the
         requests. The other methods return records."""
@@ -81,7 +81,6 @@ class ControlMethods(ControlPlane):
 
     # ---- Callers.
 
-    @named_options
     async def search(
         self,
         words: str | None = None,
@@ -123,43 +122,35 @@ class ControlMethods(ControlPlane):
         )
         return read_record(SearchPage, document)
 
-    @named_options
     async def show(self, api_id: str) -> ListingDetails:
         """The details of a listing: terms, price with every way to pay it, measured quality, links."""
         return _read_listing(await self._fetch(requests.show_listing(api_id)))
 
-    @named_options
     async def facets(self, words: str | None = None) -> FacetCounts:
         """How many listings have which tag, currency and network, the most frequent 50 of each. `words`: only of listings that match."""
         return read_record(FacetCounts, await self._fetch(requests.count_listings(words)))
 
-    @named_options
     async def stats(self, api_id: str) -> ListingStats:
         """The paid calls of a listing on each of the last 30 days."""
         return read_record(ListingStats, await self._fetch(requests.show_stats(api_id)))
 
-    @named_options
     async def networks(self) -> NetworkList:
         """The networks and assets of the gateway, and the rails that are open now."""
         return read_record(NetworkList, await self._fetch(requests.list_networks()))
 
-    @named_options
     async def status(self) -> GatewayStatus:
         """The version of the gateway, its open rails by network, and since when others are withdrawn."""
         return read_record(GatewayStatus, await self._fetch(requests.show_status()))
 
-    @named_options
     async def describe(self, api_id: str, *, page: int = 1) -> AgentDocument:
         """The agent document of a listing, one text with everything that a model needs to call it. `page`: the next pages have the operations that the
         first does not have whole."""
         return read_agent_document(await self._fetch_agent_document(api_id, page))
 
-    @named_options
     async def fetch_agent_document(self, api_id: str, *, page: int = 1) -> GatewayDocument:
         """The agent document as the gateway wrote it; the details where the gateway has no such document."""
         return await self._fetch_agent_document(api_id, page)
 
-    @named_options
     async def history(
         self,
         *,
@@ -192,23 +183,19 @@ class ControlMethods(ControlPlane):
         }
         return read_record(CallPage, await self._fetch(requests.list_calls(query)))
 
-    @named_options
     async def find_call(self, call_id: str, *, wallet: str | None = None) -> RecordedCall:
         """One call of this wallet, as payer or as provider; or of a `wallet` that has named this one as its viewer."""
         return read_record(RecordedCall, await self._fetch(requests.find_call(call_id, wallet)))
 
-    @named_options
     async def payment(self, transaction: str, *, wallet: str | None = None) -> PaymentStatus:
         """The state of a payment of this wallet in the gateway's ledger. `transaction`: its hash. `wallet`: as in `find_call`. Raises ValueError for other text."""
         return read_record(PaymentStatus, await self._fetch(requests.find_payment(transaction, wallet)))
 
-    @named_options
     async def receipt(self, call_id: str) -> SignedReceipt:
         """The signed receipt of one call of this wallet, as payer or as provider. `document` is the whole, to be kept with the books; `verify_receipt`
         and `tollway receipt verify` read it. Raises `GatewayRefused` (409, retryable) for a call that still runs."""
         return read_receipt(await self._fetch(requests.find_receipt(call_id)))
 
-    @named_options
     async def spending_report(
         self,
         *,
@@ -227,7 +214,6 @@ class ControlMethods(ControlPlane):
         document = await self._fetch(requests.show_spending({**query, "groupBy": group_by, "wallet": wallet}))
         return read_record(SpendingReport, document)
 
-    @named_options
     async def recorded_payments(
         self,
         *,
@@ -257,36 +243,30 @@ class ControlMethods(ControlPlane):
 
     # ---- Viewers.
 
-    @named_options
     async def viewers(self) -> ViewerList:
         """The wallets that may read the books of this one, and the wallets whose books this one may read and has read (`wallet`)."""
         return read_record(ViewerList, await self._fetch(requests.list_viewers()))
 
-    @named_options
     async def show_to(self, address: str, until: datetime) -> BookViewer:
         """Lets a wallet read the calls, payments and spending of this one until a moment with a time zone, at most 400 days ahead."""
         moment = requests.format_moment("until", until)
         assert moment is not None
         return read_record(BookViewer, await self._fetch(requests.put_viewer(address, moment)))
 
-    @named_options
     async def hide_from(self, address: str) -> None:
         """Ends the permission of a wallet to read the books of this one, at once."""
         await self._fetch(requests.delete_viewer(address))
 
-    @named_options
     async def decline(self, address: str) -> None:
         """Ends the permission of this wallet to read the books of another one, at once."""
         await self._fetch(requests.decline_wallet(address))
 
     # ---- Webhooks.
 
-    @named_options
     async def webhooks(self) -> WebhookList:
         """The webhooks of this wallet."""
         return read_record(WebhookList, await self._fetch(requests.list_webhooks()))
 
-    @named_options
     async def add_webhook(
         self, url: str, types: Sequence[str], *, secret: Literal["v1"] | None = None, is_shared: bool = False
     ) -> WebhookStatus:
@@ -295,12 +275,10 @@ class ControlMethods(ControlPlane):
         request = requests.add_webhook(url, types, secret, is_shared=is_shared)
         return read_record(WebhookStatus, await self._fetch(request))
 
-    @named_options
     async def remove_webhook(self, webhook_id: str) -> None:
         """Removes a webhook with everything that waits for it."""
         await self._fetch(requests.remove_webhook(webhook_id))
 
-    @named_options
     async def deliveries(
         self,
         webhook_id: str,
@@ -313,28 +291,24 @@ class ControlMethods(ControlPlane):
         query = {"state": state, "before": before, "limit": limit}
         return read_record(DeliveryPage, await self._fetch(requests.list_deliveries(webhook_id, query)))
 
-    @named_options
     async def resend(self, webhook_id: str, event_id: str) -> None:
         """Sends an event again that was delivered or has failed for good."""
         await self._fetch(requests.resend_event(webhook_id, event_id))
 
     # ---- Providers.
 
-    @named_options
     async def publish(self, draft: Mapping[str, object], *, dry_run: bool = False) -> ListingDetails:
         """Creates a listing; returns it with its `id` and `warnings`. `draft`: the members of `POST /apis`. `dry_run`: only checks it; the `id` is then
         empty."""
         document = await self._fetch(requests.publish_listing(draft, dry_run=dry_run))
         return read_record(ListingDetails, {**document, "id": document.get("id") or ""})
 
-    @named_options
     async def update(
         self, api_id: str, draft: Mapping[str, object], *, etag: str | None = None
     ) -> ListingDetails:
         """Replaces a listing of this wallet: absent members get their defaults. `etag`: only if the listing has not changed since."""
         return _read_listing(await self._fetch(requests.update_listing(api_id, draft, etag=etag)))
 
-    @named_options
     async def patch(
         self, api_id: str, changes: Mapping[str, object], *, etag: str | None = None, dry_run: bool = False
     ) -> ListingDetails:
@@ -343,7 +317,6 @@ class ControlMethods(ControlPlane):
         request = requests.patch_listing(api_id, changes, etag=etag, dry_run=dry_run)
         return _read_listing(await self._fetch(request))
 
-    @named_options
     async def try_out(
         self,
         api_id: str,
@@ -359,7 +332,6 @@ class ControlMethods(ControlPlane):
         given = {name: value for name, value in trial.items() if value is not None}
         return read_record(TrialResponse, await self._fetch(requests.try_listing(api_id, given)))
 
-    @named_options
     async def sales_report(
         self,
         *,
@@ -377,22 +349,18 @@ class ControlMethods(ControlPlane):
         document = await self._fetch(requests.show_sales({**query, "apiId": api_id}))
         return read_record(SalesReport, document)
 
-    @named_options
     async def resolve(self, call_id: str, outcome: Literal["consumed", "released"]) -> RecordedCall:
         """Decides a call to a listing of this wallet whose outcome is unknown: `consumed` charges its price, `released` gives it back as credit."""
         return read_record(RecordedCall, await self._fetch(requests.resolve_call(call_id, outcome)))
 
-    @named_options
     async def retire(self, api_id: str) -> None:
         """Retires a listing permanently."""
         await self._fetch(requests.retire_listing(api_id))
 
-    @named_options
     async def ownership(self, api_id: str) -> OwnershipStatus:
         """Whether the ownership of a listing's endpoint is proved, and the ways to prove it."""
         return read_record(OwnershipStatus, await self._fetch(requests.show_ownership(api_id)))
 
-    @named_options
     async def check_ownership(self, api_id: str) -> OwnershipStatus:
         """Requests a check of the ownership now; only for the provider of the listing."""
         return read_record(OwnershipStatus, await self._fetch(requests.check_ownership(api_id)))

@@ -220,7 +220,7 @@ class Driver:
     # ---- One call.
 
     def plan_call(self, api_id: str, path: str = "", **options: Unpack[CallOptions]) -> CallPlan:
-        """Checks a call before anything is sent; `client.PayingClient` documents its options. Raises ValueError for a call that cannot be sent,
+        """Checks a call before anything is sent; `AsyncTollwayClient.call` documents the options. Raises ValueError for a call that cannot be sent,
         TypeError for a value of a wrong type."""
         return plan_call(self.root, api_id, path, options, defaults=self._rules, timeout=self._timeout)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterable, Callable, Collection, Iterable, Mappi
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypedDict, TypeVar
 from urllib.parse import quote, urlencode
 
 import httpx
@@ -35,7 +35,7 @@ from tollway.client.transfer import RAILS, CallRules, RailChoice
 from tollway.errors import Code
 from tollway.ids import TxHash, keccak256
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 class GatewayDocument(dict[str, Any]):
@@ -348,7 +348,7 @@ class CallPlan:
 
 
 class CallOptions(TypedDict, total=False):
-    """The options of a call, beside the listing and the path; see `Driver.plan_call`."""
+    """The options of a call, beside the listing and the path; see `AsyncTollwayClient.call`."""
 
     method: str | None
     params: QueryParamTypes | None
@@ -425,8 +425,15 @@ def check_names(given: Iterable[str], known: Collection[str], *, of: str) -> Non
             raise TypeError(f"{of} has no option {name!r}{hint}")
 
 
-def named_options(method: Method) -> Method:
-    """Makes a method raise TypeError with the nearest name for an unknown option: a misspelt limit would not apply."""
+def named_options(kind: type[T]) -> type[T]:
+    """A class whose public methods raise TypeError with the nearest name for an unknown option: a misspelt limit would not apply."""
+    for name, method in list(vars(kind).items()):
+        if inspect.isfunction(method) and not name.startswith("_"):
+            setattr(kind, name, _check_options(method))
+    return kind
+
+
+def _check_options(method: Callable[..., Any]) -> Callable[..., Any]:
     known, name = inspect.signature(method).parameters, f"{method.__name__}()"
 
     @functools.wraps(method)
@@ -439,7 +446,7 @@ def named_options(method: Method) -> Method:
         check_names(options, known, of=name)
         return await method(*args, **options)
 
-    return cast("Method", run_async if inspect.iscoroutinefunction(method) else run)
+    return run_async if inspect.iscoroutinefunction(method) else run
 
 
 def check_rail(rail: RailChoice) -> RailChoice:
