@@ -4,37 +4,17 @@ import io
 
 import pytest
 
+from tests.kit.call_io import build_authorization, build_transfer
 from tollway.cli.call import ProgressLine
 from tollway.client import PaymentProgress
-from tollway.client.call_io import SignedAuthorization, Transfer, TransferState
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
 USDC = Asset(chain_id=ChainId(8453), token=Address(b"\x44" * 20), symbol="USDC", decimals=6)
 WALLET, PAYEE = Address(b"\x11" * 20), Address(b"\x22" * 20)
-TRANSFER = Transfer(
-    tx_hash=TxHash(b"\xab" * 32),
-    raw=b"",
-    asset=USDC,
-    payer=WALLET,
-    pay_to=PAYEE,
-    gateway="https://gw.test",
-    amount=50_000,
-    rest=50_000,
-    nonce=0,
-    confirmations=10,
-    state=TransferState.STORED,
-)
-AUTHORIZATION = SignedAuthorization(
-    nonce=b"\xcd" * 32,
-    proof="secret",
-    asset=USDC,
-    payer=WALLET,
-    pay_to=PAYEE,
-    gateway="https://gw.test",
-    amount=50_000,
-    valid_before=1,
-)
+PAYMENT = {"asset": USDC, "payer": WALLET, "pay_to": PAYEE, "gateway": "https://gw.test", "amount": 50_000}
+TRANSFER = build_transfer(**PAYMENT, tx_hash=TxHash(b"\xab" * 32), rest=50_000, confirmations=10)
+AUTHORIZATION = build_authorization(0xCD, **PAYMENT, proof="secret")
 
 
 def confirmed(number: int) -> PaymentProgress:

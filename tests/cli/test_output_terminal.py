@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.call_io import build_transfer
 from tests.kit.terminal import run_commands
 from tollway.client import Wallet, create_key_file
-from tollway.client.call_io import Transfer, TransferState
+from tollway.client.call_io import TransferState
 from tollway.client.store import PaymentStore
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
@@ -126,17 +127,13 @@ def gateway() -> Iterator[Liar]:
 def _store_odd_payment(path: Path, wallet: Wallet) -> None:
     """As an earlier version stored it, by the word of a token's contract."""
     asset = Asset(chain_id=ChainId(1), token=Address(b"\x44" * 20), symbol=TRICK, decimals=6)
-    transfer = Transfer(
+    transfer = build_transfer(
         tx_hash=TxHash(b"\xab" * 32),
-        raw=b"x",
         asset=asset,
         payer=wallet.address,
-        pay_to=Address(b"\x22" * 20),
         gateway="http://127.0.0.1",
         amount=1,
         rest=1,
-        nonce=0,
-        confirmations=1,
         state=TransferState.CONFIRMED,
     )
     PaymentStore(path, now_ms=lambda: 1).store(transfer, budget=None)

@@ -8,14 +8,21 @@ from functools import partial
 
 import pytest
 
-from tests.kit.call_io import CHAIN, NOW_S, OFFER, PAYEE, PAYER, TX, USDC, FakeCallIo, build_transfer
+from tests.kit.call_io import (
+    CHAIN,
+    NOW_S,
+    OFFER,
+    TX,
+    FakeCallIo,
+    build_authorization,
+    build_transfer,
+)
 from tollway.client.authorization import SENDS_MAX
 from tollway.client.call_io import (
     AuthorizationState,
     GatewayResponse,
     NoResponse,
     OverBudget,
-    SignedAuthorization,
     Transfer,
     TransferState,
 )
@@ -396,16 +403,7 @@ def test_where_the_rail_was_withdrawn_a_transfer_is_the_fresh_attempt():
 
 # ---- What an earlier run left.
 
-LEFT = SignedAuthorization(
-    nonce=b"\x07" * 32,
-    proof="left over",
-    asset=USDC,
-    payer=PAYER,
-    pay_to=PAYEE,
-    gateway="http://gw",
-    amount=10_000,
-    valid_before=1,
-)
+LEFT = build_authorization(7, proof="left over", valid_before=1)
 
 
 def test_the_open_authorisation_of_an_earlier_run_is_sent_first():

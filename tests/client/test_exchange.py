@@ -6,11 +6,10 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from tests.kit.call_io import PAYEE, USDC, build_transfer
+from tests.kit.call_io import PAYEE, build_authorization, build_transfer
 from tollway.client.call_io import (
     AuthorizationState,
     PaidAlready,
-    SignedAuthorization,
     Stored,
     TransferState,
 )
@@ -113,16 +112,7 @@ OPEN, CHARGED, RELEASED, ABANDONED, EXPIRED, UNSENT = AuthorizationState
 )
 def test_an_authorisation_stays_part_of_the_session_unless_it_never_left(driver, begin, states, is_counted):
     call = begin("/1")
-    signed = SignedAuthorization(
-        nonce=b"\x09" * 32,
-        proof="proof",
-        asset=USDC,
-        payer=driver.wallet.address,
-        pay_to=PAYEE,
-        gateway=GATEWAY,
-        amount=10_000,
-        valid_before=1,
-    )
+    signed = build_authorization(payer=driver.wallet.address, gateway=GATEWAY)
     call.store_authorization(signed)
     for state in states:
         call.record_authorization_state(signed.nonce, state)

@@ -2,13 +2,12 @@
 
 import pytest
 
-from tests.kit.call_io import ScriptedNode
+from tests.kit.call_io import ScriptedNode, build_authorization
 from tollway.client.call_io import (
     AuthorizationState,
     NodeError,
     NodeResult,
     NodeUnavailable,
-    SignedAuthorization,
 )
 from tollway.client.exchange import run_blocking
 from tollway.client.finality import (
@@ -79,16 +78,8 @@ def test_a_revert_counts_after_a_second_read_in_a_final_block(final, told, is_re
 
 def authorization(number, *, chain=84532, valid_before=1_000):
     asset = Asset(chain_id=ChainId(chain), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
-    return SignedAuthorization(
-        nonce=bytes([number]) * 32,
-        proof="",
-        asset=asset,
-        payer=Address(b"\x01" * 20),
-        pay_to=Address(b"\x22" * 20),
-        gateway="http://gw",
-        amount=10_000,
-        valid_before=valid_before,
-        state=AuthorizationState.RELEASED,
+    return build_authorization(
+        number, asset=asset, valid_before=valid_before, state=AuthorizationState.RELEASED
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.call_io import PAYER, USDC, build_authorization, build_transfer
 from tests.kit.file_modes import UMASKS, read_modes, umask
 from tollway.client import store as store_module
 from tollway.client.call_io import (
@@ -15,7 +16,6 @@ from tollway.client.call_io import (
     NonceTaken,
     OverBudget,
     PaidAlready,
-    SignedAuthorization,
     Stored,
     Transfer,
     TransferState,
@@ -27,39 +27,18 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash
 from tollway.money import Asset
 
-USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
-PAYER, GATEWAY = Address(b"\x01" * 20), "http://gw"
+GATEWAY = "http://gw"
 
 
 def transfer(number: int, **changes) -> Transfer:
-    told = {
+    own = {
         "tx_hash": TxHash(number.to_bytes(32, "big")),
         "raw": b"raw%d" % number,
-        "asset": USDC,
-        "payer": PAYER,
         "pay_to": Address(number.to_bytes(20, "big")),
-        "gateway": GATEWAY,
-        "amount": 10_000,
-        "rest": 10_000,
         "nonce": number,
         "confirmations": 1,
-        "state": TransferState.STORED,
-        **changes,
     }
-    return Transfer(**told)
-
-
-def authorization() -> SignedAuthorization:
-    return SignedAuthorization(
-        nonce=b"\x07" * 32,
-        proof="p",
-        asset=USDC,
-        payer=PAYER,
-        pay_to=Address(b"\x22" * 20),
-        gateway=GATEWAY,
-        amount=1,
-        valid_before=1,
-    )
+    return build_transfer(**{**own, **changes})
 
 
 def test_a_stored_payment_is_there_for_the_next_process(store, store_path):
@@ -319,7 +298,7 @@ def test_a_newer_or_broken_file_is_refused(store, store_path):
 )
 def test_a_row_that_makes_no_sense_makes_the_store_unusable(store, store_path, table, change):
     store.store(transfer(1), budget=None)
-    store.store_authorization(authorization(), request=b"r", budget=None)
+    store.store_authorization(build_authorization(amount=1), request=b"r", budget=None)
     connection = sqlite3.connect(store_path)
     connection.execute(f"UPDATE {table} SET {change}")
     connection.commit()

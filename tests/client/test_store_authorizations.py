@@ -4,52 +4,20 @@ from dataclasses import replace
 
 import pytest
 
+from tests.kit.call_io import PAYER, USDC, build_authorization, build_transfer
 from tollway.client.call_io import (
     AuthorizationState,
     OverBudget,
-    SignedAuthorization,
     Stored,
-    Transfer,
-    TransferState,
 )
 from tollway.client.quote import Cap
 from tollway.client.store import LEASE_MS, PaymentStore
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash
-from tollway.money import Asset
 
-USDC = Asset(chain_id=ChainId(84532), token=Address(b"\x05" * 20), symbol="USDC", decimals=6)
-PAYER, GATEWAY = Address(b"\x01" * 20), "http://gw"
-TRANSFER = Transfer(
-    tx_hash=TxHash(b"\x03" * 32),
-    raw=b"raw",
-    asset=USDC,
-    payer=PAYER,
-    pay_to=Address(b"\x33" * 20),
-    gateway=GATEWAY,
-    amount=10_000,
-    rest=10_000,
-    nonce=0,
-    confirmations=1,
-    state=TransferState.STORED,
+TRANSFER = build_transfer(
+    tx_hash=TxHash(b"\x03" * 32), pay_to=Address(b"\x33" * 20), nonce=0, confirmations=1
 )
-
-
-def authorization(number: int, **changes) -> SignedAuthorization:
-    told = {
-        "nonce": bytes([number]) * 32,
-        "proof": f"proof {number}",
-        "asset": USDC,
-        "payer": PAYER,
-        "pay_to": Address(b"\x22" * 20),
-        "gateway": GATEWAY,
-        "amount": 10_000,
-        "valid_before": 1_700_000_090,
-        **changes,
-    }
-    return SignedAuthorization(**told)
-
-
 OPEN, REQUEST = AuthorizationState.OPEN, b"\x0e" * 32
 RELEASED, ABANDONED = AuthorizationState.RELEASED, AuthorizationState.ABANDONED
 EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
@@ -58,27 +26,27 @@ EXPIRED, CHARGED = AuthorizationState.EXPIRED, AuthorizationState.CHARGED
 @pytest.mark.parametrize("state", list(AuthorizationState))
 def test_an_authorisation_counts_as_spent_until_it_can_never_be_settled(store, state):
     budget = Cap.parse("0.01 USDC")
-    assert store.store_authorization(authorization(1), request=REQUEST, budget=budget) == Stored()
-    store.record_authorization(authorization(1).nonce, state, None)
+    assert store.store_authorization(build_authorization(1), request=REQUEST, budget=budget) == Stored()
+    store.record_authorization(build_authorization(1).nonce, state, None)
     is_free = state in (AuthorizationState.EXPIRED, AuthorizationState.UNSENT)
-    second = store.store_authorization(authorization(2), request=REQUEST, budget=budget)
+    second = store.store_authorization(build_authorization(2), request=REQUEST, budget=budget)
     assert (second == Stored()) is is_free
     assert isinstance(store.store(TRANSFER, budget=budget), OverBudget)
-    store.record_authorization(authorization(2).nonce, AuthorizationState.EXPIRED, None)
+    store.record_authorization(build_authorization(2).nonce, AuthorizationState.EXPIRED, None)
     assert (store.store(TRANSFER, budget=budget) == Stored()) is is_free
 
 
 def test_an_authorisation_that_the_budget_refuses_leaves_nothing(store):
-    store.store_authorization(authorization(3, amount=10_000), request=REQUEST, budget=None)
-    told = store.store_authorization(authorization(1), request=REQUEST, budget=Cap.parse("0.015 USDC"))
+    store.store_authorization(build_authorization(3, amount=10_000), request=REQUEST, budget=None)
+    told = store.store_authorization(build_authorization(1), request=REQUEST, budget=Cap.parse("0.015 USDC"))
     assert told == OverBudget(spent_atto=10**16, budget_atto=15 * 10**15)
-    assert [signed.nonce for signed in store.list_authorizations(PAYER)] == [authorization(3).nonce]
+    assert [signed.nonce for signed in store.list_authorizations(PAYER)] == [build_authorization(3).nonce]
 
 
 def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(store_path):
     clock = [1_700_000_000_000]
     store = PaymentStore(store_path, now_ms=lambda: clock[0])
-    first = authorization(1)
+    first = build_authorization(1)
     store.store_authorization(first, request=REQUEST, budget=None)
 
     def ask(request=REQUEST, payer=PAYER, left=()):
@@ -99,7 +67,7 @@ def test_an_open_authorisation_is_for_the_same_request_and_one_asker_at_a_time(s
 @pytest.mark.parametrize("before", [RELEASED, ABANDONED])
 @pytest.mark.parametrize("state", list(AuthorizationState))
 def test_only_the_chain_decides_about_one_that_the_gateway_or_its_owner_ended(store, before, state):
-    signed = authorization(1)
+    signed = build_authorization(1)
     store.store_authorization(signed, request=REQUEST, budget=None)
     assert store.record_authorization(signed.nonce, before, None)
     is_by_chain = state in (EXPIRED, CHARGED)
@@ -112,7 +80,7 @@ def test_only_the_chain_decides_about_one_that_the_gateway_or_its_owner_ended(st
 @pytest.mark.parametrize("state", [RELEASED, CHARGED])
 @pytest.mark.parametrize("end", [OPEN, RELEASED, CHARGED])
 def test_one_that_is_sent_again_keeps_its_state_and_its_proof_until_a_run_gets_the_outcome(store, state, end):
-    first = authorization(1)
+    first = build_authorization(1)
     store.store_authorization(first, request=REQUEST, budget=None)
     assert store.record_authorization(first.nonce, state, None, is_sent_again=True)
     left = store.lease_authorization(payer=PAYER, request=REQUEST)
@@ -129,8 +97,8 @@ def test_one_that_is_sent_again_keeps_its_state_and_its_proof_until_a_run_gets_t
 def test_a_new_authorisation_of_the_request_replaces_one_that_was_to_be_sent_again(store):
     for number, state in ((1, RELEASED), (2, OPEN), (3, RELEASED)):
         request = b"\x0f" * 32 if number == 3 else REQUEST
-        store.store_authorization(authorization(number), request=request, budget=None)
-        store.record_authorization(authorization(number).nonce, state, None, is_sent_again=True)
+        store.store_authorization(build_authorization(number), request=request, budget=None)
+        store.record_authorization(build_authorization(number).nonce, state, None, is_sent_again=True)
     assert [signed.proof for signed in store.list_authorizations(PAYER)] == ["", "proof 2", "proof 3"]
 
 
@@ -138,13 +106,13 @@ def test_a_new_authorisation_of_the_request_replaces_one_that_was_to_be_sent_aga
 def test_those_that_count_and_have_no_outcome_on_the_chain_are_asked_about(store_path, state):
     store = PaymentStore(store_path, now_ms=lambda: 1_700_000_090_000)
     for number in (1, 2):
-        store.store_authorization(authorization(number), request=REQUEST, budget=None)
-        store.record_authorization(authorization(number).nonce, state, None)
+        store.store_authorization(build_authorization(number), request=REQUEST, budget=None)
+        store.record_authorization(build_authorization(number).nonce, state, None)
     is_found = state in (OPEN, RELEASED, ABANDONED)
     chains = [USDC.chain_id]
     found = store.find_lapsed_authorizations(payer=PAYER, chains=chains)
     assert [signed.nonce[0] for signed in found] == ([1, 2] if is_found else [])
-    found = store.find_lapsed_authorizations(payer=PAYER, chains=chains, nonce=authorization(2).nonce)
+    found = store.find_lapsed_authorizations(payer=PAYER, chains=chains, nonce=build_authorization(2).nonce)
     assert [signed.nonce[0] for signed in found] == ([2] if is_found else [])
 
 
@@ -152,7 +120,7 @@ def test_they_are_recalled_when_their_time_is_over_on_these_chains_the_oldest_fi
     now_s = [1_700_000_000]
     store = PaymentStore(store_path, now_ms=lambda: now_s[0] * 1000)
     for number, state in enumerate((RELEASED, OPEN, CHARGED), start=1):
-        signed = authorization(number, valid_before=now_s[0] + 100 - number)
+        signed = build_authorization(number, valid_before=now_s[0] + 100 - number)
         store.store_authorization(signed, request=REQUEST, budget=None)
         store.record_authorization(signed.nonce, state, None)
 
@@ -173,7 +141,7 @@ def test_they_are_recalled_when_their_time_is_over_on_these_chains_the_oldest_fi
 
 
 def test_an_outcome_is_kept_and_the_proof_is_not(store):
-    first, paid = authorization(1, proof="secret" * 1_000), TxHash(b"\x0a" * 32)
+    first, paid = build_authorization(1, proof="secret" * 1_000), TxHash(b"\x0a" * 32)
     store.store_authorization(first, request=REQUEST, budget=None)
     store.record_authorization(first.nonce, AuthorizationState.CHARGED, paid)
     for state in (OPEN, AuthorizationState.RELEASED):
@@ -186,6 +154,6 @@ def test_an_outcome_is_kept_and_the_proof_is_not(store):
 
 
 def test_the_same_nonce_is_never_stored_twice(store):
-    store.store_authorization(authorization(1), request=REQUEST, budget=None)
+    store.store_authorization(build_authorization(1), request=REQUEST, budget=None)
     with pytest.raises(StorageUnavailable):
-        store.store_authorization(authorization(1), request=REQUEST, budget=None)
+        store.store_authorization(build_authorization(1), request=REQUEST, budget=None)

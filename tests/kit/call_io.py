@@ -66,6 +66,20 @@ def build_transfer(**changes: Any) -> Transfer:
     return replace(transfer, **changes)
 
 
+def build_authorization(number: int = 1, **changes: Any) -> SignedAuthorization:
+    authorization = SignedAuthorization(
+        nonce=bytes([number]) * 32,
+        proof=f"proof {number}",
+        asset=USDC,
+        payer=PAYER,
+        pay_to=PAYEE,
+        gateway="http://gw",
+        amount=10_000,
+        valid_before=NOW_S + 90,
+    )
+    return replace(authorization, **changes)
+
+
 class ScriptedNode:
     """A `NodeIo` that responds from a list."""
 
@@ -179,14 +193,10 @@ class FakeCallIo:
 
     async def sign_authorization(self, offer: Any, asset: Asset) -> SignedAuthorization:
         assert OPEN not in self.stored.values(), "a second one while the first may move money"
-        number = len(self.signed) + 1
-        signed = SignedAuthorization(
-            nonce=bytes([number]) * 32,
-            proof=f"proof {number}",
+        signed = build_authorization(
+            len(self.signed) + 1,
             asset=asset,
-            payer=PAYER,
             pay_to=offer.pay_to,
-            gateway="http://gw",
             amount=offer.amount,
             valid_before=NOW_S + offer.timeout_s,
         )
