@@ -267,54 +267,34 @@ def test_a_new_payment_that_paid_another_call_is_followed_by_one_more_at_most():
     assert world.amounts == [10_000, 10_000]
 
 
-def test_a_difference_is_added_to_a_payment_of_the_same_call_within_the_cap():
-    dearer = terms("payment_insufficient", amount="12000", missing="0.002")
-    world = FakeCallIo(PAYMENT_402, dearer, SERVED)
-    assert world.call(max_price=Cap.parse("0.012 USDC")).response is SERVED
-    assert world.amounts == [10_000, 2_000]
-    assert world.transfers[0].pay_to == world.transfers[1].pay_to
-    world = FakeCallIo(PAYMENT_402, dearer, SERVED)
-    with pytest.raises(PaymentRefused):
-        world.call(max_price=Cap.parse("0.011999 USDC"))
-    assert world.amounts == [10_000]
-
-
-def test_an_unnamed_difference_is_the_price_minus_the_paid_amount():
-    world = FakeCallIo(PAYMENT_402, terms("payment_insufficient", amount="12000"), SERVED)
-    world.call(max_price=Cap.parse("0.012 USDC"))
-    assert world.amounts == [10_000, 2_000]
-
-
-def test_the_cap_of_a_prepayment_covers_its_calls_and_no_more():
-    short = terms("payment_insufficient", missing="0.000001")
-    world = FakeCallIo(PAYMENT_402, short, SERVED)
-    with pytest.raises(PaymentRefused):
-        world.call(prepay=5)
-    assert world.amounts == [50_000]
+def short(missing=None, **changes):
+    return terms("payment_insufficient", missing=missing, **changes)
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("max_price", "prepay", "responses", "amounts"),
     [
-        {"payTo": "0x" + "33" * 20},
-        {"network": "eip155:8453"},
-        {"token": "0x" + "44" * 20},
-        {"decimals": 7},
+        pytest.param("0.012", 1, [short("0.002", amount="12000")], [10_000, 2_000], id="within the cap"),
+        pytest.param("0.012", 1, [short(amount="12000")], [10_000, 2_000], id="unnamed: price minus paid"),
+        pytest.param("0.011999", 1, [short("0.002", amount="12000")], [10_000], id="above the cap"),
+        pytest.param("0.01", 5, [short("0.000001")], [50_000], id="above the cap of a prepayment"),
+        pytest.param("1", 1, [short("0.001")] * 2, [10_000, 1_000], id="a second difference"),
+        pytest.param("1", 1, [short("0.000001", payTo="0x" + "33" * 20)], [10_000], id="another payee"),
+        pytest.param("1", 1, [short("0.000001", network="eip155:8453")], [10_000], id="another network"),
+        pytest.param("1", 1, [short("0.000001", token="0x" + "44" * 20)], [10_000], id="another token"),
+        pytest.param("1", 1, [short("0.000001", decimals=7)], [10_000], id="other decimals"),
     ],
 )
-def test_a_difference_goes_nowhere_else(changes):
-    world = FakeCallIo(PAYMENT_402, terms("payment_insufficient", missing="0.000001", **changes), SERVED)
-    with pytest.raises(PaymentRefused):
-        world.call(max_price=Cap.parse("1 USDC"))
-    assert world.amounts == [10_000]
-
-
-def test_a_second_difference_is_not_paid():
-    more = terms("payment_insufficient", missing="0.001")
-    world = FakeCallIo(PAYMENT_402, more, more, SERVED)
-    with pytest.raises(PaymentRefused):
-        world.call(max_price=Cap.parse("1 USDC"))
-    assert world.amounts == [10_000, 1_000]
+def test_one_difference_is_paid_to_the_same_payee_within_the_cap(max_price, prepay, responses, amounts):
+    world = FakeCallIo(PAYMENT_402, *responses, SERVED)
+    rules = {"max_price": Cap.parse(f"{max_price} USDC"), "prepay": prepay}
+    if len(amounts) > len(responses):
+        assert world.call(**rules).response is SERVED
+    else:
+        with pytest.raises(PaymentRefused):
+            world.call(**rules)
+    assert world.amounts == amounts
+    assert {transfer.pay_to for transfer in world.transfers} == {PAYEE}
 
 
 @pytest.mark.parametrize("code", ["payment_verification_failed", "payer_in_debt", "payment_required"])
