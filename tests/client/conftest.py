@@ -367,23 +367,28 @@ def store(store_path: Path) -> PaymentStore:
     return PaymentStore(store_path, now_ms=lambda: 1_700_000_000_000)
 
 
+@pytest.fixture
+def client_options(gateway: FakeGateway, wallet: Wallet, store_path: Path) -> dict[str, Any]:
+    """The options of a client over the fake gateway and its chain."""
+    return {
+        "wallet": wallet,
+        "rpc_urls": {CHAIN: "https://node.test/secret-key"},
+        "store_path": store_path,
+        "patience": Patience(poll_s=0.001, wait_s=0.02),
+        "transport": httpx.MockTransport(gateway.handle),
+        "now_ms": lambda: NOW_S * 1000,
+    }
+
+
 @pytest.fixture(params=[TollwayClient, AsyncTollwayClient], ids=["sync", "async"])
 async def make(
-    request: pytest.FixtureRequest, gateway: FakeGateway, wallet: Wallet, store_path: Path
+    request: pytest.FixtureRequest, client_options: dict[str, Any]
 ) -> AsyncIterator[Callable[..., Any]]:
-    """Opens clients of one kind over the fake gateway and its chain. Options replace those here."""
+    """Opens clients of one kind. Options replace `client_options`."""
     made = []
 
     def build(**options: Any) -> Any:
-        usual = {
-            "wallet": wallet,
-            "rpc_urls": {CHAIN: "https://node.test/secret-key"},
-            "store_path": store_path,
-            "patience": Patience(poll_s=0.001, wait_s=0.02),
-            "transport": httpx.MockTransport(gateway.handle),
-            "now_ms": lambda: NOW_S * 1000,
-        }
-        made.append(request.param(GATEWAY, **{**usual, **options}))
+        made.append(request.param(GATEWAY, **{**client_options, **options}))
         return made[-1]
 
     yield build

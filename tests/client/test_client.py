@@ -206,10 +206,9 @@ async def test_a_failed_transfer_is_reported_and_does_not_count_once_it_is_final
     assert (await do(client.call(API))).status_code == 200
 
 
-async def test_calls_at_once_each_pay_for_themselves_and_all_are_served(gateway, wallet, store_path, chain):
-    options = {"wallet": wallet, "rpc_urls": {CHAIN: "https://node.test"}, "store_path": store_path}
-    transport = httpx.MockTransport(gateway.handle)
-    async with AsyncTollwayClient(GATEWAY, transport=transport, **options) as client:
+async def test_calls_at_once_each_pay_for_themselves_and_all_are_served(client_options):
+    client_options["patience"] = Patience()
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client:
         answers = await asyncio.gather(*(client.call(API, f"/{n}") for n in range(12)))
         assert [answer.status_code for answer in answers] == [200] * 12
         assert len(client.payments()) == 12
@@ -408,17 +407,11 @@ async def test_without_a_wallet_only_free_listings_can_be_called(make, gateway, 
         await do(make(wallet=None).call(API))
 
 
-async def test_streams_an_answer(gateway, wallet, store_path, chain):
-    options = {
-        "wallet": wallet,
-        "rpc_urls": {CHAIN: "https://node.test"},
-        "transport": httpx.MockTransport(gateway.handle),
-        "store_path": store_path,
-    }
-    with TollwayClient(GATEWAY, **options) as client, client.stream(API, "/s") as answer:
+async def test_streams_an_answer(client_options):
+    with TollwayClient(GATEWAY, **client_options) as client, client.stream(API, "/s") as answer:
         assert answer.payment.state == "charged"
         assert b"".join(answer.iter_bytes()).startswith(b"{")
-    async with AsyncTollwayClient(GATEWAY, **options) as client, client.stream(API, "/s") as answer:
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client, client.stream(API, "/s") as answer:
         assert (await answer.aread()).startswith(b"{")
 
 
@@ -607,9 +600,7 @@ async def test_the_next_process_shows_what_the_last_one_left_open(make, gateway)
     assert len(gateway.cashed) == 2
 
 
-async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_request(
-    gateway, wallet, store_path
-):
+async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_request(gateway, client_options):
     gateway.offer_authorizations()
 
     async def hang(request):
@@ -618,14 +609,8 @@ async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_req
             await asyncio.Event().wait()
         return gateway.handle(request)
 
-    async with AsyncTollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        rpc_urls={CHAIN: "https://node.test"},
-        store_path=store_path,
-        transport=httpx.MockTransport(hang),
-        now_ms=lambda: 1_700_000_000_000,
-    ) as client:
+    client_options["transport"] = httpx.MockTransport(hang)
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client:
         async with asyncio.TaskGroup() as group:
             call = group.create_task(client.call(API))
             while not gateway.cashed:
@@ -638,16 +623,9 @@ async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_req
         assert len(client.authorizations()) == 1
 
 
-async def test_two_equal_calls_at_once_are_two_calls(gateway, wallet, store_path):
+async def test_two_equal_calls_at_once_are_two_calls(gateway, client_options):
     gateway.offer_authorizations()
-    async with AsyncTollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        rpc_urls={CHAIN: "https://node.test"},
-        store_path=store_path,
-        transport=httpx.MockTransport(gateway.handle),
-        now_ms=lambda: 1_700_000_000_000,
-    ) as client:
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client:
         answers = await asyncio.gather(*[client.call(API) for _ in range(5)])
     assert [answer.status_code for answer in answers] == [200] * 5
     assert len(gateway.cashed) == 5

@@ -3,10 +3,9 @@
 import inspect
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-import httpx
 import pytest
 
-from tollway.client import AsyncTollwayClient, CallResponse, ListingDetails, Patience, TollwayClient
+from tollway.client import AsyncTollwayClient, CallResponse, ListingDetails, TollwayClient
 from tollway.client.client import PayingClient
 
 API = "api_1"
@@ -16,15 +15,8 @@ PLANNED = ("call", "stream", "keep_key", "drop_key")
 
 
 @pytest.fixture
-def client(gateway, wallet, store_path):
-    with TollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        rpc_urls={84532: "https://node.test"},
-        store_path=store_path,
-        patience=Patience(poll_s=0.001, wait_s=0.02),
-        transport=httpx.MockTransport(gateway.handle),
-    ) as client:
+def client(client_options):
+    with TollwayClient(GATEWAY, **client_options) as client:
         yield client
 
 
@@ -67,11 +59,8 @@ def test_a_client_refuses_an_option_that_it_does_not_know(kind, name):
         kind(GATEWAY, **{name: "0.01 USDC"})
 
 
-async def test_the_asynchronous_client_refuses_it_too(gateway, chain, wallet, store_path):
-    client = AsyncTollwayClient(
-        GATEWAY, wallet=wallet, store_path=store_path, transport=httpx.MockTransport(gateway.handle)
-    )
-    async with client:
+async def test_the_asynchronous_client_refuses_it_too(gateway, chain, client_options):
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client:
         with pytest.raises(TypeError, match="did you mean max_price"):
             await client.call(API, max_prce="0.001 USDC")
         with pytest.raises(TypeError, match="did you mean max_price"):

@@ -22,7 +22,6 @@ from tollway.client import (
     AsyncTollwayClient,
     BudgetExhausted,
     CallerFailure,
-    Patience,
     PaymentPending,
     PaymentRefused,
     TollwayClient,
@@ -195,20 +194,11 @@ async def test_a_transaction_after_an_authorisation_needs_room_too(
 
 
 @pytest.mark.parametrize("word", ["402", "released", "503 chain"])
-async def test_an_agent_is_kept_to_the_limits(hostile, wallet, store_path, word):
+async def test_an_agent_is_kept_to_the_limits(hostile, client_options, word):
     hostile.word = word
-    client = AsyncTollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        chains=[CHAIN],
-        store_path=store_path,
-        max_price="0.01 USDC",
-        budget="0.05 USDC",
-        session_budget="0.03 USDC",
-        patience=Patience(poll_s=0.001, wait_s=0.02),
-        transport=httpx.MockTransport(hostile.handle),
-        now_ms=lambda: NOW_S * 1000,
-    )
+    limits = {"max_price": "0.01 USDC", "budget": "0.05 USDC", "session_budget": "0.03 USDC"}
+    own = {"rpc_urls": {}, "chains": [CHAIN], "transport": httpx.MockTransport(hostile.handle)}
+    client = AsyncTollwayClient(GATEWAY, **{**client_options, **limits, **own})
     tools = AgentTools.for_client(client)
     for number in range(20):
         tool = find_tool("call_api")
@@ -219,16 +209,9 @@ async def test_an_agent_is_kept_to_the_limits(hostile, wallet, store_path, word)
     await client.close()
 
 
-def test_twenty_threads_sign_no_more_than_the_budget(hostile, wallet, store_path):
-    with TollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        chains=[CHAIN],
-        store_path=store_path,
-        budget="0.05 USDC",
-        patience=Patience(poll_s=0.001, wait_s=0.02),
-        transport=httpx.MockTransport(hostile.handle),
-    ) as client:
+def test_twenty_threads_sign_no_more_than_the_budget(hostile, client_options):
+    own = {"rpc_urls": {}, "chains": [CHAIN], "transport": httpx.MockTransport(hostile.handle)}
+    with TollwayClient(GATEWAY, **{**client_options, **own}, budget="0.05 USDC") as client:
         threads = [
             threading.Thread(target=lambda: asyncio.run(call_often(client, times=3))) for _ in range(20)
         ]

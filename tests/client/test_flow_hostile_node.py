@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import httpx
 import pytest
 from eth_account.typed_transactions import TypedTransaction
 from hexbytes import HexBytes
@@ -14,7 +13,6 @@ from tollway.client import (
     BudgetExhausted,
     CannotPay,
     FeeAboveMax,
-    Patience,
 )
 from tollway.client.agent_tools import DEFAULT_FEE, AgentTools, find_tool
 from tollway.client.call_io import NodeResult
@@ -156,16 +154,8 @@ async def test_a_difference_is_kept_to_the_limit_and_names_what_was_paid(make, g
     assert [payment.tx_hash for payment in client.payments()] == [caught.value.transaction]
 
 
-async def test_an_agent_sees_the_fee_of_a_payment_and_the_limit(gateway, wallet, store_path, chain):
-    client = AsyncTollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        rpc_urls={CHAIN: "https://node.test/"},
-        store_path=store_path,
-        budget="1 USDC",
-        patience=Patience(poll_s=0.001, wait_s=0.02),
-        transport=httpx.MockTransport(gateway.handle),
-    )
+async def test_an_agent_sees_the_fee_of_a_payment_and_the_limit(client_options, chain):
+    client = AsyncTollwayClient(GATEWAY, **client_options, budget="1 USDC")
     tools, call = AgentTools.for_client(client), find_tool("call_api")
     paid = await tools.run_tool(call, {"apiId": API})
     assert paid.document["payment"]["feeMax"] == "0.00013125 ETH"

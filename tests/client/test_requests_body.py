@@ -167,15 +167,8 @@ def test_a_timeout_is_that_of_httpx(options, timeout):
     assert plan(**options).timeout == timeout
 
 
-def test_a_body_is_sent_again_after_a_402(gateway, wallet, store_path):
-    with TollwayClient(
-        "https://gateway.test",
-        wallet=wallet,
-        rpc_urls={84532: "https://node.test"},
-        store_path=store_path,
-        timeout=7.0,
-        transport=httpx.MockTransport(gateway.handle),
-    ) as client:
+def test_a_body_is_sent_again_after_a_402(gateway, client_options):
+    with TollwayClient("https://gateway.test", **client_options, timeout=7.0) as client:
         answer = client.call("api_1", content=iter([b"two ", b"parts"]))
         client.call("api_1", timeout=3.0)
     assert answer.json()["body"] == "two parts"

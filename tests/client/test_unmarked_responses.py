@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from tests.client.conftest import do
-from tollway.client import AsyncTollwayClient, GatewayUnreachable, Patience
+from tollway.client import AsyncTollwayClient, GatewayUnreachable
 from tollway.client.agent_tools import AgentTools, find_tool
 
 API, CHAIN = "api_1", 84532
@@ -119,19 +119,11 @@ async def test_a_stream_without_a_payment_state_is_no_response(make, gateway):
         await do(enter())
 
 
-async def test_the_tools_of_an_agent_say_that_the_outcome_is_unknown(gateway, wallet, store_path):
+async def test_the_tools_of_an_agent_say_that_the_outcome_is_unknown(gateway, client_options):
     gateway.offer_authorizations()
     proxy = Proxy(gateway)
-    async with AsyncTollwayClient(
-        GATEWAY,
-        wallet=wallet,
-        rpc_urls={CHAIN: "https://node.test"},
-        store_path=store_path,
-        patience=Patience(poll_s=0.001, wait_s=0.02),
-        transport=httpx.MockTransport(proxy.handle),
-        now_ms=lambda: 1_700_000_000_000,
-        budget="5 USDC",
-    ) as client:
+    client_options["transport"] = httpx.MockTransport(proxy.handle)
+    async with AsyncTollwayClient(GATEWAY, **client_options, budget="5 USDC") as client:
         tools, tool = AgentTools.for_client(client), find_tool("call_api")
         assert tool is not None
         call = {"apiId": API, "path": "/a", "method": "POST", "body": "order"}
