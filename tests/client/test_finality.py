@@ -91,12 +91,14 @@ class LapsedIo(ScriptedNode):
         super().__init__(states)
         self.lapsed = lapsed
         self.recorded = []
+        self.methods = []
 
     async def find_lapsed_authorizations(self, nonce=None):
         assert nonce is None
         return self.lapsed
 
     async def query_node(self, chain_id, method, *params):
+        self.methods.append(method)
         return await super().query_node(chain_id, method, *params) if method == "eth_call" else block()
 
     async def record_authorization_state(self, nonce, state, *, is_sent_again):
@@ -147,4 +149,6 @@ def test_an_unavailable_node_gets_one_request_and_the_next_chain_is_read():
 
 
 def test_nothing_is_read_where_nothing_has_lapsed():
-    assert expire() == ({}, [], 0)
+    io = LapsedIo((), ())
+    assert run_blocking(check_lapsed(io)) == {}
+    assert (io.methods, io.recorded) == ([], [])
