@@ -13,7 +13,7 @@ from tollway.payments.gas import OutcomeLabel, WithdrawalReason
 from tollway.registry.openapi import METHODS
 from tollway.storage import outage
 from tollway.storage.leadership import Duty
-from tollway.storage.operator_figures import OPEN_STATES
+from tollway.storage.operator_reads import OPEN_STATES
 from tollway.telemetry import REQUEST_SECONDS, FleetFigures, Metrics
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 

@@ -92,7 +92,6 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "web/test_admin_routes.py": ("fleet.py",),
     "cli/test_doctor.py": ("app/doctor_findings.py",),
     "deploy/test_alerts.py": ("alert_limits.py",),
-    "storage/test_database_durability.py": ("storage/server_settings.py",),
     "chain/test_rpc.py": ("chain/port.py",),
     "cli/test_operator_backups.py": ("cli/run_records.py", "storage/backup.py"),
     "client/test_client.py": ("client/control.py", "client/errors.py"),

@@ -36,7 +36,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.ownership import OwnershipClaim
 from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
-from tollway.storage.operator_figures import record_audit
+from tollway.storage.operator_reads import record_audit
 from tollway.storage.sales_tables import sales_closed_table
 from tollway.web.page_response import is_page_path
 from tollway.web.server import reserve_port

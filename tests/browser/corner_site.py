@@ -43,7 +43,7 @@ from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.storage.ledger_tables import payment_table
-from tollway.storage.operator_figures import record_audit
+from tollway.storage.operator_reads import record_audit
 from tollway.web.page_session import PAGE_COOKIE
 
 SAMPLE, OWN, RETIRED = ListingId("api_sample"), ListingId("api_own"), ListingId("api_retired")

@@ -36,10 +36,10 @@ from tollway.sandbox.chain import (
     run_anvil,
 )
 from tollway.sandbox.provider import SAMPLE_DOCUMENT, run_provider
-from tollway.storage.admin_store import SqlAdminSessions
 from tollway.storage.database import connect_database
-from tollway.storage.gateway_builds import gateway_build_table
 from tollway.storage.ledger_tables import owner_table
+from tollway.storage.operator_acts import SqlAdminSessions
+from tollway.storage.operator_reads import gateway_build_table
 from tollway.storage.reputation_store import QualityStore
 
 DAY_MS, MINUTE_MS = 86_400_000, 60_000

@@ -45,8 +45,7 @@ from tollway.storage.closed_periods import HOURS_AT_ONCE, ClosedPeriods
 from tollway.storage.database import Database
 from tollway.storage.history import audit
 from tollway.storage.ledger_tables import call_table
-from tollway.storage.operator_acts import OperatorActStore
-from tollway.storage.operator_store import OperatorStore
+from tollway.storage.operator_acts import OperatorActStore, OperatorStore
 from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.sales_tables import (
     sales_closed_table,

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, text
 
 from tollway.errors import StorageUnavailable
 from tollway.storage import postgres
+from tollway.storage.operator_reads import read_server_settings
 from tollway.storage.postgres import (
     COMMAND_TIMEOUT_S,
     PostgresConnector,
     PostgresDatabase,
 )
 from tollway.storage.postgres_address import PostgresAddress
-from tollway.storage.server_settings import read_server_settings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.dialects]
 

@@ -1,4 +1,5 @@
-"""Every act of the operator is a row of its change's transaction, with author, target, time and reason: on both dialects."""
+"""Every act of the operator is a row of its change's transaction, with author, target, time and reason: on both dialects. Restores, admitted
+transactions and the readiness of the gateways: in memory too."""
 
 import asyncio
 import os
@@ -9,10 +10,11 @@ import pytest
 from sqlalchemy import insert, update
 from structlog.testing import capture_logs
 
-from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin, tx_hash
+from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, operator_origin, tx_hash
 from tests.kit.listings import sample_listing
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
+from tollway.ledger.ledger import Claimed, Unspendable
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import restore_listing, suspend_listing
@@ -22,8 +24,13 @@ from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.identity_store import ModerationStore
 from tollway.storage.ledger_tables import payment_table
-from tollway.storage.operator_acts import LOGGED_MAX, OperatorActStore, operator_act_table, record_act
-from tollway.storage.operator_store import OperatorStore
+from tollway.storage.operator_acts import (
+    LOGGED_MAX,
+    OperatorActStore,
+    OperatorStore,
+    operator_act_table,
+    record_act,
+)
 from tollway.storage.payments import PaymentLedgerStore
 
 ALICE = Address(b"a" * 20)
@@ -244,3 +251,40 @@ async def test_an_act_of_a_later_version_is_listed_by_its_text(stores: Stores) -
     assert act == RecordedAct(
         id=act.id, kind="paint_gateway", target="blue", origin=ActOrigin(actor="bob@desk", at_ms=1)
     )
+
+
+async def paid(ledger: Any, value_units: int, name: str = "tx") -> Any:
+    (payment,) = await ledger.record_payments([new_payment(value_units, name)], now_ms=NOW_MS)
+    return payment
+
+
+async def test_balances_are_held_after_a_restore_until_released(ledger: Any) -> None:
+    payment = await paid(ledger, 10)
+    assert (await ledger.find_transaction(tx_hash("a"))).held_before_ms is None
+    await ledger.mark_restored(origin=operator_origin())
+    assert (await ledger.find_transaction(tx_hash("a"))).held_before_ms == NOW_MS
+    assert await ledger.claim(claim_on(payment)) == Unspendable(is_held=True)
+    assert (await ledger.audit()).held_payments == (str(payment.tx_hash),)
+    later = await paid(ledger, 10, "later")
+    assert isinstance(await ledger.claim(claim_on(later)), Claimed)
+    assert await ledger.release_held(origin=operator_origin()) == 1
+    assert (await ledger.find_transaction(tx_hash("a"))).held_before_ms is None
+    assert isinstance(await ledger.claim(claim_on(payment)), Claimed)
+
+
+async def test_an_admitted_transaction_is_remembered(ledger: Any) -> None:
+    await ledger.admit(tx_hash("a"), origin=operator_origin())
+    await ledger.admit(tx_hash("a"), origin=operator_origin())
+    assert (await ledger.find_transaction(tx_hash("a"))).is_admitted
+    assert not (await ledger.find_transaction(tx_hash("b"))).is_admitted
+
+
+async def test_downtime_is_the_time_between_notes_that_are_far_apart(ledger: Any) -> None:
+    assert await ledger.downtime_ms(since_ms=0, now_ms=NOW_MS) == 0
+    for ms in (0, 60_000, 160_000, 160_001, 100):
+        await ledger.mark_ready(now_ms=NOW_MS + ms)
+    at = {"now_ms": NOW_MS + 200_000}
+    assert await ledger.downtime_ms(since_ms=NOW_MS - 1, **at) == 100_000
+    assert await ledger.downtime_ms(since_ms=NOW_MS + 100_000, **at) == 60_000
+    assert await ledger.downtime_ms(since_ms=NOW_MS + 170_000, **at) == 0
+    assert await ledger.downtime_ms(since_ms=NOW_MS + 150_000, now_ms=NOW_MS + 300_001) == 10_000 + 140_000

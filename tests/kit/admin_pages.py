@@ -18,7 +18,7 @@ from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings
 from tollway.identity.admin_sessions import AdminSession, AdminSignIn, create_code
 from tollway.ids import Address
-from tollway.storage.admin_store import SqlAdminSessions
+from tollway.storage.operator_acts import SqlAdminSessions
 from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, AdminHosts
 from tollway.web.page_assets import asset_router, read_assets
 from tollway.web.page_renderer import PageRenderer

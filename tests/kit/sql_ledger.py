@@ -17,7 +17,7 @@ from tollway.storage.finality import FinalityStore
 from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.operator_store import OperatorStore
+from tollway.storage.operator_acts import OperatorStore
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.webhook_events import NO_EVENTS
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tollway.storage.server_settings import ServerSettings, find_risks
+from tollway.storage.operator_reads import ServerSettings, find_risks
 
 SAFE = ServerSettings(fsync=True, full_page_writes=True, standbys="", is_read_only=False, hosts=1)
 

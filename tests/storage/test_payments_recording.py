@@ -12,7 +12,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.records import RecordedTransaction
 from tollway.storage.database import SqliteDatabase
 from tollway.storage.migrate import upgrade
-from tollway.storage.operator_store import mark_restored
+from tollway.storage.operator_acts import mark_restored
 from tollway.storage.payments import Recording, read_transaction, record_each
 
 UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)

@@ -29,7 +29,7 @@ from tests.kit.gateway import serve_app
 from tollway.app.lifecycle import App
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.admin_store import admin_code_table
+from tollway.storage.operator_acts import admin_code_table
 from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, refuse_form
 
 

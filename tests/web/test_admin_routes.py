@@ -30,7 +30,7 @@ from tollway.ledger.ledger import AuditReport
 from tollway.payments.gas import GasKeyStatus
 from tollway.storage.database import write_retried
 from tollway.storage.ledger_tables import owner_table, payment_table
-from tollway.storage.operator_figures import record_audit
+from tollway.storage.operator_reads import record_audit
 from tollway.web.query import format_time
 
 

@@ -11,12 +11,9 @@ from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.siwe import parse_origin
 from tollway.payments.transaction_inspection import TransactionInspector
-from tollway.storage.admin_store import OpenCallStore, SqlAdminSessions
-from tollway.storage.book_sizes import BookFigures
 from tollway.storage.database import Database
-from tollway.storage.operator_acts import OperatorActStore
-from tollway.storage.operator_figures import record_audit
-from tollway.storage.operator_store import OperatorStore
+from tollway.storage.operator_acts import OperatorActStore, OperatorStore, SqlAdminSessions
+from tollway.storage.operator_reads import BookFigures, OpenCallStore, record_audit
 from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.admin_overview import OverviewServices
 from tollway.web.admin_routes import AdminServices, admin_router

@@ -11,7 +11,7 @@ from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
 from tollway.storage.migrate import TOO_OLD, schema_state
-from tollway.storage.server_settings import find_risks, read_server_settings
+from tollway.storage.operator_reads import find_risks, read_server_settings
 from tollway.telemetry import BackgroundTaskStatus
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from tollway.config.settings import Settings
 from tollway.fleet import DutyLeader, GatewayBuild, GatewayRecord
 from tollway.recent_metrics import MetricsSample, RecentMetrics
 from tollway.storage.database import Database, is_postgres
-from tollway.storage.gateway_builds import GatewayBuildStore
 from tollway.storage.leadership import Duty, find_leaders
 from tollway.storage.migrate import list_revisions
-from tollway.storage.operator_figures import FleetFiguresStore
+from tollway.storage.operator_reads import FleetFiguresStore, GatewayBuildStore
 from tollway.telemetry import BackgroundTaskStatus, Metrics
 from tollway.web.admin_chains import NetworkNodes
 

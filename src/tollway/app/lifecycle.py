@@ -70,9 +70,8 @@ from tollway.storage.identity_store import ModerationStore, SqlPageSessions, Sql
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck, find_revision
-from tollway.storage.operator_acts import OperatorActStore
-from tollway.storage.operator_figures import FleetFiguresStore
-from tollway.storage.operator_store import OperatorStore
+from tollway.storage.operator_acts import OperatorActStore, OperatorStore
+from tollway.storage.operator_reads import FleetFiguresStore
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.viewer_store import SqlViewers

@@ -11,7 +11,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
 from tollway.storage.backup import BackupCopy
 from tollway.storage.database import Database, ProcessLock, SqliteDatabase
-from tollway.storage.operator_figures import record_audit, record_backup
+from tollway.storage.operator_reads import record_audit, record_backup
 
 _NOT = "not recorded for metrics: "
 

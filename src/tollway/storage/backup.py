@@ -27,8 +27,7 @@ from tollway.storage.database import SqliteDatabase, list_auxiliary_files, restr
 from tollway.storage.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # an import of that module, not an export
 from tollway.storage.history import audit
 from tollway.storage.migrate import TOO_NEW, TOO_OLD, explain_refusal, schema_state, upgrade
-from tollway.storage.operator_acts import record_act
-from tollway.storage.operator_store import mark_restored
+from tollway.storage.operator_acts import mark_restored, record_act
 from tollway.storage.restore_detection import (
     bump_generation,
     mark_as_backup,

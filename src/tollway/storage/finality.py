@@ -59,7 +59,7 @@ from tollway.storage.ledger_tables import (
     topup_table,
 )
 from tollway.storage.locked_rows import LockedCall, LockedRows
-from tollway.storage.operator_store import IS_RESTORED
+from tollway.storage.operator_acts import IS_RESTORED
 from tollway.storage.payments import (
     NEVER_MS,
     find_payment_id,

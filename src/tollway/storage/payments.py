@@ -54,7 +54,7 @@ from tollway.storage.ledger_tables import (
 )
 from tollway.storage.locked_rows import LockedRows
 from tollway.storage.nonces import find_nonces
-from tollway.storage.operator_store import IS_RESTORED, find_operator_records, held_before_ms
+from tollway.storage.operator_acts import IS_RESTORED, find_operator_records, held_before_ms
 from tollway.storage.outage import ValueRefused
 from tollway.storage.statements import Prepared, Within, insert_for
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
