@@ -34,7 +34,8 @@ from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
 from tollway.rate_limits.redis_windows import RedisWindows
 from tollway.registry.quality import bucket_of
-from tollway.storage.database import Database, SqliteDatabase, Work
+from tollway.storage.database import Database, SqliteDatabase
+from tollway.storage.statements import Work
 
 CHAIN = ChainId(84532)
 NOBODY = "127.0.0.1:1"

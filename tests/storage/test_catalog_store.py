@@ -19,9 +19,10 @@ from tollway.registry.catalog import ListingQuery, Revised
 from tollway.registry.listing import UpstreamAuth
 from tollway.storage.catalog_search import find_page
 from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import SqliteDatabase, Work
+from tollway.storage.database import SqliteDatabase
 from tollway.storage.encryption import Sealer
 from tollway.storage.migrate import upgrade
+from tollway.storage.statements import Work
 
 AUTH = UpstreamAuth(location="header", name="X-Key", value="hush-hush-hush")
 LISTING = sample_listing(

@@ -58,11 +58,12 @@ from tollway.storage.catalog_tables import (
     write_document,
 )
 from tollway.storage.creation_store import finish_creation
-from tollway.storage.database import Database, T, Work
+from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.operator_acts import TARGETS_MAX, find_reasons, record_act
 from tollway.storage.recovery import SharedClock, read_shared_clock
 from tollway.storage.reputation_store import end_stale_proof
+from tollway.storage.statements import T, Work
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 FRESH_MS = 1_000

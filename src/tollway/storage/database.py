@@ -17,17 +17,16 @@ import fcntl
 import os
 import sqlite3 as stdlib_sqlite3
 import stat
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from sqlalchemy import (
     DDL,
     Connection,
     Engine,
-    Executable,
     Index,
     MetaData,
     Table,
@@ -42,7 +41,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
 from tollway.storage.outage import OutageLog, Use, ValueRefused, is_value_refused
-from tollway.storage.statements import execute_text
+from tollway.storage.statements import T, Work, execute_text
 from tollway.storage.writer_thread import WriterThread
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ try:
     import pysqlite3.dbapi2 as sqlite_module
 except ImportError:
     sqlite_module = stdlib_sqlite3
-
-T = TypeVar("T")
-Work = Callable[[Connection], T]
-FetchScalar = Callable[[Executable], Awaitable[Any]]
-"""Runs one statement and returns the first value of its result."""
 
 metadata = MetaData(
     naming_convention={

@@ -24,7 +24,8 @@ from sqlalchemy import func, select, text
 from tollway.background import BackgroundTask, TaskName
 from tollway.errors import StorageUnavailable
 from tollway.limits import Limits
-from tollway.storage.database import Database, FetchScalar, is_postgres
+from tollway.storage.database import Database, is_postgres
+from tollway.storage.statements import FetchScalar
 
 if TYPE_CHECKING:
     from tollway.storage.postgres import PostgresDatabase

@@ -50,7 +50,7 @@ from tollway.storage import authorizations, history, idempotency, payments, reco
 from tollway.storage.batch_loader import BatchLoader
 from tollway.storage.batch_wait import BATCH_WAIT_S
 from tollway.storage.commit_traces import CommitTraces
-from tollway.storage.database import Database, Work, write_retried
+from tollway.storage.database import Database, write_retried
 from tollway.storage.debts import pay_debts
 from tollway.storage.group_commit import FINISH_DELAY_S, RETRY_S, GroupCommit
 from tollway.storage.history import count_batch
@@ -68,6 +68,7 @@ from tollway.storage.recovery import (
 )
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
 from tollway.storage.settlement import Conclude, Settle
+from tollway.storage.statements import Work
 from tollway.storage.webhook_events import NO_EVENTS, EventLog
 
 

@@ -2,7 +2,7 @@
 
 The connector connects to the first server of an address that accepts writes, within a deadline. During an outage one task
 tries to connect and the others fail at once, so the first success ends the outage for all tasks. A connection that was open during an
-outage is not used again. `find_risks` lists server settings that can lose committed data.
+outage is not used again. `operator_reads.find_risks` lists server settings that can lose committed data.
 
 `connect_database` imports this module only for a PostgreSQL URL: the driver and its part of SQLAlchemy take 11 MiB.
 """
@@ -31,7 +31,6 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import FetchScalar, T, Work
 from tollway.storage.outage import (
     READ_ONLY,
     SESSION_ENDED,
@@ -43,7 +42,7 @@ from tollway.storage.outage import (
     name_state,
 )
 from tollway.storage.postgres_address import PostgresAddress, PostgresHost
-from tollway.storage.statements import execute_text
+from tollway.storage.statements import FetchScalar, T, Work, execute_text
 
 COMMAND_TIMEOUT_S = 5.0
 """The deadline of each statement and of each commit. A lost server sends nothing, so only a deadline detects it."""

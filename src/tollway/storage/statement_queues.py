@@ -25,12 +25,13 @@ from tollway.ledger.sales import is_hour_unmarked
 from tollway.metric_table import CommitKind
 from tollway.storage.batch_wait import BatchWait
 from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of
-from tollway.storage.database import Database, Work, is_retryable
+from tollway.storage.database import Database, is_retryable
 from tollway.storage.ledger_batch import BatchRules, Entry, Outcome, write_finishes
 from tollway.storage.outage import ValueRefused
 from tollway.storage.plain_writes import grant_plain_claims, is_plain_close, write_plain_closes
 from tollway.storage.recovery import ClusterClock
 from tollway.storage.restore_detection import RestoreDetected, RestoreDetector
+from tollway.storage.statements import Work
 from tollway.storage.webhook_events import EventLog
 
 STATEMENT_BATCH_MAX = 128

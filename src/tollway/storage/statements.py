@@ -12,11 +12,11 @@ two, and a list is padded with its last member.
 the same columns. PostgreSQL chooses by its statistics.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from operator import itemgetter
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, String, Table, TableClause, any_, bindparam, column
 from sqlalchemy.dialects import postgresql, sqlite
@@ -25,6 +25,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.base import Executable
 from sqlalchemy.sql.compiler import SQLCompiler
 
+T = TypeVar("T")
+Work = Callable[[Connection], T]
+"""What a store passes to `Database.read` and `Database.write`."""
+FetchScalar = Callable[[Executable], Awaitable[Any]]
+"""Runs one statement and returns the first value of its result."""
 Values = Mapping[str, Any]
 Rows = Sequence[Sequence[Any]]
 
