@@ -119,6 +119,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/locked_rows.py",
     ),
     "contracts/test_migrate.py": ("storage/migration_run.py",),
+    "contracts/test_moderation.py": ("storage/identity_store.py",),
     "contracts/test_ownerships.py": ("storage/reputation_store.py",),
     "contracts/test_plain_writes.py": ("storage/statement_queues.py",),
     "contracts/test_webhook_outbox.py": (

@@ -1,4 +1,4 @@
-"""The contract of `Moderation`, on both dialects."""
+"""The contract of `Moderation`, on both dialects, and its snapshot of blocked wallets in each process."""
 
 import pytest
 
@@ -50,3 +50,19 @@ async def test_blocks_are_listed_oldest_first(moderation: Moderation) -> None:
     await moderation.block(BOB, origin=operator_origin(1))
     await moderation.block(ALICE, origin=operator_origin(2))
     assert [block.wallet for block in await moderation.list_blocked()] == [BOB, ALICE]
+
+
+async def test_a_block_by_another_process_is_visible_after_a_refresh(database: Database) -> None:
+    here, there = ModerationStore(database), ModerationStore(database)
+    await there.block(ALICE, origin=operator_origin(1, reason="spam"))
+    assert here.find_block(ALICE) is None
+    await here.refresh()
+    block = here.find_block(ALICE)
+    assert block is not None
+    assert block.reason == "spam"
+    await there.unblock(ALICE, origin=operator_origin(2))
+    await there.block(ALICE, origin=operator_origin(3, reason="more spam"))
+    await here.refresh()
+    block = here.find_block(ALICE)
+    assert block is not None
+    assert block.reason == "more spam"
