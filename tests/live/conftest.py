@@ -74,13 +74,16 @@ def furnished(anvil: Anvil) -> Playground:
 
 @pytest.fixture
 async def chain(anvil: Anvil, furnished: Playground) -> AsyncIterator[ChainDriver]:
-    """The chain. After the test it returns to its state before the test."""
+    """The chain. After the test it returns to its state before the test, with an empty pool: a transaction that is left in the pool
+    would make the node refuse the same nonce of the next test."""
     async with aiohttp.ClientSession() as session:
         driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
         before = await driver.snapshot()
         try:
-            yield driver
+            async with resend_stranded(driver):
+                yield driver
         finally:
+            await driver.rpc("anvil_dropAllTransactions")
             await driver.revert(before)
 
 
