@@ -10,7 +10,7 @@ import contextlib
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -168,7 +168,7 @@ _NO_FACILITATORS: Mapping[ChainId, FacilitatorClient] = MappingProxyType({})
 class _NetworkGas:
     """The last state of one network. `seen_s`: when its fees were read last; `unsupported`: tokens that take no authorisations,
     or under another EIP-712 domain than configured; `closed`: the nonce below which the ledger counts all of a key's transactions as
-    mined."""
+    mined. `codes`: the payers' codes that reverted; `is_wallet_gas_known`: the ledger was read for payers with code."""
 
     fees: Fees | None = None
     seen_s: float = 0.0
@@ -179,16 +179,41 @@ class _NetworkGas:
     unsupported: set[Address] = field(default_factory=set)
     closed: dict[Address, int] = field(default_factory=dict)
     unmined: dict[Address, int] = field(default_factory=dict)
+    codes: dict[bytes, CodeRecord] = field(default_factory=dict)
+    is_wallet_gas_known: bool = False
+
+    def note_reverted(self, code_hash: bytes) -> None:
+        """Until the next read from the ledger."""
+        before = self.codes.get(code_hash, CodeRecord(signed=0, reverted=0))
+        self.codes[code_hash] = replace(before, signed=before.signed + 1, reverted=before.reverted + 1)
 
 
-@dataclass(slots=True)
+class _Payers(Enum):
+    """The payers whose settlements a sum counts."""
+
+    ALL = auto()
+    WITH_CODE = auto()
+
+
+@dataclass(slots=True, kw_only=True)
 class _Spending:
-    """The cost of settling on one network within the window, by listing: only listings with a cost, so that requests for prices
-    cannot fill it."""
+    """The cost of settling on one network within the window, and its budgets. `by_listing`: only listings with a cost, so that requests
+    for prices cannot fill it."""
 
+    budget_wei: int
+    listing_budget_wei: int
     by_listing: dict[ListingId, int] = field(default_factory=dict)
     total_wei: int = 0
     noted: list[tuple[ListingId, int]] = field(default_factory=list)
+
+    def is_within_budget(self, listing_id: ListingId) -> bool:
+        return (
+            self.total_wei < self.budget_wei and self.by_listing.get(listing_id, 0) < self.listing_budget_wei
+        )
+
+    def find_spent_listings(self) -> list[ListingId]:
+        """The listings whose budget is used up."""
+        return [listing_id for listing_id, wei in self.by_listing.items() if wei >= self.listing_budget_wei]
 
     def note(self, listing_id: ListingId, wei: int) -> None:
         self.noted.append((listing_id, wei))
@@ -203,20 +228,6 @@ class _Spending:
     def _add(self, listing_id: ListingId, wei: int) -> None:
         self.by_listing[listing_id] = self.by_listing.get(listing_id, 0) + wei
         self.total_wei += wei
-
-
-@dataclass(slots=True)
-class _WalletGas:
-    """The cost of settling for payers with code, and the codes that reverted. `is_known`: the ledger was read."""
-
-    spending: _Spending = field(default_factory=_Spending)
-    codes: dict[bytes, CodeRecord] = field(default_factory=dict)
-    is_known: bool = False
-
-    def note_reverted(self, code_hash: bytes) -> None:
-        """Until the next read from the ledger."""
-        before = self.codes.get(code_hash, CodeRecord(signed=0, reverted=0))
-        self.codes[code_hash] = replace(before, signed=before.signed + 1, reverted=before.reverted + 1)
 
 
 class GasBudget:
@@ -250,12 +261,18 @@ class GasBudget:
             chain_id: tuple(NonceSequence(chain_id, key) for key in one.gas_keys)
             for chain_id, one in self._rules.items()
         }
-        self._spent = {chain_id: _Spending() for chain_id in self._rules}
+        self._spending = {
+            (chain_id, payers): _Spending(
+                budget_wei=one.network_budget_wei // divisor,
+                listing_budget_wei=one.listing_budget_wei // divisor,
+            )
+            for payers, divisor in ((_Payers.ALL, 1), (_Payers.WITH_CODE, WALLET_BUDGET_DIVISOR))
+            for chain_id, one in self._rules.items()
+        }
         self._next_sum_s = float("-inf")
         self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
-        self._counted: dict[TxHash, None] = {}
-        self._wallets = {chain_id: _WalletGas() for chain_id in self._rules}
         self._wallet_costs: deque[tuple[SettlementAttempt, int, bool]] = deque(maxlen=COSTS_KEPT)
+        self._counted: dict[TxHash, None] = {}
         self._has_failure = asyncio.Event()
         self._metrics = metrics
         self._rail_status = RailStatus(self._rules, metrics)
@@ -278,7 +295,7 @@ class GasBudget:
         return (
             self._is_affordable(rules, network_gas)
             and self._choose(asset.chain_id, floor_wei=rules.gas_floor_wei) is not None
-            and self._is_within_budget(rules, listing_id)
+            and self._spending[asset.chain_id, _Payers.ALL].is_within_budget(listing_id)
         )
 
     def choose_sequence(
@@ -328,12 +345,12 @@ class GasBudget:
             GasSpending(
                 chain_id=chain_id,
                 spent_wei=spending.total_wei,
-                budget_wei=self._rules[chain_id].network_budget_wei,
-                listing_budget_wei=self._rules[chain_id].listing_budget_wei,
+                budget_wei=spending.budget_wei,
+                listing_budget_wei=spending.listing_budget_wei,
                 by_listing=dict(spending.by_listing),
             )
-            for chain_id, spending in self._spent.items()
-            if self._rules[chain_id].gas_keys
+            for (chain_id, payers), spending in self._spending.items()
+            if payers is _Payers.ALL and self._rules[chain_id].gas_keys
         )
 
     @property
@@ -361,13 +378,11 @@ class GasBudget:
         rules = self._rules.get(chain_id)
         if code_hash is None or rules is None or rules.facilitator is not None:
             return True
-        wallets = self._wallets[chain_id]
+        network_gas = self._network_gas[chain_id]
         return (
-            wallets.is_known
-            and wallets.spending.total_wei < rules.network_budget_wei // WALLET_BUDGET_DIVISOR
-            and wallets.spending.by_listing.get(listing_id, 0)
-            < rules.listing_budget_wei // WALLET_BUDGET_DIVISOR
-            and is_code_trusted(wallets.codes.get(code_hash))
+            network_gas.is_wallet_gas_known
+            and self._spending[chain_id, _Payers.WITH_CODE].is_within_budget(listing_id)
+            and is_code_trusted(network_gas.codes.get(code_hash))
         )
 
     def is_reachable(self, chain_id: ChainId) -> bool:
@@ -399,9 +414,9 @@ class GasBudget:
         self, chain_id: ChainId, listing_id: ListingId, wei: int, *, code_hash: bytes | None = None
     ) -> None:
         """The maximum cost of a transaction that is being signed, until the ledger has it. `code_hash`: of its payer's code."""
-        self._spent[chain_id].note(listing_id, wei)
+        self._spending[chain_id, _Payers.ALL].note(listing_id, wei)
         if code_hash is not None:
-            self._wallets[chain_id].spending.note(listing_id, wei)
+            self._spending[chain_id, _Payers.WITH_CODE].note(listing_id, wei)
 
     def record_cost(self, attempt: SettlementAttempt, cost_wei: int, *, is_reverted: bool) -> None:
         """The cost of a mined transaction, written with the next refresh. A crash loses it: then its maximum cost goes on
@@ -412,9 +427,9 @@ class GasBudget:
             if len(self._counted) > COSTS_KEPT:
                 del self._counted[next(iter(self._counted))]
         self._costs.append((attempt, cost_wei))
-        self._wallet_costs.append((attempt, cost_wei, is_reverted))
+        self._wallet_costs.append((attempt, cost_wei, is_reverted))  # the ledger knows which payers have code
         if attempt.code_hash is not None and is_reverted:
-            self._wallets[attempt.chain_id].note_reverted(attempt.code_hash)
+            self._network_gas[attempt.chain_id].note_reverted(attempt.code_hash)
 
     # ---- Refresh.
 
@@ -531,11 +546,11 @@ class GasBudget:
         began_s = self._clock()
         if began_s < self._next_sum_s:
             return
-        for chain_id, spending in self._spent.items():
+        for chain_id, rules in self._rules.items():
+            spending = self._spending[chain_id, _Payers.ALL]
             spending.noted.clear()
             spent = await self._gas_ledger.gas_spent_wei(chain_id, since_ms=self._now_ms() - BUDGET_WINDOW_MS)
             spending.replace(spent)
-            rules = self._rules[chain_id]
             if rules.gas_keys:
                 self._metrics.floor(chain_id, rules.gas_floor_wei)
                 self._metrics.budget_used(chain_id, spending.total_wei / max(1, rules.network_budget_wei))
@@ -552,11 +567,12 @@ class GasBudget:
             await self._gas_ledger.record_wallet_cost(attempt, cost_wei=cost_wei, is_reverted=is_reverted)
             self._wallet_costs.popleft()
         since_ms = self._now_ms() - BUDGET_WINDOW_MS
-        for chain_id, wallets in self._wallets.items():
-            wallets.spending.noted.clear()
-            wallets.spending.replace(await self._gas_ledger.wallet_gas_wei(chain_id, since_ms=since_ms))
-            wallets.codes = dict(await self._gas_ledger.reverting_codes(chain_id, since_ms=since_ms))
-            wallets.is_known = True
+        for chain_id, network_gas in self._network_gas.items():
+            spending = self._spending[chain_id, _Payers.WITH_CODE]
+            spending.noted.clear()
+            spending.replace(await self._gas_ledger.wallet_gas_wei(chain_id, since_ms=since_ms))
+            network_gas.codes = dict(await self._gas_ledger.reverting_codes(chain_id, since_ms=since_ms))
+            network_gas.is_wallet_gas_known = True
 
     # ---- Rules.
 
@@ -571,20 +587,18 @@ class GasBudget:
             reason = self._find_reason(rules, network_gas)
             if reason is not None:
                 yield WithdrawnRail(chain_id, reason)
-            for listing_id, spent_wei in self._spent[chain_id].by_listing.items():
-                if spent_wei >= rules.listing_budget_wei:
-                    yield WithdrawnRail(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
-            yield from self._find_unserved(rules)
+            for listing_id in self._spending[chain_id, _Payers.ALL].find_spent_listings():
+                yield WithdrawnRail(chain_id, WithdrawalReason.LISTING_BUDGET, listing_id)
+            yield from self._find_unserved(chain_id)
 
-    def _find_unserved(self, rules: SettlementRules) -> Iterator[WithdrawnRail]:
+    def _find_unserved(self, chain_id: ChainId) -> Iterator[WithdrawnRail]:
         """The rails that are withdrawn from payers with code alone."""
-        chain_id, wallets = rules.chain_id, self._wallets[rules.chain_id]
-        if 0 < wallets.spending.total_wei >= rules.network_budget_wei // WALLET_BUDGET_DIVISOR:
+        spending = self._spending[chain_id, _Payers.WITH_CODE]
+        if 0 < spending.total_wei >= spending.budget_wei:
             yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET)
-        for listing_id, spent_wei in wallets.spending.by_listing.items():
-            if spent_wei >= rules.listing_budget_wei // WALLET_BUDGET_DIVISOR:
-                yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET, listing_id)
-        for code_hash, record in wallets.codes.items():
+        for listing_id in spending.find_spent_listings():
+            yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_BUDGET, listing_id)
+        for code_hash, record in self._network_gas[chain_id].codes.items():
             if not is_code_trusted(record):
                 yield WithdrawnRail(chain_id, WithdrawalReason.WALLET_CODE, "0x" + code_hash.hex())
 
@@ -601,7 +615,8 @@ class GasBudget:
         funded = self._find_funded(rules.chain_id, floor_wei=rules.gas_floor_wei)
         if all(sequence.progress.is_stuck for sequence in funded):
             return WithdrawalReason.LANE_STUCK if funded else WithdrawalReason.GAS_KEYS_LOW
-        if self._spent[rules.chain_id].total_wei >= rules.network_budget_wei:
+        spending = self._spending[rules.chain_id, _Payers.ALL]
+        if spending.total_wei >= spending.budget_wei:
             return WithdrawalReason.NETWORK_BUDGET
         return None
 
@@ -638,10 +653,3 @@ class GasBudget:
             and (account := network_gas.accounts.get(sequence.key.address)) is not None
             and account.balance_wei >= floor_wei
         ]
-
-    def _is_within_budget(self, rules: SettlementRules, listing_id: ListingId) -> bool:
-        spending = self._spent[rules.chain_id]
-        return (
-            spending.total_wei < rules.network_budget_wei
-            and spending.by_listing.get(listing_id, 0) < rules.listing_budget_wei
-        )
