@@ -2,15 +2,16 @@
 
 import asyncio
 from dataclasses import replace
-from typing import cast
+from typing import Any
 
 import coincurve
 import pytest
 
+from tests.kit.chain import MemoryChain
 from tests.kit.ledger_records import NOW_MS
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.payer import KeyWallet
-from tests.kit.signed_in import NoChain, Unmetered
-from tollway.chain.port import ChainReader, ContractResult, LookupQuota
+from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
 from tollway.identity.admin_sessions import CODE_TTL_S, SESSION_TTL_S, AdminSignIn, create_code
 from tollway.identity.sessions import SignIn
@@ -54,12 +55,12 @@ class Setup:
         self.store = SqlAdminSessions(database)
         self.sign_in = self.open_gateway(frozenset({WALLET}))
 
-    def open_gateway(self, operators: frozenset[Address], chain: object | None = None) -> AdminSignIn:
+    def open_gateway(self, operators: frozenset[Address], chain: MemoryChain | None = None) -> AdminSignIn:
         """The sign-in of a gateway with these wallets in its settings."""
         sign_in = SignIn(
             SqlSessions(self.database),
-            SignatureVerifier(cast(ChainReader, chain or NoChain()), limits=DEFAULT_LIMITS),
-            cast(LookupQuota, Unmetered()),
+            SignatureVerifier(chain or MemoryChain(ChainId(84532)), limits=DEFAULT_LIMITS),
+            LookupCounter(),
             origin=PUBLIC,
             limits=DEFAULT_LIMITS,
             now_ms=self.clock,
@@ -149,13 +150,14 @@ async def test_a_session_of_a_wallet_has_its_address_and_lasts_eight_hours(setup
     assert await setup.sign_in.find_session(token) is None
 
 
-class AgreeingWallet(NoChain):
+class AgreeingWallet(MemoryChain):
     """A chain of which a node, or a contract at the address, accepts every signature (ERC-1271, ERC-6492)."""
 
     def __init__(self) -> None:
+        super().__init__(ChainId(84532))
         self.calls = 0
 
-    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractResult:
+    async def call_contract(self, chain_id: ChainId, **asked: Any) -> ContractResult:
         self.calls += 1
         accepted = b"\x01" if asked["to"] is None else bytes.fromhex("1626ba7e").ljust(32, b"\0")
         return ContractResult(reverted=False, payload=accepted)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.kit.chain import MemoryChain
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.payer import KeyWallet
-from tollway.chain.port import ContractResult
 from tollway.errors import Code, Refusal
 from tollway.identity.page_sessions import PageSession, PageSessionStore
 from tollway.identity.sessions import NewSession, Session, SessionStore, SignIn, SignInNonce
@@ -66,26 +67,6 @@ async def test_fifty_racers_for_one_nonce_have_one_winner(store: SessionStore) -
     assert [nonce for nonce in taken if nonce is not None] == [NONCE]
 
 
-class NoChain:
-    chain_ids = (ChainId(84532),)
-
-    async def call_contract(self, chain_id: ChainId, **asked: object) -> ContractResult:
-        return ContractResult(reverted=False, payload=b"")
-
-
-class Unmetered:
-    lookups_per_minute = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        return None
-
-    def give_back(self, *, client_address: str, signer: str) -> None:
-        pass
-
-    def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        pass
-
-
 async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore) -> None:
     wallet, numbers, opened = KeyWallet.named("racer"), count(1), []
 
@@ -104,8 +85,8 @@ async def test_fifty_racers_with_one_login_open_one_session(store: SessionStore)
 
     sign_in = SignIn(
         Watched(),
-        SignatureVerifier(NoChain(), limits=DEFAULT_LIMITS),
-        Unmetered(),
+        SignatureVerifier(MemoryChain(ChainId(84532)), limits=DEFAULT_LIMITS),
+        LookupCounter(),
         origin=parse_origin("https://gw.example.com"),
         limits=DEFAULT_LIMITS,
         now_ms=lambda: NOW_MS,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import coincurve
 import pytest
 
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.payer import KeyWallet
 from tests.kit.stores import ControlStores
 from tollway.chain.port import ContractResult
@@ -42,23 +43,6 @@ class FakeChain:
 
 
 @dataclass
-class FakeMeter:
-    wait_s: int | None = None
-    charged: list[tuple[str, str]] = field(default_factory=list)
-    lookups_per_minute: int = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        self.charged.append((client_address, signer))
-        return self.wait_s
-
-    def give_back(self, *, client_address: str, signer: str) -> None:
-        pass
-
-    def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        pass
-
-
-@dataclass
 class Clock:
     now_ms: int = NOW_MS
 
@@ -72,7 +56,7 @@ class IdentityHarness:
 
     stores: ControlStores
     chain: FakeChain
-    lookup_quota: FakeMeter
+    lookup_quota: LookupCounter
     clock: Clock
     sign_in: SignIn
     authenticator: Authenticator
@@ -127,7 +111,7 @@ def chain() -> FakeChain:
 
 @pytest.fixture
 def harness(chain: FakeChain) -> IdentityHarness:
-    stores, lookup_quota, clock = ControlStores(), FakeMeter(), Clock()
+    stores, lookup_quota, clock = ControlStores(), LookupCounter(), Clock()
     origin = parse_origin(PUBLIC_URL)
     drawn = 0
 

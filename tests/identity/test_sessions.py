@@ -205,17 +205,17 @@ class TestContracts:
         await opened(harness, text, b"for the contract")
 
     async def test_plain_wallets_never_need_the_chain(self, harness, wallet) -> None:
-        harness.chain.answer, harness.lookup_quota.wait_s = None, 7
+        harness.chain.answer, harness.lookup_quota.left = None, 0
         text = await invited(harness, wallet)
         await opened(harness, text, signed(wallet, text))
         assert (harness.chain.asked, harness.lookup_quota.charged) == ([], [])
 
     async def test_too_many_questions_to_the_chain_are_refused_unasked(self, harness, wallet) -> None:
-        harness.chain.answer, harness.lookup_quota.wait_s = YES, 7
+        harness.chain.answer, harness.lookup_quota.left = YES, 0
         text = await invited(harness, wallet, address=CONTRACT)
         with pytest.raises(Refusal) as caught:
             await opened(harness, text, b"for the contract")
         problem = caught.value.problem
-        assert (problem.code, problem.retry_after_s) == (Code.RATE_LIMITED, 7)
+        assert (problem.code, problem.retry_after_s) == (Code.RATE_LIMITED, harness.lookup_quota.wait_s)
         assert problem.members == describe_rate("lookups", limit=30, window_s=60)
         assert harness.chain.asked == []

@@ -18,12 +18,12 @@ from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import find_block_in
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.pages import BROWSER, PUBLIC_URL, RULES, PageHarness, PageReader, no_calls
 from tests.kit.payer import KeyWallet
 from tests.kit.settlement import SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
 from tollway.app.page_wiring import signed_in_routers
-from tollway.chain.port import ChainReader, ContractResult, LookupQuota
 from tollway.config.settings import Settings
 from tollway.errors import EndpointNotAllowed, UpstreamUnreachable
 from tollway.identity.authenticator import Authenticator, Identity
@@ -115,11 +115,11 @@ class Services:
         self.rate_limiter = RateLimiter()
         drawn = iter(range(1, 1_000))
         self.entropy = lambda size: next(drawn).to_bytes(size, "big")
-        self._verifier = SignatureVerifier(cast(ChainReader, NoChain()), limits=DEFAULT_LIMITS)
+        self._verifier = SignatureVerifier(MemoryChain(RULES.chain_id), limits=DEFAULT_LIMITS)
         self.sign_in = SignIn(
             self.sessions,
             self._verifier,
-            cast(LookupQuota, Unmetered()),
+            LookupCounter(),
             origin=parse_origin(PUBLIC_URL),
             limits=DEFAULT_LIMITS,
             now_ms=lambda: self.now_ms,
@@ -213,20 +213,6 @@ class NoUpstream:
 
     async def fetch(self, url: str, *, bytes_max: int, deadline_s: float) -> FetchedDocument:
         raise UpstreamUnreachable
-
-
-class NoChain:
-    chain_ids = (RULES.chain_id,)
-
-    async def call_contract(self, chain_id: Any, **asked: object) -> ContractResult:
-        return ContractResult(reverted=False, payload=b"")
-
-
-class Unmetered:
-    lookups_per_minute = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        return None
 
 
 def find_asset(chain_id: Any, key: str) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from eth_abi.abi import encode
 from eth_account import Account
 
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.stores import ControlStores
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.errors import ChainUnavailable, Code, Refusal
@@ -136,26 +137,13 @@ async def test_a_node_that_is_down_is_not_a_refused_signature(chain_id) -> None:
             await verifier.is_signed_by(Address(b"\xc0" * 20), DIGEST, b"anything", [chain_id])
 
 
-class Unmetered:
-    lookups_per_minute = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        return None
-
-    def give_back(self, *, client_address: str, signer: str) -> None:
-        pass
-
-    def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        pass
-
-
 async def test_a_future_wallet_opens_a_session(verifier, chain_id, caller, stranger, future) -> None:
     address, wrap, _build = future
     numbers = count(1)
     desk = SignIn(
         ControlStores().sessions,
         verifier,
-        Unmetered(),
+        LookupCounter(),
         origin=parse_origin("http://127.0.0.1:8402"),
         limits=DEFAULT_LIMITS,
         now_ms=lambda: NOW_MS,

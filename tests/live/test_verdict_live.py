@@ -10,6 +10,7 @@ from eth_account import Account
 
 from tests.kit.ledger_records import operator_origin
 from tests.kit.listings import sample_listing
+from tests.kit.lookup_counter import LookupCounter
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -30,19 +31,6 @@ LIMITS = Limits(
 ORIGIN = "https://gw.example.com"
 DAY = 86_400
 FAILED = Code.PAYMENT_VERIFICATION_FAILED
-
-
-class FreeMeter:
-    lookups_per_minute = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        return None
-
-    def give_back(self, *, client_address: str, signer: str) -> None:
-        pass
-
-    def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        pass
 
 
 @dataclass
@@ -84,7 +72,7 @@ class Counter:
             chains=self.reader,
             rules={self.chain_id: rules},
             signature_verifier=SignatureVerifier(self.reader, limits=LIMITS),
-            quota=FreeMeter(),
+            quota=LookupCounter(),
             limits=LIMITS,
             now_ms=self.now_ms,
             find_older_terms=find_older_terms,

@@ -1,7 +1,7 @@
 """The verifier of transactions over chains in memory and the ledger model; a test sets the clock."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from tests.kit.chain import MemoryChain, Transaction, transfer_log
 from tests.kit.ledger_records import claim_on
 from tests.kit.listings import sample_listing
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.payer import KeyWallet
 from tests.model.ledger import MemoryLedger
 from tollway.chain.networks import ChainRules
@@ -29,31 +30,6 @@ TOKEN = Address(b"\xcc" * 20)
 MAGIC_WORD = bytes.fromhex("1626ba7e").ljust(32, b"\0")
 
 
-@dataclass
-class Meter:
-    """Lets `left` look-ups pass."""
-
-    left: int = 1_000
-    charged: list[tuple[str, str]] = field(default_factory=list)
-    given_back: list[tuple[str, str]] = field(default_factory=list)
-    unresolved: list[tuple[str, str]] = field(default_factory=list)
-    lookups_per_minute: int = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        if self.left <= 0:
-            return 17
-        self.left -= 1
-        self.charged.append((client_address, signer))
-        return None
-
-    def give_back(self, *, client_address: str, signer: str) -> None:
-        self.left += 1
-        self.given_back.append((client_address, signer))
-
-    def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        self.unresolved.append((client_address, signer))
-
-
 def chain_rules(chain_id: ChainId) -> ChainRules:
     assets = (
         Asset(chain_id=chain_id, token=TOKEN, symbol="USDC", decimals=6),
@@ -71,7 +47,7 @@ class VerifierHarness:
         self.chain = MemoryChain(MAIN, SECOND, TEST)
         self.rules = {chain_id: chain_rules(chain_id) for chain_id in (MAIN, SECOND, TEST)}
         self.ledger = MemoryLedger(now_ms=self.now_ms)
-        self.quota = Meter()
+        self.quota = LookupCounter()
         self.provider, self.caller, self.thief = (self.wallet(n) for n in ("provider", "caller", "thief"))
         self.older: list[Terms] = []
         self.older_asked = 0

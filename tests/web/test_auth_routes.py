@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from tests.kit.chain import MemoryChain
+from tests.kit.lookup_counter import LookupCounter
 from tests.kit.stores import ControlStores
-from tollway.chain.port import ContractResult
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.http_signatures import SignedRequest, signature_headers
 from tollway.identity.sessions import SignIn
@@ -46,26 +47,6 @@ ACCOUNT = Account.from_key(b"\x77" * 32)
 ADDRESS = Address.parse(ACCOUNT.address)
 
 
-class NoChain:
-    chain_ids = (CHAIN,)
-
-    async def call_contract(self, chain_id: ChainId, **_asked: object) -> ContractResult:
-        return ContractResult(reverted=False, payload=b"")
-
-
-class Unmetered:
-    lookups_per_minute = 30
-
-    async def charge(self, *, client_address: str, signer: str) -> int | None:
-        return None
-
-    def give_back(self, *, client_address: str, signer: str) -> None:
-        pass
-
-    def count_unresolved(self, *, client_address: str, signer: str) -> None:
-        pass
-
-
 def personal_sign(text: str) -> str:
     return "0x" + bytes(ACCOUNT.sign_message(encode_defunct(text=text)).signature).hex()
 
@@ -84,8 +65,8 @@ def app(stores: ControlStores) -> Starlette:
     numbers = count(1)
     sign_in_flow = SignIn(
         stores.sessions,
-        SignatureVerifier(NoChain(), limits=LIMITS),
-        Unmetered(),
+        SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
+        LookupCounter(),
         origin=ORIGIN,
         limits=LIMITS,
         now_ms=lambda: NOW_MS,
