@@ -41,7 +41,7 @@ from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
 from tollway.payments.receipts import ReceiptPoller
-from tollway.payments.settlement import Orphans, Settlement, SettlementOrder, SettlementOutcome
+from tollway.payments.settlement import Orphans, Settlement, SettlementOrder, SettlementOutcome, Undecided
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
 from tollway.payments.transactions import TransactionReplacer
@@ -261,6 +261,18 @@ class SettlementHarness:
         assert isinstance(outcome, Claimed), outcome
         return ClaimedCall(self, claim, authorization)
 
+    async def leave_orphaned(self, payer: AuthorizationSigner | None = None, **given: Any) -> "ClaimedCall":
+        """A call that is signed, broadcast, not mined by the deadline, and orphaned."""
+        call = await self.claim(payer, **given)
+        assert await call.settle() == Undecided()
+        assert await call.mark_orphaned()
+        return call
+
+    async def sweep(self, times: int = 1) -> None:
+        """Rounds of settlement recovery alone."""
+        for _ in range(times):
+            await self.settlement_recovery.run_once()
+
     async def claim_many(self, count: int) -> "list[ClaimedCall]":
         """Valid for long: each block of the chain in memory takes two seconds."""
         later = NOW_S + 3_600
@@ -285,6 +297,9 @@ class ClaimedCall:
             "digest": None,
         }
         return SettlementOrder(**{**fields, **given})
+
+    async def settle(self, **given: Any) -> SettlementOutcome:
+        return await self.harness.settlement.settle(self.order(**given))
 
     async def read_state(self) -> CallState:
         held = await self.harness.ledger.find_authorized_call(self.authorization.key)

@@ -115,7 +115,7 @@ async def test_the_chain_proves_the_settlement() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         line.settling = call = await harness.claim()
-        assert isinstance(await harness.settlement.settle(call.order()), Settled)
+        assert isinstance(await call.settle(), Settled)
         assert await call.read_state() is CallState.CONSUMED
 
 
@@ -123,7 +123,7 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line, block_time_s=20.0, depth=2) as harness, asyncio.timeout(10):
         line.settling = call = await harness.claim()
-        settling = asyncio.get_running_loop().create_task(harness.settlement.settle(call.order()))
+        settling = asyncio.get_running_loop().create_task(call.settle())
         while harness.chain.requests["find_authorization_use", CHAIN] < 2:
             await asyncio.sleep(0)
         assert not settling.done()
@@ -139,7 +139,7 @@ async def test_a_transfer_counts_for_every_report_of_the_facilitator(answer: obj
     line.answers["settle"] = answer
     async with open_scene(line) as harness:
         line.settling = call = await harness.claim()
-        assert isinstance(await harness.settlement.settle(call.order()), Settled)
+        assert isinstance(await call.settle(), Settled)
 
 
 @pytest.mark.parametrize("is_success", [True, False])
@@ -148,7 +148,7 @@ async def test_a_missing_transfer_is_undecided_for_every_report_of_the_facilitat
     line.answers["settle"] = {"success": is_success, "transaction": "0x" + "12" * 32}
     async with open_scene(line) as harness:
         call = await harness.claim()
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.read_state() is CallState.SETTLING
 
 
@@ -164,7 +164,7 @@ async def test_the_ledger_is_written_before_the_facilitator_settles() -> None:
             return await post(*arguments, **options)
 
         line.post = watch  # type: ignore[method-assign]  # the fake's own hook
-        await harness.settlement.settle(call.order())
+        await call.settle()
         assert states == [CallState.SETTLING]
 
 
@@ -179,7 +179,7 @@ async def test_a_refused_simulation_at_the_head_is_undecided_and_not_sent(troubl
             harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
         if trouble == "expired":
             harness.chain.mine(CHAIN, time=payer.valid_before)
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.read_state() is CallState.SETTLING
         assert line.settle_requests == []
 
@@ -188,7 +188,7 @@ async def test_a_transfer_after_a_refused_simulation_pays_the_call() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim(harness.payer(balance=0))
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
         call.land()
         await harness.settlement_recovery.run_once()
@@ -202,7 +202,7 @@ async def test_a_nonce_used_for_another_payment_fails_the_settlement() -> None:
     async with open_scene(line) as harness:
         call = await harness.claim()
         call.land(payee=ELSEWHERE)
-        assert isinstance(await harness.settlement.settle(call.order()), NotSettled)
+        assert isinstance(await call.settle(), NotSettled)
         assert await call.read_state() is CallState.RELEASED
 
 
@@ -223,7 +223,7 @@ async def test_recovery_requests_the_settlement_again_at_an_interval() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         call = await harness.claim()
-        await harness.settlement.settle(call.order())
+        await call.settle()
         await call.mark_orphaned()
         for _ in range(3):
             await harness.settlement_recovery.run_once()
@@ -304,7 +304,7 @@ async def test_a_slow_settlement_withdraws_nothing() -> None:
     line = ScriptedFacilitator()
     async with open_scene(line) as harness:
         line.answers["settle"] = ChainUnavailable("away")
-        assert await harness.settlement.settle((await harness.claim()).order()) == Undecided()
+        assert await (await harness.claim()).settle() == Undecided()
         assert is_offered(harness)
 
 

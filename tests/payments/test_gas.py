@@ -79,7 +79,7 @@ async def test_a_key_below_its_floor_withdraws_the_rail_and_settles_claimed_call
         harness.chain.fund_gas(CHAIN, KEY, 10**15 - 1)
         await harness.gas_budget.refresh()
         assert not is_offered(harness)
-        assert isinstance(await harness.settlement.settle(call.order()), Settled)
+        assert isinstance(await call.settle(), Settled)
         harness.chain.fund_gas(CHAIN, KEY, 10**16)
         await harness.gas_budget.refresh()
         assert is_offered(harness)
@@ -89,7 +89,7 @@ async def test_a_listing_has_a_budget_of_its_own_for_a_day() -> None:
     gas_price = 2 * 10**7 + 10**6
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=60_000 * gas_price)) as harness:
         assert is_offered(harness)
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         assert not is_offered(harness)  # by what it may cost at most
         assert harness.gas_budget.is_offered(USDC, 10_000, ListingId("api_2"))
         await harness.gas_budget.refresh()
@@ -103,7 +103,7 @@ async def test_a_budget_spent_by_another_gateway_counts_at_the_next_refresh() ->
         harness.another() as other,
     ):
         assert is_offered(other)
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         await other.gas_budget.refresh()
         assert not is_offered(other)
         other.pass_time(86_401)
@@ -124,7 +124,7 @@ async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None
             payer = harness.payer(nonce=keccak256(b"%d" % number), valid_before=2**31)
             harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
             call = await harness.claim(payer)
-            assert await harness.settlement.settle(call.order(listing_id=listing)) == Undecided()
+            assert await call.settle(listing_id=listing) == Undecided()
         assert number == 5
         assert sum((await harness.gas.gas_spent_wei(CHAIN, since_ms=0)).values()) == 5 * gas * gas_price
         harness.pass_time(86_401)
@@ -164,7 +164,7 @@ async def settle_until_refused(harness: SettlementHarness, payers: Iterable[Auth
         if isinstance(refused, Problem):
             assert (refused.code, refused.reason) == (Code.PAYMENT_METHOD_UNSUPPORTED, "wallet_gas_budget")
             return number
-        assert await harness.settlement.settle((await harness.claim(payer)).order()) == Undecided()
+        assert await (await harness.claim(payer)).settle() == Undecided()
         await harness.gas_budget.refresh()
     raise AssertionError("none was refused")
 
@@ -178,7 +178,7 @@ async def test_proxies_of_one_reverting_code_are_refused_without_effect_on_other
         assert isinstance(await check(harness, other), Cover)
         plain = harness.payer("a plain wallet", valid_before=harness.now_ms // 1000 + 80_000)
         assert isinstance(await check(harness, plain), Cover)
-        assert isinstance(await harness.settlement.settle((await harness.claim(plain)).order()), Settled)
+        assert isinstance(await (await harness.claim(plain)).settle(), Settled)
         async with harness.another() as other_gateway:
             assert isinstance(await check(other_gateway, proxy(harness, 6_000)), Problem)
         harness.pass_time(86_401)
@@ -193,7 +193,7 @@ async def test_wallets_of_many_codes_use_at_most_their_part_of_the_budget(budget
         assert await settle_until_refused(harness, many) == 40 // WALLET_BUDGET_DIVISOR
         assert is_offered(harness)
         plain = harness.payer("a plain wallet", valid_before=harness.now_ms // 1000 + 80_000)
-        assert isinstance(await harness.settlement.settle((await harness.claim(plain)).order()), Settled)
+        assert isinstance(await (await harness.claim(plain)).settle(), Settled)
 
 
 async def test_concurrent_wallets_with_code_sign_at_most_their_part() -> None:
@@ -201,7 +201,7 @@ async def test_concurrent_wallets_with_code_sign_at_most_their_part() -> None:
     most_wei = 2 * 60_000 * (2 * 10**7 + 10**6)  # as it is offered: a transaction may cost so much
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=10 * most_wei)) as harness:
         calls = [await harness.claim(proxy(harness, number)) for number in range(20)]
-        outcomes = await asyncio.gather(*(harness.settlement.settle(call.order()) for call in calls))
+        outcomes = await asyncio.gather(*(call.settle() for call in calls))
         assert set(outcomes) == {Undecided()}
         signed = len(harness.chain.broadcasts)
         assert 0 < signed < 10
@@ -218,7 +218,7 @@ async def test_while_costs_of_wallets_with_code_are_unknown_only_plain_wallets_a
     async with fresh:
         assert is_offered(fresh)
         assert not fresh.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
-        assert isinstance(await fresh.settlement.settle((await fresh.claim()).order()), Settled)
+        assert isinstance(await (await fresh.claim()).settle(), Settled)
 
 
 async def test_a_facilitator_pays_for_wallets_with_code_too() -> None:
@@ -230,13 +230,13 @@ async def test_a_facilitator_pays_for_wallets_with_code_too() -> None:
 
 async def test_a_network_budget_counts_the_maximum_cost_of_a_signed_transaction() -> None:
     async with SettlementHarness(rules=settlement_rules(network_budget_wei=10**12)) as harness:
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         assert not harness.gas_budget.is_offered(USDC, 10_000, ListingId("api_2"))
 
 
 async def test_price_requests_do_not_change_a_spent_budget() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         await harness.gas_budget.refresh()
         assert not is_offered(harness)
         for number in range(10_001):  # a client requests the 402 of each listing
@@ -261,7 +261,7 @@ async def test_a_cost_noted_during_the_read_of_the_ledger_counts() -> None:
 
         async def be_overtaken(chain_id: Any, *, since_ms: int) -> Any:
             spent = await gas_spent_wei(chain_id, since_ms=since_ms)
-            assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+            assert isinstance(await (await harness.claim()).settle(), Settled)
             return spent
 
         harness.gas.gas_spent_wei = be_overtaken  # type: ignore[method-assign]  # the fake's own hook
@@ -345,17 +345,17 @@ async def test_a_token_is_checked_until_its_domain_is_correct() -> None:
 
 async def test_the_sequence_starts_at_the_chains_nonce() -> None:
     async with SettlementHarness() as used:
-        assert isinstance(await used.settlement.settle((await used.claim()).order()), Settled)
+        assert isinstance(await (await used.claim()).settle(), Settled)
         async with SettlementHarness(chain=used.chain) as harness:  # a new ledger, an old key
             call = await harness.claim(harness.payer(nonce=b"\x09" * 32))
-            assert isinstance(await harness.settlement.settle(call.order()), Settled)
+            assert isinstance(await call.settle(), Settled)
             (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
             assert attempt.nonce == 1
 
 
 async def test_mined_nonces_are_closed_when_a_reorganisation_is_unlikely() -> None:
     async with SettlementHarness() as harness:
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         await harness.gas_budget.refresh()
         assert len(await harness.gas.open_attempts(CHAIN, KEY, limit=9)) == 1
         for _ in range(4):
@@ -365,7 +365,7 @@ async def test_mined_nonces_are_closed_when_a_reorganisation_is_unlikely() -> No
 
 async def test_a_deep_reorganisation_reopens_transactions() -> None:
     async with SettlementHarness() as harness:
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         for _ in range(5):
             await harness.gas_budget.refresh()
         assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
@@ -376,7 +376,7 @@ async def test_a_deep_reorganisation_reopens_transactions() -> None:
 
 async def test_the_first_check_reopens_transactions_of_an_unseen_reorganisation() -> None:
     async with SettlementHarness() as harness:
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         for _ in range(5):
             await harness.gas_budget.refresh()
         harness.chain.reorg(CHAIN, 1)
@@ -388,7 +388,7 @@ async def test_a_lagging_node_closes_and_reopens_nothing() -> None:
     async with SettlementHarness() as harness:
         for number in range(3):
             payer = harness.payer(nonce=bytes([number + 1]) * 32)
-            assert isinstance(await harness.settlement.settle((await harness.claim(payer)).order()), Settled)
+            assert isinstance(await (await harness.claim(payer)).settle(), Settled)
         fetch_account, lag, reopened = harness.chain.fetch_account, 0, []
 
         async def fetch(chain_id: Any, address: Any) -> Any:

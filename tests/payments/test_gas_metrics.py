@@ -2,7 +2,7 @@
 
 from tests.kit.chain_blocks import REVERTED
 from tests.kit.payer import CHAIN
-from tests.kit.settlement import HASTY, ClaimedCall, SettlementHarness, make_gas_key
+from tests.kit.settlement import HASTY, SettlementHarness, make_gas_key
 from tollway.ledger.records import CallState
 from tollway.payments.gas import NO_METRICS, OutcomeLabel, WithdrawalReason
 from tollway.payments.settlement import NotSettled, Settled, Undecided
@@ -18,17 +18,10 @@ def metrics(harness: SettlementHarness, name: str) -> list[tuple[object, ...]]:
     return found
 
 
-async def leave_orphaned(harness: SettlementHarness) -> ClaimedCall:
-    call = await harness.claim()
-    assert await harness.settlement.settle(call.order()) == Undecided()
-    assert await call.mark_orphaned()
-    return call
-
-
 async def test_a_settlement_is_counted_once_with_its_duration() -> None:
     async with SettlementHarness() as harness:
         harness.metrics.clear()
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         assert [note for note in harness.metrics if note[0] in ("end", "mined")] == [
             ("mined", CHAIN, 0.0),
             ("end", CHAIN, OutcomeLabel.SETTLED),
@@ -39,14 +32,14 @@ async def test_a_refused_settlement_is_counted_as_failed() -> None:
     async with SettlementHarness() as harness:
         call = await harness.claim()
         harness.chain.refuse_transfer(CHAIN, call.authorization.payer, call.authorization.nonce, REVERTED)
-        assert isinstance(await harness.settlement.settle(call.order()), NotSettled)
+        assert isinstance(await call.settle(), NotSettled)
         assert metrics(harness, "end") == [(CHAIN, OutcomeLabel.FAILED)]
 
 
 async def test_an_undecided_settlement_is_counted_again_when_recovery_finds_it_paid() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         harness.chain.is_automining = False
-        call = await leave_orphaned(harness)
+        call = await harness.leave_orphaned()
         assert metrics(harness, "end") == [(CHAIN, OutcomeLabel.UNDECIDED)]
         harness.pass_time(7)
         harness.chain.mine_sent(CHAIN)
@@ -65,7 +58,7 @@ async def test_a_settlement_that_never_pays_is_counted_as_released() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         call = await harness.claim()
         harness.chain.disconnect(CHAIN)
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
         harness.chain.reconnect(CHAIN)
         harness.chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
@@ -80,7 +73,7 @@ async def test_a_settlement_that_never_pays_is_counted_as_released() -> None:
 async def test_each_refresh_reports_the_balance_and_the_unmined_transactions_of_a_key() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         harness.chain.is_automining = False
-        await leave_orphaned(harness)
+        await harness.leave_orphaned()
         harness.metrics.clear()
         await harness.gas_budget.refresh()
         assert [note for note in harness.metrics if note[0] in ("balance", "unmined")] == [

@@ -113,7 +113,7 @@ async def test_a_token_with_another_domain_than_configured_is_logged() -> None:
 async def test_a_spent_listing_budget_withdraws_the_listing_and_not_its_network() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
         assert harness.gas_budget.is_offered(USDC, 10_000, LISTING)
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         with capture_logs() as lines:
             await harness.gas_budget.refresh()
         assert withdrawn(harness) == {WithdrawalReason.LISTING_BUDGET}
@@ -123,7 +123,7 @@ async def test_a_spent_listing_budget_withdraws_the_listing_and_not_its_network(
 
 async def test_a_spent_network_budget_is_logged() -> None:
     async with SettlementHarness(rules=settlement_rules(network_budget_wei=1)) as harness:
-        assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+        assert isinstance(await (await harness.claim()).settle(), Settled)
         await harness.gas_budget.refresh()
         assert withdrawn(harness) == {WithdrawalReason.NETWORK_BUDGET}
 

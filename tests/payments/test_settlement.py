@@ -14,7 +14,6 @@ from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, require
 from tests.kit.settlement import (
     HASTY,
     LISTING,
-    ClaimedCall,
     SettlementHarness,
     make_gas_key,
     settlement_rules,
@@ -45,16 +44,12 @@ async def hasty() -> AsyncIterator[SettlementHarness]:
         yield harness
 
 
-async def settle(call: ClaimedCall) -> Any:
-    return await call.harness.settlement.settle(call.order())
-
-
 # ---- Outcomes.
 
 
 async def test_the_transfer_is_made_once_and_the_call_is_consumed(harness: SettlementHarness) -> None:
     call = await harness.claim()
-    outcome = await settle(call)
+    outcome = await call.settle()
     assert isinstance(outcome, Settled)
     assert await call.read_state() is CallState.CONSUMED
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
@@ -77,7 +72,7 @@ async def test_the_transaction_is_stored_before_it_is_broadcast(harness: Settlem
         return await send(chain_id, raw)
 
     harness.chain.send_transaction = watch  # type: ignore[method-assign]  # the fake's own hook
-    assert isinstance(await settle(call), Settled)
+    assert isinstance(await call.settle(), Settled)
     assert stored == [1]
 
 
@@ -89,7 +84,7 @@ async def test_a_refused_simulation_fails_the_settlement(harness: SettlementHarn
         harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
     if trouble == "expired":
         harness.chain.mine(CHAIN, time=payer.valid_before)
-    outcome = await settle(call)
+    outcome = await call.settle()
     reasons = {
         "refused": AuthorizationReason.SIMULATION_FAILED,
         "no money": AuthorizationReason.INSUFFICIENT_BALANCE,
@@ -104,7 +99,7 @@ async def test_a_refused_simulation_fails_the_settlement(harness: SettlementHarn
 async def test_a_front_run_by_the_same_transfer_pays_the_call(harness: SettlementHarness) -> None:
     call = await harness.claim()
     call.land()
-    outcome = await settle(call)
+    outcome = await call.settle()
     assert isinstance(outcome, Settled)
     assert await call.read_state() is CallState.CONSUMED
     assert harness.chain.broadcasts == []
@@ -114,7 +109,7 @@ async def test_a_front_run_by_the_same_transfer_pays_the_call(harness: Settlemen
 async def test_a_nonce_that_paid_another_payee_fails_the_settlement(harness: SettlementHarness) -> None:
     call = await harness.claim()
     call.land(payee=ELSEWHERE)
-    assert await settle(call) == NotSettled(reason=AuthorizationReason.ALREADY_USED.value)
+    assert await call.settle() == NotSettled(reason=AuthorizationReason.ALREADY_USED.value)
     assert await call.read_state() is CallState.RELEASED
 
 
@@ -122,14 +117,14 @@ async def test_a_cancelled_authorisation_fails_the_settlement(harness: Settlemen
     call = await harness.claim()
     one = call.authorization
     harness.chain.cancel_authorization(CHAIN, one.token, payer=one.payer, nonce=one.nonce)
-    assert isinstance(await settle(call), NotSettled)
+    assert isinstance(await call.settle(), NotSettled)
 
 
 async def test_a_use_that_is_not_deep_enough_decides_nothing() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 2),)) as harness:
         call = await harness.claim()
         call.land()
-        assert await settle(call) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.read_state() is CallState.SETTLING
 
 
@@ -138,7 +133,7 @@ async def test_a_front_run_between_simulation_and_block_pays_the_call(harness: S
     harness.chain.is_automining = False
     call = await harness.claim()
     async with asyncio.TaskGroup() as group:
-        settling = group.create_task(settle(call))
+        settling = group.create_task(call.settle())
         while not harness.chain.broadcasts:
             await asyncio.sleep(0)
         call.land()
@@ -154,7 +149,7 @@ async def test_a_broadcast_transaction_that_reverts_is_undecided(hasty: Settleme
     payer = harness.payer()
     call = await harness.claim(payer)
     harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.read_state() is CallState.SETTLING
 
 
@@ -162,7 +157,7 @@ async def test_a_transaction_not_mined_by_the_deadline_is_undecided(hasty: Settl
     harness = hasty
     harness.chain.is_automining = False
     call = await harness.claim()
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.read_state() is CallState.SETTLING
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert harness.chain.broadcasts == [attempt.raw, attempt.raw]  # a node may have dropped the first
@@ -173,7 +168,7 @@ async def test_a_node_that_refuses_decides_nothing(hasty: SettlementHarness, fau
     harness = hasty
     call = await harness.claim()
     harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.read_state() is CallState.SETTLING
     is_keys_fault = fault in (SendFault.INSUFFICIENT_FUNDS, SendFault.NONCE_TOO_LOW)
     assert harness.settlement.is_offered(USDC, 10_000, LISTING) is not is_keys_fault
@@ -181,7 +176,7 @@ async def test_a_node_that_refuses_decides_nothing(hasty: SettlementHarness, fau
 
 async def test_a_transaction_whose_send_response_is_lost_is_followed(harness: SettlementHarness) -> None:
     harness.chain.loses_send_responses = True
-    assert isinstance(await settle(await harness.claim()), Settled)
+    assert isinstance(await (await harness.claim()).settle(), Settled)
 
 
 async def test_an_unavailable_chain_before_signing_leaves_a_call_without_a_transaction(
@@ -189,7 +184,7 @@ async def test_an_unavailable_chain_before_signing_leaves_a_call_without_a_trans
 ) -> None:
     call = await harness.claim()
     harness.chain.disconnect(CHAIN)
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.read_state() is CallState.SETTLING
     assert await harness.ledger.attempts_of(call.claim.call_id) == ()
 
@@ -212,7 +207,7 @@ async def test_an_unavailable_chain_at_any_step_never_fails_the_settlement(
         return await ask(*arguments, **options)
 
     setattr(harness.chain, method, leave)
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.read_state() is CallState.SETTLING
 
 
@@ -220,7 +215,7 @@ async def test_waits_for_the_depth_that_the_value_requires() -> None:
     async with SettlementHarness(confirmations=((0, 1), (10**6, 3))) as harness:
         call = await harness.claim()
         async with asyncio.TaskGroup() as group:
-            settling = group.create_task(settle(call))
+            settling = group.create_task(call.settle())
             while not harness.chain.broadcasts:
                 await asyncio.sleep(0)
             harness.chain.bury(CHAIN, 1)
@@ -233,7 +228,7 @@ async def test_waits_for_the_depth_that_the_value_requires() -> None:
 
 async def test_a_depth_not_reached_by_the_deadline_is_undecided() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 1), (10**6, 3))) as harness:
-        assert await settle(await harness.claim()) == Undecided()
+        assert await (await harness.claim()).settle() == Undecided()
 
 
 async def test_a_call_moved_by_another_gateway_is_fenced(harness: SettlementHarness) -> None:
@@ -243,7 +238,7 @@ async def test_a_call_moved_by_another_gateway_is_fenced(harness: SettlementHarn
     assert await harness.settlement.settle(fenced) == Fenced()
     assert harness.chain.broadcasts == []
     assert harness.gas_budget.sequences(CHAIN)[0].issue_nonce().nonce == 0  # it took none
-    assert isinstance(await settle(await harness.claim(harness.payer(nonce=b"\x08" * 32))), Settled)
+    assert isinstance(await (await harness.claim(harness.payer(nonce=b"\x08" * 32))).settle(), Settled)
 
 
 async def test_an_unavailable_ledger_sends_nothing_and_the_call_becomes_orphaned(
@@ -252,7 +247,7 @@ async def test_an_unavailable_ledger_sends_nothing_and_the_call_becomes_orphaned
     call = await harness.claim()
     harness.ledger.away = True
     with pytest.raises(StorageUnavailable):
-        await settle(call)
+        await call.settle()
     assert harness.chain.broadcasts == []
     with pytest.raises(StorageUnavailable):
         await harness.services.orphans.mark_due()
@@ -273,7 +268,7 @@ async def test_gas_is_limited_in_simulation_and_in_what_is_signed(gas_max: int, 
             return await ask(chain_id, **options)
 
         harness.chain.fetch_authorization = watch  # type: ignore[method-assign]  # the fake's own hook
-        assert isinstance(await settle(call), Settled)
+        assert isinstance(await call.settle(), Settled)
         assert asked == [gas_max]
         assert parse_sent(harness.chain.broadcasts[0]).gas == gas
 
@@ -283,7 +278,7 @@ async def test_gas_is_limited_in_simulation_and_in_what_is_signed(gas_max: int, 
 
 async def test_fifty_settlements_on_one_key_get_fifty_nonces_in_order(harness: SettlementHarness) -> None:
     calls = await harness.claim_many(50)
-    outcomes = await asyncio.gather(*map(settle, calls))
+    outcomes = await asyncio.gather(*(call.settle() for call in calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
     attempts = [one for call in calls for one in await harness.ledger.attempts_of(call.claim.call_id)]
     assert sorted(attempt.nonce for attempt in attempts) == list(range(50))
@@ -295,9 +290,9 @@ async def test_a_nonce_taken_by_another_gateway_is_replaced_by_the_next(harness:
     async with other:
         first, second = await harness.claim_many(2)
         third = await other.claim(other.payer(nonce=keccak256(b"third")))
-        assert isinstance(await settle(first), Settled)
-        assert isinstance(await settle(third), Settled)  # it believes that the sequence starts at 0
-        assert isinstance(await settle(second), Settled)
+        assert isinstance(await first.settle(), Settled)
+        assert isinstance(await third.settle(), Settled)  # it believes that the sequence starts at 0
+        assert isinstance(await second.settle(), Settled)
     assert len(harness.chain.broadcasts) == 3
 
 
@@ -306,7 +301,7 @@ async def test_two_gateways_on_one_key_leave_no_missing_nonce(harness: Settlemen
         mine = await harness.claim_many(10)
         theirs = [await other.claim(other.payer(nonce=keccak256(b"their %d" % n))) for n in range(10)]
         calls = [call for pair in zip(mine, theirs, strict=True) for call in pair]
-        outcomes = await asyncio.gather(*map(settle, calls))
+        outcomes = await asyncio.gather(*(call.settle() for call in calls))
     assert all(isinstance(outcome, Settled) for outcome in outcomes)
     assert await harness.gas.next_nonce(CHAIN, make_gas_key().address) == 20
 
@@ -321,7 +316,7 @@ async def test_a_call_that_gets_no_nonce_stays_in_settling(harness: SettlementHa
         return await settle_in_ledger(close, attempt=None, digest=digest)
 
     harness.ledger.settle = refuse  # type: ignore[method-assign]  # the fake's own hook
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert harness.chain.broadcasts == []
     assert await call.read_state() is CallState.SETTLING
 
@@ -333,7 +328,7 @@ async def test_the_least_busy_key_above_its_floor_signs() -> None:
         await harness.gas_budget.refresh()
         harness.gas_budget.sequences(CHAIN)[1].in_flight = 5
         call = await harness.claim()
-        await settle(call)
+        await call.settle()
         (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
         assert attempt.sender == keys[2].address
 
@@ -342,7 +337,7 @@ async def test_recovery_finishes_a_settlement_cancelled_at_any_step(harness: Set
     harness.chain.is_automining = False
     call = await harness.claim()
     async with asyncio.TaskGroup() as group:
-        settling = group.create_task(settle(call))
+        settling = group.create_task(call.settle())
         while not harness.chain.broadcasts:
             await asyncio.sleep(0)
         settling.cancel()
@@ -375,7 +370,7 @@ async def test_each_outcome_is_one_line_in_the_log_without_secrets(
     if end == "undecided before it was sent":
         hasty.chain.disconnect(CHAIN)
     with capture_logs() as lines:
-        outcome = await settle(call)
+        outcome = await call.settle()
     (line,) = [line for line in lines if line["event"] == "settlement_ended"]
     attempts = await hasty.ledger.attempts_of(call.claim.call_id)
     assert line == {
@@ -394,7 +389,7 @@ async def test_a_call_moved_by_another_gateway_is_not_counted(harness: Settlemen
     call = await harness.claim()
     await harness.ledger.close(close_of(call.claim, CallState.RELEASED))
     with capture_logs() as lines:
-        assert isinstance(await settle(call), Fenced)
+        assert isinstance(await call.settle(), Fenced)
     assert [line for line in lines if line["event"] == "settlement_ended"] == []
 
 
@@ -480,7 +475,7 @@ async def test_the_settlement_deadline_is_a_limit() -> None:
     """A caller waits for `settle_wait_s` and for the required blocks above."""
     async with SettlementHarness(limits=replace(HASTY, settle_wait_s=0.001)) as harness:
         harness.chain.is_automining = False
-        assert await settle(await harness.claim()) == Undecided()
+        assert await (await harness.claim()).settle() == Undecided()
 
 
 async def test_a_depth_beyond_the_deadline_is_not_offered() -> None:
@@ -502,7 +497,7 @@ async def test_waits_as_long_as_the_required_depth_takes() -> None:
         asyncio.timeout(10),
     ):
         call = await harness.claim()
-        settling = asyncio.get_running_loop().create_task(settle(call))
+        settling = asyncio.get_running_loop().create_task(call.settle())
         while harness.chain.requests["fetch_receipts", CHAIN] < 30:  # a few milliseconds from one to the next
             await asyncio.sleep(0)
         assert not settling.done()
@@ -520,7 +515,7 @@ async def test_one_node_is_enough_to_settle_small_values_only(
     hasty.rules[CHAIN] = replace(hasty.rules[CHAIN], agreement_above=(("USDC", above_nano),))
     call = await hasty.claim()
     hasty.chain.leave_one_node(CHAIN)
-    outcome = await settle(call)
+    outcome = await call.settle()
     assert isinstance(outcome, Settled if is_settled else Undecided)
     assert len(hasty.chain.broadcasts) == is_settled
     assert (await hasty.ledger.audit()).is_balanced
@@ -536,7 +531,7 @@ async def test_the_receipt_of_a_large_value_needs_agreement(hasty: SettlementHar
         return await send(chain_id, raw)
 
     hasty.chain.send_transaction = send_and_lose_a_node  # type: ignore[method-assign]  # the fake's own hook
-    assert isinstance(await settle(call), Undecided)
+    assert isinstance(await call.settle(), Undecided)
     assert len(set(hasty.chain.broadcasts)) == 1
     assert await call.read_state() is CallState.SETTLING
 

@@ -24,7 +24,6 @@ from tests.kit.payer import (
     TIMEOUT_S,
     USDC,
     WALLET,
-    AuthorizationSigner,
     UndeployedSigner,
     requirement_of,
     wrap,
@@ -33,7 +32,6 @@ from tests.kit.settlement import (
     HASTY,
     LISTING,
     TOKEN,
-    ClaimedCall,
     ScriptedFacilitator,
     SettlementHarness,
     facilitator_at,
@@ -97,22 +95,6 @@ async def check(harness: SettlementHarness, authorization: Authorization) -> Cov
         )
 
 
-async def settle(call: ClaimedCall) -> Any:
-    return await call.harness.settlement.settle(call.order())
-
-
-async def sweep(harness: SettlementHarness, times: int = 1) -> None:
-    for _ in range(times):
-        await harness.settlement_recovery.run_once()
-
-
-async def leave_orphaned(harness: SettlementHarness, payer: AuthorizationSigner) -> ClaimedCall:
-    call = await harness.claim(payer)
-    assert isinstance(await settle(call), Undecided)
-    assert await call.mark_orphaned()
-    return call
-
-
 # ---- Paid.
 
 
@@ -122,7 +104,7 @@ async def test_one_transaction_deploys_the_wallet_and_pays(harness: SettlementHa
     assert harness.chain.broadcasts == []
 
     call = await harness.claim(payer)
-    assert isinstance(await settle(call), Settled)
+    assert isinstance(await call.settle(), Settled)
 
     (raw,) = harness.chain.broadcasts
     sent = parse_sent(raw)
@@ -144,7 +126,7 @@ async def test_a_wallet_with_code_pays_by_the_signature_in_the_wrapper(
     payer = replace(newcomer(harness), factory=factory)
     harness.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
     assert isinstance(await check(harness, payer.authorize()), Cover)
-    assert isinstance(await settle(await harness.claim(payer)), Settled)
+    assert isinstance(await (await harness.claim(payer)).settle(), Settled)
     sent = parse_sent(harness.chain.broadcasts[0])
     assert sent.recipient == TOKEN
     assert sent.calldata == encode_transfer_call(payer.authorize(signature=payer.inner))
@@ -155,7 +137,7 @@ async def test_calls_at_once_deploy_the_wallet_once(harness: SettlementHarness) 
     calls = [await harness.claim(replace(payer, nonce=keccak256(b"%d" % number))) for number in range(5)]
     harness.chain.is_automining = False
     async with asyncio.TaskGroup() as group:
-        settling = [group.create_task(settle(call)) for call in calls]
+        settling = [group.create_task(call.settle()) for call in calls]
         while harness.chain.requests["fetch_authorization", CHAIN] < 2 * len(calls):  # all have simulated it
             await asyncio.sleep(0.001)
         harness.chain.is_automining = True
@@ -171,7 +153,7 @@ async def test_a_call_waits_for_the_deployment_of_another_no_longer_than_for_its
 ) -> None:
     payer = newcomer(slow)
     first, second = await slow.claim(payer), await slow.claim(replace(payer, nonce=b"\x08" * 32))
-    outcomes = await asyncio.gather(settle(first), settle(second))
+    outcomes = await asyncio.gather(first.settle(), second.settle())
     assert outcomes == [Undecided(), Undecided()]
     assert len(set(slow.chain.broadcasts)) == 1
     assert await second.read_state() is CallState.SETTLING
@@ -185,8 +167,8 @@ async def test_the_end_of_another_wallets_deployment_repeats_no_simulation() -> 
         held = asyncio.Event()
         chain.held = {call.authorization.payer: held for call in late}
         async with asyncio.TaskGroup() as group:
-            settling = [group.create_task(settle(call)) for call in late]
-            outcomes = [await settle(call) for call in early]
+            settling = [group.create_task(call.settle()) for call in late]
+            outcomes = [await call.settle() for call in early]
             held.set()
         outcomes += [task.result() for task in settling]
         assert all(isinstance(outcome, Settled) for outcome in outcomes), outcomes
@@ -202,10 +184,10 @@ async def test_deployments_of_many_wallets_in_one_block_look_at_the_chain_once_e
         calls = [await harness.claim(payer) for payer in payers]
         followers = [await harness.claim(replace(payer, nonce=b"\x08" * 32)) for payer in payers]
         async with asyncio.TaskGroup() as group:
-            settling = [group.create_task(settle(call)) for call in calls]
+            settling = [group.create_task(call.settle()) for call in calls]
             while len(chain.broadcasts) < count:
                 await asyncio.sleep(0.001)
-            settling += [group.create_task(settle(call)) for call in followers]
+            settling += [group.create_task(call.settle()) for call in followers]
             while chain.looks[0] < 4 * count:
                 await asyncio.sleep(0.001)
             assert len(harness.settlement._wallet_turns) == count
@@ -227,10 +209,10 @@ async def test_a_call_that_leaves_while_it_waits_leaves_no_entry_of_its_wallet(
     ]
     turns = harness.settlement._wallet_turns
     async with asyncio.TaskGroup() as group:
-        deploying = group.create_task(settle(first))
+        deploying = group.create_task(first.settle())
         while not harness.chain.broadcasts:
             await asyncio.sleep(0.001)
-        waiting = [group.create_task(settle(call)) for call in others]
+        waiting = [group.create_task(call.settle()) for call in others]
         while harness.chain.requests["fetch_authorization", CHAIN] < 6:
             await asyncio.sleep(0.001)
         (turn,) = turns.values()
@@ -253,7 +235,7 @@ async def test_a_call_that_deploys_nothing_leaves_no_entry_of_its_wallet(
         harness.chain.disconnect(CHAIN)
     else:
         harness.chain.refuse_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
-    assert not isinstance(await settle(call), Settled)
+    assert not isinstance(await call.settle(), Settled)
     assert harness.settlement._wallet_turns == {}
 
 
@@ -357,7 +339,7 @@ async def test_the_simulation_has_the_gas_of_a_deployment() -> None:
         payer = newcomer(harness)
         assert isinstance(await check(harness, payer.authorize()), Cover)
         assert chain.gas == [limits.settlement_gas_max, 300_001, 300_001]
-        assert isinstance(await settle(await harness.claim(payer)), Settled)
+        assert isinstance(await (await harness.claim(payer)).settle(), Settled)
         assert parse_sent(chain.broadcasts[0]).gas == 300_001
 
 
@@ -409,7 +391,7 @@ async def test_a_facilitator_gets_the_wrapped_signature_of_an_allowed_factory_on
         assert line.requests == []
         assert isinstance(await check(harness, payer.authorize()), Cover)
         line.settling = await harness.claim(payer)
-        assert isinstance(await settle(line.settling), Settled)
+        assert isinstance(await line.settling.settle(), Settled)
     shown = [content["paymentPayload"]["payload"]["signature"] for _, content, _ in line.requests]
     assert shown == ["0x" + line.settling.authorization.signature.hex()] * 2
     assert harness.chain.broadcasts == []
@@ -419,7 +401,7 @@ async def test_a_facilitator_gets_the_wrapped_signature_of_an_allowed_factory_on
 
 
 async def test_the_gas_counts_as_that_of_wallets_with_code(harness: SettlementHarness) -> None:
-    assert isinstance(await settle(await harness.claim(newcomer(harness))), Settled)
+    assert isinstance(await (await harness.claim(newcomer(harness))).settle(), Settled)
     spent = await harness.gas.wallet_gas_wei(CHAIN, since_ms=0)
     assert spent[LISTING] > 0
 
@@ -429,7 +411,7 @@ async def test_a_spent_budget_of_wallets_with_code_refuses(budget: str) -> None:
     rules = settlement_rules(wallet_factories=(FACTORY,), **{budget: WALLET_BUDGET_DIVISOR})
     async with open_harness(rules=rules) as harness:
         call = await harness.claim(newcomer(harness))
-        assert isinstance(await settle(call), Settled)
+        assert isinstance(await call.settle(), Settled)
         refused = await check(harness, newcomer(harness, 1).authorize())
         assert isinstance(refused, Problem)
         assert refused.reason == AuthorizationReason.WALLET_GAS.value
@@ -441,7 +423,7 @@ async def test_a_factory_whose_deployments_revert_is_not_called_any_more(harness
     for number in range(CODE_REVERTS_MAX):
         payer = newcomer(harness, number)
         harness.chain.revert_transfer(CHAIN, payer.wallet, payer.nonce)
-        assert isinstance(await settle(await harness.claim(payer)), Undecided)
+        assert isinstance(await (await harness.claim(payer)).settle(), Undecided)
     record = (await harness.gas.reverting_codes(CHAIN, since_ms=0)).get(COUNTED_AS)
     await harness.gas_budget.refresh()
     record = (await harness.gas.reverting_codes(CHAIN, since_ms=0))[COUNTED_AS]
@@ -461,7 +443,7 @@ async def test_a_wallet_deployed_since_its_check_pays_without_a_deployment(
     assert isinstance(await check(harness, payer.authorize()), Cover)
     call = await harness.claim(payer)
     harness.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-    assert isinstance(await settle(call), Settled)
+    assert isinstance(await call.settle(), Settled)
     assert parse_sent(harness.chain.broadcasts[0]).recipient == TOKEN
 
 
@@ -471,7 +453,7 @@ async def test_a_wallet_deployed_between_two_simulations_pays_without_a_deployme
         payer = newcomer(harness)
         call = await harness.claim(payer)
         chain.on_multicall = lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-        assert isinstance(await settle(call), Settled)
+        assert isinstance(await call.settle(), Settled)
         assert parse_sent(chain.broadcasts[0]).recipient == TOKEN
 
 
@@ -480,7 +462,7 @@ async def test_a_transaction_that_fails_since_its_check_is_not_sent(harness: Set
     assert isinstance(await check(harness, payer.authorize()), Cover)
     call = await harness.claim(payer)
     harness.chain.refuse_transfer(CHAIN, payer.wallet, payer.nonce)
-    assert await settle(call) == NotSettled(reason=SIMULATION_FAILED.value)
+    assert await call.settle() == NotSettled(reason=SIMULATION_FAILED.value)
     assert harness.chain.broadcasts == []
     assert await call.read_state() is CallState.RELEASED
 
@@ -499,7 +481,7 @@ async def test_an_account_that_ends_its_delegation_since_its_check_has_no_other_
     assert isinstance(await check(harness, payer.authorize()), Cover)
     call = await harness.claim(payer)
     harness.chain.remove_code(CHAIN, payer.address)
-    assert await settle(call) == NotSettled(reason=SIMULATION_FAILED.value)
+    assert await call.settle() == NotSettled(reason=SIMULATION_FAILED.value)
     assert harness.chain.broadcasts == []
     assert await call.read_state() is CallState.RELEASED
 
@@ -510,16 +492,16 @@ async def test_an_outage_between_the_simulation_and_the_check_before_the_signatu
         payer = newcomer(harness)
         call = await harness.claim(payer)
         chain.on_check = lambda: chain.disconnect(CHAIN)
-        assert await settle(call) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.read_state() is CallState.SETTLING
         assert await call.mark_orphaned()
         chain.reconnect(CHAIN)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.SETTLING
         assert chain.broadcasts == []
         chain.reconnect(CHAIN)
         chain.on_check = None
-        await sweep(harness, times=2)
+        await harness.sweep(times=2)
         assert await call.read_state() is CallState.CONSUMED
         assert chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
         assert [parse_sent(raw).recipient for raw in chain.broadcasts] == [MULTICALL3]
@@ -532,7 +514,7 @@ async def test_a_wallet_deployed_before_the_check_of_its_signature_pays_without_
         payer = newcomer(harness)
         call = await harness.claim(payer)
         chain.on_check = lambda: chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-        assert isinstance(await settle(call), Settled)
+        assert isinstance(await call.settle(), Settled)
         assert parse_sent(chain.broadcasts[0]).recipient == TOKEN
 
 
@@ -555,13 +537,13 @@ async def test_after_a_crash_the_transaction_is_built_again_from_the_wrapped_sig
     payer = newcomer(slow)
     call = await slow.claim(payer)
     slow.chain.disconnect(CHAIN)  # the gateway stops before it signs
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.mark_orphaned()
     slow.chain.reconnect(CHAIN)
     async with slow.another() as other:
-        await sweep(other)
+        await other.sweep()
         slow.chain.mine_sent(CHAIN)
-        await sweep(other)
+        await other.sweep()
     assert [parse_sent(raw).recipient for raw in slow.chain.broadcasts] == [MULTICALL3]
     assert await call.read_state() is CallState.CONSUMED
     assert slow.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
@@ -570,7 +552,7 @@ async def test_after_a_crash_the_transaction_is_built_again_from_the_wrapped_sig
 async def test_a_stored_transaction_is_sent_again_and_replaced_unchanged_but_for_its_price(
     slow: SettlementHarness,
 ) -> None:
-    call = await leave_orphaned(slow, newcomer(slow))
+    call = await slow.leave_orphaned(newcomer(slow))
     (attempt,) = await slow.ledger.attempts_of(call.claim.call_id)
     assert read_valid_before(attempt) == call.authorization.valid_before
     replaced = sign_replacement(
@@ -583,14 +565,14 @@ async def test_a_stored_transaction_is_sent_again_and_replaced_unchanged_but_for
     before, after = parse_sent(attempt.raw), parse_sent(replaced.raw)
     assert (after.recipient, after.calldata, after.gas) == (before.recipient, before.calldata, before.gas)
     slow.chain.drop_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     slow.pass_time(slow.limits.fee_bump_after_s + 1)
-    await sweep(slow)
+    await slow.sweep()
     (bumped,) = slow.chain.sent(CHAIN)
     assert bumped.calldata == before.calldata
     assert bumped.max_fee_wei > before.max_fee_wei
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -602,12 +584,12 @@ async def test_a_wallet_that_another_account_deploys_first_pays_once(
 ) -> None:
     """Where the factory reverts for a wallet that exists, the transaction reverts whole, and the next one only pays."""
     payer = newcomer(slow, is_lenient=is_lenient)
-    call = await leave_orphaned(slow, payer)
+    call = await slow.leave_orphaned(payer)
     slow.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     recipients = [parse_sent(raw).recipient for raw in dict.fromkeys(slow.chain.broadcasts)]
     assert recipients == expected
     assert await call.read_state() is CallState.CONSUMED
@@ -616,13 +598,13 @@ async def test_a_wallet_that_another_account_deploys_first_pays_once(
 
 async def test_a_reorganisation_undoes_deployment_and_transfer_together(slow: SettlementHarness) -> None:
     payer = newcomer(slow)
-    call = await leave_orphaned(slow, payer)
+    call = await slow.leave_orphaned(payer)
     slow.chain.mine_sent(CHAIN)
     slow.chain.reorg(CHAIN, 1)
-    await sweep(slow)  # the transaction is sent again
+    await slow.sweep()  # the transaction is sent again
     assert await call.read_state() is CallState.SETTLING
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     assert await call.read_state() is CallState.CONSUMED
     assert slow.chain.balance(CHAIN, TOKEN, payer.payee) == payer.base_units
     assert {parse_sent(raw).recipient for raw in slow.chain.broadcasts} == {MULTICALL3}
@@ -634,16 +616,16 @@ async def test_of_the_orphaned_calls_of_one_wallet_one_deploys_it(slow: Settleme
     calls = []
     for number in range(3):
         call = await slow.claim(replace(payer, nonce=keccak256(b"%d" % number)))
-        assert await settle(call) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.mark_orphaned()
         calls.append(call)
     slow.chain.reconnect(CHAIN)
-    await sweep(slow, times=3)
+    await slow.sweep(times=3)
     assert [sent.recipient for sent in slow.chain.sent(CHAIN)] == [MULTICALL3]
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow, times=2)
+    await slow.sweep(times=2)
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     assert [await call.read_state() for call in calls] == [CallState.CONSUMED] * 3
     recipients = [parse_sent(raw).recipient for raw in dict.fromkeys(slow.chain.broadcasts)]
     assert recipients == [MULTICALL3, TOKEN, TOKEN]
@@ -655,14 +637,14 @@ async def test_the_next_call_deploys_the_wallet_when_the_first_never_pays(slow: 
     calls = []
     for nonce in (payer.nonce, b"\x08" * 32):
         call = await slow.claim(replace(payer, nonce=nonce))
-        assert await settle(call) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.mark_orphaned()
         calls.append(call)
     slow.chain.reconnect(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     slow.chain.drop_sent(CHAIN)
     slow.chain.cancel_authorization(CHAIN, TOKEN, payer=payer.wallet, nonce=payer.nonce)
-    await sweep(slow, times=3)
+    await slow.sweep(times=3)
     assert [await call.read_state() for call in calls] == [CallState.RELEASED, CallState.SETTLING]
     (attempt,) = await slow.ledger.attempts_of(calls[1].claim.call_id)
     assert parse_sent(attempt.raw).recipient == MULTICALL3
@@ -673,20 +655,20 @@ async def test_recovery_calls_no_factory_that_is_not_allowed(slow: SettlementHar
     payer = newcomer(slow)
     slow.chain.disconnect(CHAIN)
     call = await slow.claim(payer)
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.mark_orphaned()
     slow.chain.reconnect(CHAIN)
     strict = SettlementHarness(
         rules=settlement_rules(), chain=slow.chain, ledger=slow.ledger.another("strict"), limits=HASTY
     )
     async with strict:
-        await sweep(strict, times=2)
+        await strict.sweep(times=2)
         assert slow.chain.broadcasts == []
         assert await call.read_state() is CallState.SETTLING
         slow.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-        await sweep(strict)
+        await strict.sweep()
         slow.chain.mine_sent(CHAIN)
-        await sweep(strict)
+        await strict.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -696,17 +678,17 @@ async def test_recovery_has_no_other_wallet_deployed_for_an_account_that_ends_it
     payer = delegating_payer(slow)
     slow.chain.disconnect(CHAIN)
     call = await slow.claim(payer)
-    assert await settle(call) == Undecided()
+    assert await call.settle() == Undecided()
     assert await call.mark_orphaned()
     slow.chain.reconnect(CHAIN)
     slow.chain.remove_code(CHAIN, payer.address)
-    await sweep(slow, times=2)
+    await slow.sweep(times=2)
     assert slow.chain.broadcasts == []
     assert await call.read_state() is CallState.SETTLING
     slow.chain.deploy(CHAIN, payer.address, lambda calldata: CONFIRMED)
-    await sweep(slow)
+    await slow.sweep()
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     assert [parse_sent(raw).recipient for raw in slow.chain.broadcasts] == [TOKEN]
     assert await call.read_state() is CallState.CONSUMED
 
@@ -723,15 +705,15 @@ async def test_an_orphaned_call_whose_deployment_is_refused_does_not_delay_the_o
     calls = []
     for signer in (refused, payer):
         call = await slow.claim(signer)
-        assert await settle(call) == Undecided()
+        assert await call.settle() == Undecided()
         assert await call.mark_orphaned()
         calls.append(call)
     slow.chain.reconnect(CHAIN)
-    await sweep(slow, times=2)
+    await slow.sweep(times=2)
     (sent,) = slow.chain.sent(CHAIN)
     assert parse_calls(sent.calldata)[0].calldata == payer.calldata
     slow.chain.mine_sent(CHAIN)
-    await sweep(slow)
+    await slow.sweep()
     assert await calls[1].read_state() is CallState.CONSUMED
 
 
@@ -747,5 +729,5 @@ async def test_a_network_without_a_key_signs_nothing() -> None:
     async with SettlementHarness(rules=settlement_rules(gas_keys=())) as harness:
         for payer in (harness.payer(), newcomer(harness)):
             call = await harness.claim(payer)
-            assert not isinstance(await settle(call), Settled)
+            assert not isinstance(await call.settle(), Settled)
         assert harness.chain.broadcasts == []

@@ -58,6 +58,6 @@ async def test_a_call_that_ended_meanwhile_is_unchanged() -> None:
     async with SettlementHarness() as harness:
         call, orphans = await harness.claim(), orphans_of(harness)
         orphans.add(call.order().close, is_waited_for=False)
-        await harness.settlement.settle(call.order())
+        await call.settle()
         await orphans.mark_due()
         assert await call.read_state() is CallState.CONSUMED

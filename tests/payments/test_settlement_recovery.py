@@ -38,23 +38,10 @@ async def harness() -> AsyncIterator[SettlementHarness]:
         yield harness
 
 
-async def leave_orphaned(harness: SettlementHarness, **given: object) -> ClaimedCall:
-    """A call that is signed, broadcast, not mined by the deadline, and orphaned."""
-    call = await harness.claim(**given)  # type: ignore[arg-type]  # fields of a claim
-    assert await harness.settlement.settle(call.order()) == Undecided()
-    assert await call.mark_orphaned()
-    return call
-
-
-async def sweep(harness: SettlementHarness, times: int = 1) -> None:
-    for _ in range(times):
-        await harness.settlement_recovery.run_once()
-
-
 async def test_a_mined_transaction_is_concluded(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
     assert (await harness.ledger.audit()).is_balanced
 
@@ -62,54 +49,54 @@ async def test_a_mined_transaction_is_concluded(harness: SettlementHarness) -> N
 async def test_a_transaction_that_is_not_deep_enough_waits() -> None:
     async with SettlementHarness(limits=HASTY, confirmations=((0, 2),)) as harness:
         harness.chain.is_automining = False
-        call = await leave_orphaned(harness)
+        call = await harness.leave_orphaned()
         harness.chain.mine_sent(CHAIN)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.SETTLING
         harness.chain.bury(CHAIN, 1)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_transaction_that_no_node_has_is_sent_again(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert len(set(harness.chain.broadcasts)) == 1
     assert len(harness.chain.sent(CHAIN)) == 1
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_call_without_a_transaction_gets_one(harness: SettlementHarness) -> None:
     call = await harness.claim()
     harness.chain.disconnect(CHAIN)
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     await call.mark_orphaned()
-    await sweep(harness)
+    await harness.sweep()
     assert await harness.ledger.attempts_of(call.claim.call_id) == ()
     harness.chain.reconnect(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     assert attempt.raw in harness.chain.broadcasts
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_transfer_by_any_sender_pays_the_call(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     call.land()
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_nonce_used_for_another_payment_releases_the_call(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     call.land(payee=ELSEWHERE)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.RELEASED
 
 
@@ -119,38 +106,38 @@ async def test_a_call_is_released_only_after_expiry_and_at_depth() -> None:
         payer = harness.payer()
         harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
         call = await harness.claim(payer)
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
         harness.chain.mine_sent(CHAIN)
         for moment in (payer.valid_before - 1, payer.valid_before, payer.valid_before + EXPIRY_SLACK_S - 1):
             harness.chain.mine(CHAIN, time=moment)
-            await sweep(harness, 3)
+            await harness.sweep(3)
             assert await call.read_state() is CallState.SETTLING
         harness.chain.mine(CHAIN, time=payer.valid_before + EXPIRY_SLACK_S)
-        await sweep(harness, 3)  # expired, but not deep enough
+        await harness.sweep(3)  # expired, but not deep enough
         assert await call.read_state() is CallState.SETTLING
         harness.chain.bury(CHAIN, 2)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.RELEASED
         assert (await harness.ledger.audit()).is_balanced
 
 
 async def test_expiry_counts_at_a_second_check_only(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     harness.chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.SETTLING
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.RELEASED
 
 
 async def test_an_expired_call_gets_no_transaction(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     harness.chain.mine(CHAIN, time=call.authorization.valid_before)
     sent = len(harness.chain.broadcasts)
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert len(harness.chain.broadcasts) == sent
     assert await call.read_state() is CallState.SETTLING
 
@@ -178,15 +165,15 @@ async def test_a_node_that_lags_for_two_checks_releases_no_paid_call(slack_s: in
     chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
     async with SettlementHarness(limits=HASTY, chain=chain) as harness:
         chain.is_automining = False
-        call = await leave_orphaned(harness)
+        call = await harness.leave_orphaned()
         chain.mine_sent(CHAIN)  # paid, just in time
         chain.mine(CHAIN, time=call.authorization.valid_before + slack_s)
         chain.is_late = True
-        await sweep(harness)
+        await harness.sweep()
         chain.bury(CHAIN, 2)
-        await sweep(harness)
+        await harness.sweep()
         chain.is_late = False
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.CONSUMED
 
 
@@ -196,31 +183,31 @@ async def test_an_end_that_is_not_deep_enough_yet_releases_nothing() -> None:
     chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
     async with SettlementHarness(limits=HASTY, chain=chain, confirmations=((0, 4),)) as harness:
         chain.is_automining = False
-        call = await leave_orphaned(harness)
+        call = await harness.leave_orphaned()
         chain.mine(CHAIN, time=call.authorization.valid_before + EXPIRY_SLACK_S)
         chain.is_late = True
-        await sweep(harness)
+        await harness.sweep()
         chain.bury(CHAIN, 2)
         call.land(payee=ELSEWHERE)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.SETTLING
         chain.bury(CHAIN, 3)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.RELEASED
 
 
 async def test_a_transfer_in_the_last_block_before_expiry_pays_the_call(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.mine_sent(CHAIN)
     harness.chain.mine(CHAIN, time=call.authorization.valid_before + 100)
-    await sweep(harness, 2)
+    await harness.sweep(2)
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_an_unavailable_chain_changes_nothing(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.disconnect(CHAIN)
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert await call.read_state() is CallState.SETTLING
 
 
@@ -231,9 +218,9 @@ async def test_a_reverting_transfer_is_signed_a_limited_number_of_times(
     harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
     harness.chain.is_automining = True
     call = await harness.claim(payer)
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     await call.mark_orphaned()
-    await sweep(harness, 5)
+    await harness.sweep(5)
     assert len(await harness.ledger.attempts_of(call.claim.call_id)) == 2
 
 
@@ -242,16 +229,16 @@ async def test_calls_that_only_wait_take_no_place_in_the_batch() -> None:
     async with SettlementHarness(limits=replace(HASTY, sweep_batch_max=2)) as harness:
         for call in await harness.claim_many(5):
             harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
-            assert await harness.settlement.settle(call.order()) == Undecided()
+            assert await call.settle() == Undecided()
             await call.mark_orphaned()
-        await sweep(harness, 9)
+        await harness.sweep(9)
         asked = harness.chain.requests["fetch_authorization", CHAIN]
-        await sweep(harness, 9)
+        await harness.sweep(9)
         assert harness.chain.requests["fetch_authorization", CHAIN] == asked
         harness.chain.is_automining = False
-        honest = await leave_orphaned(harness)
+        honest = await harness.leave_orphaned()
         harness.chain.mine_sent(CHAIN)
-        await sweep(harness)
+        await harness.sweep()
         assert await honest.read_state() is CallState.CONSUMED
 
 
@@ -259,13 +246,13 @@ async def test_a_waiting_call_is_checked_less_and_less_often(harness: Settlement
     harness.chain.is_automining = True
     (call,) = await harness.claim_many(1)
     harness.chain.revert_transfer(CHAIN, call.authorization.payer, call.authorization.nonce)
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     await call.mark_orphaned()
-    await sweep(harness, 2)
+    await harness.sweep(2)
     looks = []
     while await call.read_state() is CallState.SETTLING:
         asked = harness.chain.requests["fetch_authorization", CHAIN]
-        await sweep(harness)
+        await harness.sweep()
         if harness.chain.requests["fetch_authorization", CHAIN] > asked:
             looks.append(harness.now_ms)
         harness.pass_time(5)
@@ -281,14 +268,14 @@ async def test_a_waiting_call_is_checked_less_and_less_often(harness: Settlement
 
 
 async def test_a_call_of_a_removed_network_takes_no_place_in_the_batch(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     async with harness.another() as other:
         other.rules.clear()
-        await sweep(other)
+        await other.sweep()
         assert await harness.ledger.unsettled(limit=9) == ()
     harness.pass_time(POSTPONE_MIN_MS / 1000)
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -297,30 +284,30 @@ async def test_a_transfer_that_reverted_once_is_signed_again(harness: Settlement
     harness.chain.is_automining = True
     harness.chain.revert_transfer(CHAIN, payer.address, payer.nonce)
     call = await harness.claim(payer)
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     await call.mark_orphaned()
     harness.chain.allow_transfer(CHAIN, payer.address, payer.nonce)
-    await sweep(harness, 2)
+    await harness.sweep(2)
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_nonce_used_outside_the_gateway_is_replaced_by_the_next(harness: SettlementHarness) -> None:
     """The gas key was used outside the gateway: the signed transaction can never be mined."""
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     async with SettlementHarness(chain=harness.chain) as elsewhere:
         harness.chain.is_automining = True
         stranger = await elsewhere.claim(elsewhere.payer(nonce=b"\x55" * 32))
-        assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
+        assert isinstance(await stranger.settle(), Settled)
     await harness.gas_budget.refresh()
-    await sweep(harness, 2)
+    await harness.sweep(2)
     attempts = await harness.ledger.attempts_of(call.claim.call_id)
     assert [attempt.nonce for attempt in attempts] == [0, 1]
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_concurrent_recoveries_move_a_call_once(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     async with harness.another("b") as b, harness.another("c") as c:
         harness.chain.mine_sent(CHAIN)
         await asyncio.gather(*(one.settlement_recovery.run_once() for one in (harness, b, c)))
@@ -333,9 +320,9 @@ async def test_concurrent_recoveries_move_a_call_once(harness: SettlementHarness
 
 async def test_a_call_with_a_waiter_is_not_recovered(harness: SettlementHarness) -> None:
     call = await harness.claim()
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.SETTLING
 
 
@@ -346,17 +333,17 @@ async def test_an_undecided_call_is_orphaned_after_the_delay(
     """Uses the monotonic clock, which is never set."""
     monkeypatch.setattr(settlement, "ORPHAN_AFTER_S", patience_s)
     call = await harness.claim()
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     harness.chain.mine_sent(CHAIN)
     await harness.services.orphans.mark_due()
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is state
 
 
 async def test_an_unsafe_call_without_a_stored_response_becomes_credit(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness, method="POST")
+    call = await harness.leave_orphaned(method="POST")
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.RELEASED
     (attempt,) = await harness.ledger.attempts_of(call.claim.call_id)
     (payment,) = await harness.ledger.find_payments(attempt.tx_hash)
@@ -366,7 +353,7 @@ async def test_an_unsafe_call_without_a_stored_response_becomes_credit(harness: 
 async def test_a_call_that_fails_does_not_stop_the_others(harness: SettlementHarness) -> None:
     bad, good = await harness.claim_many(2)
     for call in (bad, good):
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
     harness.chain.mine_sent(CHAIN)
     attempts_of = harness.gas.attempts_of
@@ -377,7 +364,7 @@ async def test_a_call_that_fails_does_not_stop_the_others(harness: SettlementHar
         return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
 
     harness.gas.attempts_of = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
-    await sweep(harness)
+    await harness.sweep()
     assert await good.read_state() is CallState.CONSUMED
     assert await bad.read_state() is CallState.SETTLING
 
@@ -395,7 +382,7 @@ async def leave_unknown(harness: SettlementHarness, **given: Any) -> ClaimedCall
 
 async def test_a_call_without_an_outcome_is_never_settled_by_recovery(harness: SettlementHarness) -> None:
     call = await leave_unknown(harness)
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert harness.chain.broadcasts == []
     assert await harness.ledger.attempts_of(call.claim.call_id) == ()
     assert await call.read_state() is CallState.UNKNOWN
@@ -403,7 +390,7 @@ async def test_a_call_without_an_outcome_is_never_settled_by_recovery(harness: S
     assert {note for note in harness.metrics if note[0] == "orphaned"} == {("orphaned", 0)}
     harness.now_ms = (call.authorization.valid_before + EXPIRY_SLACK_S) * 1000
     harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
-    await sweep(harness, 2)
+    await harness.sweep(2)
     assert await call.read_state() is CallState.RELEASED
     assert (await harness.ledger.audit()).is_balanced
 
@@ -414,7 +401,7 @@ async def test_a_used_authorisation_pays_a_call_without_an_outcome_or_becomes_cr
 ) -> None:
     call = await leave_unknown(harness, method=method)
     call.land()
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is after
     assert (await harness.ledger.audit()).is_balanced
 
@@ -422,17 +409,17 @@ async def test_a_used_authorisation_pays_a_call_without_an_outcome_or_becomes_cr
 async def test_a_key_without_gas_leaves_the_call_for_later() -> None:
     async with SettlementHarness(limits=HASTY) as harness:
         harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.INSUFFICIENT_FUNDS))
-        call = await leave_orphaned(harness)
-        await sweep(harness)
+        call = await harness.leave_orphaned()
+        await harness.sweep()
         harness.chain.refuse_sends(CHAIN, None)
-        await sweep(harness, 2)
+        await harness.sweep(2)
         assert await call.read_state() is CallState.CONSUMED
 
 
 async def strand(harness: SettlementHarness) -> ClaimedCall:
     """Its gas key lost its balance after the last refresh, so no node has accepted its transaction."""
     harness.chain.fund_gas(CHAIN, make_gas_key("one").address, 1)
-    return await leave_orphaned(harness)
+    return await harness.leave_orphaned()
 
 
 async def test_another_key_settles_the_calls_of_a_key_without_gas() -> None:
@@ -440,17 +427,17 @@ async def test_another_key_settles_the_calls_of_a_key_without_gas() -> None:
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
         call = await strand(harness)
         await harness.gas_budget.refresh()
-        await sweep(harness, 3)
+        await harness.sweep(3)
         assert (
             len(await harness.ledger.attempts_of(call.claim.call_id)) == 1
         )  # it may be filled again any moment
         harness.pass_time(harness.limits.fee_bump_after_s)
         await harness.gas_budget.refresh()
-        await sweep(harness, 2)
+        await harness.sweep(2)
         assert await call.read_state() is CallState.CONSUMED
         harness.chain.fund_gas(CHAIN, keys[0].address, 10**18)
         await harness.gas_budget.refresh()
-        await sweep(harness)  # the sequence goes on: what it waited for is mined, and moves nothing
+        await harness.sweep()  # the sequence goes on: what it waited for is mined, and moves nothing
         first, second = await harness.ledger.attempts_of(call.claim.call_id)
         assert [first.sender, second.sender] == [key.address for key in keys]
         told = await harness.chain.fetch_receipts(CHAIN, [first.tx_hash, second.tx_hash])
@@ -463,11 +450,11 @@ async def test_the_cost_of_a_transaction_signed_by_recovery_counts_at_once() -> 
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(listing_budget_wei=10**12)) as harness:
         call = await harness.claim()
         harness.chain.disconnect(CHAIN)
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
         harness.chain.reconnect(CHAIN)
         assert harness.settlement.is_offered(USDC, 10_000, LISTING)
-        await sweep(harness)
+        await harness.sweep()
         assert not harness.settlement.is_offered(USDC, 10_000, LISTING)
 
 
@@ -477,11 +464,11 @@ async def test_the_calls_of_the_only_key_wait_for_it() -> None:
         call = await strand(harness)
         harness.pass_time(harness.limits.fee_bump_after_s)
         await harness.gas_budget.refresh()
-        await sweep(harness, 3)
+        await harness.sweep(3)
         assert len(await harness.ledger.attempts_of(call.claim.call_id)) == 1
         harness.chain.fund_gas(CHAIN, make_gas_key("one").address, 10**18)
         await harness.gas_budget.refresh()
-        await sweep(harness, 2)
+        await harness.sweep(2)
         assert await call.read_state() is CallState.CONSUMED
 
 
@@ -490,14 +477,14 @@ async def test_replacements_do_not_count_as_further_nonces() -> None:
         harness.chain.is_automining = False
         payer = harness.payer(valid_before=harness.now_ms // 1000 + 3_600)
         call = await harness.claim(payer)
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
         for _ in range(3):
             harness.pass_time(harness.limits.fee_bump_after_s)
             await harness.gas_budget.refresh()
-            await sweep(harness)
+            await harness.sweep()
         await use_gas_key_elsewhere(harness, 1)
-        await sweep(harness)
+        await harness.sweep()
         attempts = await harness.ledger.attempts_of(call.claim.call_id)
         assert [attempt.nonce for attempt in attempts] == [0, 0, 0, 0, 1]
 
@@ -508,7 +495,7 @@ async def use_gas_key_elsewhere(harness: SettlementHarness, number: int) -> None
     async with SettlementHarness(chain=harness.chain) as elsewhere:
         harness.chain.is_automining = True
         stranger = await elsewhere.claim(elsewhere.payer(nonce=bytes([number]) * 32))
-        assert isinstance(await elsewhere.settlement.settle(stranger.order()), Settled)
+        assert isinstance(await stranger.settle(), Settled)
         harness.chain.is_automining = False
     await harness.gas_budget.refresh()
 
@@ -517,10 +504,10 @@ async def test_a_call_gets_a_limited_number_of_nonces() -> None:
     """Each time the gas key's next nonce is used outside the gateway first, so the signed transaction can never be mined."""
     async with SettlementHarness(limits=replace(HASTY, settlement_attempts_max=3)) as harness:
         harness.chain.is_automining = False
-        call = await leave_orphaned(harness)
+        call = await harness.leave_orphaned()
         for number in range(5):
             await use_gas_key_elsewhere(harness, number + 1)
-            await sweep(harness)
+            await harness.sweep()
         attempts = await harness.ledger.attempts_of(call.claim.call_id)
         assert [attempt.nonce for attempt in attempts] == [0, 1, 2]
 
@@ -530,12 +517,12 @@ async def test_recovery_reads_a_batch_and_reaches_every_call() -> None:
         harness.chain.is_automining = False
         calls = await harness.claim_many(3)
         for call in calls:
-            assert await harness.settlement.settle(call.order()) == Undecided()
+            assert await call.settle() == Undecided()
             await call.mark_orphaned()
         harness.chain.mine_sent(CHAIN)
-        await sweep(harness)
+        await harness.sweep()
         assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 2
-        await sweep(harness)
+        await harness.sweep()
         assert [await call.read_state() for call in calls].count(CallState.CONSUMED) == 3
 
 
@@ -543,7 +530,7 @@ async def test_few_calls_are_recovered_at_the_same_time() -> None:
     async with SettlementHarness(limits=replace(HASTY, sweep_in_flight_max=2)) as harness:
         harness.chain.is_automining = False
         for call in await harness.claim_many(6):
-            await harness.settlement.settle(call.order())
+            await call.settle()
             await call.mark_orphaned()
         attempts_of, together, most = harness.gas.attempts_of, 0, 0
 
@@ -556,7 +543,7 @@ async def test_few_calls_are_recovered_at_the_same_time() -> None:
             return await attempts_of(call_id)  # type: ignore[arg-type]  # a call's id
 
         harness.gas.attempts_of = count  # type: ignore[method-assign,assignment]  # the fake's own hook
-        await sweep(harness)
+        await harness.sweep()
         assert most == 2
 
 
@@ -565,11 +552,11 @@ async def test_one_node_is_enough_to_conclude_small_values_only(
     harness: SettlementHarness, above_nano: int, state: CallState
 ) -> None:
     harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", above_nano),))
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.mine_sent(CHAIN)
     harness.chain.leave_one_node(CHAIN)
-    await sweep(harness, times=2)
+    await harness.sweep(times=2)
     assert await call.read_state() is state
     harness.chain.reconnect(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED

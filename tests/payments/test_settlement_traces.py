@@ -9,7 +9,7 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from tests.kit.payer import CHAIN
-from tests.kit.settlement import HASTY, ClaimedCall, SettlementHarness
+from tests.kit.settlement import HASTY, SettlementHarness
 from tests.kit.upstream import until
 from tests.test_call_trace import Sink, make_sampler
 from tollway.call_trace import FinishedTrace
@@ -28,16 +28,10 @@ class TracedSettlement(SettlementHarness):
         super().__init__(limits=replace(HASTY, settle_wait_s=settle_wait_s), traces=self.sampler)
         self.chain.is_automining = False
 
-    async def leave_orphaned(self) -> ClaimedCall:
-        call = await self.claim()
-        assert await self.settlement.settle(call.order()) == Undecided()
-        assert await call.mark_orphaned()
-        return call
-
-    async def sweep(self) -> list[FinishedTrace]:
+    async def sweep_traced(self) -> list[FinishedTrace]:
         """The traces of one round."""
         before = len(self.sink.traces)
-        await self.settlement_recovery.run_once()
+        await self.sweep()
         return self.sink.traces[before:]
 
 
@@ -49,9 +43,9 @@ async def harness() -> AsyncIterator[TracedSettlement]:
 
 async def test_recovery_says_how_it_ended_the_call(harness: TracedSettlement) -> None:
     call = await harness.leave_orphaned()
-    assert await harness.sweep() == []  # it only waits
+    assert await harness.sweep_traced() == []  # it only waits
     call.land(payee=ELSEWHERE)
-    (trace,) = await harness.sweep()
+    (trace,) = await harness.sweep_traced()
     assert await call.read_state() is CallState.RELEASED
     root = trace.spans[0]
     assert (root.name, root.kind, root.parent_id) == ("tollway.settlement_recovery", "internal", None)
@@ -70,25 +64,25 @@ async def test_recovery_says_that_it_sent_a_transaction_and_counts_replacements(
 ) -> None:
     call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
     harness.chain.disconnect(CHAIN)
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     await call.mark_orphaned()
-    assert await harness.sweep() == []  # the chain is away: tried again
+    assert await harness.sweep_traced() == []  # the chain is away: tried again
     harness.chain.reconnect(CHAIN)
     harness.chain.refuse_sends(CHAIN, SendRefused(fault=SendFault.OTHER, reason="busy"))
     with capture_logs(processors=[merge_contextvars]) as logs:
-        (sent,) = await harness.sweep()
+        (sent,) = await harness.sweep_traced()
     harness.chain.refuse_sends(CHAIN, None)
     assert {line.get("trace_id") for line in logs} == {sent.trace_id}
     with capture_logs(processors=[merge_contextvars]) as logs:
-        assert await harness.sweep() == []
+        assert await harness.sweep_traced() == []
     assert all("trace_id" not in line for line in logs)  # it would name a trace that does not exist
     assert sent.spans[0].attributes["tollway.outcome"] == "sent"
     harness.pass_time(harness.limits.fee_bump_after_s)
     await harness.gas_budget.refresh()
-    assert await harness.sweep() == []
+    assert await harness.sweep_traced() == []
     harness.chain.mine_sent(CHAIN)
     with capture_logs(processors=[merge_contextvars]) as logs:
-        (ended,) = await harness.sweep()
+        (ended,) = await harness.sweep_traced()
     found = ended.spans[0].attributes
     assert (found["tollway.outcome"], found["tollway.settle.attempts"]) == ("consumed", 1)
     assert found["tollway.settle.fee_bumps"] == 1
@@ -103,7 +97,7 @@ async def test_a_defect_of_recovery_is_an_error_of_its_trace(harness: TracedSett
         raise RuntimeError("a bug")
 
     harness.gas.attempts_of = fail  # type: ignore[method-assign,assignment]  # the fake's own hook
-    (trace,) = await harness.sweep()
+    (trace,) = await harness.sweep_traced()
     assert trace.spans[0].is_error
     assert trace.spans[0].attributes["tollway.outcome"] == "failed"
     assert trace.spans[0].attributes["tollway.call.id"] == call.claim.call_id
@@ -113,7 +107,7 @@ async def test_a_call_that_is_not_sampled_has_no_trace_of_recovery() -> None:
     async with TracedSettlement(ratio=0.0) as harness:
         call = await harness.leave_orphaned()
         harness.chain.mine_sent(CHAIN)
-        assert await harness.sweep() == []
+        assert await harness.sweep_traced() == []
         assert await call.read_state() is CallState.CONSUMED
 
 
@@ -128,7 +122,7 @@ async def test_a_sampled_call_counts_the_replacements_of_its_transaction_while_i
             await until(lambda: len(harness.chain.broadcasts) == 1)
             harness.pass_time(harness.limits.fee_bump_after_s)
             await harness.gas_budget.refresh()
-            assert await harness.sweep() == []
+            assert await harness.sweep_traced() == []
             settling.cancel()
         trace.finish()
         settle, receipt = harness.sink.traces[-1].spans[1:]

@@ -37,24 +37,12 @@ async def harness() -> AsyncIterator[SettlementHarness]:
         yield harness
 
 
-async def leave_orphaned(harness: SettlementHarness, **given: object) -> ClaimedCall:
-    call = await harness.claim(**given)  # type: ignore[arg-type]  # fields of a claim
-    assert await harness.settlement.settle(call.order()) == Undecided()
-    assert await call.mark_orphaned()
-    return call
-
-
-async def sweep(harness: SettlementHarness, times: int = 1) -> None:
-    for _ in range(times):
-        await harness.settlement_recovery.run_once()
-
-
 async def wait_and_sweep(harness: SettlementHarness, times: int = 1) -> None:
     """A step after which a waiting transaction is due again."""
     for _ in range(times):
         harness.pass_time(harness.limits.fee_bump_after_s)
         await harness.gas_budget.refresh()
-        await sweep(harness)
+        await harness.sweep()
 
 
 async def attempts_of(call: ClaimedCall) -> Any:
@@ -67,7 +55,7 @@ async def let_expire(harness: SettlementHarness, call: ClaimedCall) -> None:
     harness.chain.mine(CHAIN, time=harness.now_ms // 1000)
     await harness.gas_budget.refresh()
     for _ in range(3):
-        await sweep(harness)
+        await harness.sweep()
         harness.chain.bury(CHAIN, 1)
     assert await call.read_state() is CallState.RELEASED
 
@@ -76,14 +64,14 @@ async def let_expire(harness: SettlementHarness, call: ClaimedCall) -> None:
 
 
 async def test_a_resent_transaction_is_not_replaced_at_once(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     await wait_and_sweep(harness)
     assert len(await attempts_of(call)) == 1
 
 
 async def test_a_transaction_that_waits_too_long_is_replaced(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     await wait_and_sweep(harness)
     first, second = await attempts_of(call)
     assert first.nonce == second.nonce
@@ -92,32 +80,32 @@ async def test_a_transaction_that_waits_too_long_is_replaced(harness: Settlement
     assert after.tip_wei * 8 >= before.tip_wei * 9
     assert [sent.tx_hash for sent in harness.chain.sent(CHAIN)] == [second.tx_hash]
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
 async def test_a_recent_replacement_is_not_replaced(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     await wait_and_sweep(harness)
     harness.pass_time(harness.limits.fee_bump_after_s - 1)
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert len(await attempts_of(call)) == 2
 
 
 async def test_a_clock_that_is_set_back_delays_no_replacement(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.pass_time(-3_600)
-    await sweep(harness)
+    await harness.sweep()
     assert len(await attempts_of(call)) == 2
-    await sweep(harness)
+    await harness.sweep()
     assert len(await attempts_of(call)) == 2  # from now on by the clock as it is
 
 
 async def test_an_underpriced_transaction_is_replaced(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     harness.chain.set_fees(CHAIN, base_fee_wei=10**9, tip_wei=10**6)
-    await sweep(harness)
+    await harness.sweep()
     assert len(await attempts_of(call)) == 1
     await wait_and_sweep(harness)
     first, second = await attempts_of(call)
@@ -129,7 +117,7 @@ async def test_an_underpriced_transaction_is_replaced(harness: SettlementHarness
 async def test_a_transaction_refused_for_another_reason_is_not_replaced(
     harness: SettlementHarness, fault: SendFault
 ) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=fault))
     await wait_and_sweep(harness, 2)
@@ -139,7 +127,7 @@ async def test_a_transaction_refused_for_another_reason_is_not_replaced(
 async def test_a_transaction_behind_another_is_not_replaced(harness: SettlementHarness) -> None:
     first, second = await harness.claim_many(2)
     for call in (first, second):
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         await call.mark_orphaned()
     await wait_and_sweep(harness)
     assert [len(await attempts_of(call)) for call in (first, second)] == [2, 1]
@@ -147,7 +135,7 @@ async def test_a_transaction_behind_another_is_not_replaced(harness: SettlementH
 
 async def test_a_transaction_is_replaced_while_its_caller_waits(harness: SettlementHarness) -> None:
     call = await harness.claim()
-    assert await harness.settlement.settle(call.order()) == Undecided()
+    assert await call.settle() == Undecided()
     await wait_and_sweep(harness)
     assert len(await attempts_of(call)) == 2
 
@@ -156,7 +144,7 @@ async def test_no_replacement_exceeds_the_maximum_price() -> None:
     rules = settlement_rules(gas_price_max_wei=22 * 10**6)  # the first offer is 21 million
     async with SettlementHarness(limits=HASTY, rules=rules) as harness:
         harness.chain.is_automining = False
-        call = await leave_orphaned(harness)
+        call = await harness.leave_orphaned()
         with capture_logs() as lines:
             await wait_and_sweep(harness, 5)
         assert len(await attempts_of(call)) == 1
@@ -170,7 +158,7 @@ async def test_replacements_continue_up_to_the_maximum_price() -> None:
         harness.chain.is_automining = False
         payer = harness.payer(valid_before=harness.now_ms // 1000 + 86_400)
         call = await harness.claim(payer)
-        assert await harness.settlement.settle(call.order()) == Undecided()
+        assert await call.settle() == Undecided()
         times = OPEN_MAX + 5
         await wait_and_sweep(harness, times)
         attempts = await attempts_of(call)
@@ -180,20 +168,20 @@ async def test_replacements_continue_up_to_the_maximum_price() -> None:
 
 
 async def test_a_pending_transaction_is_not_sent_again(harness: SettlementHarness) -> None:
-    await leave_orphaned(harness)
+    await harness.leave_orphaned()
     harness.pass_time(10)
     sent = len(harness.chain.broadcasts)
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert len(harness.chain.broadcasts) == sent
 
 
 async def test_a_recent_transaction_is_not_sent_again(harness: SettlementHarness) -> None:
     first, second = await harness.claim_many(2)
-    assert await harness.settlement.settle(first.order()) == Undecided()
+    assert await first.settle() == Undecided()
     harness.pass_time(10)
-    assert await harness.settlement.settle(second.order()) == Undecided()
+    assert await second.settle() == Undecided()
     harness.chain.drop_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [0]
 
 
@@ -201,37 +189,37 @@ async def test_a_recent_transaction_is_not_sent_again(harness: SettlementHarness
 
 
 async def test_a_lost_transaction_is_resent_although_its_call_has_ended(harness: SettlementHarness) -> None:
-    first = await leave_orphaned(harness)
+    first = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     first.land()
-    await sweep(harness)
+    await harness.sweep()
     assert await first.read_state() is CallState.CONSUMED
     harness.pass_time(10)
-    await sweep(harness)
+    await harness.sweep()
     (sent,) = harness.chain.sent(CHAIN)
     assert sent.sender == KEY
 
 
 async def test_an_expired_first_transaction_is_replaced(harness: SettlementHarness) -> None:
     """The gas price rises tenfold and stays; transactions at the old price are never mined."""
-    first = await leave_orphaned(harness)
+    first = await harness.leave_orphaned()
     harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
     await let_expire(harness, first)
     behind = await harness.claim(
         harness.payer(nonce=b"\x02" * 32, valid_before=harness.now_ms // 1000 + 3_600)
     )
-    assert await harness.settlement.settle(behind.order()) == Undecided()
+    assert await behind.settle() == Undecided()
     await behind.mark_orphaned()
     await wait_and_sweep(harness, 2)
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await behind.read_state() is CallState.CONSUMED
     assert await first.read_state() is CallState.RELEASED
     assert (await harness.ledger.audit()).is_balanced
 
 
 async def test_an_expired_transaction_is_replaced_by_a_filler(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
     await let_expire(harness, call)
     await wait_and_sweep(harness)
@@ -246,7 +234,7 @@ async def test_an_expired_transaction_is_replaced_by_a_filler(harness: Settlemen
 
 
 async def test_a_refused_transaction_is_replaced_by_a_filler_after_expiry(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     harness.chain.drop_sent(CHAIN)
     harness.chain.refuse_sends(CHAIN, SendRefused(reason="no", fault=SendFault.OTHER))
     await let_expire(harness, call)
@@ -261,7 +249,7 @@ async def test_a_valid_transaction_is_replaced_by_itself_at_a_higher_price(
     """Its call ended by a transfer that a reorganisation removed: the same transaction pays for it again."""
     harness.chain.is_automining = True
     call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
-    assert isinstance(await harness.settlement.settle(call.order()), Settled)
+    assert isinstance(await call.settle(), Settled)
     harness.chain.is_automining = False
     harness.chain.reorg(CHAIN, 1)
     harness.chain.set_fees(CHAIN, base_fee_wei=10**8, tip_wei=10**6)
@@ -277,7 +265,7 @@ async def test_a_transaction_removed_by_a_deep_reorganisation_is_sent_again(
 ) -> None:
     harness.chain.is_automining = True
     call = await harness.claim(harness.payer(valid_before=harness.now_ms // 1000 + 3_600))
-    assert isinstance(await harness.settlement.settle(call.order()), Settled)
+    assert isinstance(await call.settle(), Settled)
     for _ in range(5):
         await harness.gas_budget.refresh()
     assert await harness.gas.open_attempts(CHAIN, KEY, limit=9) == ()
@@ -285,18 +273,18 @@ async def test_a_transaction_removed_by_a_deep_reorganisation_is_sent_again(
     harness.chain.reorg(CHAIN, 1)
     async with harness.another() as later:
         later.pass_time(10)
-        await sweep(later)
+        await later.sweep()
         assert len(harness.chain.sent(CHAIN)) == 1
 
 
 async def test_concurrent_replacers_sign_the_same_replacement(harness: SettlementHarness) -> None:
-    call = await leave_orphaned(harness)
+    call = await harness.leave_orphaned()
     async with harness.another("b") as other:
         for one in (harness, other):
             one.pass_time(one.limits.fee_bump_after_s)
             await one.gas_budget.refresh()
-        await sweep(harness)
-        await sweep(other)
+        await harness.sweep()
+        await other.sweep()
     assert len(await attempts_of(call)) == 2
 
 
@@ -307,7 +295,7 @@ async def test_a_sequence_that_fails_does_not_stop_the_others() -> None:
         for number in range(2):
             harness.gas_budget.sequences(CHAIN)[number].in_flight -= 1  # the least busy
             call = await harness.claim(harness.payer(nonce=keccak256(b"%d" % number)))
-            assert await harness.settlement.settle(call.order()) == Undecided()
+            assert await call.settle() == Undecided()
             harness.gas_budget.sequences(CHAIN)[number].in_flight += 1
         harness.chain.drop_sent(CHAIN)
         harness.pass_time(10)
@@ -319,7 +307,7 @@ async def test_a_sequence_that_fails_does_not_stop_the_others() -> None:
             return await open_attempts(chain_id, sender, limit=limit)
 
         harness.gas.open_attempts = fail  # type: ignore[method-assign]  # the fake's own hook
-        await sweep(harness)
+        await harness.sweep()
         assert [sent.sender for sent in harness.chain.sent(CHAIN)] == [keys[1].address]
 
 
@@ -345,18 +333,18 @@ def is_offered(harness: SettlementHarness) -> bool:
 async def test_a_stuck_key_is_neither_offered_nor_chosen(
     harness: SettlementHarness,
 ) -> None:
-    first = await leave_orphaned(harness, payer=long_payer(harness))
+    first = await harness.leave_orphaned(payer=long_payer(harness))
     await look_often(harness)
     assert not is_offered(harness)
     assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True) is None
-    late = await leave_orphaned(harness, payer=long_payer(harness, 2))
+    late = await harness.leave_orphaned(payer=long_payer(harness, 2))
     assert await attempts_of(late) == ()  # it does not queue up behind the first
     harness.chain.mine_sent(CHAIN)
     await harness.gas_budget.refresh()
     assert is_offered(harness)
-    await sweep(harness)
+    await harness.sweep()
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert [await call.read_state() for call in (first, late)] == [CallState.CONSUMED] * 2
 
 
@@ -364,21 +352,21 @@ async def test_another_key_settles_the_calls_of_a_stuck_key() -> None:
     keys = (make_gas_key("one"), make_gas_key("two"))
     async with SettlementHarness(limits=HASTY, rules=settlement_rules(gas_keys=keys)) as harness:
         harness.chain.is_automining = False
-        call = await leave_orphaned(harness, payer=long_payer(harness))
+        call = await harness.leave_orphaned(payer=long_payer(harness))
         await look_often(harness)
         assert is_offered(harness)
         sequence = harness.gas_budget.choose_sequence(CHAIN)
         assert sequence is not None
         assert sequence.key.address == keys[1].address
         assert withdrawn_keys(harness) == 1
-        await sweep(harness)
+        await harness.sweep()
         assert {one.sender for one in await attempts_of(call)} == {key.address for key in keys}
         first, *_ = await attempts_of(call)
         harness.chain.drop_sent(
             CHAIN, *(s.tx_hash for s in harness.chain.sent(CHAIN) if s.sender == first.sender)
         )
         harness.chain.mine_sent(CHAIN)
-        await sweep(harness)
+        await harness.sweep()
         assert await call.read_state() is CallState.CONSUMED
 
 
@@ -393,13 +381,13 @@ def withdrawn_keys(harness: SettlementHarness) -> int:
 async def test_missing_nonces_below_waiting_transactions_are_filled(harness: SettlementHarness) -> None:
     """A node once counted two transactions that were never sent; a call waits behind them."""
     await harness.gas.raise_nonce(CHAIN, KEY, 2)
-    call = await leave_orphaned(harness, payer=long_payer(harness))
+    call = await harness.leave_orphaned(payer=long_payer(harness))
     assert [one.nonce for one in await attempts_of(call)] == [2]
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert [sent.nonce for sent in harness.chain.sent(CHAIN)] == [2]
     await look_often(harness)
     with capture_logs() as lines:
-        await sweep(harness, 3)
+        await harness.sweep(3)
     assert [line["nonce"] for line in lines if line["event"] == "lane_nonce_filled"] == [0, 1]
     fillers = [one for one in await attempts_of(call) if one.nonce < 2]
     assert [(parse_sent(one.raw).recipient, parse_sent(one.raw).calldata) for one in fillers] == [
@@ -409,7 +397,7 @@ async def test_missing_nonces_below_waiting_transactions_are_filled(harness: Set
     harness.chain.mine_sent(CHAIN)
     await harness.gas_budget.refresh()
     assert is_offered(harness)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
     assert (await harness.ledger.audit()).is_balanced
 
@@ -417,17 +405,17 @@ async def test_missing_nonces_below_waiting_transactions_are_filled(harness: Set
 async def test_a_filler_is_not_a_settlement_attempt(harness: SettlementHarness) -> None:
     """The filler is mined and pays nothing; its call neither ends nor waits for it."""
     await harness.gas.raise_nonce(CHAIN, KEY, 5)
-    call = await leave_orphaned(harness, payer=long_payer(harness))
+    call = await harness.leave_orphaned(payer=long_payer(harness))
     await look_often(harness)
-    await sweep(harness)
+    await harness.sweep()
     fillers = [one.tx_hash for one in await attempts_of(call) if one.nonce < 5]
     assert len(fillers) == 5
     harness.chain.mine_sent(CHAIN, *fillers)
     harness.chain.drop_sent(CHAIN)
     harness.pass_time(10)
-    await sweep(harness, 2)
+    await harness.sweep(2)
     harness.chain.mine_sent(CHAIN)
-    await sweep(harness)
+    await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
 
 
@@ -435,20 +423,20 @@ async def test_a_sequence_ahead_of_the_chain_goes_back(harness: SettlementHarnes
     await harness.gas.raise_nonce(CHAIN, KEY, 10**9)
     await look_often(harness)
     assert not is_offered(harness)
-    await sweep(harness)
+    await harness.sweep()
     assert await harness.gas.next_nonce(CHAIN, KEY) == 0
     await harness.gas_budget.refresh()
     assert is_offered(harness)
     harness.chain.is_automining = True
-    assert isinstance(await harness.settlement.settle((await harness.claim()).order()), Settled)
+    assert isinstance(await (await harness.claim()).settle(), Settled)
 
 
 async def test_a_gap_that_is_too_wide_is_logged_and_costs_no_gas(harness: SettlementHarness) -> None:
     await harness.gas.raise_nonce(CHAIN, KEY, GAP_MAX + 1)
-    call = await leave_orphaned(harness, payer=long_payer(harness))
+    call = await harness.leave_orphaned(payer=long_payer(harness))
     await look_often(harness)
     with capture_logs() as lines:
-        await sweep(harness)
+        await harness.sweep()
     assert "lane_gap_too_wide" in [line["event"] for line in lines]
     assert len(await attempts_of(call)) == 1
 
@@ -456,13 +444,13 @@ async def test_a_gap_that_is_too_wide_is_logged_and_costs_no_gas(harness: Settle
 async def test_the_first_transaction_of_a_stuck_sequence_goes_to_all_nodes(
     harness: SettlementHarness,
 ) -> None:
-    call = await leave_orphaned(harness, payer=long_payer(harness))
+    call = await harness.leave_orphaned(payer=long_payer(harness))
     (attempt,) = await attempts_of(call)
     harness.chain.resent.clear()
-    await sweep(harness, 3)
+    await harness.sweep(3)
     assert harness.chain.resent == []
     await look_often(harness)
-    await sweep(harness)
+    await harness.sweep()
     assert attempt.raw in harness.chain.resent
 
 
@@ -481,9 +469,9 @@ async def test_an_unsent_transaction_of_another_gateway_is_sent_by_a_waiting_cal
 
         harness.chain.send_transaction = stand_still  # type: ignore[assignment]  # the fake's own hook
         harness.chain.resend_transaction = stand_still  # type: ignore[assignment]
-        assert await still.settlement.settle(first.order()) == Undecided()
+        assert await first.settle() == Undecided()
         harness.chain.send_transaction = send  # type: ignore[method-assign]
         del harness.chain.resend_transaction
         second = await harness.claim(long_payer(harness, 2))
-        assert isinstance(await harness.settlement.settle(second.order()), Settled)
+        assert isinstance(await second.settle(), Settled)
         assert [one.nonce for one in await attempts_of(second)] == [1]
