@@ -52,6 +52,17 @@ async def make_reader() -> AsyncIterator[MakeReader]:
         await reader.close()
 
 
+@pytest.fixture
+def open_reader(make_node, make_reader) -> Callable[..., Awaitable[tuple[Any, ...]]]:
+    """Starts nodes; gives a reader of them, in their order, and the script of each."""
+
+    async def open_reader(count: int = 1, **options: Any) -> tuple[Any, ...]:
+        nodes = [await make_node() for _ in range(count)]
+        return await make_reader(*(url for _, url in nodes), **options), *(script for script, _ in nodes)
+
+    return open_reader
+
+
 async def fail(_: web.Request) -> web.Response:
     return web.Response(status=503)
 
@@ -78,54 +89,51 @@ async def test_facts_take_two_round_trips(make_node, make_reader) -> None:
     assert len(round_trips) == len(script.batches) == 2
 
 
-async def test_a_transaction_in_the_head_block_needs_one_round_trip(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_transaction_in_the_head_block_needs_one_round_trip(open_reader) -> None:
+    reader, script = await open_reader()
     script.blocks["latest"] = script.blocks["0x8"]
-    facts = await (await make_reader(url)).fetch_facts(CHAIN, TX)
+    facts = await reader.fetch_facts(CHAIN, TX)
     assert (facts.confirmations, facts.canonical_hash) == (1, facts.block_hash)
     assert len(script.batches) == 1
 
 
-async def test_a_block_that_left_the_chain_shows_in_the_canonical_hash(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_block_that_left_the_chain_shows_in_the_canonical_hash(open_reader) -> None:
+    reader, script = await open_reader()
     script.blocks["0x8"]["hash"] = f"0x{0xDEAD:064x}"
-    facts = await (await make_reader(url)).fetch_facts(CHAIN, TX)
+    facts = await reader.fetch_facts(CHAIN, TX)
     assert facts.block_hash == (0xB008).to_bytes(32, "big")
     assert facts.canonical_hash == (0xDEAD).to_bytes(32, "big")
 
 
-async def test_a_head_read_before_the_block_arrived_does_not_make_it_shallower_than_one(
-    make_node, make_reader
-) -> None:
-    script, url = await make_node()
+async def test_a_head_read_before_the_block_arrived_does_not_make_it_shallower_than_one(open_reader) -> None:
+    reader, script = await open_reader()
     script.blocks["latest"] = script.block(7)
-    facts = await (await make_reader(url)).fetch_facts(CHAIN, TX)
+    facts = await reader.fetch_facts(CHAIN, TX)
     assert (facts.head_number, facts.head_time, facts.confirmations) == (8, facts.block_time, 1)
 
 
-async def test_a_failed_transaction_is_a_fact(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_failed_transaction_is_a_fact(open_reader) -> None:
+    reader, script = await open_reader()
     script.receipt["status"] = "0x0"
-    facts = await (await make_reader(url)).fetch_facts(CHAIN, TX)
+    facts = await reader.fetch_facts(CHAIN, TX)
     assert not facts.succeeded
 
 
 @pytest.mark.parametrize("answer", [None, {"!error": {"code": -32601, "message": "unknown tag"}}])
 async def test_a_node_without_the_finalized_tag_serves_with_nothing_final(
-    make_node, make_reader, answer: object
+    open_reader, answer: object
 ) -> None:
-    script, url = await make_node()
+    reader, script = await open_reader()
     script.blocks["finalized"] = answer
-    facts = await (await make_reader(url)).fetch_facts(CHAIN, TX)
+    facts = await reader.fetch_facts(CHAIN, TX)
     assert facts.finalized_number == 0
 
 
 @pytest.mark.parametrize("is_pending", [True, False])
-async def test_an_unmined_transaction_costs_one_round_trip(make_node, make_reader, is_pending: bool) -> None:
-    script, url = await make_node()
+async def test_an_unmined_transaction_costs_one_round_trip(open_reader, is_pending: bool) -> None:
+    reader, script = await open_reader()
     script.receipt = None
     script.transaction = {**script.transaction, "blockHash": None} if is_pending else None
-    reader = await make_reader(url)
     assert await reader.fetch_facts(CHAIN, TX) == NotMined(chain_id=CHAIN, is_pending=is_pending)
     assert len(script.batches) == 1
 
@@ -166,22 +174,19 @@ LIES = [
 
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_single_faulty_node_means_unavailable_and_never_not_mined(
-    make_node, make_reader, lie: Callable[[Any], None]
+    open_reader, lie: Callable[[Any], None]
 ) -> None:
-    script, url = await make_node()
+    reader, script = await open_reader()
     lie(script)
     with pytest.raises(ChainUnavailable):
-        await (await make_reader(url)).fetch_facts(CHAIN, TX)
+        await reader.fetch_facts(CHAIN, TX)
 
 
 @pytest.mark.parametrize("lie", LIES)
-async def test_a_faulty_node_is_skipped_for_the_next(
-    make_node, make_reader, lie: Callable[[Any], None]
-) -> None:
-    script, url = await make_node()
-    _, good_url = await make_node()
+async def test_a_faulty_node_is_skipped_for_the_next(open_reader, lie: Callable[[Any], None]) -> None:
+    reader, script, _ = await open_reader(2)
     lie(script)
-    assert isinstance(await (await make_reader(url, good_url)).fetch_facts(CHAIN, TX), ChainFacts)
+    assert isinstance(await reader.fetch_facts(CHAIN, TX), ChainFacts)
 
 
 async def test_a_dead_and_a_hanging_node_are_skipped(make_node, make_reader) -> None:
@@ -226,50 +231,41 @@ async def test_nodes_are_read_in_the_configured_order_and_failed_ones_last(make_
     assert await count() == (1, 0)
 
 
-async def test_a_receipt_outvotes_a_lagging_node(make_node, make_reader) -> None:
-    lagging, lagging_url = await make_node()
-    _, good_url = await make_node()
+async def test_a_receipt_outvotes_a_lagging_node(open_reader) -> None:
+    reader, lagging, _ = await open_reader(2)
     lagging.forget()
-    reader = await make_reader(lagging_url, good_url)
     assert isinstance(await reader.fetch_facts(CHAIN, TX), ChainFacts)
 
 
-async def test_not_mined_needs_every_reachable_node(make_node, make_reader) -> None:
-    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+async def test_not_mined_needs_every_reachable_node(open_reader) -> None:
+    reader, *scripts = await open_reader(3)
     for script in scripts:
         script.forget()
     scripts[2].transaction = {**scripts[2].__class__().transaction, "blockHash": None}
-    reader = await make_reader(*urls)
     assert await reader.fetch_facts(CHAIN, TX) == NotMined(chain_id=CHAIN, is_pending=True)
     assert [len(script.batches) for script in scripts] == [1, 1, 1]
 
 
-async def test_not_mined_does_not_wait_for_a_node_that_is_down(make_node, make_reader) -> None:
-    good, good_url = await make_node()
-    dead, dead_url = await make_node()
+async def test_not_mined_does_not_wait_for_a_node_that_is_down(open_reader) -> None:
+    reader, good, dead = await open_reader(2)
     good.forget()
     dead.http = fail
-    reader = await make_reader(good_url, dead_url)
     for _ in range(3):
         assert isinstance(await reader.fetch_facts(CHAIN, TX), NotMined)
     assert len(dead.batches) == 1
 
 
-async def test_agreed_facts_have_the_lowest_head_and_final_block(make_node, make_reader) -> None:
-    liar, liar_url = await make_node()
-    ahead, ahead_url = await make_node()
-    behind, behind_url = await make_node()
+async def test_agreed_facts_have_the_lowest_head_and_final_block(open_reader) -> None:
+    reader, liar, ahead, behind = await open_reader(3, agreement_min=2)
     liar.transaction["value"] = "0xffff"
     ahead.blocks["latest"] = ahead.block(12)
     behind.blocks["finalized"] = behind.block(2)
-    reader = await make_reader(liar_url, ahead_url, behind_url, agreement_min=2)
     facts = await reader.fetch_facts(CHAIN, TX)
     assert (facts.value, facts.head_number, facts.finalized_number) == (5, 10, 2)
 
 
-async def test_agreement_ends_the_reads(make_node, make_reader) -> None:
-    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
-    reader = await make_reader(*urls, agreement_min=2)
+async def test_agreement_ends_the_reads(open_reader) -> None:
+    reader, *scripts = await open_reader(3, agreement_min=2)
     await reader.fetch_facts(CHAIN, TX)
     assert [len(script.batches) for script in scripts] == [2, 2, 0]
 
@@ -285,23 +281,19 @@ async def test_agreement_ends_the_reads(make_node, make_reader) -> None:
         pytest.param(lambda script: setattr(script, "http", fail), id="down"),
     ],
 )
-async def test_without_agreement_the_chain_is_unavailable(make_node, make_reader, bend_second) -> None:
-    _, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_without_agreement_the_chain_is_unavailable(open_reader, bend_second) -> None:
+    reader, _, second = await open_reader(2, agreement_min=2)
     bend_second(second)
-    reader = await make_reader(first_url, second_url, agreement_min=2)
     with pytest.raises(ChainUnavailable) as caught:
         await reader.fetch_facts(CHAIN, TX)
     # A read of many transactions continues after the first error, and not after the second.
     assert isinstance(caught.value, NodesDisagree) is (second.http is not fail)
 
 
-async def test_not_mined_needs_the_same_agreement(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_not_mined_needs_the_same_agreement(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
     first.forget()
     second.http = fail
-    reader = await make_reader(first_url, second_url, agreement_min=2)
     with pytest.raises(ChainUnavailable):
         await reader.fetch_facts(CHAIN, TX)
 
@@ -327,11 +319,11 @@ def know_only(script: Any, *known: TxHash) -> None:
     )
 
 
-async def test_many_receipts_come_in_two_round_trips(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_many_receipts_come_in_two_round_trips(open_reader) -> None:
+    reader, script = await open_reader()
     hashes = [TxHash(bytes([n]) * 32) for n in range(1, 21)]
     know_only(script, *hashes[:-1])
-    facts = await (await make_reader(url)).fetch_receipts(CHAIN, hashes)
+    facts = await reader.fetch_receipts(CHAIN, hashes)
     assert list(facts) == hashes
     assert all(isinstance(facts[tx_hash], ChainFacts) for tx_hash in hashes[:-1])
     assert facts[hashes[-1]] == NotMined(chain_id=CHAIN, is_pending=False)
@@ -339,33 +331,32 @@ async def test_many_receipts_come_in_two_round_trips(make_node, make_reader) -> 
     assert script.batches[1] == ["eth_getBlockByNumber", "eth_chainId"]  # they share a block
 
 
-async def test_many_receipts_are_read_in_batches(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_many_receipts_are_read_in_batches(open_reader) -> None:
+    reader, script = await open_reader()
     script.forget()
     hashes = [TxHash(bytes([n]) * 32) for n in range(1, 101)]
-    facts = await (await make_reader(url)).fetch_receipts(CHAIN, hashes)
+    facts = await reader.fetch_receipts(CHAIN, hashes)
     assert len(facts) == 100
     assert [len(batch) for batch in script.batches] == [83, 83, 43]
 
 
-async def test_no_receipts_send_no_request(make_node, make_reader) -> None:
-    script, url = await make_node()
-    assert await (await make_reader(url)).fetch_receipts(CHAIN, []) == {}
+async def test_no_receipts_send_no_request(open_reader) -> None:
+    reader, script = await open_reader()
+    assert await reader.fetch_receipts(CHAIN, []) == {}
     assert script.batches == []
 
 
-async def test_a_further_node_is_read_only_for_open_transactions(make_node, make_reader) -> None:
-    lagging, lagging_url = await make_node()
-    good, good_url = await make_node()
+async def test_a_further_node_is_read_only_for_open_transactions(open_reader) -> None:
+    reader, lagging, good = await open_reader(2)
     know_only(lagging, TX)
     know_only(good, TX, OTHER_TX)
-    facts = await (await make_reader(lagging_url, good_url)).fetch_receipts(CHAIN, [TX, OTHER_TX])
+    facts = await reader.fetch_receipts(CHAIN, [TX, OTHER_TX])
     assert all(isinstance(one, ChainFacts) for one in facts.values())
     assert good.batches[0].count("eth_getTransactionReceipt") == 1
 
 
-async def test_a_transaction_without_a_clear_report_is_left_out(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_transaction_without_a_clear_report_is_left_out(open_reader) -> None:
+    reader, script = await open_reader()
     know_only(script, TX, OTHER_TX)
     honest = script.answers["eth_getTransactionReceipt"]
 
@@ -373,18 +364,15 @@ async def test_a_transaction_without_a_clear_report_is_left_out(make_node, make_
         return {**honest(params), "status": "0x7"} if params[0] == str(OTHER_TX) else honest(params)
 
     script.answers["eth_getTransactionReceipt"] = bent
-    reader = await make_reader(url)
     assert list(await reader.fetch_receipts(CHAIN, [TX, OTHER_TX])) == [TX]
     with pytest.raises(ChainUnavailable):
         await reader.fetch_receipts(CHAIN, [OTHER_TX])
 
 
-async def test_receipts_need_the_same_agreement(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_receipts_need_the_same_agreement(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
     know_only(first, TX, OTHER_TX)
     know_only(second, TX)
-    reader = await make_reader(first_url, second_url, agreement_min=2)
     assert list(await reader.fetch_receipts(CHAIN, [TX, OTHER_TX])) == [TX]
 
 
@@ -421,10 +409,10 @@ async def ask_authorization(reader: RpcReader) -> AuthorizationFacts:
     )
 
 
-async def test_an_authorisation_is_read_in_one_round_trip(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_an_authorisation_is_read_in_one_round_trip(open_reader) -> None:
+    reader, script = await open_reader()
     know_authorization(script)
-    assert await ask_authorization(await make_reader(url)) == AuthorizationFacts(
+    assert await ask_authorization(reader) == AuthorizationFacts(
         chain_id=CHAIN,
         head_number=10,
         head_time=1_700_000_010,
@@ -437,47 +425,46 @@ async def test_an_authorisation_is_read_in_one_round_trip(make_node, make_reader
     assert len(script.batches) == 1
 
 
-async def test_a_transfer_is_simulated_as_its_sender_would_send_it(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_transfer_is_simulated_as_its_sender_would_send_it(open_reader) -> None:
+    reader, script = await open_reader()
     know_authorization(script)
     seen: list[Any] = []
     honest = script.answers["eth_call"]
     script.answers["eth_call"] = lambda params: seen.append(params) or honest(params)
     script.answers["eth_estimateGas"] = lambda params: seen.append(params) or "0x1"
-    await ask_authorization(await make_reader(url))
+    await ask_authorization(reader)
     transfer = {"from": str(SENDER), "to": str(TOKEN), "data": "0xcafe", "gas": "0x30d40"}
     assert [transfer, "latest"] in seen
     assert [transfer] in seen
 
 
-async def test_a_reverting_transfer_is_a_result(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_reverting_transfer_is_a_result(open_reader) -> None:
+    reader, script = await open_reader()
     know_authorization(script, simulation=REVERT, estimate=REVERT, used=WORD_OF(1), balance=WORD_OF(0))
-    facts = await ask_authorization(await make_reader(url))
+    facts = await ask_authorization(reader)
     assert facts.simulation == ContractResult(reverted=True, payload=b"\xde\xad")
     assert (facts.gas_estimate, facts.is_used, facts.balance) == (None, True, 0)
 
 
-async def test_an_estimate_with_a_revert_does_not_count(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_an_estimate_with_a_revert_does_not_count(open_reader) -> None:
+    reader, script = await open_reader()
     know_authorization(script, simulation=REVERT)
-    assert (await ask_authorization(await make_reader(url))).gas_estimate is None
+    assert (await ask_authorization(reader)).gas_estimate is None
 
 
-async def test_a_revert_does_not_agree_with_a_missing_estimate(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_a_revert_does_not_agree_with_a_missing_estimate(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
     know_authorization(first, estimate=REVERT)
     know_authorization(second, simulation=REVERT)
     with pytest.raises(ChainUnavailable):
-        await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
+        await ask_authorization(reader)
 
 
-async def test_a_revert_of_a_megabyte_is_cut(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_revert_of_a_megabyte_is_cut(open_reader) -> None:
+    reader, script = await open_reader()
     bomb = {"!error": {"code": 3, "message": "execution reverted", "data": "0x" + "ab" * 2**20}}
     know_authorization(script, simulation=bomb, estimate=bomb)
-    facts = await ask_authorization(await make_reader(url))
+    facts = await ask_authorization(reader)
     assert facts.simulation == ContractResult(reverted=True, payload=b"\xab" * LIMITS.erc1271_bytes_max)
 
 
@@ -520,23 +507,21 @@ async def test_an_unclear_response_about_an_authorisation_is_read_from_the_next_
     ids=["code", "balance", "state", "simulation", "estimate"],
 )
 async def test_nodes_that_disagree_about_an_authorisation_say_nothing(
-    make_node, make_reader, bent: dict[str, Any]
+    open_reader, bent: dict[str, Any]
 ) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+    reader, first, second = await open_reader(2, agreement_min=2)
     know_authorization(first)
     know_authorization(second, **bent)
     with pytest.raises(ChainUnavailable):
-        await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
+        await ask_authorization(reader)
 
 
-async def test_agreeing_nodes_give_the_lowest_head_and_the_highest_estimate(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_agreeing_nodes_give_the_lowest_head_and_the_highest_estimate(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
     know_authorization(first, estimate="0x1")
     know_authorization(second, estimate="0x2")
     first.blocks["latest"] = first.block(12)
-    facts = await ask_authorization(await make_reader(first_url, second_url, agreement_min=2))
+    facts = await ask_authorization(reader)
     assert (facts.head_number, facts.gas_estimate) == (10, 2)
 
 
@@ -557,12 +542,12 @@ def use_log(tx_hash: TxHash = TX, **changes: Any) -> dict[str, Any]:
     }
 
 
-async def test_the_use_of_an_authorisation_is_read_by_exact_topics(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_the_use_of_an_authorisation_is_read_by_exact_topics(open_reader) -> None:
+    reader, script = await open_reader()
     seen: list[Any] = []
     script.answers["eth_getLogs"] = lambda params: seen.append(params[0]) or [use_log()]
     script.answers["eth_blockNumber"] = "0xa"
-    assert await find_use(await make_reader(url)) == TX
+    assert await find_use(reader) == TX
     ends = [
         "0x" + topic.hex() for topic in (tokens.AUTHORIZATION_USED_TOPIC, tokens.AUTHORIZATION_CANCELED_TOPIC)
     ]
@@ -570,12 +555,10 @@ async def test_the_use_of_an_authorisation_is_read_by_exact_topics(make_node, ma
     assert seen == [{"address": str(TOKEN), "topics": topics, "fromBlock": "0x5", "toBlock": "latest"}]
 
 
-async def test_one_node_proves_a_use_and_no_use_needs_all(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_one_node_proves_a_use_and_no_use_needs_all(open_reader) -> None:
+    reader, first, second = await open_reader(2)
     for script in (first, second):
         script.answers |= {"eth_getLogs": [], "eth_blockNumber": "0xa"}
-    reader = await make_reader(first_url, second_url)
     assert await find_use(reader) is None
     assert (len(first.batches), len(second.batches)) == (1, 1)
     second.answers["eth_getLogs"] = [use_log()]
@@ -596,8 +579,8 @@ async def test_no_use_needs_enough_nodes(make_node, make_reader) -> None:
         await find_use(await make_reader(first_url, second_url, agreement_min=2))
 
 
-async def test_a_node_that_refuses_a_long_range_is_read_in_windows(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_node_that_refuses_a_long_range_is_read_in_windows(open_reader) -> None:
+    reader, script = await open_reader()
     seen: list[tuple[str, str]] = []
 
     def logs(params: list[Any]) -> Any:
@@ -608,7 +591,6 @@ async def test_a_node_that_refuses_a_long_range_is_read_in_windows(make_node, ma
         return [use_log()] if len(seen) == 2 else []
 
     script.answers |= {"eth_getLogs": logs, "eth_blockNumber": hex(1_300)}
-    reader = await make_reader(url)
     assert await find_use(reader, from_block=100) == TX
     assert seen == [(100, 599), (600, 1_099), (1_100, 1_300)]
     with pytest.raises(ChainUnavailable):
@@ -620,11 +602,10 @@ async def test_a_node_that_refuses_a_long_range_is_read_in_windows(make_node, ma
         await find_use(reader, from_block=1)
 
 
-async def test_fees_are_those_of_the_latest_block_and_the_nodes_tip(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_fees_are_those_of_the_latest_block_and_the_nodes_tip(open_reader) -> None:
+    reader, script = await open_reader()
     script.blocks["latest"]["baseFeePerGas"] = "0x64"
     script.answers |= {"eth_maxPriorityFeePerGas": "0x7", "eth_gasPrice": "0x96"}
-    reader = await make_reader(url)
     assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=7)
     script.answers["eth_maxPriorityFeePerGas"] = {"!error": {"code": -32601, "message": "no such method"}}
     assert await reader.fetch_fees(CHAIN) == Fees(chain_id=CHAIN, base_fee_wei=100, tip_wei=50)
@@ -641,12 +622,12 @@ async def test_an_account_has_the_lowest_values_of_the_nodes(make_node, make_rea
     assert await both.fetch_account(CHAIN, SENDER) == AccountFacts(balance_wei=99, mined_nonce=7)
 
 
-async def test_only_mined_transactions_count_for_an_account(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_only_mined_transactions_count_for_an_account(open_reader) -> None:
+    reader, script = await open_reader()
     seen: list[Any] = []
     script.answers["eth_getBalance"] = lambda params: seen.append(params) or "0x1"
     script.answers["eth_getTransactionCount"] = lambda params: seen.append(params) or "0x1"
-    await (await make_reader(url)).fetch_account(CHAIN, SENDER)
+    await reader.fetch_account(CHAIN, SENDER)
     assert seen == [[str(SENDER), "latest"]] * 2
 
 
@@ -658,26 +639,24 @@ TOO_LOW = {"!error": {"code": -32000, "message": "nonce too low: next nonce 5, t
 OUT_OF_ORDER = {"!error": {"code": -32603, "message": "Internal error"}}
 
 
-async def test_a_transaction_goes_to_each_node_until_one_accepts_it(make_node, make_reader) -> None:
-    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+async def test_a_transaction_goes_to_each_node_until_one_accepts_it(open_reader) -> None:
+    reader, *scripts = await open_reader(3)
     scripts[0].http = fail
     seen: list[Any] = []
     scripts[1].answers["eth_sendRawTransaction"] = lambda params: seen.append(params) or RAW_HASH
-    reader = await make_reader(*urls)
     assert await reader.send_transaction(CHAIN, RAW) is None
     assert seen == [["0x" + RAW.hex()]]
     assert [len(script.batches) for script in scripts] == [1, 1, 0]
 
 
-async def test_a_transaction_that_is_sent_again_goes_to_every_node(make_node, make_reader) -> None:
+async def test_a_transaction_that_is_sent_again_goes_to_every_node(open_reader) -> None:
     """The first node has it in its pool, and passes it to no other node."""
-    scripts, urls = zip(*[await make_node() for _ in range(4)], strict=True)
+    reader, *scripts = await open_reader(4)
     seen: list[Any] = []
     for script in scripts:
         script.answers["eth_sendRawTransaction"] = lambda params: seen.append(params) or RAW_HASH
     scripts[1].http = fail
     scripts[2].answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
-    reader = await make_reader(*urls)
     assert await reader.resend_transaction(CHAIN, RAW) is None
     assert seen == [["0x" + RAW.hex()]] * 2
     for script in (scripts[0], scripts[3]):
@@ -691,8 +670,8 @@ async def test_a_transaction_that_is_sent_again_goes_to_every_node(make_node, ma
         await reader.resend_transaction(CHAIN, RAW)
 
 
-async def test_no_node_is_sent_a_transaction_twice(make_node, make_reader) -> None:
-    scripts, urls = zip(*[await make_node() for _ in range(2)], strict=True)
+async def test_no_node_is_sent_a_transaction_twice(open_reader) -> None:
+    reader, *scripts = await open_reader(2)
 
     async def hang_up(request: web.Request) -> web.Response:
         assert request.transport is not None
@@ -702,35 +681,32 @@ async def test_no_node_is_sent_a_transaction_twice(make_node, make_reader) -> No
     for script in scripts:
         script.http = hang_up
     with pytest.raises(ChainUnavailable):
-        await (await make_reader(*urls)).send_transaction(CHAIN, RAW)
+        await reader.send_transaction(CHAIN, RAW)
     assert [len(script.batches) for script in scripts] == [1, 1]
 
 
-async def test_a_node_that_already_has_the_transaction_accepted_it(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_node_that_already_has_the_transaction_accepted_it(open_reader) -> None:
+    reader, script = await open_reader()
     script.answers["eth_sendRawTransaction"] = {"!error": {"code": -32000, "message": "already known"}}
-    assert await (await make_reader(url)).send_transaction(CHAIN, RAW) is None
+    assert await reader.send_transaction(CHAIN, RAW) is None
 
 
 @pytest.mark.parametrize("known", [None, {"hash": RAW_HASH}], ids=["unknown", "known"])
-async def test_a_refusal_counts_only_when_the_node_lacks_the_transaction(
-    make_node, make_reader, known: object
-) -> None:
-    script, url = await make_node()
+async def test_a_refusal_counts_only_when_the_node_lacks_the_transaction(open_reader, known: object) -> None:
+    reader, script = await open_reader()
     script.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": known}
-    refused = await (await make_reader(url)).send_transaction(CHAIN, RAW)
+    refused = await reader.send_transaction(CHAIN, RAW)
     assert (refused is None) is (known is not None)
     if refused is not None:
         assert refused.fault is SendFault.NONCE_TOO_LOW
         assert "next nonce" not in refused.reason  # a node's own text may hold its key
 
 
-async def test_one_clear_refusal_counts_when_other_nodes_fail(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_one_clear_refusal_counts_when_other_nodes_fail(open_reader) -> None:
+    reader, first, second = await open_reader(2)
     first.http = fail
     second.answers |= {"eth_sendRawTransaction": TOO_LOW, "eth_getTransactionByHash": None}
-    refused = await (await make_reader(first_url, second_url)).send_transaction(CHAIN, RAW)
+    refused = await reader.send_transaction(CHAIN, RAW)
     assert isinstance(refused, SendRefused)
 
 
@@ -747,13 +723,11 @@ async def test_one_clear_refusal_counts_when_other_nodes_fail(make_node, make_re
         pytest.param({"eth_sendRawTransaction": RAW_HASH, "eth_chainId": "0x1"}, id="another chain"),
     ],
 )
-async def test_without_a_clear_response_the_send_is_unclear(
-    make_node, make_reader, answers: dict[str, Any]
-) -> None:
-    script, url = await make_node()
+async def test_without_a_clear_response_the_send_is_unclear(open_reader, answers: dict[str, Any]) -> None:
+    reader, script = await open_reader()
     script.answers |= answers
     with pytest.raises(ChainUnavailable):
-        await (await make_reader(url)).send_transaction(CHAIN, RAW)
+        await reader.send_transaction(CHAIN, RAW)
     assert [batch[0] for batch in script.batches].count("eth_sendRawTransaction") == 1
 
 
@@ -763,20 +737,19 @@ async def call(reader: RpcReader, *, bytes_max: int = 64) -> ContractResult:
     )
 
 
-async def test_a_contract_is_called_at_the_latest_block_with_the_given_gas(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_contract_is_called_at_the_latest_block_with_the_given_gas(open_reader) -> None:
+    reader, script = await open_reader()
     seen: list[Any] = []
     script.answers["eth_call"] = lambda params: seen.append(params) or "0xabcdef"
-    answer = await call(await make_reader(url), bytes_max=2)
+    answer = await call(reader, bytes_max=2)
     assert answer == ContractResult(reverted=False, payload=b"\xab\xcd")
     assert seen == [[{"to": str(ALICE), "data": "0x0102", "gas": "0x30d40"}, "latest"]]
 
 
-async def test_deployment_code_is_called_without_a_recipient(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_deployment_code_is_called_without_a_recipient(open_reader) -> None:
+    reader, script = await open_reader()
     seen: list[Any] = []
     script.answers["eth_call"] = lambda params: seen.append(params[0]) or "0x01"
-    reader = await make_reader(url)
     await reader.call_contract(CHAIN, to=None, calldata=b"\x60", gas=1, bytes_max=1, deadline_s=5.0)
     assert seen == [{"data": "0x60", "gas": "0x1"}]
 
@@ -793,20 +766,17 @@ async def test_a_revert_is_a_result_and_a_failing_node_is_not(make_node, make_re
 
 
 @pytest.mark.parametrize("is_by_value", [False, True])
-async def test_one_node_alone_decides_no_contract_result(make_node, make_reader, is_by_value: bool) -> None:
-    honest, honest_url = await make_node()
-    liar, liar_url = await make_node()
+async def test_one_node_alone_decides_no_contract_result(open_reader, is_by_value: bool) -> None:
+    reader, liar, honest = await open_reader(2, agreement_min=2, is_by_value=is_by_value)
     honest.answers["eth_call"] = "0x" + "00" * 32
     liar.answers["eth_call"] = "0x1626ba7e" + "00" * 28  # "that wallet has signed"
-    reader = await make_reader(liar_url, honest_url, agreement_min=2, is_by_value=is_by_value)
     with pytest.raises(ChainUnavailable):
         await call(reader)
 
 
-async def test_a_contract_on_another_chain_gives_no_result(make_node, make_reader) -> None:
-    script, url = await make_node()
+async def test_a_contract_on_another_chain_gives_no_result(open_reader) -> None:
+    reader, script = await open_reader()
     script.answers |= {"eth_call": "0x01", "eth_getCode": "0x01", "eth_chainId": "0x1"}
-    reader = await make_reader(url)
     with pytest.raises(ChainUnavailable):
         await call(reader)
     with pytest.raises(ChainUnavailable):
@@ -814,10 +784,10 @@ async def test_a_contract_on_another_chain_gives_no_result(make_node, make_reade
 
 
 @pytest.mark.parametrize(("code", "size"), [("0x", 0), ("0x" + "ef0100" + "aa" * 20, 23)])
-async def test_code_size_is_in_bytes_and_may_be_zero(make_node, make_reader, code: str, size: int) -> None:
-    script, url = await make_node()
+async def test_code_size_is_in_bytes_and_may_be_zero(open_reader, code: str, size: int) -> None:
+    reader, script = await open_reader()
     script.answers["eth_getCode"] = code
-    assert await (await make_reader(url)).fetch_code_size(CHAIN, ALICE) == size
+    assert await reader.fetch_code_size(CHAIN, ALICE) == size
 
 
 async def test_a_chain_is_available_while_one_of_its_nodes_serves_it(make_node, make_reader) -> None:
@@ -831,20 +801,18 @@ async def test_a_chain_is_available_while_one_of_its_nodes_serves_it(make_node, 
         await (await make_reader(down_url, good_url, agreement_min=2)).check_chain(CHAIN)
 
 
-async def test_one_node_of_another_chain_is_a_mismatch(make_node, make_reader) -> None:
-    stray, stray_url = await make_node()
-    _, good_url = await make_node()
+async def test_one_node_of_another_chain_is_a_mismatch(open_reader) -> None:
+    reader, _, stray = await open_reader(2)
     stray.answers["eth_chainId"] = "0x1"
     with pytest.raises(ChainMismatch) as caught:
-        await (await make_reader(good_url, stray_url)).check_chain(CHAIN)
+        await reader.check_chain(CHAIN)
     (note,) = caught.value.__notes__
     assert note.startswith("node 2 of eip155:84532")
     assert "it serves eip155:1 (ethereum). Correct its URL in rpc_urls" in note
 
 
-async def test_a_chain_that_is_not_configured_is_unavailable(make_node, make_reader) -> None:
-    _, url = await make_node()
-    reader = await make_reader(url)
+async def test_a_chain_that_is_not_configured_is_unavailable(open_reader) -> None:
+    reader, _ = await open_reader()
     assert reader.chain_ids == (CHAIN,)
     for ask in (reader.fetch_facts(ChainId(1), TX), reader.check_chain(ChainId(1))):
         with pytest.raises(ChainUnavailable):
@@ -891,11 +859,9 @@ def test_endpoints_do_not_print_their_urls() -> None:
 # ---- Agreement by value: one node for what is small.
 
 
-async def test_one_node_is_enough_for_quorum_one(make_node, make_reader) -> None:
-    _, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_one_node_is_enough_for_quorum_one(open_reader) -> None:
+    reader, _, second = await open_reader(2, agreement_min=2)
     second.http = fail
-    reader = await make_reader(first_url, second_url, agreement_min=2)
     facts = await reader.fetch_facts(CHAIN, TX, quorum=Quorum.ONE)
     assert facts.value == 5
     assert await reader.fetch_receipts(CHAIN, [TX], quorum=Quorum.ONE) == {TX: facts}
@@ -907,12 +873,10 @@ async def test_one_node_is_enough_for_quorum_one(make_node, make_reader) -> None
 
 @pytest.mark.parametrize("is_by_value", [False, True])
 async def test_a_network_whose_small_payments_need_one_node_is_served_by_one(
-    make_node, make_reader, is_by_value: bool
+    open_reader, is_by_value: bool
 ) -> None:
-    _, good_url = await make_node()
-    down, down_url = await make_node()
+    reader, _, down = await open_reader(2, agreement_min=2, is_by_value=is_by_value)
     down.http = fail
-    reader = await make_reader(good_url, down_url, agreement_min=2, is_by_value=is_by_value)
     if is_by_value:
         await reader.check_chain(CHAIN)
     else:
@@ -932,13 +896,9 @@ def hash_of(number: int, fork: int = 0) -> bytes:
     return (0xB000 + number + fork).to_bytes(32, "big")
 
 
-async def test_a_tip_has_the_lowest_blocks_and_the_latest_time_of_the_agreeing_nodes(
-    make_node, make_reader
-) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_a_tip_has_the_lowest_blocks_and_the_latest_time_of_the_agreeing_nodes(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
     first.blocks.update(latest=first.block(12), finalized=first.block(2))
-    reader = await make_reader(first_url, second_url, agreement_min=2)
     head_time = int(first.block(12)["timestamp"], 16)
     assert await reader.fetch_tip(CHAIN) == ChainTip(head_number=10, head_time=head_time, finalized_number=2)
     second.http = fail
@@ -949,12 +909,10 @@ async def test_a_tip_has_the_lowest_blocks_and_the_latest_time_of_the_agreeing_n
 @pytest.mark.parametrize("answer", [None, {"!error": {"code": -32601, "message": "unknown tag"}}])
 @pytest.mark.parametrize("agreement_min", [1, 2])
 async def test_without_the_finalized_tag_the_final_block_is_unknown(
-    make_node, make_reader, answer: object, agreement_min: int
+    open_reader, answer: object, agreement_min: int
 ) -> None:
-    script, url = await make_node()
-    _, other_url = await make_node()
+    reader, script, _ = await open_reader(2, agreement_min=agreement_min)
     script.blocks["finalized"] = answer
-    reader = await make_reader(url, other_url, agreement_min=agreement_min)
     tip = await reader.fetch_tip(CHAIN)
     assert (tip.head_number, tip.finalized_number) == (10, None)
 
@@ -969,23 +927,21 @@ async def test_block_hashes_are_read_in_batches(make_node, make_reader) -> None:
     assert (await (await make_reader(url)).fetch_block_hashes(CHAIN, [])).known == {}
 
 
-async def test_a_block_is_missing_only_where_no_node_has_it(make_node, make_reader) -> None:
-    lagging, lagging_url = await make_node()
-    good, good_url = await make_node()
+async def test_a_block_is_missing_only_where_no_node_has_it(open_reader) -> None:
+    reader, lagging, good = await open_reader(2)
     know_blocks(lagging, 5)
     know_blocks(good, 5, 6)
-    told = await (await make_reader(lagging_url, good_url)).fetch_block_hashes(CHAIN, [5, 6, 7])
+    told = await reader.fetch_block_hashes(CHAIN, [5, 6, 7])
     assert told.known == {5: hash_of(5), 6: hash_of(6), 7: None}
     assert len(good.batches[0]) == 3  # not the transactions that the first node has reported
 
 
-async def test_hashes_need_the_agreement_of_the_network(make_node, make_reader) -> None:
+async def test_hashes_need_the_agreement_of_the_network(open_reader) -> None:
     """Two of three: one node on a fork is outvoted, and with two different reports the result is unknown."""
-    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+    reader, *scripts = await open_reader(3, agreement_min=2)
     know_blocks(scripts[0], 5, 6, fork=0x100)
     know_blocks(scripts[1], 5, 6)
     know_blocks(scripts[2], 5)
-    reader = await make_reader(*urls, agreement_min=2)
     told = await reader.fetch_block_hashes(CHAIN, [5, 6])
     assert (told.known, told.disputed) == ({5: hash_of(5)}, {6})
     scripts[1].http = scripts[2].http = fail
@@ -1013,12 +969,10 @@ async def test_a_node_with_an_unclear_block_is_skipped(make_node, make_reader, l
         await (await make_reader(url)).fetch_block_hashes(CHAIN, [5])
 
 
-async def test_a_review_returns_the_disputed_transactions(make_node, make_reader) -> None:
-    first, first_url = await make_node()
-    second, second_url = await make_node()
+async def test_a_review_returns_the_disputed_transactions(open_reader) -> None:
+    reader, first, second = await open_reader(2, agreement_min=2)
     know_only(first, TX, OTHER_TX)
     know_only(second, TX)
-    reader = await make_reader(first_url, second_url, agreement_min=2)
     third = TxHash(b"\x77" * 32)
     told = await reader.review_receipts(CHAIN, [TX, OTHER_TX, third])
     assert isinstance(told[TX], ChainFacts)
@@ -1030,10 +984,9 @@ async def test_a_review_returns_the_disputed_transactions(make_node, make_reader
         await reader.review_receipts(CHAIN, [TX])
 
 
-async def test_the_node_that_differs_from_those_that_agree_is_counted(make_node, make_reader, seen) -> None:
-    scripts, urls = zip(*[await make_node() for _ in range(3)], strict=True)
+async def test_the_node_that_differs_from_those_that_agree_is_counted(open_reader, seen) -> None:
+    reader, *scripts = await open_reader(3, agreement_min=2, observer=seen)
     scripts[0].transaction.update(value="0x6")
-    reader = await make_reader(*urls, agreement_min=2, observer=seen)
     await reader.fetch_facts(CHAIN, TX)
     assert seen.disagreements == [1]
     await reader.check_chain(CHAIN)
