@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.kit.upstream import reset_connection
+from tests.kit.upstream import reset_connection, until
 from tollway.errors import (
     Code,
     EndpointNotAllowed,
@@ -104,12 +104,6 @@ async def dialing(
         yield http_client
     finally:
         await http_client.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 async def no_claim() -> None:

@@ -219,6 +219,17 @@ class VerifierHarness:
             proof, entry or self.entry(), self.request(**fields)
         )
 
+    async def present(
+        self,
+        tx_hash: TxHash,
+        signer: KeyWallet | None = None,
+        *,
+        entry: CatalogEntry | None = None,
+        **form: Any,
+    ) -> Any:
+        """The result for the plain form."""
+        return await self.find_spendable(self.proof(tx_hash, signer, **form), entry)
+
     def claim(self, payment: Payment, units: int = 10_000) -> Claim:
         return claim_on(payment, units)
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.chain import Transaction, authorization_log
 from tests.kit.ledger_records import operator_origin
+from tests.kit.upstream import until
 from tollway.chain.port import ContractResult, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.gateway.access import CallRateLimits
@@ -26,8 +27,8 @@ DAY = 86_400
 def values(outcome: Any) -> list[int]:
     assert isinstance(outcome, tuple), outcome
     assert outcome
-    assert all(isinstance(find_spendable, SpendablePayment) for find_spendable in outcome)
-    return [find_spendable.payment.value_units for find_spendable in outcome]
+    assert all(isinstance(one, SpendablePayment) for one in outcome)
+    return [one.payment.value_units for one in outcome]
 
 
 async def refusal(harness: Any, proof: Any, *args: Any, **fields: Any) -> tuple[Code, str | None]:
@@ -54,21 +55,19 @@ async def spend(harness: Any, payment: Any, units: int = 1) -> None:
 class TestFirstPresentation:
     @pytest.mark.parametrize("is_raw", [False, True], ids=["hash as text", "hash as bytes"])
     async def test_a_transfer_is_a_payment_of_its_payer(self, harness, is_raw) -> None:
-        (find_spendable,) = await harness.find_spendable(
-            harness.proof(harness.pay(units=25_000), is_raw=is_raw)
-        )
-        assert (find_spendable.payment.value_units, find_spendable.asset.symbol) == (25_000, "USDC")
-        assert find_spendable.is_first
+        (one,) = await harness.present(harness.pay(units=25_000), is_raw=is_raw)
+        assert (one.payment.value_units, one.asset.symbol) == (25_000, "USDC")
+        assert one.is_first
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
 
     async def test_a_recorded_payment_reads_no_chain(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         asked = harness.chain.request_count
         harness.chain.disconnect(MAIN, SECOND, TEST)
         for transaction_verifier in (harness.transaction_verifier, harness.make_till()):
             harness.transaction_verifier = transaction_verifier
-            assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+            assert values(await harness.present(tx_hash)) == [10_000]
         assert harness.chain.request_count == asked
         assert len(harness.quota.charged) == 1
 
@@ -76,8 +75,8 @@ class TestFirstPresentation:
         proof = harness.proof(harness.pay())
         await harness.find_spendable(proof)
         await harness.find_spendable(proof)
-        await harness.find_spendable(harness.proof(harness.hash()))
-        await harness.find_spendable(harness.proof(harness.pay(succeeded=False)))
+        await harness.present(harness.hash())
+        await harness.present(harness.pay(succeeded=False))
         assert harness.shown == [
             ("eip155:8453", "accepted"),
             ("none", "payment_pending"),
@@ -87,8 +86,8 @@ class TestFirstPresentation:
     async def test_native_currency_is_exact(self, harness) -> None:
         entry = harness.entry(harness.version(currency="ETH"))
         tx_hash = harness.mine(recipient=harness.provider.address, value=10**16)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash), entry)
-        assert (find_spendable.payment.asset, find_spendable.payment.value_units) == ("native", 10**7)
+        (one,) = await harness.present(tx_hash, entry=entry)
+        assert (one.payment.asset, one.payment.value_units) == ("native", 10**7)
 
     async def test_two_assets_in_one_transaction_are_two_payments(self, harness) -> None:
         log = harness.transfer(harness.caller.address, 70)
@@ -96,10 +95,10 @@ class TestFirstPresentation:
         entry = harness.entry(
             harness.version(harness.now_s - 50), harness.version(0, harness.now_s - 50, currency="ETH")
         )
-        assert sorted(values(await harness.find_spendable(harness.proof(tx_hash), entry))) == [70, 10**7]
+        assert sorted(values(await harness.present(tx_hash, entry=entry))) == [70, 10**7]
 
     async def test_an_unknown_hash_is_pending(self, harness) -> None:
-        outcome = await harness.find_spendable(harness.proof(harness.hash()))
+        outcome = await harness.present(harness.hash())
         assert (outcome.code, outcome.reason) == NOT_MINED
         assert outcome.retry_after_s
         assert outcome.payment_state == "none"
@@ -108,7 +107,7 @@ class TestFirstPresentation:
         tx_hash = harness.pay(depth=1)
         assert await refusal(harness, harness.proof(tx_hash)) == (Code.PAYMENT_PENDING, "confirmations")
         harness.chain.bury(MAIN, 1)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.present(tx_hash)) == [10_000]
 
     async def test_a_failed_transaction_in_a_shallow_block_is_pending(self, harness) -> None:
         tx_hash = harness.pay(depth=1, succeeded=False)
@@ -120,10 +119,10 @@ class TestFirstPresentation:
         tx_hash = harness.pay(age_s=-61)
         assert await refusal(harness, harness.proof(tx_hash)) == (Code.PAYMENT_PENDING, "block_in_future")
         harness.now_s += 1
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.present(tx_hash)) == [10_000]
 
     async def test_an_underpayment_is_recorded(self, harness) -> None:
-        assert values(await harness.find_spendable(harness.proof(harness.pay(units=1)))) == [1]
+        assert values(await harness.present(harness.pay(units=1))) == [1]
 
     @pytest.mark.parametrize(
         ("case", "expected"),
@@ -186,14 +185,14 @@ class TestThieves:
     async def test_a_stolen_hash_buys_nothing(self, harness, is_known) -> None:
         tx_hash = harness.pay()
         if is_known:
-            await harness.find_spendable(harness.proof(tx_hash))
+            await harness.present(tx_hash)
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert await refusal(harness, harness.bound(tx_hash, harness.thief)) == MISMATCH
 
     async def test_the_sender_of_another_wallets_tokens_is_not_the_payer(self, harness) -> None:
         tx_hash = harness.mine(harness.transfer(harness.caller.address), sender=harness.thief.address)
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.present(tx_hash)) == [10_000]
 
     async def test_a_signature_over_another_hash_does_not_count(self, harness) -> None:
         first, second = harness.pay(), harness.pay()
@@ -228,29 +227,29 @@ class TestThieves:
         tx_hash = harness.mine(
             harness.transfer(harness.caller.address, 10), harness.transfer(other.address, 99)
         )
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
-        assert values(await harness.find_spendable(harness.proof(tx_hash, other))) == [99]
+        assert values(await harness.present(tx_hash)) == [10]
+        assert values(await harness.present(tx_hash, other)) == [99]
         harness.chain.disconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
-        assert values(await harness.find_spendable(harness.proof(tx_hash, other))) == [99]
+        assert values(await harness.present(tx_hash)) == [10]
+        assert values(await harness.present(tx_hash, other)) == [99]
 
     async def test_four_transfers_are_worth_four_calls_and_one_row(self, harness) -> None:
         tx_hash = harness.mine(*[harness.transfer(harness.caller.address)] * 4)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        assert find_spendable.payment.remaining_units == 40_000
+        (one,) = await harness.present(tx_hash)
+        assert one.payment.remaining_units == 40_000
         assert len(await harness.ledger.find_payments(tx_hash)) == 1
 
     async def test_presenting_a_transaction_again_adds_nothing(self, harness) -> None:
         tx_hash = harness.pay()
         for transaction_verifier in (harness.transaction_verifier, harness.make_till(), harness.make_till()):
             harness.transaction_verifier = transaction_verifier
-            (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        assert (find_spendable.payment.id, find_spendable.payment.value_units) == (1, 10_000)
+            (one,) = await harness.present(tx_hash)
+        assert (one.payment.id, one.payment.value_units) == (1, 10_000)
 
     async def test_a_payment_to_one_provider_buys_nothing_of_another(self, harness) -> None:
         tx_hash = harness.pay()
         foreign = harness.entry(harness.version(pay_to=harness.thief.address), listing_id="api_2")
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
 
     async def test_test_money_never_buys_calls_of_a_main_network(self, harness) -> None:
@@ -272,15 +271,15 @@ class TestThieves:
 
     async def test_a_gone_payment_is_verified_again(self, harness) -> None:
         tx_hash = harness.pay()
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        await harness.ledger.mark_gone(find_spendable.payment.id, now_ms=harness.now_ms())
+        (one,) = await harness.present(tx_hash)
+        await harness.ledger.mark_gone(one.payment.id, now_ms=harness.now_ms())
         harness.chain.reorg(MAIN, 2)
         assert await refusal(harness, harness.proof(tx_hash)) == NOT_MINED
         harness.pay(tx_hash=tx_hash, depth=1)
         assert (await refusal(harness, harness.proof(tx_hash)))[1] == "confirmations"
         harness.chain.bury(MAIN, 1)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        assert (find_spendable.payment.state, find_spendable.payment.value_units) == (
+        (one,) = await harness.present(tx_hash)
+        assert (one.payment.state, one.payment.value_units) == (
             PaymentState.UNFINAL,
             10_000,
         )
@@ -300,45 +299,43 @@ class TestContractPayers:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         proof = harness.bound(tx_hash) if form == "bound" else harness.proof(tx_hash, is_raw=form == "raw")
-        (find_spendable,) = await harness.find_spendable(proof)
-        assert find_spendable.payment.payer == wallet
-        assert await harness.find_spendable(proof) == (find_spendable,)
+        (one,) = await harness.find_spendable(proof)
+        assert one.payment.payer == wallet
+        assert await harness.find_spendable(proof) == (one,)
 
     async def test_a_contract_that_refuses_the_signature_is_not_the_payer(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         assert await refusal(harness, harness.proof(tx_hash, signature=b"\x01" * 200)) == MISMATCH
 
     async def test_an_unavailable_wallet_check_is_not_a_refusal(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         harness.chain.disconnect(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(tx_hash))
+            await harness.present(tx_hash)
 
     async def test_a_key_signature_counts_while_the_chain_is_unavailable(self, harness) -> None:
         wallet = harness.deploy_wallet(harness.wallet("other"))
         tx_hash = harness.mine(harness.transfer(wallet, 7), harness.transfer(harness.caller.address, 10))
-        assert values(await harness.find_spendable(harness.proof(tx_hash, harness.wallet("other")))) == [7]
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
+        assert values(await harness.present(tx_hash, harness.wallet("other"))) == [7]
+        assert values(await harness.present(tx_hash)) == [10]
         harness.chain.disconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10]
+        assert values(await harness.present(tx_hash)) == [10]
 
     async def test_a_key_on_one_network_needs_no_wallet_call_on_another(self, harness) -> None:
         wallet, tx_hash = harness.deploy_wallet(harness.wallet("other")), harness.hash()
         entry = harness.entry(harness.version(networks=(MAIN, SECOND)))
         harness.mine(harness.transfer(wallet, 7), tx_hash=tx_hash)
         harness.pay(units=10, tx_hash=tx_hash, chain_id=SECOND)
-        assert values(
-            await harness.find_spendable(harness.proof(tx_hash, harness.wallet("other")), entry)
-        ) == [7]
-        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10]
+        assert values(await harness.present(tx_hash, harness.wallet("other"), entry=entry)) == [7]
+        assert values(await harness.present(tx_hash, entry=entry)) == [10]
         harness.chain.disconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10]
+        assert values(await harness.present(tx_hash, entry=entry)) == [10]
 
     @pytest.mark.parametrize(("place", "is_found"), [(3, True), (4, False)])
     async def test_at_most_four_contract_wallets_are_called(self, harness, place, is_found) -> None:
@@ -346,7 +343,7 @@ class TestContractPayers:
         payers = [Address(bytes([n]) * 20) for n in range(1, 9)]
         payers.insert(place, wallet)
         tx_hash = harness.mine(*(harness.transfer(payer) for payer in payers))
-        outcome = await harness.find_spendable(harness.proof(tx_hash))
+        outcome = await harness.present(tx_hash)
         assert isinstance(outcome, tuple) is is_found
         assert harness.chain.requests["call_contract", MAIN] <= 8
 
@@ -354,14 +351,14 @@ class TestContractPayers:
         wallet = harness.deploy_wallet(harness.caller)
         payers = [Address(20), *(Address(bytes([n]) * 20) for n in range(1, 4)), wallet]
         tx_hash = harness.mine(*(harness.transfer(payer) for payer in payers))
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.present(tx_hash)) == [10_000]
 
     async def test_a_worthless_signature_for_a_known_payment_is_charged_and_checked_once(
         self, harness
     ) -> None:
         wallet = harness.deploy_wallet(harness.caller)
         tx_hash = harness.mine(harness.transfer(wallet))
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         harness.transaction_verifier = harness.make_till()  # no wallet is cached yet
         harness.chain.requests.clear()
         harness.quota.charged.clear()
@@ -373,10 +370,10 @@ class TestContractPayers:
 
     async def test_a_wallet_that_accepted_a_signature_is_not_charged_for_each_call(self, harness) -> None:
         tx_hash = harness.mine(harness.transfer(harness.deploy_wallet(harness.caller)))
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         harness.quota.left = 0
         for _ in range(3):
-            assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+            assert values(await harness.present(tx_hash)) == [10_000]
         assert (await refusal(harness, harness.proof(tx_hash, harness.thief)))[0] in (
             Code.PAYER_MISMATCH,
             Code.RATE_LIMITED,
@@ -406,8 +403,8 @@ class TestNetworks:
 
     async def test_an_accepted_payment_on_any_network_decides(self, harness, two) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash), two)
-        assert find_spendable.payment.chain_id == SECOND
+        (one,) = await harness.present(tx_hash, entry=two)
+        assert one.payment.chain_id == SECOND
         assert len(harness.quota.charged) == 1
 
     async def test_an_accepted_payment_decides_while_the_other_network_is_unavailable(
@@ -415,7 +412,7 @@ class TestNetworks:
     ) -> None:
         tx_hash = harness.pay(chain_id=SECOND)
         harness.chain.disconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash), two)) == [10_000]
+        assert values(await harness.present(tx_hash, entry=two)) == [10_000]
 
     async def test_an_accepted_payment_does_not_wait_for_a_hanging_network(
         self, harness, two, make_harness
@@ -424,7 +421,7 @@ class TestNetworks:
         hanging = _Hanging(harness.chain, MAIN)
         harness.transaction_verifier.lookup._chains = hanging
         async with asyncio.timeout(5):
-            assert values(await harness.find_spendable(harness.proof(tx_hash), two)) == [10_000]
+            assert values(await harness.present(tx_hash, entry=two)) == [10_000]
         assert hanging.cancelled == 1
 
     @pytest.mark.parametrize("elsewhere", ["nothing", "a refusal"])
@@ -434,7 +431,7 @@ class TestNetworks:
             harness.pay(chain_id=SECOND, tx_hash=tx_hash, to=harness.thief.address)
         harness.chain.disconnect(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(tx_hash), two)
+            await harness.present(tx_hash, entry=two)
         harness.chain.reconnect(MAIN)
         expected = NOT_MINED if elsewhere == "nothing" else (FAILED, "wrong_recipient")
         assert await refusal(harness, harness.proof(tx_hash), two) == expected
@@ -452,7 +449,7 @@ class TestNetworks:
         tx_hash = harness.pay(chain_id=SECOND)
         assert await refusal(harness, harness.proof(tx_hash, chain_id=MAIN), two) == NOT_MINED
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
-        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
+        assert values(await harness.present(tx_hash, chain_id=SECOND, entry=two)) == [10_000]
         assert await refusal(harness, harness.proof(tx_hash, chain_id=MAIN), two) == NOT_MINED
 
     async def test_a_network_outside_the_terms_is_refused_without_a_read(self, harness) -> None:
@@ -467,7 +464,7 @@ class TestNetworks:
     ) -> None:
         tx_hash = harness.pay(to=harness.thief.address)
         harness.pay(tx_hash=tx_hash, chain_id=SECOND)
-        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [10_000]
+        assert values(await harness.present(tx_hash, chain_id=SECOND, entry=two)) == [10_000]
         for wrong in (MAIN, TEST):
             proof = harness.proof(tx_hash, chain_id=wrong)
             assert await refusal(harness, proof, two) == (Code.INVALID_REQUEST, "wrong_chain")
@@ -475,14 +472,14 @@ class TestNetworks:
     async def test_a_network_that_is_not_configured_is_unavailable(self, harness) -> None:
         entry = harness.entry(harness.version(networks=(ChainId(5),)))
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(harness.hash()), entry)
+            await harness.present(harness.hash(), entry=entry)
 
     async def test_one_hash_on_two_networks_is_two_payments(self, harness, two) -> None:
         """Any account can replay a transaction without a chain id; it pays on both networks."""
         tx_hash = harness.pay(units=10)
         harness.pay(units=99, tx_hash=tx_hash, chain_id=SECOND)
-        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=MAIN), two)) == [10]
-        assert values(await harness.find_spendable(harness.proof(tx_hash, chain_id=SECOND), two)) == [99]
+        assert values(await harness.present(tx_hash, chain_id=MAIN, entry=two)) == [10]
+        assert values(await harness.present(tx_hash, chain_id=SECOND, entry=two)) == [99]
 
 
 class _Hanging:
@@ -510,8 +507,8 @@ class TestCrowds:
         harness.quota.left = 1
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(harness.find_spendable(harness.proof(tx_hash))) for _ in range(50)]
-            await _until(lambda: harness.chain.request_count > 0)
+            tasks = [group.create_task(harness.present(tx_hash)) for _ in range(50)]
+            await until(lambda: harness.chain.request_count > 0)
             harness.chain.barrier.set()
         assert [values(task.result()) for task in tasks] == [[10_000]] * 50
         assert harness.chain.requests == {("fetch_facts", MAIN): 1}
@@ -521,12 +518,12 @@ class TestCrowds:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
-            await _until(lambda: harness.chain.request_count == 1)
-            others = [group.create_task(harness.find_spendable(harness.proof(tx_hash))) for _ in range(5)]
+            first = group.create_task(harness.present(tx_hash))
+            await until(lambda: harness.chain.request_count == 1)
+            others = [group.create_task(harness.present(tx_hash)) for _ in range(5)]
             await _turns()
             first.cancel()
-            await _until(lambda: harness.chain.request_count == 2)
+            await until(lambda: harness.chain.request_count == 2)
             harness.chain.barrier.set()
         assert first.cancelled()
         assert [values(task.result()) for task in others] == [[10_000]] * 5
@@ -536,9 +533,9 @@ class TestCrowds:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            first = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
-            await _until(lambda: harness.chain.request_count == 1)
-            second = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
+            first = group.create_task(harness.present(tx_hash))
+            await until(lambda: harness.chain.request_count == 1)
+            second = group.create_task(harness.present(tx_hash))
             await _turns()
             second.cancel()
             await _turns()
@@ -552,22 +549,20 @@ class TestCrowds:
         harness.chain.disconnect(MAIN)
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_raised(harness.find_spendable(harness.proof(tx_hash)))) for _ in range(5)
-            ]
-            await _until(lambda: harness.chain.request_count > 0)
+            tasks = [group.create_task(_raised(harness.present(tx_hash))) for _ in range(5)]
+            await until(lambda: harness.chain.request_count > 0)
             harness.chain.barrier.set()
         assert [type(task.result()) for task in tasks] == [ChainUnavailable] * 5
         harness.chain.reconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.present(tx_hash)) == [10_000]
 
     async def test_a_caller_with_a_stolen_hash_gets_a_separate_result(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            honest = group.create_task(harness.find_spendable(harness.proof(tx_hash)))
-            thief = group.create_task(harness.find_spendable(harness.proof(tx_hash, harness.thief)))
-            await _until(lambda: harness.chain.request_count > 0)
+            honest = group.create_task(harness.present(tx_hash))
+            thief = group.create_task(harness.present(tx_hash, harness.thief))
+            await until(lambda: harness.chain.request_count > 0)
             harness.chain.barrier.set()
         assert values(honest.result()) == [10_000]
         assert thief.result().code is Code.PAYER_MISMATCH
@@ -578,14 +573,12 @@ class TestCrowds:
         tx_hash = harness.pay()
         harness.chain.barrier = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            task = group.create_task(_raised(harness.find_spendable(harness.proof(tx_hash), entry)))
-            await _until(lambda: harness.chain.request_count > 0)
+            task = group.create_task(_raised(harness.present(tx_hash, entry=entry)))
+            await until(lambda: harness.chain.request_count > 0)
             harness.ledger.away = True
             harness.chain.barrier.set()
         assert type(task.result()) is StorageUnavailable
-        assert (
-            type(await _raised(harness.find_spendable(harness.proof(tx_hash), entry))) is StorageUnavailable
-        )
+        assert type(await _raised(harness.present(tx_hash, entry=entry))) is StorageUnavailable
 
     @pytest.mark.parametrize("networks", [(MAIN,), (MAIN, SECOND)], ids=["one network", "two"])
     async def test_an_internal_error_is_not_raised_as_a_group(self, harness, networks) -> None:
@@ -595,7 +588,7 @@ class TestCrowds:
         tx_hash = harness.pay()
         harness.chain.lies[tx_hash] = lie
         entry = harness.entry(harness.version(networks=networks))
-        assert type(await _raised(harness.find_spendable(harness.proof(tx_hash), entry))) is ZeroDivisionError
+        assert type(await _raised(harness.present(tx_hash, entry=entry))) is ZeroDivisionError
 
 
 async def _raised(work: Any) -> BaseException | None:
@@ -611,26 +604,20 @@ async def _turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def _until(condition: Any) -> None:
-    async with asyncio.timeout(5):
-        while not condition():
-            await asyncio.sleep(0)
-
-
 # ---- The meter.
 
 
 class TestMeter:
     async def test_only_a_chain_request_is_charged(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         assert harness.quota.charged == [("192.0.2.7", str(harness.caller.address))]
         for _ in range(3):
-            await harness.find_spendable(harness.proof(tx_hash))
+            await harness.present(tx_hash)
         assert len(harness.quota.charged) == 1
 
     async def test_a_look_up_with_a_valid_payment_does_not_count(self, harness) -> None:
-        await harness.find_spendable(harness.proof(harness.pay()))
+        await harness.present(harness.pay())
         assert (
             harness.quota.given_back == harness.quota.charged == [("192.0.2.7", str(harness.caller.address))]
         )
@@ -640,15 +627,15 @@ class TestMeter:
             harness.hash(),
             harness.mine(harness.transfer(harness.caller.address, to=harness.thief.address)),
         ):
-            assert not isinstance(await harness.find_spendable(harness.proof(tx_hash)), tuple)
-        await harness.find_spendable(harness.proof(harness.pay(), harness.thief))
+            assert not isinstance(await harness.present(tx_hash), tuple)
+        await harness.present(harness.pay(), harness.thief)
         assert (len(harness.quota.charged), harness.quota.given_back, harness.quota.unresolved) == (3, [], [])
 
     async def test_a_look_up_without_a_response_counts_as_unresolved(self, harness) -> None:
         tx_hash = harness.pay()
         harness.chain.disconnect(*harness.chain.chain_ids)
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(tx_hash))
+            await harness.present(tx_hash)
         assert harness.quota.unresolved == harness.quota.charged != []
         assert harness.quota.given_back == []
 
@@ -660,7 +647,7 @@ class TestMeter:
         for number in range(40):
             customer = harness.wallet(f"customer {number}")
             tx_hash = harness.mine(harness.transfer(customer.address))
-            assert values(await harness.find_spendable(harness.proof(tx_hash, customer))) == [10_000]
+            assert values(await harness.present(tx_hash, customer)) == [10_000]
         told = [
             await refusal(harness, harness.proof(harness.hash(), harness.wallet(f"junk {number}")))
             for number in range(31)
@@ -690,18 +677,18 @@ class TestMeter:
         proof = harness.proof(harness.mine(harness.transfer(wallet)))
         for _ in range(10):
             found = [await harness.find_spendable(proof) for _ in range(200)]  # at once
-            for (find_spendable,) in found:
-                harness.transaction_verifier.mark_spent(find_spendable.payment)
+            for (one,) in found:
+                harness.transaction_verifier.mark_spent(one.payment)
 
     async def test_over_the_limit_no_chain_is_read_and_known_payments_still_count(self, harness) -> None:
         known, unknown = harness.pay(), harness.pay()
-        await harness.find_spendable(harness.proof(known))
+        await harness.present(known)
         harness.quota.left = 0
         harness.chain.requests.clear()
-        outcome = await harness.find_spendable(harness.proof(unknown))
+        outcome = await harness.present(unknown)
         assert (outcome.code, outcome.retry_after_s, outcome.payment_state) == (Code.RATE_LIMITED, 17, "none")
         assert harness.chain.request_count == 0
-        assert values(await harness.find_spendable(harness.proof(known))) == [10_000]
+        assert values(await harness.present(known)) == [10_000]
 
     async def test_over_the_limit_two_networks_are_one_refusal(self, harness) -> None:
         harness.quota.left = 0
@@ -714,7 +701,7 @@ class TestMeter:
     ) -> None:
         tx_hash = harness.pay()
         await harness.find_spendable(harness.bound(tx_hash, harness.thief))
-        await harness.find_spendable(harness.proof(tx_hash, signature=b"\x01" * 70))
+        await harness.present(tx_hash, signature=b"\x01" * 70)
         assert [signer for _, signer in harness.quota.charged] == [
             str(harness.thief.address),
             f"transaction {tx_hash} from 192.0.2.7",
@@ -728,32 +715,32 @@ class TestEdits:
     async def test_a_payee_that_was_replaced_still_counts(self, harness) -> None:
         new = harness.version(harness.now_s - 50, pay_to=harness.thief.address)
         entry = harness.entry(new, harness.version(0, harness.now_s - 50))
-        assert values(await harness.find_spendable(harness.proof(harness.pay()), entry)) == [10_000]
+        assert values(await harness.present(harness.pay(), entry=entry)) == [10_000]
 
     async def test_a_network_and_a_currency_that_were_removed_still_count(self, harness) -> None:
         new = harness.version(harness.now_s - 50, networks=(SECOND,), currency="ETH")
         entry = harness.entry(new, harness.version(0, harness.now_s - 50))
-        assert values(await harness.find_spendable(harness.proof(harness.pay()), entry)) == [10_000]
+        assert values(await harness.present(harness.pay(), entry=entry)) == [10_000]
 
     async def test_recorded_credit_counts_after_every_edit(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         harness.now_s += 300 * DAY
         since_s = harness.now_s - 200 * DAY
         entry = harness.entry(harness.version(since_s, pay_to=harness.thief.address, networks=(SECOND,)))
         harness.older = [harness.version(0, since_s)]
         harness.chain.disconnect(MAIN, SECOND)
-        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10_000]
+        assert values(await harness.present(tx_hash, entry=entry)) == [10_000]
 
     async def test_credit_buys_calls_of_a_listing_that_was_published_later(self, harness) -> None:
         tx_hash = harness.pay()
-        await harness.find_spendable(harness.proof(tx_hash))
+        await harness.present(tx_hash)
         later = harness.entry(harness.version(harness.now_s), listing_id="api_2")
-        assert values(await harness.find_spendable(harness.proof(tx_hash), later)) == [10_000]
+        assert values(await harness.present(tx_hash, entry=later)) == [10_000]
 
     async def test_a_recent_payment_needs_no_older_terms(self, harness) -> None:
-        await harness.find_spendable(harness.proof(harness.pay(age_s=DAY)))
-        await harness.find_spendable(harness.proof(harness.pay(to=harness.thief.address)))
+        await harness.present(harness.pay(age_s=DAY))
+        await harness.present(harness.pay(to=harness.thief.address))
         assert harness.older_asked == 0
 
     async def test_an_admitted_payment_is_verified_by_the_terms_of_its_time(self, harness) -> None:
@@ -763,14 +750,14 @@ class TestEdits:
         harness.older = [harness.version(0, since_s)]
         assert (await refusal(harness, harness.proof(tx_hash), entry))[0] is Code.PAYMENT_TOO_OLD
         await harness.ledger.admit(tx_hash, origin=operator_origin(harness.now_ms()))
-        assert values(await harness.find_spendable(harness.proof(tx_hash), entry)) == [10_000]
+        assert values(await harness.present(tx_hash, entry=entry)) == [10_000]
 
     async def test_downtime_does_not_count_as_age(self, harness) -> None:
         tx_hash = harness.pay(age_s=10)
         await harness.ledger.mark_ready(now_ms=harness.now_ms())
         harness.now_s += 5 * DAY
         await harness.ledger.mark_ready(now_ms=harness.now_ms())
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [10_000]
+        assert values(await harness.present(tx_hash)) == [10_000]
         other = harness.pay(age_s=6 * DAY + 1)
         assert (await refusal(harness, harness.proof(other)))[0] is Code.PAYMENT_TOO_OLD
 
@@ -778,16 +765,16 @@ class TestEdits:
         old, new = harness.pay(age_s=100), harness.pay(age_s=-10)
         await harness.ledger.mark_restored(origin=operator_origin(harness.now_ms()))
         assert (await refusal(harness, harness.proof(old)))[0] is Code.PAYMENT_HELD
-        assert values(await harness.find_spendable(harness.proof(new))) == [10_000]
+        assert values(await harness.present(new)) == [10_000]
         await harness.ledger.admit(old, origin=operator_origin(harness.now_ms()))
-        assert values(await harness.find_spendable(harness.proof(old))) == [10_000]
+        assert values(await harness.present(old)) == [10_000]
 
     async def test_a_restore_detected_during_the_chain_read_counts(self, harness) -> None:
         """The transaction may have been spent in the lost part of the ledger."""
         tx_hash = harness.pay(age_s=100)
         harness.chain.barrier = asyncio.Event()
-        shown = asyncio.get_running_loop().create_task(harness.find_spendable(harness.proof(tx_hash)))
-        await _until(lambda: harness.chain.request_count > 0)
+        shown = asyncio.get_running_loop().create_task(harness.present(tx_hash))
+        await until(lambda: harness.chain.request_count > 0)
         await harness.ledger.mark_restored(origin=operator_origin(harness.now_ms()))
         harness.chain.barrier.set()
         with pytest.raises(StorageUnavailable):
@@ -805,7 +792,7 @@ class TestEdits:
                 return getattr(behind, name)
 
         harness.transaction_verifier._payments = Counting()
-        await harness.find_spendable(harness.proof(harness.pay()))
+        await harness.present(harness.pay())
         assert asked == ["find_transaction", "record_payments"]
 
 
@@ -816,44 +803,44 @@ class TestMemory:
     async def test_a_payment_is_at_its_first_call_until_it_has_bought_one(self, harness) -> None:
         tx_hash = harness.pay(units=5)
         for _ in range(3):  # calls that were never delivered change nothing
-            (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-            assert find_spendable.is_first
-            harness.transaction_verifier.mark_spent(find_spendable.payment)
-        await spend(harness, find_spendable.payment)
+            (one,) = await harness.present(tx_hash)
+            assert one.is_first
+            harness.transaction_verifier.mark_spent(one.payment)
+        await spend(harness, one.payment)
         for _ in range(3):
-            (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-            assert not find_spendable.is_first
-            harness.transaction_verifier.mark_spent(find_spendable.payment)
+            (one,) = await harness.present(tx_hash)
+            assert not one.is_first
+            harness.transaction_verifier.mark_spent(one.payment)
 
     async def test_a_cached_payment_reads_neither_ledger_nor_chain(self, harness) -> None:
         tx_hash = harness.pay(units=5)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        await spend(harness, find_spendable.payment)
-        await harness.find_spendable(harness.proof(tx_hash))
+        (one,) = await harness.present(tx_hash)
+        await spend(harness, one.payment)
+        await harness.present(tx_hash)
         harness.ledger.away = True
         harness.chain.disconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [5]
+        assert values(await harness.present(tx_hash)) == [5]
 
     @pytest.mark.parametrize("how", ["forget", "forget_payer"])
     async def test_a_dropped_payment_is_read_again(self, harness, how) -> None:
         tx_hash = harness.pay(units=5)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        await spend(harness, find_spendable.payment)
-        await harness.find_spendable(harness.proof(tx_hash))
-        await spend(harness, find_spendable.payment)  # elsewhere
-        (remembered,) = await harness.find_spendable(harness.proof(tx_hash))
+        (one,) = await harness.present(tx_hash)
+        await spend(harness, one.payment)
+        await harness.present(tx_hash)
+        await spend(harness, one.payment)  # elsewhere
+        (remembered,) = await harness.present(tx_hash)
         if how == "forget":
             harness.transaction_verifier.forget(tx_hash)
         else:
-            harness.transaction_verifier.forget_payer(find_spendable.payment.payer)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        assert (remembered.payment.taken_units, find_spendable.payment.taken_units) == (1, 2)
+            harness.transaction_verifier.forget_payer(one.payment.payer)
+        (one,) = await harness.present(tx_hash)
+        assert (remembered.payment.taken_units, one.payment.taken_units) == (1, 2)
 
     async def test_a_cached_payment_is_its_payers_only(self, harness) -> None:
         tx_hash = harness.pay(units=5)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        await spend(harness, find_spendable.payment)
-        await harness.find_spendable(harness.proof(tx_hash))
+        (one,) = await harness.present(tx_hash)
+        await spend(harness, one.payment)
+        await harness.present(tx_hash)
         assert await refusal(harness, harness.proof(tx_hash, harness.thief)) == MISMATCH
         foreign = harness.entry(harness.version(pay_to=harness.thief.address), listing_id="api_2")
         assert await refusal(harness, harness.proof(tx_hash), foreign) == (FAILED, "wrong_recipient")
@@ -861,12 +848,12 @@ class TestMemory:
     async def test_the_ledger_refuses_a_payment_that_became_gone(self, harness) -> None:
         """The price and the payee still count: the payment is spendable, and the claim decides."""
         tx_hash = harness.pay(units=5)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        await spend(harness, find_spendable.payment, 5)
-        (find_spendable,) = await harness.find_spendable(
+        (one,) = await harness.present(tx_hash)
+        await spend(harness, one.payment, 5)
+        (one,) = await harness.find_spendable(
             harness.proof(tx_hash), harness.entry(harness.version(price=Price.parse("9")))
         )
-        assert find_spendable.payment.remaining_units == 0
+        assert one.payment.remaining_units == 0
 
 
 # ---- One node's word, and that of several.
@@ -886,13 +873,11 @@ class TestAgreementByValue:
 
     async def test_one_node_is_enough_for_a_small_payment(self, harness) -> None:
         harness.chain.leave_one_node(MAIN)
-        assert values(await harness.find_spendable(harness.proof(harness.pay(units=SMALL)))) == [SMALL]
+        assert values(await harness.present(harness.pay(units=SMALL))) == [SMALL]
         assert harness.chain.trusts == [Quorum.ONE]
 
     async def test_a_large_payment_is_read_again_from_more_nodes(self, harness) -> None:
-        assert values(await harness.find_spendable(harness.proof(harness.pay(units=SMALL + 1)))) == [
-            SMALL + 1
-        ]
+        assert values(await harness.present(harness.pay(units=SMALL + 1))) == [SMALL + 1]
         assert harness.chain.trusts == [Quorum.ONE, Quorum.AGREED]
         assert len(harness.quota.charged) == 1
 
@@ -900,7 +885,7 @@ class TestAgreementByValue:
         harness.chain.leave_one_node(MAIN)
         tx_hash = harness.pay(units=SMALL + 1)
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(tx_hash))
+            await harness.present(tx_hash)
         assert await harness.ledger.find_payments(tx_hash) == ()
 
     @pytest.mark.parametrize(
@@ -912,8 +897,8 @@ class TestAgreementByValue:
         """A final payment is never checked again: a false report would remain."""
         tx_hash = harness.pay(units=units)
         harness.chain.bury(MAIN, 30)
-        (find_spendable,) = await harness.find_spendable(harness.proof(tx_hash))
-        assert find_spendable.payment.state is state
+        (one,) = await harness.present(tx_hash)
+        assert one.payment.state is state
 
     async def test_small_transfers_of_one_transaction_count_together(self, harness) -> None:
         second = Address(b"\x77" * 20)
@@ -925,7 +910,7 @@ class TestAgreementByValue:
         tx_hash = harness.mine(*transfers)
         harness.chain.leave_one_node(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(tx_hash), entry)
+            await harness.present(tx_hash, entry=entry)
 
     @pytest.mark.parametrize(
         "lie",
@@ -940,17 +925,17 @@ class TestAgreementByValue:
         harness.chain.unconfirmed[tx_hash] = lie
         harness.chain.leave_one_node(MAIN)
         with pytest.raises(ChainUnavailable):
-            await harness.find_spendable(harness.proof(tx_hash))
+            await harness.present(tx_hash)
         harness.chain.reconnect(MAIN)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
+        assert values(await harness.present(tx_hash)) == [SMALL + 1]
 
     async def test_a_large_payment_by_one_node_is_not_recorded(self, harness) -> None:
         """The node reports less or more than the others: the others count."""
         tx_hash = harness.pay(units=SMALL + 1)
         harness.chain.unconfirmed[tx_hash] = lambda facts: replace(facts, logs=facts.logs * 2)
-        assert values(await harness.find_spendable(harness.proof(tx_hash))) == [SMALL + 1]
+        assert values(await harness.present(tx_hash)) == [SMALL + 1]
 
 
 async def test_without_a_threshold_nodes_agree_on_every_value(harness) -> None:
-    await harness.find_spendable(harness.proof(harness.pay()))
+    await harness.present(harness.pay())
     assert harness.chain.trusts == [Quorum.AGREED]
