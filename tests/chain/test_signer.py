@@ -1,13 +1,24 @@
 """The gas key signs the given fields, and never exposes its secret."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import rlp
 from eth_account import Account
 from eth_account.typed_transactions.typed_transaction import TypedTransaction
 from hexbytes import HexBytes
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tollway.chain.signer import GasKey, SignedTransaction, TransactionFields, read_transaction
+from tollway.chain.signer import (
+    GasKey,
+    SignedTransaction,
+    TransactionFields,
+    decode_item,
+    encode_item,
+    read_transaction,
+)
 from tollway.ids import Address, ChainId, keccak256
 
 SECRET = "4c0883a69102937d6231471b5dbb6204fe5129617082792ae468d01a3f362318"
@@ -147,3 +158,60 @@ def test_reads_back_a_signed_transaction(calldata: bytes) -> None:
 def test_refuses_other_transactions_than_its_own(spoil: Callable[[bytes], bytes]) -> None:
     with pytest.raises(ValueError, match="transaction"):
         read_transaction(spoil(sign(GasKey.parse(SECRET)).raw))
+
+
+# ---- RLP as other implementations encode it; other encodings are refused.
+
+
+ITEMS = st.recursive(
+    st.binary(max_size=70) | st.binary(min_size=250, max_size=260),
+    lambda inner: st.lists(inner, max_size=6),
+    max_leaves=12,
+)
+
+
+@given(ITEMS)
+def test_encodes_and_decodes_as_the_package_does(item: Any) -> None:
+    raw = encode_item(item)
+    assert raw == rlp.encode(item)
+    assert decode_item(raw) == item
+
+
+@given(st.integers(0, 2**256))
+def test_a_number_is_its_bytes_without_leading_zeros(number: int) -> None:
+    assert encode_item(number) == rlp.encode(number)
+
+
+@given(st.binary(max_size=80))
+def test_refuses_what_the_package_refuses(raw: bytes) -> None:
+    try:
+        expected = rlp.decode(raw)
+    except rlp.exceptions.DecodingError:
+        with pytest.raises(ValueError):
+            decode_item(raw)
+        return
+    read = decode_item(raw)
+    assert encode_item(read) == raw
+    assert rlp.encode(expected) == raw
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        "",  # nothing
+        "8100",  # a small byte with a prefix
+        "817f",
+        "b80161",  # a long length for what is short
+        "b8376161",
+        "b90038" + "61" * 56,  # a length with a leading zero
+        "83616263" + "61",  # more than one item
+        "836162",  # cut off
+        "c3" + "836162",  # an item that leaves its list
+        "f80180",
+        "b8",
+        "bf" + "ff" * 8,  # longer than anything
+    ],
+)
+def test_every_item_has_one_encoding(raw: str) -> None:
+    with pytest.raises(ValueError):
+        decode_item(bytes.fromhex(raw))

@@ -1,27 +1,45 @@
 """The check of an authorisation: a row per acceptance, a row per refusal; the default refuses."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.kit.payer import (
+    CHALLENGER,
     NOW_S,
     PAY_TO,
+    ROUTE,
     TIMEOUT_S,
     USDC,
     AuthorizationSigner,
+    decode_header,
+    encode_header,
     facts_of,
     requirement_of,
     wrap,
 )
 from tollway.chain.port import ContractResult
-from tollway.ids import Address, ChainId
-from tollway.ledger.records import Authorization, Cover
-from tollway.money import UNITS_MAX, Asset
-from tollway.payments.authorization_check import AuthorizationRefused, check_authorization, check_times
+from tollway.errors import Code, Problem
+from tollway.ids import Address, ChainId, keccak256
+from tollway.ledger.records import Authorization, Cover, Dialect
+from tollway.limits import DEFAULT_LIMITS
+from tollway.money import UNITS_MAX, Asset, TokenDomain
+from tollway.payments.authorization_check import (
+    AuthorizationRefused,
+    check_authorization,
+    check_times,
+    match_requirement,
+    parse_presented,
+)
+from tollway.payments.eip3009 import recover_signer
 from tollway.payments.settlement import AUTHORIZATION_VALIDITY_S_MAX
 from tollway.payments.wire import AuthorizationReason as Reason
+from tollway.payments.wire import PresentedAuthorization
 
 REVERTED = ContractResult(reverted=True, payload=b"")
 THIRD_PARTY = Address(b"\x99" * 20)
@@ -148,3 +166,282 @@ def test_checks_times_by_the_gateways_clock(
         validity_s_max=AUTHORIZATION_VALIDITY_S_MAX,
     )
     assert (refused.reason if refused else None) is expected
+
+
+# ---- Parses three dialects into one record, and matches the requirement that it meets exactly.
+
+
+VECTORS = sorted((Path(__file__).parent / "vectors").glob("*.json"))
+OTHER_PAYEE = Address(b"\x99" * 20)
+
+
+def parse(*headers: tuple[bytes, bytes], **given_: Any) -> PresentedAuthorization | Problem | None:
+    fields = {"challenger": CHALLENGER, "find_route": lambda: ROUTE, "now_s": NOW_S, **given_}
+    return parse_presented(headers, **fields)
+
+
+def shown(dialect: Dialect, payer: AuthorizationSigner | None = None) -> tuple[bytes, bytes]:
+    payer = payer or AuthorizationSigner()
+    if dialect is Dialect.X402_V2:
+        return b"payment-signature", encode_header(payer.payment())
+    if dialect is Dialect.X402_V1:
+        return b"x-payment", encode_header(payer.payment_v1())
+    return b"authorization", b"Payment " + encode_header(payer.credential(), is_urlsafe=True)
+
+
+def read(dialect: Dialect, payer: AuthorizationSigner | None = None) -> PresentedAuthorization:
+    presented = parse(shown(dialect, payer))
+    assert isinstance(presented, PresentedAuthorization)
+    return presented
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_every_dialect_gives_the_same_record(dialect: Dialect) -> None:
+    presented = read(dialect)
+    assert presented.dialect is dialect
+    assert (presented.payer, presented.payee, presented.base_units) == (
+        AuthorizationSigner().address,
+        PAY_TO,
+        10_000,
+    )
+    assert (presented.valid_after, presented.valid_before) == (0, AuthorizationSigner().valid_before)
+    assert presented.token == (None if dialect is Dialect.X402_V1 else USDC.token)
+    assert bool(presented.challenge_id) is (dialect is Dialect.MPP)
+    matched = match_requirement(presented, [requirement_of()])
+    assert isinstance(matched, tuple)
+    requirement, authorization = matched
+    assert requirement == requirement_of()
+    assert isinstance(authorization, Authorization)
+    assert (authorization.dialect, authorization.challenge_id) == (dialect, presented.challenge_id)
+    assert (
+        recover_signer(authorization, TokenDomain(name="USDC", version="2")) == AuthorizationSigner().address
+    )
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"x-payment-tx", b"0x")],
+        [(b"authorization", b"Bearer token")],
+        [(b"authorization", b"Payments abc")],
+        [(b"authorization", b"")],
+        [(b"payment-required", b"e30=")],
+    ],
+)
+def test_other_headers_give_none(headers: list[tuple[bytes, bytes]]) -> None:
+    assert parse(*headers) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"Payment", b"payment ", b"PAYMENT\t", b"Payment garbage", b"Payment !", b"Payment e30", b"Payment \xff\xfe",
+     b'Payment id="x", realm="y"', b"Payment " + b"A" * 20_000],
+)  # fmt: skip
+def test_garbage_in_a_payment_credential_is_malformed(value: bytes) -> None:
+    problem = parse((b"authorization", value))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
+
+
+@pytest.mark.parametrize("name", [b"payment-signature", b"x-payment"])
+@pytest.mark.parametrize("value", [b"", b"garbage!", b"e30=", b"\xff", b"A" * 20_000])
+def test_garbage_in_an_x402_header_is_malformed(name: bytes, value: bytes) -> None:
+    problem = parse((name, value))
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.PAYMENT_MALFORMED
+
+
+def test_the_same_authorisation_in_both_headers_of_x402_is_one_payment() -> None:
+    name, value = shown(Dialect.X402_V2)
+    for headers in ([(name, value), (b"x-payment", value)], [(b"x-payment", value), (name, value)],
+                    [(name, value), shown(Dialect.X402_V1)]):  # fmt: skip
+        assert parse(*headers) == read(Dialect.X402_V2)
+
+
+def test_two_authorisations_in_the_headers_of_x402_are_refused_without_terms() -> None:
+    other = AuthorizationSigner(nonce=bytes(31) + b"\x07")
+    name, value = shown(Dialect.X402_V2)
+    for headers in ([(name, value), shown(Dialect.X402_V1, other)],
+                    [(name, value), (b"x-payment", shown(Dialect.X402_V2, other)[1])],
+                    [(name, value), (b"x-payment", b"e30=")], [(name, b"e30="), shown(Dialect.X402_V1)]):  # fmt: skip
+        problem = parse(*headers)
+        assert isinstance(problem, Problem)
+        assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
+
+
+def test_one_malformed_value_in_both_headers_of_x402_is_malformed() -> None:
+    problem = parse((b"payment-signature", b"e30="), (b"x-payment", b"e30="))
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.PAYMENT_MALFORMED
+
+
+@pytest.mark.parametrize(
+    "names",
+    [(Dialect.X402_V1, Dialect.MPP), (Dialect.X402_V2, Dialect.MPP), (Dialect.X402_V2, Dialect.X402_V2)],
+)
+def test_more_than_one_is_refused_without_terms(names: tuple[Dialect, Dialect]) -> None:
+    problem = parse(*(shown(dialect) for dialect in names))
+    assert isinstance(problem, Problem)
+    assert (problem.code, problem.reason) == (Code.INVALID_REQUEST, "more_than_one_rail")
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_each_rail_can_be_off_and_its_authorisation_is_parsed_for_the_ledger(dialect: Dialect) -> None:
+    is_mpp = dialect is Dialect.MPP
+    off: dict[str, Any] = {"challenger": None} if is_mpp else {"is_x402": False}
+    on = {"is_x402": False} if is_mpp else {"challenger": None}
+    accepted, refused = parse(shown(dialect), **on), parse(shown(dialect), **off)
+    assert isinstance(accepted, PresentedAuthorization)
+    assert isinstance(refused, PresentedAuthorization)
+    assert (accepted.fault, refused) == (None, replace(accepted, fault=refused.fault))
+    assert refused.fault is not None
+    assert refused.fault.code is Code.PAYMENT_METHOD_UNSUPPORTED
+
+
+@pytest.mark.parametrize("value", [b"Payment", b"Payment garbage", b"Payment e30"])
+def test_what_is_no_credential_is_not_supported_where_mpp_is_off(value: bytes) -> None:
+    problem = parse((b"authorization", value), challenger=None)
+    assert isinstance(problem, Problem)
+    assert problem.code is Code.PAYMENT_METHOD_UNSUPPORTED
+
+
+def test_the_header_is_bounded_by_the_limit() -> None:
+    header = shown(Dialect.X402_V2)
+    tight = replace(DEFAULT_LIMITS, payment_header_bytes_max=len(header[1]) - 1)
+    assert isinstance(parse(header, limits=tight), Problem)
+
+
+def test_a_faulty_challenge_is_refused_only_when_terms_are_matched() -> None:
+    """The ledger comes first: the response to an authorisation that has paid must not contain a new challenge."""
+    presented = parse(shown(Dialect.MPP), now_s=NOW_S + 10_000)
+    assert isinstance(presented, PresentedAuthorization)
+    refused = match_requirement(presented, [requirement_of()])
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason) == (Code.PAYMENT_EXPIRED, "challenge_expired")
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_an_unknown_member_is_refused_only_when_terms_are_matched(dialect: Dialect) -> None:
+    """The ledger comes first: the same authorisation may have paid without the unknown member."""
+    name, value = shown(dialect)
+    content = {**decode_header(value.removeprefix(b"Payment ")), "note": 1}
+    prefix = b"Payment " if dialect is Dialect.MPP else b""
+    presented = parse((name, prefix + encode_header(content, is_urlsafe=dialect is Dialect.MPP)))
+    assert isinstance(presented, PresentedAuthorization)
+    assert presented.nonce == read(dialect).nonce
+    refused = match_requirement(presented, [requirement_of()])
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason) == (Code.PAYMENT_MALFORMED, "invalid_payload")
+    assert "`note`" in refused.detail
+
+
+BRIDGED = replace(USDC, token=Address(b"\x77" * 20))
+ELSEWHERE = replace(USDC, chain_id=ChainId(8453))
+
+
+@pytest.mark.parametrize(
+    ("payer", "requirements", "code", "reason"),
+    [
+        (AuthorizationSigner(), [], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
+        (AuthorizationSigner(), [requirement_of(ELSEWHERE)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_network"),
+        (AuthorizationSigner(), [requirement_of(BRIDGED)], Code.PAYMENT_METHOD_UNSUPPORTED, "invalid_exact_evm_eip3009_not_supported"),
+        (AuthorizationSigner(payee=OTHER_PAYEE), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_recipient_mismatch"),
+        (AuthorizationSigner(payee=AuthorizationSigner().address), [requirement_of(pay_to=AuthorizationSigner().address)], Code.PAYMENT_VERIFICATION_FAILED, "returned"),
+        (AuthorizationSigner(base_units=9_999), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(base_units=10_001), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+        (AuthorizationSigner(base_units=0), [requirement_of()], Code.PAYMENT_VERIFICATION_FAILED, "invalid_exact_evm_payload_authorization_value_mismatch"),
+    ],
+)  # fmt: skip
+def test_refuses_with_the_reason_of_the_nearest_requirement(
+    payer: AuthorizationSigner, requirements: Any, code: Code, reason: str
+) -> None:
+    refused = match_requirement(read(Dialect.X402_V2, payer), requirements)
+    assert isinstance(refused, Problem)
+    assert (refused.code, refused.reason, refused.payment_state) == (code, reason, "none")
+
+
+def test_payee_and_amount_must_meet_in_one_requirement() -> None:
+    """The old payee with the new price is of neither version."""
+    old = requirement_of(pay_to=OTHER_PAYEE, units=20_000)
+    new = requirement_of()
+    assert isinstance(
+        match_requirement(read(Dialect.X402_V2, AuthorizationSigner(payee=OTHER_PAYEE)), [new, old]), Problem
+    )
+    assert isinstance(
+        match_requirement(read(Dialect.X402_V2, AuthorizationSigner(base_units=20_000)), [new, old]), Problem
+    )
+    both = match_requirement(
+        read(Dialect.X402_V2, AuthorizationSigner(payee=OTHER_PAYEE, base_units=20_000)), [new, old]
+    )
+    assert isinstance(both, tuple)
+    assert both[0] == old
+
+
+def test_version_1_uses_the_token_of_the_signature() -> None:
+    euro = Asset(
+        chain_id=USDC.chain_id,
+        token=Address(b"\x66" * 20),
+        symbol="EURC",
+        decimals=6,
+        domain=TokenDomain(name="EURC", version="2"),
+    )
+    requirements = [requirement_of(euro), requirement_of()]
+    matched = match_requirement(read(Dialect.X402_V1), requirements)
+    assert isinstance(matched, tuple)
+    assert matched[0].asset == USDC
+    # A contract wallet's choice is unknown here: the first is used, and its token decides.
+    smart = replace(read(Dialect.X402_V1), signature=b"\1" * 80)
+    matched = match_requirement(smart, requirements)
+    assert isinstance(matched, tuple)
+    assert matched[0].asset == euro
+
+
+# ---- What stock clients really send.
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in VECTORS if path.stem != "siwx"], ids=lambda path: path.stem
+)
+def test_parses_payments_of_stock_clients(path: Path) -> None:
+    vector = json.loads(path.read_text())
+    headers = [
+        (name.lower().encode(), value.encode()) for name, value in vector["paid"]["request"]["headers"]
+    ]
+    presented = parse(*headers)
+    assert isinstance(presented, PresentedAuthorization)
+    payer = Address.parse(vector["signer"]["address"])
+    assert (presented.payer, presented.base_units) == (payer, 10_000)
+    if presented.dialect is Dialect.MPP:  # its challenge was another server's; everything else must hold
+        assert presented.fault is not None
+        assert presented.fault.reason == "invalid_challenge"
+        challenge = vector["paid"]["decoded"]["challenge"]
+        assert presented.nonce == keccak256((challenge["id"] + challenge["realm"]).encode())
+        presented = replace(presented, fault=None)
+    matched = match_requirement(presented, [requirement_of(pay_to=presented.payee)])
+    assert isinstance(matched, tuple)
+    requirement, authorization = matched
+    assert requirement.asset.domain is not None
+    assert recover_signer(authorization, requirement.asset.domain) == payer
+
+
+def test_the_vectors_include_every_dialect() -> None:
+    stems = " ".join(path.stem for path in VECTORS)
+    assert all(
+        name in stems for name in ("x402_v2_fetch", "x402_v2_axios", "x402_v2_httpx", "x402_v2_requests")
+    )
+    assert all(name in stems for name in ("x402_v1_fetch", "mpp"))
+
+
+NAMES = st.sampled_from([b"payment-signature", b"x-payment", b"authorization", b"x-other"])
+
+
+@given(
+    st.lists(
+        st.tuples(NAMES, st.binary(max_size=60) | st.binary(max_size=60).map(lambda v: b"Payment " + v)),
+        max_size=3,
+    )
+)
+def test_nothing_raises(headers: list[tuple[bytes, bytes]]) -> None:
+    presented = parse(*headers)
+    assert presented is None or isinstance(presented, PresentedAuthorization | Problem)

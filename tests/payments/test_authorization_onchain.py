@@ -1,25 +1,36 @@
 """Finds the use of an authorisation by the logs of the chain alone."""
 
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.kit.chain import MemoryChain
-from tests.kit.payer import CHAIN, AuthorizationSigner
-from tests.kit.settlement import TOKEN
-from tollway.chain.port import ChainFacts, Quorum
-from tollway.errors import ChainUnavailable
+from tests.kit.chain import NO_ANSWER, REVERTED, MemoryChain
+from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, facts_of, requirement_of
+from tests.kit.settlement import LISTING, TOKEN, SettlementHarness
+from tollway.chain.port import ChainFacts, ContractResult, Quorum
+from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
+from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
 from tollway.ids import Address, ChainId, TxHash
+from tollway.ledger.records import Authorization, Cover
+from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.payments.authorization_onchain import (
     BACK_BLOCKS,
+    AuthorizationQuota,
     Cancelled,
+    SimulatedTransfer,
     TransferFound,
     UseNotFound,
+    explain_failed_simulation,
     find_end,
+    find_precheck_refusal,
     find_transfer,
     find_use,
 )
+from tollway.payments.eip3009 import authorization_digest
+from tollway.rate_limits.limiter import RateLimiter
 
 AUTHORIZATION = AuthorizationSigner().authorize()
 TERMS = {
@@ -133,3 +144,293 @@ async def test_one_nodes_response_makes_no_transfer_final(chain: MemoryChain, qu
     use = await find_use(chain, AUTHORIZATION, from_block=0, depth=1, quorum=quorum)
     assert isinstance(use, TransferFound)
     assert use.transfer.is_final is (quorum is Quorum.AGREED)
+
+
+# ---- A look-up counts per address and per wallet, unless its call was charged; a running one counts only up to the failed ones.
+
+
+HERE = "192.0.2.1"
+
+
+def make_meter(most: int = 2) -> AuthorizationQuota:
+    return AuthorizationQuota(limits=Limits(lookups_per_minute=most), rate_limiter=RateLimiter())
+
+
+async def look_up(
+    quota: AuthorizationQuota, address: str, signer: str, *, is_charged: bool = False
+) -> Problem | None:
+    """One call, from its look-up to its end."""
+    with quota.open(address) as lookup:
+        problem = await lookup.take(signer)
+        if is_charged:
+            lookup.give_back()
+    return problem
+
+
+@pytest.mark.parametrize(
+    ("address", "signer", "is_refused"),
+    [
+        (HERE, "0xa", True),
+        (HERE, "0xb", True),
+        ("192.0.2.2", "0xa", True),
+        ("192.0.2.2", "0xb", False),
+    ],
+)
+async def test_counts_per_address_and_per_wallet(address: str, signer: str, is_refused: bool) -> None:
+    quota = make_meter()
+    for _ in range(2):
+        assert await look_up(quota, HERE, "0xa") is None
+    refusal = await look_up(quota, address, signer)
+    assert (refusal is not None) is is_refused
+    if refusal is not None:
+        assert refusal.code is Code.RATE_LIMITED
+        assert refusal.payment_state == "none"
+        assert 0 < (refusal.retry_after_s or 0) <= 60
+
+
+async def test_a_charged_call_does_not_count() -> None:
+    quota = make_meter(1)
+    assert [await look_up(quota, HERE, "0xa", is_charged=True) for _ in range(5)] == [None] * 5
+    assert await look_up(quota, HERE, "0xa") is None
+    assert await look_up(quota, HERE, "0xa", is_charged=True) is not None
+
+
+async def test_a_call_without_a_chain_request_does_not_count() -> None:
+    quota = make_meter(1)
+    for _ in range(5):
+        with quota.open(HERE):
+            pass
+    assert await look_up(quota, HERE, "0xa") is None
+
+
+async def test_a_call_counts_one_look_up() -> None:
+    quota = make_meter(1)
+    with quota.open(HERE) as lookup:
+        assert [await lookup.take("0xa") for _ in range(5)] == [None] * 5
+
+
+async def test_a_refused_call_does_not_count_again() -> None:
+    quota = make_meter(1)
+    await look_up(quota, HERE, "0xa")
+    assert await look_up(quota, HERE, "0xb") is not None
+    assert await look_up(quota, "192.0.2.2", "0xb") is None
+
+
+async def test_running_calls_of_a_caller_without_failed_look_ups_are_not_limited() -> None:
+    quota = make_meter(2)
+    with ExitStack() as running:
+        for _ in range(50):
+            lookup = running.enter_context(quota.open(HERE))
+            assert await lookup.take("0xa") is None
+            lookup.give_back()
+    assert await look_up(quota, HERE, "0xa") is None
+
+
+async def test_running_calls_count_up_to_the_number_of_failed_look_ups() -> None:
+    quota = make_meter(10)
+    for _ in range(6):
+        await look_up(quota, HERE, "0xa")
+    with ExitStack() as running:
+        told = [await running.enter_context(quota.open(HERE)).take("0xa") for _ in range(20)]
+        assert [problem is None for problem in told].count(True) == 4
+        refusal = next(problem for problem in told if problem is not None)
+        assert refusal.retry_after_s == 1  # until one of them has ended
+    assert await look_up(quota, HERE, "0xa") is not None  # the four came to nothing
+
+
+@pytest.mark.parametrize("outage", [ChainUnavailable, StorageUnavailable])
+async def test_an_unresolved_look_up_has_its_own_limit(
+    outage: type[Exception],
+) -> None:
+    quota = make_meter(2)
+
+    async def fail() -> Problem | None:
+        with quota.open(HERE) as lookup:
+            problem = await lookup.take("0xa")
+            if problem is None:
+                raise outage
+        return problem
+
+    for _ in range(2):
+        with pytest.raises(outage):
+            await fail()
+    refusal = await fail()
+    assert refusal is not None
+    assert 0 < (refusal.retry_after_s or 0) <= 10
+
+
+# ---- The checks after the token's: wallets with code, within their limits, and facilitators.
+
+
+YES = ContractResult(reverted=False, payload=ERC1271_MAGIC.ljust(32, b"\0"))
+GAS_MAX, BYTES_MAX = DEFAULT_LIMITS.erc1271_gas, DEFAULT_LIMITS.erc1271_bytes_max
+SMART = AuthorizationSigner().authorize(signature=b"only a contract reads this")
+NO_KEY = AuthorizationSigner().authorize(signature=bytes(64) + b"\1")
+
+
+class AskedChain(MemoryChain):
+    """Records the calls of a contract."""
+
+    def __init__(self, answer: Callable[[bytes], ContractResult]) -> None:
+        super().__init__(CHAIN)
+        self.deploy(CHAIN, SMART.payer, answer)
+        self.calls: list[dict[str, Any]] = []
+
+    async def call_contract(self, *arguments: Any, **options: Any) -> ContractResult:
+        self.calls.append(options)
+        return await super().call_contract(*arguments, **options)
+
+
+async def ask(
+    chain: AskedChain, authorization: Authorization = SMART, *, is_owner: bool = False, **facts: Any
+) -> Problem | None:
+    return await find_precheck_refusal(
+        authorization,
+        requirement_of(),
+        SimulatedTransfer(
+            facts=facts_of(**{"code_size": 23, **facts}),
+            deployment=None,
+            gas_max=DEFAULT_LIMITS.settlement_gas_max,
+        ),
+        signer=authorization.payer if is_owner else None,
+        chains=chain,
+        facilitator=None,
+        limits=DEFAULT_LIMITS,
+    )
+
+
+@pytest.mark.parametrize("authorization", [SMART, NO_KEY])
+async def test_a_wallet_with_code_is_called_within_its_limits(authorization: Authorization) -> None:
+    assert USDC.domain is not None
+    shown = (
+        authorization.signature if authorization is SMART else bytes(64) + b"\x1c"
+    )  # as the token shows it
+    chain = AskedChain(lambda calldata: YES)
+    assert await ask(chain, authorization) is None
+    (call,) = chain.calls
+    assert call == {
+        "to": authorization.payer,
+        "calldata": encode_is_valid_signature(
+            digest=authorization_digest(authorization, USDC.domain), signature=shown
+        ),
+        "gas": 200_000,
+        "bytes_max": 4 * 1024 + 1,
+        "deadline_s": 2.0,
+    }
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        REVERTED,
+        NO_ANSWER,
+        ContractResult(reverted=False, payload=bytes(32)),
+        ContractResult(reverted=False, payload=ERC1271_MAGIC),
+        ContractResult(reverted=False, payload=YES.payload.ljust(BYTES_MAX + 1, b"\0")),
+        ContractResult(reverted=True, payload=YES.payload),
+    ],
+)
+async def test_refuses_every_result_that_does_not_confirm_within_the_limits(answer: ContractResult) -> None:
+    refused = await ask(AskedChain(lambda calldata: answer))
+    assert refused is not None
+    assert (refused.code, refused.reason) == (
+        Code.PAYMENT_VERIFICATION_FAILED,
+        "invalid_exact_evm_payload_signature",
+    )
+
+
+async def test_a_long_confirmation_within_the_limit_counts() -> None:
+    longest = ContractResult(reverted=False, payload=YES.payload.ljust(BYTES_MAX, b"\0"))
+    assert await ask(AskedChain(lambda calldata: longest)) is None
+
+
+async def test_a_plain_wallet_is_not_called() -> None:
+    chain = AskedChain(lambda calldata: REVERTED)
+    assert await ask(chain, is_owner=True, code_size=0) is None
+    assert chain.calls == []
+
+
+@pytest.mark.parametrize(("gas_estimate", "is_asked"), [(GAS_MAX, False), (GAS_MAX + 1, True), (None, True)])
+async def test_the_key_of_a_delegated_account_is_enough_where_its_code_is_cheap(
+    gas_estimate: int | None, is_asked: bool
+) -> None:
+    chain = AskedChain(lambda calldata: REVERTED)
+    refused = await ask(chain, is_owner=True, gas_estimate=gas_estimate)
+    assert (refused is not None, bool(chain.calls)) == (is_asked, is_asked)
+
+
+async def test_an_unavailable_chain_is_not_a_refusal() -> None:
+    chain = AskedChain(lambda calldata: YES)
+    chain.disconnect(CHAIN)
+    with pytest.raises(ChainUnavailable):
+        await ask(chain)
+
+
+async def test_the_check_before_a_call_calls_the_wallet_once() -> None:
+    async with SettlementHarness() as harness:
+        payer = harness.payer()
+        smart = replace(payer.authorize(), signature=b"only a contract reads this")
+        for answer, kind in ((YES, Cover), (REVERTED, Problem)):
+            harness.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
+            before = harness.chain.request_count
+            checked = await harness.settlement.check(
+                smart,
+                requirement_of(),
+                timeout_s=TIMEOUT_S,
+                lookup=harness.settlement.open_lookup("192.0.2.1"),
+                listing_id=LISTING,
+            )
+            assert isinstance(checked, kind)
+            assert harness.chain.request_count == before + 2
+
+
+OWN_CODE = "own code refuses the signature"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code_size", "is_named"),
+    [
+        (REVERTED, 23, True),
+        (NO_ANSWER, 23, True),
+        (YES, 23, False),
+        (REVERTED, 500, True),
+        (REVERTED, 0, False),
+    ],
+)
+async def test_a_failed_simulation_names_the_code_of_the_wallet_where_it_refuses(
+    answer: ContractResult, code_size: int, is_named: bool
+) -> None:
+    """The token asks the code of a delegated account (EIP-7702), not its key: the balance is not the cause."""
+    chain = AskedChain(lambda calldata: answer)
+    detail = await explain_failed_simulation(
+        SMART, USDC, facts_of(code_size=code_size), chains=chain, limits=DEFAULT_LIMITS
+    )
+    assert (detail is not None) == is_named
+    if detail is not None:
+        assert OWN_CODE in detail
+        assert "EIP-7702" in detail
+    assert [call["gas"] for call in chain.calls] == [GAS_MAX] * (code_size > 0)
+
+
+async def test_without_the_result_of_the_wallet_the_simulation_alone_is_named() -> None:
+    chain = AskedChain(lambda calldata: REVERTED)
+    chain.disconnect(CHAIN)
+    detail = await explain_failed_simulation(
+        SMART, USDC, facts_of(code_size=23), chains=chain, limits=DEFAULT_LIMITS
+    )
+    assert detail is None
+
+
+async def test_a_delegated_account_whose_code_refuses_learns_so() -> None:
+    async with SettlementHarness() as harness:
+        payer = harness.payer()
+        harness.chain.deploy(CHAIN, payer.address, lambda calldata: NO_ANSWER)
+        harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
+        with harness.settlement.open_lookup("192.0.2.1") as lookup:
+            refused = await harness.settlement.check(
+                payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
+            )
+        assert isinstance(refused, Problem)
+        assert refused.reason == "invalid_exact_evm_transaction_simulation_failed"
+        assert refused.detail is not None
+        assert OWN_CODE in refused.detail

@@ -30,6 +30,7 @@ from tollway.payments.payment_required import (
 )
 from tollway.payments.payment_required import URL as URL_HOLE
 from tollway.payments.pricing import PaymentRequirement
+from tollway.payments.wire import encode_json
 from tollway.payments.x402 import PAYMENT_IDENTIFIER_EXTENSION, Resource
 
 URL = "https://gw.example.com/api/v2/gateway/api_1/v1/quote?city=Wien%20Mitte"
@@ -290,3 +291,46 @@ def test_a_failure_says_that_nothing_moved(dialect: Dialect, name: bytes, networ
 
 def test_mpp_has_no_receipt_of_a_failure() -> None:
     assert encode_failure(Dialect.MPP, reason="x", network_chain_id=ChainId(1), payer=PAYER) is None
+
+
+# ---- A filled template equals the encoded content.
+
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.sampled_from([TemplateSlot("a"), TemplateSlot("b")])
+)
+CONTENTS = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4), max_leaves=20
+)  # fmt: skip
+
+
+def put(content: Any, values: dict[str, Any]) -> Any:
+    if isinstance(content, TemplateSlot):
+        return values[content]
+    if isinstance(content, dict):
+        return {name: put(value, values) for name, value in content.items()}
+    return [put(value, values) for value in content] if isinstance(content, list) else content
+
+
+@given(CONTENTS, st.text(), st.lists(st.integers()))
+def test_a_filled_template_equals_the_encoded_content(content: Any, first: str, second: list[int]) -> None:
+    values: dict[str, Any] = {"a": first, "b": second}
+    filled = {name: encode_json(value) for name, value in values.items()}
+    template = JsonTemplate(content)
+    assert template.fill(filled) == encode_json(put(content, values))
+    assert template.count(filled) == len(template.fill(filled))
+
+
+def test_a_text_equal_to_a_slots_name_is_not_a_slot() -> None:
+    template = JsonTemplate({"url": TemplateSlot("url"), "name": "url", "other": '"url"'})
+    assert json.loads(template.fill({"url": b"1"})) == {"url": 1, "name": "url", "other": '"url"'}
+    assert template.slots == 1
+
+
+def test_a_slot_may_repeat_and_unknown_values_are_ignored() -> None:
+    template = JsonTemplate([TemplateSlot("a"), {"x": TemplateSlot("a")}])
+    assert template.fill({"a": b"true", "b": b"never"}) == b'[true,{"x":true}]'

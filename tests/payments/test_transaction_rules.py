@@ -10,6 +10,7 @@ from tests.kit.chain import authorization_log, transfer_log
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, Log
 from tollway.chain.tokens import TRANSFER_TOPIC
+from tollway.errors import Code
 from tollway.ids import ZERO_ADDRESS, Address, ChainId, TxHash
 from tollway.ledger.records import Payment, PaymentState
 from tollway.limits import DEFAULT_LIMITS
@@ -30,8 +31,11 @@ from tollway.payments.transaction_rules import (
     TransactionReason,
     VerificationInput,
     VerificationResult,
+    explain_result,
     find_movements,
+    not_mined,
     recheck_payment,
+    refuse_transaction,
     verify_transaction,
 )
 
@@ -532,3 +536,39 @@ def test_a_displaced_block_or_an_unknown_asset_is_not_canonical() -> None:
     given = facts(pay(A, P, 10), canonical_hash=bytes(32))
     assert recheck_payment(given, recorded(), RULES) == NotCanonical()
     assert recheck_payment(facts(pay(A, P, 10)), recorded(asset="0x" + "11" * 20), RULES) == NotCanonical()
+
+
+# ---- The problem of each result; a transaction that may still pay, or has paid, never gets `payment_verification_failed`.
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "reason", "retry_after_s"),
+    [
+        (Pending(confirmations=1, needed=12), Code.PAYMENT_PENDING, "confirmations", 2),
+        (BlockInFuture(seconds=61), Code.PAYMENT_PENDING, "block_in_future", 60),
+        (BlockInFuture(seconds=7_200), Code.PAYMENT_PENDING, "block_in_future", 60),
+        (NotThePayer(), Code.PAYER_MISMATCH, None, None),
+        (TooOld(age_s=90_000), Code.PAYMENT_TOO_OLD, None, None),
+        (BeforeListing(), Code.PAYMENT_TOO_OLD, "before_listing", None),
+        (HeldByRestore(), Code.PAYMENT_HELD, None, None),
+    ],
+)
+def test_each_result_has_its_code(result, code, reason, retry_after_s) -> None:
+    problem = explain_result(result)
+    assert (problem.code, problem.reason, problem.retry_after_s) == (code, reason, retry_after_s)
+    assert problem.payment_state in ("none", "held")
+    assert problem.detail
+
+
+@pytest.mark.parametrize("reason", list(TransactionReason))
+def test_every_reason_has_a_detail(reason) -> None:
+    problem = explain_result(Refused(reason=reason))
+    assert problem == refuse_transaction(reason)
+    assert (problem.code, problem.reason) == (Code.PAYMENT_VERIFICATION_FAILED, reason.value)
+    assert problem.detail.endswith(".")
+
+
+def test_a_missing_transaction_is_pending() -> None:
+    problem = not_mined(TxHash(b"\x07" * 32))
+    assert (problem.code, problem.reason) == (Code.PAYMENT_PENDING, "not_mined")
+    assert "0x0707" in problem.detail

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tests.kit.payer import AuthorizationSigner, wrap
 from tollway.errors import Code, Refusal
-from tollway.payments.wire import decode_object, encode_object, encode_object_urlsafe, parse_transfer
+from tollway.payments.wire import (
+    AuthorizationReason,
+    decode_object,
+    encode_object,
+    encode_object_urlsafe,
+    explain_authorization,
+    parse_transfer,
+)
 
 BYTES_MAX = 16 * 1024
 
@@ -178,3 +185,32 @@ def test_a_long_signature_of_a_contract_wallet_is_kept_as_it_is() -> None:
 def test_no_fields_raise_anything_but_a_refusal(fields: dict[str, Any], signature: Any) -> None:
     with contextlib.suppress(Refusal):
         parse_transfer({**GOOD, **fields}, signature)
+
+
+# ---- Every reason has its code, a sentence and a payment state.
+
+
+ASKING = {
+    Code.PAYMENT_MALFORMED,
+    Code.PAYMENT_EXPIRED,
+    Code.PAYMENT_METHOD_UNSUPPORTED,
+    Code.PAYMENT_VERIFICATION_FAILED,
+}
+
+
+@pytest.mark.parametrize("reason", AuthorizationReason)
+def test_each_reason_has_a_code_and_a_sentence(reason: AuthorizationReason) -> None:
+    problem = explain_authorization(reason)
+    assert problem.reason == reason.value
+    assert problem.detail.endswith(".")
+    if reason is AuthorizationReason.ALREADY_USED:
+        assert (problem.code, problem.payment_state) == (Code.PAYMENT_ALREADY_USED, "none")
+    elif reason in (AuthorizationReason.BAD_IDENTIFIER, AuthorizationReason.MORE_THAN_ONE):
+        assert (problem.code, problem.payment_state) == (Code.INVALID_REQUEST, "none")
+    else:
+        assert problem.code in ASKING
+        assert problem.payment_state == "none"
+
+
+def test_a_detail_replaces_the_general_sentence() -> None:
+    assert explain_authorization(AuthorizationReason.AMOUNT, "Exactly 5.").detail == "Exactly 5."
