@@ -173,8 +173,8 @@ async def call(
     return await Attempt(http_client, request).call(before_send=before_send, deadline_s=deadline_s)
 
 
-def answer(*parts: bytes, keep: bool = True) -> Handler:
-    """One answer per request on the same connection; `keep` False closes after the first."""
+def answer(*parts: bytes) -> Handler:
+    """One answer per request on the same connection."""
 
     async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -182,10 +182,33 @@ def answer(*parts: bytes, keep: bool = True) -> Handler:
             for part in parts:
                 writer.write(part)
             await writer.drain()
-            if not keep:
-                return
 
     return handler
+
+
+def script(*steps: bytes | asyncio.Event | Handler) -> Handler:
+    """Reads one head, sends the bytes, waits for the events and calls the others, in their order. The connection ends then."""
+
+    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await upstream.read_head(reader)
+        for step in steps:
+            if isinstance(step, bytes):
+                writer.write(step)
+                await writer.drain()
+            elif isinstance(step, asyncio.Event):
+                await step.wait()
+            else:
+                await step(upstream, reader, writer)
+
+    return handler
+
+
+async def hold(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read()
+
+
+async def cut(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    reset_connection(writer.transport)
 
 
 # ---------------------------------------------------------------------- what is sent
@@ -527,25 +550,12 @@ async def test_a_dial_that_fails_after_the_claim_is_known_as_unsent() -> None:
 # ---------------------------------------------------------------------- sent at most once
 
 
-async def hang_up(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await upstream.read_head(reader)
+hang_up, reset = script(), script(cut)
 
 
-async def reset(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await upstream.read_head(reader)
-    reset_connection(writer.transport)
-
-
-async def reset_in_head(
-    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    await upstream.read_head(reader)
-    writer.write(OK[:10])
-    await writer.drain()
-    reset_connection(writer.transport)
-
-
-@pytest.mark.parametrize("handler", [hang_up, reset, reset_in_head])
+@pytest.mark.parametrize(
+    "handler", [hang_up, reset, script(OK[:10], cut)], ids=["hang_up", "reset", "reset_in_head"]
+)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "POST", "PATCH"])
 async def test_a_request_is_never_sent_twice(method: str, handler: Handler) -> None:
     async with running(handler) as upstream, dialing() as http_client:
@@ -702,12 +712,7 @@ async def test_a_reset_while_the_body_is_on_its_way_was_sent_and_is_not_sent_aga
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_a_stale_pooled_connection_is_replaced_before_anything_is_sent(method: str) -> None:
-    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        writer.write(OK)
-        await writer.drain()
-
-    async with running(handler) as upstream, dialing() as http_client:
+    async with running(script(OK)) as upstream, dialing() as http_client:
         for _ in range(5):
             assert await call(http_client, get(upstream, method)) == (200, b"ok")
             await until(lambda: upstream.closed == upstream.accepted)
@@ -803,7 +808,7 @@ def head(status: str, *more: bytes) -> bytes:
     ],
 )
 async def test_a_head_that_is_none_is_a_bad_response_after_sending(raw: bytes) -> None:
-    async with running(answer(raw, keep=False)) as upstream, dialing() as http_client:
+    async with running(script(raw)) as upstream, dialing() as http_client:
         attempt = Attempt(http_client, get(upstream))
         with pytest.raises(UpstreamBadResponse) as caught:
             await attempt.call()
@@ -823,7 +828,7 @@ TOO_LARGE = [
 
 @pytest.mark.parametrize("raw", TOO_LARGE)
 async def test_a_head_that_is_too_large_is_refused_by_that_name(raw: bytes) -> None:
-    async with running(answer(raw, keep=False)) as upstream, dialing() as http_client:
+    async with running(script(raw)) as upstream, dialing() as http_client:
         with pytest.raises(UpstreamBadResponse) as caught:
             await call(http_client, get(upstream))
         problem = caught.value.problem
@@ -843,9 +848,7 @@ async def test_a_head_within_its_limits_is_returned(more: list[bytes]) -> None:
         assert await read_all(response) == b"ok"
 
 
-async def silent(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    await upstream.read_head(reader)
-    await reader.read()
+silent = script(hold)
 
 
 async def dribble(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -866,7 +869,9 @@ async def informational(
         await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("handler", [silent, dribble, informational])
+@pytest.mark.parametrize(
+    "handler", [silent, dribble, informational], ids=["silent", "dribble", "informational"]
+)
 async def test_the_head_has_a_deadline_even_when_bytes_trickle_in(handler: Handler) -> None:
     async with running(handler) as upstream, dialing() as http_client:
         attempt = Attempt(http_client, get(upstream))
@@ -942,7 +947,7 @@ async def test_a_body_that_is_here_is_handed_over(body: bytes | None) -> None:
     ],
 )
 async def test_a_cut_body_never_ends_cleanly(raw: bytes) -> None:
-    async with running(answer(raw, keep=False)) as upstream, dialing() as http_client:
+    async with running(script(raw)) as upstream, dialing() as http_client:
         with pytest.raises(UpstreamBadResponse):
             await call(http_client, get(upstream))
         assert http_client._in_flight == {}
@@ -961,13 +966,7 @@ async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
     """A body that ends with its connection is not whole while the connection is open."""
     is_read = asyncio.Event()
 
-    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        writer.write(raw)
-        await is_read.wait()
-        reset_connection(writer.transport)
-
-    async with running(handler) as upstream, dialing() as http_client:
+    async with running(script(raw, is_read, cut)) as upstream, dialing() as http_client:
         response = await send(http_client, get(upstream))
         assert await response.read_chunk() == b"short"
         is_read.set()
@@ -978,16 +977,8 @@ async def test_a_body_that_a_reset_ends_never_ends_cleanly(raw: bytes) -> None:
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", "200 OK"), ("GET", "204 No"), ("GET", "304 No")])
 async def test_a_response_without_a_body_is_whole_for_all_following_bytes(method: str, status: str) -> None:
-    raw = head(status)
-
-    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        writer.write(raw)
-        await is_here.wait()
-        reset_connection(writer.transport)
-
     is_here = asyncio.Event()
-    async with running(handler) as upstream, dialing() as http_client:
+    async with running(script(head(status), is_here, cut)) as upstream, dialing() as http_client:
         response = await send(http_client, get(upstream, method))
         is_here.set()
         await until(lambda: upstream.closed == 1)
@@ -1006,33 +997,23 @@ async def test_a_body_where_none_may_be_ends_the_connection_and_not_the_answer(
 
 
 async def test_a_body_that_stops_is_a_timeout() -> None:
-    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        writer.write(head("200 OK", b"Content-Length: 10\r\n") + b"short")
-        await reader.read()
-
-    async with running(handler) as upstream, dialing(replace(LIMITS, chunk_idle_s=0.05)) as http_client:
+    short = script(head("200 OK", b"Content-Length: 10\r\n") + b"short", hold)
+    async with running(short) as upstream, dialing(replace(LIMITS, chunk_idle_s=0.05)) as http_client:
         with pytest.raises(UpstreamTimeout):
             await call(http_client, get(upstream))
         await until(lambda: upstream.closed == 1)
 
 
 async def test_a_body_until_the_close_is_read_to_its_end() -> None:
-    async with running(answer(head("200 OK"), b"abc", keep=False)) as upstream, dialing() as http_client:
+    async with running(script(head("200 OK"), b"abc")) as upstream, dialing() as http_client:
         assert await call(http_client, get(upstream)) == (200, b"abc")
 
 
 async def test_chunks_arrive_as_they_are_sent() -> None:
     go_on = asyncio.Event()
 
-    async def handler(upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await upstream.read_head(reader)
-        writer.write(head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"3\r\none\r\n")
-        await go_on.wait()
-        writer.write(b"3\r\ntwo\r\n0\r\n\r\n")
-        await writer.drain()
-
-    async with running(handler) as upstream, dialing() as http_client:
+    first = head("200 OK", b"Transfer-Encoding: chunked\r\n") + b"3\r\none\r\n"
+    async with running(script(first, go_on, b"3\r\ntwo\r\n0\r\n\r\n")) as upstream, dialing() as http_client:
         response = await send(http_client, get(upstream))
         assert await response.read_chunk() == b"one"
         go_on.set()
@@ -1079,7 +1060,10 @@ class HandlingFailed(Exception):
 
 @pytest.mark.parametrize("error", [HandlingFailed, asyncio.CancelledError])
 async def test_an_error_between_the_head_and_the_body_cuts_the_upstream(error: type[BaseException]) -> None:
-    async with running(silent_after_head) as upstream, dialing() as http_client:
+    async with (
+        running(script(head("200 OK", b"Content-Length: 9\r\n"), hold)) as upstream,
+        dialing() as http_client,
+    ):
         exchange = http_client.connect(get(upstream))
 
         async def send_and_fail() -> None:
@@ -1091,14 +1075,6 @@ async def test_an_error_between_the_head_and_the_body_cuts_the_upstream(error: t
             await send_and_fail()
         assert (exchange.status, http_client._in_flight) == (200, {})
         await until(lambda: upstream.closed == 1)
-
-
-async def silent_after_head(
-    upstream: Upstream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
-    await upstream.read_head(reader)
-    writer.write(head("200 OK", b"Content-Length: 9\r\n"))
-    await reader.read()
 
 
 async def test_a_request_that_fails_frees_its_connection_before_the_caller_handles_the_failure() -> None:
@@ -1341,7 +1317,7 @@ async def test_a_name_is_checked_again_on_every_new_connection() -> None:
     answers = [["127.0.0.1"], ["169.254.169.254"]]
     last = head("200 OK", b"Connection: close\r\nContent-Length: 2\r\n") + b"ok"
     async with (
-        running(answer(last, keep=False)) as upstream,
+        running(script(last)) as upstream,
         dialing(lookup=lambda host, port: answers.pop(0)) as http_client,
     ):
         request = get(upstream, endpoint=upstream.endpoint("rebind.example"))
