@@ -23,7 +23,7 @@ from pydantic_core import from_json
 from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
 from tests.kit.ledger_records import authorized_claim, close_of
-from tests.kit.payer import CHAIN, NOW_S, USDC, AuthorizationSigner
+from tests.kit.payer import CHAIN, NOW_S, TIMEOUT_S, USDC, AuthorizationSigner, requirement_of
 from tests.kit.sql_ledger import SqlLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
@@ -31,7 +31,7 @@ from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules, ConfirmationSteps
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.signer import GasKey
-from tollway.errors import ChainUnavailable
+from tollway.errors import ChainUnavailable, Problem
 from tollway.ids import Address, CallId, ChainId, ListingId, keccak256
 from tollway.ledger.ledger import Claim, Claimed, Close
 from tollway.ledger.records import Authorization, CallState, Cover, Dialect
@@ -260,6 +260,16 @@ class SettlementHarness:
         outcome = await self.ledger.claim(claim)
         assert isinstance(outcome, Claimed), outcome
         return ClaimedCall(self, claim, authorization)
+
+    async def check(self, authorization: Authorization, address: str = "192.0.2.1") -> Cover | Problem:
+        """The check before a call that is not charged: its look-up counts."""
+        with self.settlement.open_lookup(address) as lookup:
+            return await self.settlement.check(
+                authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
+            )
+
+    def is_offered(self, units: int = 10_000, **asset: Any) -> bool:
+        return self.gas_budget.is_offered(replace(USDC, **asset), units, LISTING)
 
     async def leave_orphaned(self, payer: AuthorizationSigner | None = None, **given: Any) -> "ClaimedCall":
         """A call that is signed, broadcast, not mined by the deadline, and orphaned."""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kit.chain import NO_ANSWER, REVERTED, MemoryChain
-from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, facts_of, requirement_of
-from tests.kit.settlement import LISTING, TOKEN, SettlementHarness
+from tests.kit.payer import CHAIN, USDC, AuthorizationSigner, facts_of, requirement_of
+from tests.kit.settlement import TOKEN, SettlementHarness
 from tollway.chain.port import ChainFacts, ContractResult, Quorum
 from tollway.chain.tokens import ERC1271_MAGIC, encode_is_valid_signature
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
@@ -373,13 +373,7 @@ async def test_the_check_before_a_call_calls_the_wallet_once() -> None:
         for answer, kind in ((YES, Cover), (REVERTED, Problem)):
             harness.chain.deploy(CHAIN, payer.address, lambda calldata, answer=answer: answer)
             before = harness.chain.request_count
-            checked = await harness.settlement.check(
-                smart,
-                requirement_of(),
-                timeout_s=TIMEOUT_S,
-                lookup=harness.settlement.open_lookup("192.0.2.1"),
-                listing_id=LISTING,
-            )
+            checked = await harness.check(smart)
             assert isinstance(checked, kind)
             assert harness.chain.request_count == before + 2
 
@@ -426,10 +420,7 @@ async def test_a_delegated_account_whose_code_refuses_learns_so() -> None:
         payer = harness.payer()
         harness.chain.deploy(CHAIN, payer.address, lambda calldata: NO_ANSWER)
         harness.chain.refuse_transfer(CHAIN, payer.address, payer.nonce)
-        with harness.settlement.open_lookup("192.0.2.1") as lookup:
-            refused = await harness.settlement.check(
-                payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
-            )
+        refused = await harness.check(payer.authorize())
         assert isinstance(refused, Problem)
         assert refused.reason == "invalid_exact_evm_transaction_simulation_failed"
         assert refused.detail is not None

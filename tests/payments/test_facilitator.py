@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.kit.ledger_records import close_of
-from tests.kit.payer import CHAIN, PAY_TO, TIMEOUT_S, USDC, AuthorizationSigner, requirement_of
+from tests.kit.payer import CHAIN, PAY_TO, USDC, AuthorizationSigner
 from tests.kit.settlement import (
     HASTY,
     LISTING,
@@ -94,23 +94,11 @@ async def test_an_authorisation_that_the_facilitator_refuses_is_refused_before_t
     line = ScriptedFacilitator()
     line.answers["verify"] = {"isValid": False, "invalidReason": "blocked\nwallet"}
     async with open_scene(line) as harness:
-        refused = await harness.settlement.check(
-            harness.payer().authorize(),
-            requirement_of(),
-            timeout_s=TIMEOUT_S,
-            lookup=harness.settlement.open_lookup("192.0.2.1"),
-            listing_id=LISTING,
-        )
+        refused = await harness.check(harness.payer().authorize())
         assert isinstance(refused, Problem)
         assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, "blockedwallet")
         line.answers["verify"] = {"isValid": True}
-        covered = await harness.settlement.check(
-            harness.payer().authorize(),
-            requirement_of(),
-            timeout_s=TIMEOUT_S,
-            lookup=harness.settlement.open_lookup("192.0.2.1"),
-            listing_id=LISTING,
-        )
+        covered = await harness.check(harness.payer().authorize())
         assert isinstance(covered, Cover)
 
 
@@ -246,22 +234,15 @@ def is_offered(harness: SettlementHarness) -> bool:
     return harness.settlement.is_offered(USDC, 10_000, LISTING)
 
 
-async def check(harness: SettlementHarness) -> Any:
-    return await harness.settlement.check(
-        harness.payer().authorize(),
-        requirement_of(),
-        timeout_s=TIMEOUT_S,
-        lookup=harness.settlement.open_lookup("192.0.2.1"),
-        listing_id=LISTING,
-    )
-
-
 @pytest.mark.parametrize(("status", "offered"), [(200, True), (401, True), (404, True), (None, False)])
 async def test_nothing_is_offered_before_the_first_response(status: int | None, offered: bool) -> None:
     line = ScriptedFacilitator()
     line.status = status
     async with open_scene(line) as harness:
-        assert (is_offered(harness), harness.settlement.is_reachable(CHAIN)) == (offered, offered)
+        assert (
+            is_offered(harness),
+            harness.settlement.is_reachable(CHAIN),
+        ) == (offered, offered)
 
 
 async def test_a_dead_facilitator_withdraws_the_rail_until_a_probe_succeeds() -> None:
@@ -269,7 +250,7 @@ async def test_a_dead_facilitator_withdraws_the_rail_until_a_probe_succeeds() ->
     async with open_scene(line) as harness:
         line.answers["verify"], line.status = ChainUnavailable("away"), None
         with pytest.raises(ChainUnavailable):
-            await check(harness)
+            await harness.check(harness.payer().authorize())
         assert not is_offered(harness)
         assert not harness.settlement.is_reachable(
             CHAIN
@@ -286,9 +267,9 @@ async def test_a_facilitator_that_responds_again_is_offered_at_once() -> None:
     async with open_scene(line) as harness:
         good, line.answers["verify"] = line.answers["verify"], ChainUnavailable("away")
         with pytest.raises(ChainUnavailable):
-            await check(harness)
+            await harness.check(harness.payer().authorize())
         line.answers["verify"] = good
-        assert isinstance(await check(harness), Cover)
+        assert isinstance(await harness.check(harness.payer().authorize()), Cover)
         assert is_offered(harness)
 
 
@@ -299,7 +280,7 @@ async def test_the_result_of_one_payment_withdraws_nothing(answer: object) -> No
     async with open_scene(line) as harness:
         line.answers["verify"] = answer
         with contextlib.suppress(ChainUnavailable):
-            await check(harness)
+            await harness.check(harness.payer().authorize())
         assert is_offered(harness)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.chain_blocks import REVERTED, Wallet, authorizing_token
-from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, requirement_of
+from tests.kit.payer import CHAIN, USDC, AuthorizationSigner
 from tests.kit.settlement import (
     HASTY,
     LISTING,
@@ -39,19 +39,15 @@ from tollway.payments.settlement_rules import CODE_REVERTS_MAX, WALLET_BUDGET_DI
 KEY = make_gas_key().address
 
 
-def is_offered(harness: SettlementHarness, units: int = 10_000, **asset: Any) -> bool:
-    return harness.gas_budget.is_offered(replace(USDC, **asset), units, LISTING)
-
-
 async def test_offers_a_price_that_can_be_settled() -> None:
     async with SettlementHarness() as harness:
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 @pytest.mark.parametrize(("units", "offered"), [(1_000, True), (999, False)])
 async def test_a_price_below_the_minimum_is_not_offered(units: int, offered: bool) -> None:
     async with SettlementHarness() as harness:
-        assert is_offered(harness, units) is offered
+        assert harness.is_offered(units) is offered
 
 
 async def test_the_minimum_price_follows_the_gas_price() -> None:
@@ -60,17 +56,17 @@ async def test_the_minimum_price_follows_the_gas_price() -> None:
         for gas_price_wei, units in ((10**7, 27_000), (4 * 10**7, 108_000), (10**6, 2_700)):
             harness.chain.set_fees(CHAIN, base_fee_wei=gas_price_wei - 10**5, tip_wei=10**5)
             await harness.gas_budget.refresh()
-            assert is_offered(harness, units)
-            assert not is_offered(harness, units - 1)
+            assert harness.is_offered(units)
+            assert not harness.is_offered(units - 1)
 
 
 async def test_only_tokens_that_take_authorisations_on_networks_with_a_key() -> None:
     async with SettlementHarness() as harness:
-        assert not is_offered(harness, domain=None)
-        assert not is_offered(harness, token=None)
-        assert not is_offered(harness, chain_id=1)
+        assert not harness.is_offered(domain=None)
+        assert not harness.is_offered(token=None)
+        assert not harness.is_offered(chain_id=1)
     async with SettlementHarness(rules=settlement_rules(gas_keys=())) as harness:
-        assert not is_offered(harness)
+        assert not harness.is_offered()
 
 
 @pytest.mark.parametrize(("base_fee_wei", "offered"), [(10**9 - 10**6, True), (10**9, False)])
@@ -78,7 +74,7 @@ async def test_a_gas_price_above_the_maximum_withdraws_the_rail(base_fee_wei: in
     async with SettlementHarness() as harness:
         harness.chain.set_fees(CHAIN, base_fee_wei=base_fee_wei, tip_wei=10**6)
         await harness.gas_budget.refresh()
-        assert is_offered(harness) is offered
+        assert harness.is_offered() is offered
 
 
 async def test_a_key_below_its_floor_withdraws_the_rail_and_settles_claimed_calls() -> None:
@@ -86,22 +82,22 @@ async def test_a_key_below_its_floor_withdraws_the_rail_and_settles_claimed_call
         call = await harness.claim()
         harness.chain.fund_gas(CHAIN, KEY, 10**15 - 1)
         await harness.gas_budget.refresh()
-        assert not is_offered(harness)
+        assert not harness.is_offered()
         assert isinstance(await call.settle(), Settled)
         harness.chain.fund_gas(CHAIN, KEY, 10**16)
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 async def test_a_listing_has_a_budget_of_its_own_for_a_day() -> None:
     gas_price = 2 * 10**7 + 10**6
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=60_000 * gas_price)) as harness:
-        assert is_offered(harness)
+        assert harness.is_offered()
         assert isinstance(await (await harness.claim()).settle(), Settled)
-        assert not is_offered(harness)  # by what it may cost at most
+        assert not harness.is_offered()  # by what it may cost at most
         assert harness.gas_budget.is_offered(USDC, 10_000, ListingId("api_2"))
         await harness.gas_budget.refresh()
-        assert is_offered(harness)  # by what it did cost
+        assert harness.is_offered()  # by what it did cost
         assert await harness.gas.gas_spent_wei(CHAIN, since_ms=0) == {LISTING: 60_000 * (10**7 + 10**6)}
 
 
@@ -110,13 +106,13 @@ async def test_a_budget_spent_by_another_gateway_counts_at_the_next_refresh() ->
         SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness,
         harness.another() as other,
     ):
-        assert is_offered(other)
+        assert other.is_offered()
         assert isinstance(await (await harness.claim()).settle(), Settled)
         await other.gas_budget.refresh()
-        assert not is_offered(other)
+        assert not other.is_offered()
         other.pass_time(86_401)
         await other.gas_budget.refresh()
-        assert is_offered(other)
+        assert other.is_offered()
 
 
 async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None:
@@ -137,7 +133,7 @@ async def test_many_listings_of_one_provider_do_not_drain_the_gas_keys() -> None
         assert sum((await harness.gas.gas_spent_wei(CHAIN, since_ms=0)).values()) == 5 * gas * gas_price
         harness.pass_time(86_401)
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 GAS_WEI = 60_000 * (10**7 + 10**6)
@@ -155,20 +151,10 @@ def proxy(harness: SettlementHarness, number: int, *, code_hash: bytes | None = 
     return payer
 
 
-async def check(harness: SettlementHarness, payer: AuthorizationSigner) -> Any:
-    return await harness.settlement.check(
-        payer.authorize(),
-        requirement_of(),
-        timeout_s=TIMEOUT_S,
-        lookup=harness.settlement.open_lookup("192.0.2.1"),
-        listing_id=LISTING,
-    )
-
-
 async def settle_until_refused(harness: SettlementHarness, payers: Iterable[AuthorizationSigner]) -> int:
     """The number of transactions on the chain before one was refused because its part of the gas was used."""
     for number, payer in enumerate(payers):
-        refused = await check(harness, payer)
+        refused = await harness.check(payer.authorize())
         if isinstance(refused, Problem):
             assert (refused.code, refused.reason) == (Code.PAYMENT_METHOD_UNSUPPORTED, "wallet_gas_budget")
             return number
@@ -181,14 +167,14 @@ async def test_proxies_of_one_reverting_code_are_refused_without_effect_on_other
     async with SettlementHarness() as harness:
         many = (proxy(harness, number) for number in range(60))
         assert await settle_until_refused(harness, many) == CODE_REVERTS_MAX
-        assert is_offered(harness)
+        assert harness.is_offered()
         other = proxy(harness, 5_000, code_hash=keccak256(b"another code"))
-        assert isinstance(await check(harness, other), Cover)
+        assert isinstance(await harness.check(other.authorize()), Cover)
         plain = harness.payer("a plain wallet", valid_before=harness.now_ms // 1000 + 80_000)
-        assert isinstance(await check(harness, plain), Cover)
+        assert isinstance(await harness.check(plain.authorize()), Cover)
         assert isinstance(await (await harness.claim(plain)).settle(), Settled)
         async with harness.another() as other_gateway:
-            assert isinstance(await check(other_gateway, proxy(harness, 6_000)), Problem)
+            assert isinstance(await other_gateway.check(proxy(harness, 6_000).authorize()), Problem)
         harness.pass_time(86_401)
         await harness.gas_budget.refresh()
         assert harness.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
@@ -199,7 +185,7 @@ async def test_wallets_of_many_codes_use_at_most_their_part_of_the_budget(budget
     async with SettlementHarness(rules=settlement_rules(**{budget: 40 * GAS_WEI})) as harness:
         many = (proxy(harness, number, code_hash=keccak256(b"code %d" % number)) for number in range(60))
         assert await settle_until_refused(harness, many) == 40 // WALLET_BUDGET_DIVISOR
-        assert is_offered(harness)
+        assert harness.is_offered()
         plain = harness.payer("a plain wallet", valid_before=harness.now_ms // 1000 + 80_000)
         assert isinstance(await (await harness.claim(plain)).settle(), Settled)
 
@@ -224,7 +210,7 @@ async def test_while_costs_of_wallets_with_code_are_unknown_only_plain_wallets_a
     fresh = SettlementHarness()
     fresh.gas.is_away_for_code = True
     async with fresh:
-        assert is_offered(fresh)
+        assert fresh.is_offered()
         assert not fresh.gas_budget.is_wallet_served(CHAIN, LISTING, bytes(32))
         assert isinstance(await (await fresh.claim()).settle(), Settled)
 
@@ -246,10 +232,10 @@ async def test_price_requests_do_not_change_a_spent_budget() -> None:
     async with SettlementHarness(rules=settlement_rules(listing_budget_wei=1)) as harness:
         assert isinstance(await (await harness.claim()).settle(), Settled)
         await harness.gas_budget.refresh()
-        assert not is_offered(harness)
+        assert not harness.is_offered()
         for number in range(10_001):  # a client requests the 402 of each listing
             assert harness.gas_budget.is_offered(USDC, 10_000, ListingId(f"other_{number}"))
-        assert not is_offered(harness)
+        assert not harness.is_offered()
         asked: list[Any] = []
         gas_spent_wei = harness.gas.gas_spent_wei
 
@@ -260,7 +246,7 @@ async def test_price_requests_do_not_change_a_spent_budget() -> None:
         harness.gas.gas_spent_wei = count  # type: ignore[method-assign]  # the fake's own hook
         await harness.gas_budget.refresh()
         assert asked == [CHAIN]
-        assert not is_offered(harness)
+        assert not harness.is_offered()
 
 
 async def test_a_cost_noted_during_the_read_of_the_ledger_counts() -> None:
@@ -274,7 +260,7 @@ async def test_a_cost_noted_during_the_read_of_the_ledger_counts() -> None:
 
         harness.gas.gas_spent_wei = be_overtaken  # type: ignore[method-assign]  # the fake's own hook
         await harness.gas_budget.refresh()
-        assert not is_offered(harness)
+        assert not harness.is_offered()
 
 
 async def test_slow_sums_of_the_ledger_are_read_less_often() -> None:
@@ -301,26 +287,26 @@ async def test_nothing_is_offered_from_a_stale_state() -> None:
         harness.chain.disconnect(CHAIN)
         harness.pass_time(CHECKS_UNTIL_STALE * harness.limits.gas_refresh_s)
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
         harness.pass_time(1)
-        assert not is_offered(harness)
+        assert not harness.is_offered()
         assert harness.gas_budget.latest_fees(CHAIN) is None
         harness.chain.reconnect(CHAIN)
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 async def test_nothing_is_offered_before_the_first_refresh() -> None:
-    assert not is_offered(SettlementHarness())
+    assert not SettlementHarness().is_offered()
 
 
 async def test_a_failing_key_is_not_used_until_the_next_refresh() -> None:
     async with SettlementHarness() as harness:
         harness.gas_budget.mark_failing(CHAIN, KEY)
-        assert not is_offered(harness)
+        assert not harness.is_offered()
         assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True) is None
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +322,7 @@ async def test_a_token_with_another_domain_is_not_offered(token: Wallet, offered
     harness = SettlementHarness()
     harness.chain.deploy(CHAIN, TOKEN, token)
     async with harness:
-        assert is_offered(harness) is offered
+        assert harness.is_offered() is offered
 
 
 async def test_a_token_is_checked_until_its_domain_is_correct() -> None:
@@ -345,7 +331,7 @@ async def test_a_token_is_checked_until_its_domain_is_correct() -> None:
     async with harness:
         harness.chain.deploy(CHAIN, TOKEN, authorizing_token(USDC))
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
         asked = harness.chain.requests["call_contract", CHAIN]
         await harness.gas_budget.refresh()
         assert harness.chain.requests["call_contract", CHAIN] == asked
@@ -473,8 +459,8 @@ async def test_a_facilitator_pays_its_own_gas() -> None:
     rules = settlement_rules(gas_keys=(), facilitator=facilitator_at())
     facilitator = FacilitatorClient(facilitator_at(), ScriptedFacilitator())
     async with SettlementHarness(rules=rules, facilitators={CHAIN: facilitator}) as harness:
-        assert is_offered(harness)
-        assert not is_offered(harness, 999)
+        assert harness.is_offered()
+        assert not harness.is_offered(999)
 
 
 async def test_a_failure_causes_an_early_refresh() -> None:
@@ -488,7 +474,7 @@ async def test_a_failure_causes_an_early_refresh() -> None:
             running.cancel()
         harness.gas.away = False
         await harness.gas_budget.refresh()
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 @pytest.mark.parametrize("outage", ["storage", "chain"])
@@ -508,7 +494,7 @@ async def test_refreshing_continues_after_an_outage(outage: str) -> None:
                     assert not running.done()
                     await asyncio.sleep(0.001)
             running.cancel()
-        assert is_offered(harness)
+        assert harness.is_offered()
 
 
 # ---- The metrics: each end once, seconds since the signature, balances and sequences at each refresh.

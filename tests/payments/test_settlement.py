@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from tests.kit.chain_blocks import parse_sent
 from tests.kit.ledger_records import close_of
-from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, AuthorizationSigner, requirement_of
+from tests.kit.payer import CHAIN, TIMEOUT_S, USDC, requirement_of
 from tests.kit.settlement import (
     HASTY,
     LISTING,
@@ -352,16 +352,6 @@ async def test_recovery_finishes_a_settlement_cancelled_at_any_step(harness: Set
 # ---- The check before the call.
 
 
-async def check(
-    harness: SettlementHarness, payer: AuthorizationSigner, address: str = "192.0.2.1"
-) -> Cover | Problem:
-    """A look-up of a call that is not charged."""
-    with harness.settlement.open_lookup(address) as lookup:
-        return await harness.settlement.check(
-            payer.authorize(), requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
-        )
-
-
 @pytest.mark.parametrize("end", ["settled", "failed", "undecided", "undecided before it was sent"])
 async def test_each_outcome_is_one_line_in_the_log_without_secrets(
     hasty: SettlementHarness, end: str
@@ -396,7 +386,7 @@ async def test_a_call_moved_by_another_gateway_is_not_counted(harness: Settlemen
 
 async def test_a_valid_authorisation_is_covered_after_one_round_trip(harness: SettlementHarness) -> None:
     before = harness.chain.request_count
-    assert await check(harness, harness.payer(balance=25_000)) == Cover(
+    assert await harness.check(harness.payer(balance=25_000).authorize()) == Cover(
         balance_units=25_000, block_number=harness.chain.head(CHAIN).number
     )
     assert harness.chain.request_count == before + 1
@@ -415,7 +405,7 @@ async def test_a_valid_authorisation_is_covered_after_one_round_trip(harness: Se
 async def test_an_authorisation_that_would_not_pay_is_refused(
     harness: SettlementHarness, change: Any, code: Code
 ) -> None:
-    refused = await check(harness, harness.payer(**change))
+    refused = await harness.check(harness.payer(**change).authorize())
     assert isinstance(refused, Problem)
     assert refused.code is code
 
@@ -436,7 +426,7 @@ async def test_look_ups_of_one_authorisation_without_charged_calls_are_limited(
 ) -> None:
     payer = harness.payer()
     before = harness.chain.request_count
-    told = [await check(harness, payer) for _ in range(harness.limits.lookups_per_minute + 5)]
+    told = [await harness.check(payer.authorize()) for _ in range(harness.limits.lookups_per_minute + 5)]
     assert [one.code for one in told if isinstance(one, Problem)] == [Code.RATE_LIMITED] * 5
     assert harness.chain.request_count == before + harness.limits.lookups_per_minute
 
@@ -444,9 +434,9 @@ async def test_look_ups_of_one_authorisation_without_charged_calls_are_limited(
 async def test_look_ups_of_worthless_authorisations_are_limited(harness: SettlementHarness) -> None:
     junk = harness.payer(balance=0)
     for _ in range(harness.limits.lookups_per_minute):
-        await check(harness, junk)
+        await harness.check(junk.authorize())
     before = harness.chain.request_count
-    refused = await check(harness, junk)
+    refused = await harness.check(junk.authorize())
     assert isinstance(refused, Problem)
     assert refused.code is Code.RATE_LIMITED
     assert harness.chain.request_count == before
@@ -458,18 +448,15 @@ async def test_worthless_authorisations_in_a_wallets_name_do_not_use_its_quota(
     owner = harness.payer()
     forged = replace(owner.authorize(), signature=b"\x01" * 64 + b"\x1b")
     for number in range(harness.limits.lookups_per_minute + 1):
-        with harness.settlement.open_lookup(f"198.51.100.{number}") as lookup:
-            await harness.settlement.check(
-                forged, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
-            )
-    assert isinstance(await check(harness, owner), Cover)
+        await harness.check(forged, f"198.51.100.{number}")
+    assert isinstance(await harness.check(owner.authorize()), Cover)
 
 
 async def test_an_unavailable_chain_is_not_a_refusal(harness: SettlementHarness) -> None:
     payer = harness.payer()
     harness.chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
-        await check(harness, payer)
+        await harness.check(payer.authorize())
 
 
 async def test_the_settlement_deadline_is_a_limit() -> None:
@@ -540,10 +527,10 @@ async def test_the_receipt_of_a_large_value_needs_agreement(hasty: SettlementHar
 async def test_the_check_of_a_large_value_needs_agreement(harness: SettlementHarness) -> None:
     harness.chain.leave_one_node(CHAIN)
     harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", 10**7),))
-    assert isinstance(await check(harness, harness.payer()), Cover)
+    assert isinstance(await harness.check(harness.payer().authorize()), Cover)
     harness.rules[CHAIN] = replace(harness.rules[CHAIN], agreement_above=(("USDC", 10**7 - 1),))
     with pytest.raises(ChainUnavailable):
-        await check(harness, harness.payer("another"))
+        await harness.check(harness.payer("another").authorize())
 
 
 # ---- Settlements without a waiter: orphaned when they are due, and never twice.

@@ -21,11 +21,9 @@ from tests.kit.payer import (
     CHAIN,
     DEPLOY_CALL,
     FACTORY,
-    TIMEOUT_S,
     USDC,
     WALLET,
     UndeployedSigner,
-    requirement_of,
     wrap,
 )
 from tests.kit.settlement import (
@@ -88,19 +86,12 @@ def newcomer(harness: SettlementHarness, number: int = 0, **given: Any) -> Undep
     return payer
 
 
-async def check(harness: SettlementHarness, authorization: Authorization) -> Cover | Problem:
-    with harness.settlement.open_lookup("192.0.2.1") as lookup:
-        return await harness.settlement.check(
-            authorization, requirement_of(), timeout_s=TIMEOUT_S, lookup=lookup, listing_id=LISTING
-        )
-
-
 # ---- Paid.
 
 
 async def test_one_transaction_deploys_the_wallet_and_pays(harness: SettlementHarness) -> None:
     payer = newcomer(harness)
-    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert isinstance(await harness.check(payer.authorize()), Cover)
     assert harness.chain.broadcasts == []
 
     call = await harness.claim(payer)
@@ -125,7 +116,7 @@ async def test_a_wallet_with_code_pays_by_the_signature_in_the_wrapper(
     """Whatever factory the wrapper names: it is not called."""
     payer = replace(newcomer(harness), factory=factory)
     harness.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
-    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert isinstance(await harness.check(payer.authorize()), Cover)
     assert isinstance(await (await harness.claim(payer)).settle(), Settled)
     sent = parse_sent(harness.chain.broadcasts[0])
     assert sent.recipient == TOKEN
@@ -254,7 +245,7 @@ SIMULATION_FAILED = AuthorizationReason.SIMULATION_FAILED
 async def assert_refused(
     harness: SettlementHarness, authorization: Authorization, reason: AuthorizationReason
 ) -> Problem:
-    refused = await check(harness, authorization)
+    refused = await harness.check(authorization)
     assert isinstance(refused, Problem), refused
     assert (refused.code, refused.reason) == (Code.PAYMENT_VERIFICATION_FAILED, reason.value)
     assert harness.chain.broadcasts == []
@@ -337,7 +328,7 @@ async def test_the_simulation_has_the_gas_of_a_deployment() -> None:
     chain = WatchedMemoryChain()
     async with open_harness(limits=limits, chain=chain) as harness:
         payer = newcomer(harness)
-        assert isinstance(await check(harness, payer.authorize()), Cover)
+        assert isinstance(await harness.check(payer.authorize()), Cover)
         assert chain.gas == [limits.settlement_gas_max, 300_001, 300_001]
         assert isinstance(await (await harness.claim(payer)).settle(), Settled)
         assert parse_sent(chain.broadcasts[0]).gas == 300_001
@@ -389,7 +380,7 @@ async def test_a_facilitator_gets_the_wrapped_signature_of_an_allowed_factory_on
         foreign = replace(payer, factory=OTHER_FACTORY)
         await assert_refused(harness, foreign.authorize(), FACTORY_REFUSED)
         assert line.requests == []
-        assert isinstance(await check(harness, payer.authorize()), Cover)
+        assert isinstance(await harness.check(payer.authorize()), Cover)
         line.settling = await harness.claim(payer)
         assert isinstance(await line.settling.settle(), Settled)
     shown = [content["paymentPayload"]["payload"]["signature"] for _, content, _ in line.requests]
@@ -412,10 +403,10 @@ async def test_a_spent_budget_of_wallets_with_code_refuses(budget: str) -> None:
     async with open_harness(rules=rules) as harness:
         call = await harness.claim(newcomer(harness))
         assert isinstance(await call.settle(), Settled)
-        refused = await check(harness, newcomer(harness, 1).authorize())
+        refused = await harness.check(newcomer(harness, 1).authorize())
         assert isinstance(refused, Problem)
         assert refused.reason == AuthorizationReason.WALLET_GAS.value
-        assert isinstance(await check(harness, harness.payer().authorize()), Cover), "a plain wallet"
+        assert isinstance(await harness.check(harness.payer().authorize()), Cover), "a plain wallet"
 
 
 async def test_a_factory_whose_deployments_revert_is_not_called_any_more(harness: SettlementHarness) -> None:
@@ -428,7 +419,7 @@ async def test_a_factory_whose_deployments_revert_is_not_called_any_more(harness
     await harness.gas_budget.refresh()
     record = (await harness.gas.reverting_codes(CHAIN, since_ms=0))[COUNTED_AS]
     assert record == CodeRecord(signed=CODE_REVERTS_MAX, reverted=CODE_REVERTS_MAX)
-    refused = await check(harness, newcomer(harness, CODE_REVERTS_MAX).authorize())
+    refused = await harness.check(newcomer(harness, CODE_REVERTS_MAX).authorize())
     assert isinstance(refused, Problem)
     assert refused.reason == AuthorizationReason.WALLET_GAS.value
 
@@ -440,7 +431,7 @@ async def test_a_wallet_deployed_since_its_check_pays_without_a_deployment(
     harness: SettlementHarness,
 ) -> None:
     payer = newcomer(harness)
-    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert isinstance(await harness.check(payer.authorize()), Cover)
     call = await harness.claim(payer)
     harness.chain.deploy(CHAIN, payer.wallet, lambda calldata: CONFIRMED)
     assert isinstance(await call.settle(), Settled)
@@ -459,7 +450,7 @@ async def test_a_wallet_deployed_between_two_simulations_pays_without_a_deployme
 
 async def test_a_transaction_that_fails_since_its_check_is_not_sent(harness: SettlementHarness) -> None:
     payer = newcomer(harness)
-    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert isinstance(await harness.check(payer.authorize()), Cover)
     call = await harness.claim(payer)
     harness.chain.refuse_transfer(CHAIN, payer.wallet, payer.nonce)
     assert await call.settle() == NotSettled(reason=SIMULATION_FAILED.value)
@@ -478,7 +469,7 @@ async def test_an_account_that_ends_its_delegation_since_its_check_has_no_other_
     harness: SettlementHarness,
 ) -> None:
     payer = delegating_payer(harness)
-    assert isinstance(await check(harness, payer.authorize()), Cover)
+    assert isinstance(await harness.check(payer.authorize()), Cover)
     call = await harness.claim(payer)
     harness.chain.remove_code(CHAIN, payer.address)
     assert await call.settle() == NotSettled(reason=SIMULATION_FAILED.value)
@@ -721,7 +712,7 @@ async def test_an_unavailable_chain_is_no_refusal(harness: SettlementHarness) ->
     payer = newcomer(harness)
     harness.chain.disconnect(CHAIN)
     with pytest.raises(ChainUnavailable):
-        await check(harness, payer.authorize())
+        await harness.check(payer.authorize())
 
 
 async def test_a_network_without_a_key_signs_nothing() -> None:

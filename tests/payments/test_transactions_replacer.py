@@ -9,10 +9,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from tests.kit.chain_blocks import parse_sent
-from tests.kit.payer import CHAIN, USDC
+from tests.kit.payer import CHAIN
 from tests.kit.settlement import (
     HASTY,
-    LISTING,
     ClaimedCall,
     SettlementHarness,
     make_gas_key,
@@ -326,22 +325,18 @@ def long_payer(harness: SettlementHarness, number: int = 1) -> Any:
     return harness.payer(nonce=bytes([number]) * 32, valid_before=harness.now_ms // 1000 + 3_600)
 
 
-def is_offered(harness: SettlementHarness) -> bool:
-    return harness.gas_budget.is_offered(USDC, 10_000, LISTING)
-
-
 async def test_a_stuck_key_is_neither_offered_nor_chosen(
     harness: SettlementHarness,
 ) -> None:
     first = await harness.leave_orphaned(payer=long_payer(harness))
     await look_often(harness)
-    assert not is_offered(harness)
+    assert not harness.is_offered()
     assert harness.gas_budget.choose_sequence(CHAIN, is_claimed=True) is None
     late = await harness.leave_orphaned(payer=long_payer(harness, 2))
     assert await attempts_of(late) == ()  # it does not queue up behind the first
     harness.chain.mine_sent(CHAIN)
     await harness.gas_budget.refresh()
-    assert is_offered(harness)
+    assert harness.is_offered()
     await harness.sweep()
     harness.chain.mine_sent(CHAIN)
     await harness.sweep()
@@ -354,7 +349,7 @@ async def test_another_key_settles_the_calls_of_a_stuck_key() -> None:
         harness.chain.is_automining = False
         call = await harness.leave_orphaned(payer=long_payer(harness))
         await look_often(harness)
-        assert is_offered(harness)
+        assert harness.is_offered()
         sequence = harness.gas_budget.choose_sequence(CHAIN)
         assert sequence is not None
         assert sequence.key.address == keys[1].address
@@ -396,7 +391,7 @@ async def test_missing_nonces_below_waiting_transactions_are_filled(harness: Set
     assert {one.raw for one in fillers} <= set(harness.chain.broadcasts)
     harness.chain.mine_sent(CHAIN)
     await harness.gas_budget.refresh()
-    assert is_offered(harness)
+    assert harness.is_offered()
     await harness.sweep()
     assert await call.read_state() is CallState.CONSUMED
     assert (await harness.ledger.audit()).is_balanced
@@ -422,11 +417,11 @@ async def test_a_filler_is_not_a_settlement_attempt(harness: SettlementHarness) 
 async def test_a_sequence_ahead_of_the_chain_goes_back(harness: SettlementHarness) -> None:
     await harness.gas.raise_nonce(CHAIN, KEY, 10**9)
     await look_often(harness)
-    assert not is_offered(harness)
+    assert not harness.is_offered()
     await harness.sweep()
     assert await harness.gas.next_nonce(CHAIN, KEY) == 0
     await harness.gas_budget.refresh()
-    assert is_offered(harness)
+    assert harness.is_offered()
     harness.chain.is_automining = True
     assert isinstance(await (await harness.claim()).settle(), Settled)
 
