@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tollway.bounded_cache import BoundedCache
+from tollway.bounded_cache import BoundedCache, BoundedDict
 
 
 def make_cache(
@@ -22,6 +22,13 @@ def test_the_least_recently_used_entry_goes_first() -> None:
     assert [cache.find(key) for key in "abcd"] == [0, None, 2, 3]
     with pytest.raises(KeyError):
         cache.touch("b")
+
+
+def test_a_bounded_dictionary_ends_what_was_written_least_recently() -> None:
+    known: BoundedDict[str, int] = BoundedDict(entries_max=3)
+    for number, key in enumerate("abcad"):
+        known[key] = number
+    assert list(known.items()) == [("c", 2), ("a", 3), ("d", 4)]
 
 
 def test_as_many_entries_go_as_the_bytes_of_a_new_one_need() -> None:

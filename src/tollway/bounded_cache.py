@@ -1,4 +1,5 @@
-"""A cache that is bounded by entries and by bytes, for keys or values whose size a caller or a provider chooses.
+"""A cache that is bounded by entries and by bytes, for keys or values whose size a caller or a provider chooses; and a dictionary that is
+bounded by entries alone, for those of a fixed size.
 
 A cache that is bounded by entries alone holds as many bytes as an attacker likes: 8,192 headers of 30 KiB are 240 MiB. Here an entry over
 `entry_bytes_max` is not stored at all, and the least recently used entries go until the others fit. The bytes of an entry are counted by
@@ -13,6 +14,22 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+class BoundedDict(OrderedDict[K, V]):
+    """A dictionary of at most `entries_max` entries: a new one ends the entry that was written or moved to the end least recently."""
+
+    __slots__ = ("_entries_max",)
+
+    def __init__(self, *, entries_max: int) -> None:
+        super().__init__()
+        self._entries_max = entries_max
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._entries_max:
+            self.popitem(last=False)
 
 
 class BoundedCache(Generic[K, V]):

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import structlog
 
 from tollway.background import BackgroundTask, TaskName, run_all
+from tollway.bounded_cache import BoundedDict
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import AccountFacts, Fees, SettlementChain
 from tollway.chain.tokens import find_domain_fault
@@ -272,7 +273,7 @@ class GasBudget:
         self._next_sum_s = float("-inf")
         self._costs: deque[tuple[SettlementAttempt, int]] = deque(maxlen=COSTS_KEPT)
         self._wallet_costs: deque[tuple[SettlementAttempt, int, bool]] = deque(maxlen=COSTS_KEPT)
-        self._counted: dict[TxHash, None] = {}
+        self._counted: BoundedDict[TxHash, None] = BoundedDict(entries_max=COSTS_KEPT)
         self._has_failure = asyncio.Event()
         self._metrics = metrics
         self._rail_status = RailStatus(self._rules, metrics)
@@ -424,8 +425,6 @@ class GasBudget:
         if attempt.tx_hash not in self._counted:  # recovery reads a receipt again until it is deep enough
             self._counted[attempt.tx_hash] = None
             self._metrics.spent(attempt.chain_id, attempt.sender, cost_wei)
-            if len(self._counted) > COSTS_KEPT:
-                del self._counted[next(iter(self._counted))]
         self._costs.append((attempt, cost_wei))
         self._wallet_costs.append((attempt, cost_wei, is_reverted))  # the ledger knows which payers have code
         if attempt.code_hash is not None and is_reverted:

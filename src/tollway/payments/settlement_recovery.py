@@ -14,6 +14,7 @@ from functools import partial
 import structlog
 
 from tollway.background import describe_failure, run_all, run_contained
+from tollway.bounded_cache import BoundedDict
 from tollway.call_trace import TraceSampler, find_current_trace, running_trace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import (
@@ -118,10 +119,9 @@ class SettlementRecovery:
         self._limits = limits
         self._now_ms = now_ms
         self._metrics = metrics
-        self._expired: dict[
-            CallId, int
-        ] = {}  # the head at which an unused authorisation was first read as expired
-        self._requested_ms: dict[CallId, int] = {}
+        # The head at which an unused authorisation was first read as expired.
+        self._expired: BoundedDict[CallId, int] = BoundedDict(entries_max=REMEMBERED_MAX)
+        self._requested_ms: BoundedDict[CallId, int] = BoundedDict(entries_max=REMEMBERED_MAX)
         self._deploying: dict[tuple[ChainId, Address], CallId] = {}
 
     async def run_once(self) -> None:
@@ -287,8 +287,6 @@ class SettlementRecovery:
         call_id, head = orphan.call.call_id, facts.head_number
         first = self._expired.get(call_id)
         if first is None or head < first:
-            while len(self._expired) >= REMEMBERED_MAX:
-                self._expired.pop(next(iter(self._expired)))
             self._expired[call_id] = head
         elif head - first + 1 >= orphan.depth:
             authorization = orphan.call.authorization
@@ -366,8 +364,6 @@ class SettlementRecovery:
         call_id, now_ms = orphan.call.call_id, self._now_ms()
         if 0 <= now_ms - self._requested_ms.get(call_id, 0) < SETTLE_AGAIN_MS:
             return
-        while len(self._requested_ms) >= REMEMBERED_MAX:
-            self._requested_ms.pop(next(iter(self._requested_ms)))
         self._requested_ms[call_id] = now_ms
         authorization = orphan.call.authorization
         timeout_s = max(1, authorization.valid_before - now_ms // 1000)

@@ -10,10 +10,10 @@ The signer must be one of the payers: keys are checked first, then at most four 
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tollway.bounded_cache import BoundedDict
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, ChainReader, LookupQuota, NotMined, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, Refusal, StorageUnavailable, TollwayError
@@ -123,10 +123,10 @@ class SignerCheck:
     def __init__(self, verifier: SignatureVerifier) -> None:
         self._verifier = verifier
         # Contract wallets that accepted a signature lately are not charged: otherwise each of their calls would cost a look-up.
-        self._wallets: OrderedDict[tuple[ChainId, Address], None] = OrderedDict()
+        self._wallets: BoundedDict[tuple[ChainId, Address], None] = BoundedDict(entries_max=WALLETS_MAX)
         # The calls of each wallet, less two for each claim. It limits a wallet that accepts every signature and buys
         # nothing.
-        self._unclaimed: OrderedDict[tuple[ChainId, Address], int] = OrderedDict()
+        self._unclaimed: BoundedDict[tuple[ChainId, Address], int] = BoundedDict(entries_max=WALLETS_MAX)
 
     async def find_signers(
         self, presented: PresentedProof, chain_id: ChainId, payers: Iterable[Address]
@@ -150,9 +150,6 @@ class SignerCheck:
     def _count_unclaimed(self, key: tuple[ChainId, Address]) -> int:
         """Counts one check more. The count stops one above the maximum, so that one claim brings it below."""
         count = self._unclaimed[key] = min(self._unclaimed.get(key, 0), UNCLAIMED_MAX) + 1
-        self._unclaimed.move_to_end(key)
-        if len(self._unclaimed) > WALLETS_MAX:
-            self._unclaimed.popitem(last=False)
         return count
 
     async def _is_contract_signer(self, presented: PresentedProof, chain_id: ChainId, payer: Address) -> bool:
@@ -166,9 +163,6 @@ class SignerCheck:
             if self._count_unclaimed(key) > UNCLAIMED_MAX:
                 presented.charge.keep()
             self._wallets[key] = None
-            self._wallets.move_to_end(key)
-            if len(self._wallets) > WALLETS_MAX:
-                self._wallets.popitem(last=False)
         else:
             self._wallets.pop(key, None)
         return is_signer
@@ -272,7 +266,9 @@ class TransactionVerifier:
         self._signer_check = SignerCheck(signature_verifier)
         self.lookup = TransactionLookup(chains)
         # Only payments that have bought something: the ledger decides whether a call is the first of its payment.
-        self._known: OrderedDict[TxHash, tuple[SpendablePayment, ...]] = OrderedDict()
+        self._known: BoundedDict[TxHash, tuple[SpendablePayment, ...]] = BoundedDict(
+            entries_max=KNOWN_PAYMENTS_MAX
+        )
 
     async def find_spendable(
         self,
@@ -374,9 +370,6 @@ class TransactionVerifier:
             self._known[tx_hash] = tuple(
                 replace(one, is_first=False) if one.is_first else one for one in spendables
             )
-            self._known.move_to_end(tx_hash)
-            if len(self._known) > KNOWN_PAYMENTS_MAX:
-                self._known.popitem(last=False)
         return found
 
     async def _match(
