@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.kit.chain import MemoryChain
+from tests.kit.chain_blocks import CONFIRMED
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream, say_nothing
-from tollway.chain.port import ContractResult
-from tollway.errors import ChainUnavailable, EndpointNotAllowed, UpstreamBadResponse, UpstreamUnreachable
+from tollway.errors import EndpointNotAllowed, UpstreamBadResponse, UpstreamUnreachable
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.ids import ChainId, ListingId
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -129,25 +130,10 @@ class Names:
 
 
 @dataclass
-class Chain:
-    """`payload` None: the chain is away."""
-
-    chain_ids: tuple[ChainId, ...] = (CHAIN,)
-    payload: bytes | None = b""
-    asked: int = 0
-
-    async def call_contract(self, *args: object, **more: object) -> ContractResult:
-        self.asked += 1
-        if self.payload is None:
-            raise ChainUnavailable
-        return ContractResult(reverted=False, payload=self.payload)
-
-
-@dataclass
 class Harness:
     upstream: LoopbackUpstream
     txt_records: Names
-    chain: Chain
+    chain: MemoryChain
     checker: OwnershipChecker
     pages: dict[str, bytes] = field(default_factory=dict)
     status: int = 200
@@ -181,12 +167,12 @@ class Harness:
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     limits: Limits = getattr(request, "param", LIMITS)
     async with run_upstream() as upstream:
-        txt_records, chain = Names(), Chain()
+        txt_records, chain = Names(), MemoryChain(CHAIN)
         http_client = HttpClient(limits=limits, allow_private=True)
         checker = OwnershipChecker(
             http_client=http_client,
             txt_records=txt_records,
-            verifier=SignatureVerifier(chain, limits=limits),  # type: ignore[arg-type] # only wallets are used
+            verifier=SignatureVerifier(chain, limits=limits),
             gateway="https://gw.example.com",
             limits=limits,
         )
@@ -291,16 +277,16 @@ async def test_other_signatures_prove_nothing(harness: Harness) -> None:
 async def test_a_contract_wallet_is_called_on_its_chain(harness: Harness) -> None:
     harness.pages[DOCUMENT_PATH] = harness.document("0x" + "12" * 40)
     assert (await harness.see())["signature"] == "not_found"
-    harness.chain.payload = bytes.fromhex("1626ba7e").ljust(32, b"\0")
+    harness.chain.deploy(CHAIN, PAYEE.address, lambda calldata: CONFIRMED)
     assert (await harness.see())["signature"] == "proved"
-    harness.chain.payload = None
+    harness.chain.disconnect(CHAIN)
     assert (await harness.see())["signature"] == "unreachable"
 
 
 async def test_no_more_than_a_few_signatures_are_looked_at(harness: Harness) -> None:
     harness.pages[DOCUMENT_PATH] = harness.document(*["0x" + "12" * 40] * 100)
     assert (await harness.see())["signature"] == "not_found"
-    assert harness.chain.asked == 8
+    assert harness.chain.request_count == 8
 
 
 @pytest.mark.parametrize(
