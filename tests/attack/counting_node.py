@@ -1,36 +1,49 @@
 """A chain node that has a few payments and nothing else, and counts its requests. Its blocks follow the clock."""
 
-import json
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 from aiohttp import web
 
+from tests.kit.scripted_node import ScriptedNode, word
 from tollway.ids import Address, TxHash, keccak256
 
 CHAIN_ID = 8453
 BLOCK_S = 2
 START_BLOCK = 1_000
 _TRANSFER = keccak256(b"Transfer(address,address,uint256)")
+_UNKNOWN = {"!error": {"code": -32601, "message": "the method does not exist"}}
 
 
-def _word(number: int) -> str:
-    return f"0x{number:064x}"
-
-
-class CountingNode:
+class CountingNode(ScriptedNode):
     """`methods`: the number of requests by method; `strange`: of those for an unknown transaction."""
 
     def __init__(self, token: Address) -> None:
+        super().__init__()
         self.methods: Counter[str] = Counter()
         self.strange: Counter[str] = Counter()
         self._token = token
         self._started_s = int(time.time()) - 60
         self._receipts: dict[str, dict[str, Any]] = {}
+        self.answers = defaultdict(
+            lambda: _UNKNOWN,
+            {
+                "eth_chainId": hex(CHAIN_ID),
+                "eth_blockNumber": lambda params: hex(self._head()),
+                "eth_getBlockByNumber": lambda params: self._block(params[0]),
+                "eth_getTransactionReceipt": lambda params: self._find(
+                    "eth_getTransactionReceipt", params[0]
+                ),
+                "eth_getTransactionByHash": lambda params: self._find("eth_getTransactionByHash", params[0]),
+            },
+        )
+
+    def note(self, methods: list[str]) -> None:
+        self.methods.update(methods)
 
     async def run(self, port: int) -> web.ServerRunner:
-        runner = web.ServerRunner(web.Server(self._serve, access_log=None), handle_signals=False)
+        runner = web.ServerRunner(web.Server(self.serve, access_log=None), handle_signals=False)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", port).start()
         return runner
@@ -38,11 +51,11 @@ class CountingNode:
     def pay(self, tx_hash: TxHash, *, payer: Address, payee: Address, base_units: int) -> None:
         """A transfer in the newest block."""
         number = self._head()
-        place = {"blockHash": _word(number), "blockNumber": hex(number)}
+        place = {"blockHash": word(number), "blockNumber": hex(number)}
         log = {
             "address": str(self._token),
             "topics": ["0x" + _TRANSFER.hex(), "0x" + payer.hex().zfill(64), "0x" + payee.hex().zfill(64)],
-            "data": _word(base_units),
+            "data": word(base_units),
             "removed": False,
             "transactionHash": str(tx_hash),
             **place,
@@ -55,28 +68,6 @@ class CountingNode:
             "logs": [log],
             **place,
         }
-
-    async def _serve(self, request: web.BaseRequest) -> web.StreamResponse:
-        asked = json.loads(await request.read())
-        calls = asked if isinstance(asked, list) else [asked]
-        told = [self._answer(call) for call in calls]
-        body = json.dumps(told if isinstance(asked, list) else told[0]).encode()
-        return web.Response(body=body, content_type="application/json")
-
-    def _answer(self, call: dict[str, Any]) -> dict[str, Any]:
-        method, params = call["method"], call.get("params") or []
-        self.methods[method] += 1
-        known = {"jsonrpc": "2.0", "id": call["id"]}
-        match method:
-            case "eth_chainId":
-                return {**known, "result": hex(CHAIN_ID)}
-            case "eth_blockNumber":
-                return {**known, "result": hex(self._head())}
-            case "eth_getBlockByNumber":
-                return {**known, "result": self._block(params[0])}
-            case "eth_getTransactionReceipt" | "eth_getTransactionByHash":
-                return {**known, "result": self._find(method, params[0])}
-        return {**known, "error": {"code": -32601, "message": "the method does not exist"}}
 
     def _find(self, method: str, tx_hash: str) -> dict[str, Any] | None:
         receipt = self._receipts.get(tx_hash)
@@ -97,7 +88,7 @@ class CountingNode:
         at_s = self._started_s + (number - START_BLOCK) * BLOCK_S
         return {
             "number": hex(number),
-            "hash": _word(number),
+            "hash": word(number),
             "timestamp": hex(at_s),
             "baseFeePerGas": hex(10**7),
         }
