@@ -6,14 +6,21 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from eth_account import Account
 
-from tests.kit.payer import decode_header, encode_header, read_challenge
-from tollway.ids import Address, keccak256
+from tests.kit.payer import (
+    AUTHORIZATION_TYPES,
+    Edit,
+    Header,
+    bind_nonce,
+    decode_header,
+    encode_header,
+    read_challenge,
+)
+from tollway.ids import Address
 from tollway.sandbox.chain import FundedAccount
 
 V2, V1, MPP = "x402 v2", "x402 v1", "mpp"
@@ -21,20 +28,6 @@ DIALECTS = (V2, V1, MPP)
 RECEIPTS = {V2: "PAYMENT-RESPONSE", V1: "X-PAYMENT-RESPONSE", MPP: "Payment-Receipt"}
 STOCK_PATIENCE_S = 600
 """Stock clients sign `validAfter` this long before now."""
-
-Edit = Callable[[dict[str, Any]], object]
-Header = tuple[str, str]
-
-_TYPES = {
-    "TransferWithAuthorization": [
-        {"name": "from", "type": "address"},
-        {"name": "to", "type": "address"},
-        {"name": "value", "type": "uint256"},
-        {"name": "validAfter", "type": "uint256"},
-        {"name": "validBefore", "type": "uint256"},
-        {"name": "nonce", "type": "bytes32"},
-    ]
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +84,7 @@ class Signed:
     def signature_hex(self) -> str:
         if self.signature is not None:
             return "0x" + self.signature.hex()
-        signed = Account.sign_typed_data(self.signer.key, self.domain, _TYPES, self.message)
+        signed = Account.sign_typed_data(self.signer.key, self.domain, AUTHORIZATION_TYPES, self.message)
         return "0x" + bytes(signed.signature).hex()
 
 
@@ -169,11 +162,6 @@ class AuthorizationPayer:
             },
         )
         return replace(signed, **changes)
-
-
-def bind_nonce(challenge: dict[str, str]) -> bytes:
-    """The nonce that MPP wants of an authorisation for that challenge."""
-    return keccak256((challenge["id"] + challenge["realm"]).encode())
 
 
 def dress(dialect: str, encoded: bytes) -> Header:

@@ -44,7 +44,7 @@ USDC = Asset(
 CHALLENGER = Challenger(secret=b"s" * 32, realm="gw.example.com")
 ROUTE = ChallengeRoute(api_id="api_1", method="GET", target="/v1/quote?city=Wien")
 
-_TYPES = {
+AUTHORIZATION_TYPES = {
     "TransferWithAuthorization": [
         {"name": "from", "type": "address"},
         {"name": "to", "type": "address"},
@@ -129,7 +129,7 @@ class AuthorizationSigner:
                 "chainId": self.asset.chain_id,
                 "verifyingContract": str(self.asset.token),
             },
-            message_types=_TYPES,
+            message_types=AUTHORIZATION_TYPES,
             message_data={
                 "from": str(self.address),
                 "to": str(self.payee),
@@ -207,7 +207,7 @@ class AuthorizationSigner:
         """The content of `Authorization: Payment …`: what MPP's clients make of our challenge."""
         header = challenger.challenge(requirement or requirement_of(self.asset), route, now_s=now_s)
         challenge = read_challenge(header)
-        nonce = keccak256((challenge["id"] + challenge["realm"]).encode())
+        nonce = bind_nonce(challenge)
         signer = replace(self, nonce=nonce)
         payload = {"type": "authorization", **signer.fields, "signature": "0x" + signer.signature.hex()}
         return {
@@ -377,7 +377,7 @@ class Payer:
             "maxTimeoutSeconds": 65,
             "extra": {"name": "USDC", "version": "2"},
         }
-        nonce = keccak256((challenge["id"] + challenge["realm"]).encode())
+        nonce = bind_nonce(challenge)
         payer = self.sign(
             accepted,
             chain_id=ChainId(request["methodDetails"]["chainId"]),
@@ -410,6 +410,11 @@ def read_challenge(header: bytes) -> dict[str, str]:
     scheme, _, rest = header.decode().partition(" ")
     assert scheme == "Payment"
     return {name: value.strip('"') for name, _, value in (part.partition("=") for part in rest.split(", "))}
+
+
+def bind_nonce(challenge: dict[str, str]) -> bytes:
+    """The nonce that MPP wants of an authorisation for that challenge."""
+    return keccak256((challenge["id"] + challenge["realm"]).encode())
 
 
 def encode_header(content: Any, *, is_urlsafe: bool = False) -> bytes:

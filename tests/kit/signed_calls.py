@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.kit.authorization_payer import V2, AuthorizationPayer, Header, Quote, undress
+from tests.kit.authorization_payer import V2, AuthorizationPayer, Quote, undress
 from tests.kit.gateway_cluster import plain
+from tests.kit.payer import Header
 from tollway.chain.signer import GasKey
 from tollway.chain.tokens import encode_transfer_with_authorization
 from tollway.ids import Address, TxHash, keccak256
