@@ -56,7 +56,8 @@ from tests.kit.payer import KeyWallet
 from tests.kit.upstream import LoopbackUpstream
 from tollway.app.runtime import RandomPool
 from tollway.call_trace import TraceSampler
-from tollway.gateway.call_observer import CallObserver, PhaseTimer
+from tollway.gateway.call_observer import CallObserver
+from tollway.gateway.phase_timer import PhaseTimer
 from tollway.identity.signatures import ReceiptSigner, transaction_digests
 from tollway.ids import ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish

@@ -127,6 +127,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "storage/webhook_tables.py",
         "webhooks/endpoints.py",
     ),
+    "gateway/test_call_observer.py": ("gateway/phase_timer.py",),
     "gateway/test_proxy.py": ("gateway/messages.py",),
     "registry/test_draft.py": ("registry/header_names.py",),
     "contracts/test_history.py": ("storage/payment_list.py",),

@@ -12,7 +12,9 @@ from tests.kit.listings import find_block_in
 from tests.kit.payer import KeyWallet
 from tests.kit.proxy_requests import sample_request
 from tollway.errors import Code, Problem, Refusal
-from tollway.gateway.access import AccessControl, CallRateLimits, build_failure_keys
+from tollway.gateway.access import AccessControl
+from tollway.gateway.call_rates import CallRateLimits
+from tollway.gateway.failure_budget import build_failure_keys
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import check_listing, explain_block
 from tollway.ids import Address, ListingId

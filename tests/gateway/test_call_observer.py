@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 from tests.kit.gateway import HOST, InProcessGateway, open_gateway
 from tests.kit.payer import Payer
 from tests.kit.upstream import hang_up, plain
-from tollway.gateway.call_observer import PhaseTimer
+from tollway.gateway.phase_timer import PhaseTimer
 from tollway.money import Price
 
 PRICE = 10_000

@@ -31,9 +31,10 @@ from tests.model.stored_responses import MemoryAnswers
 from tollway.call_trace import CallTrace, TraceSampler
 from tollway.chain.networks import PRESETS, ChainRules
 from tollway.chain.signer import GasKey
-from tollway.gateway.access import AccessControl, CallRateLimits
+from tollway.gateway.access import AccessControl
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.call_observer import CallLog, CallObserver
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.circuit_breaker import CircuitBreaker
 from tollway.gateway.decisions import DecisionMemory, RequestDecision
 from tollway.gateway.idempotency import ClientNetworks, Idempotency

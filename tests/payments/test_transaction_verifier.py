@@ -11,7 +11,7 @@ from tests.kit.ledger_records import operator_origin
 from tests.kit.upstream import until
 from tollway.chain.port import ContractResult, Quorum
 from tollway.errors import ChainUnavailable, Code, Problem, StorageUnavailable
-from tollway.gateway.access import CallRateLimits
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.ids import Address, ChainId, keccak256
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import PaymentState

@@ -9,7 +9,7 @@ from limits import RateLimitItem, RateLimitItemPerMinute
 
 from tests.kit.gateway import open_gateway
 from tests.kit.upstream import plain
-from tollway.gateway.access import CallRateLimits
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.ids import ListingId
 from tollway.limits import Limits
 from tollway.rate_limits.limiter import RateAllowance, RateLimiter, client_bucket

@@ -11,7 +11,7 @@ from starlette.routing import Router
 
 from tollway.chain.port import ChainReader
 from tollway.config.settings import Settings
-from tollway.gateway.access import CallRateLimits
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.identity.signatures import ReceiptSigner
 from tollway.identity.siwe import parse_origin
 from tollway.identity.viewers import BookAccess, ViewerStore

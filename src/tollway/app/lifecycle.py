@@ -45,7 +45,7 @@ from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.config.settings import Settings, ensure_secret_key
 from tollway.config.values import Listen
 from tollway.errors import SettingsInvalid, StorageUnavailable
-from tollway.gateway.access import CallRateLimits
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin

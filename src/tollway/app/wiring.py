@@ -26,9 +26,10 @@ from tollway.chain.nodes import ChainsWithNodes, NodeHealth, read_head_times
 from tollway.chain.port import ChainReader
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
-from tollway.gateway.access import AccessControl, CallRateLimits
+from tollway.gateway.access import AccessControl
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.call_observer import CallObserver
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency

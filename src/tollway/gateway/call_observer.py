@@ -1,88 +1,22 @@
-"""Observes how paid calls end: the time of each phase as a metric, and one log line for a call, `call_ended`.
+"""Observes how paid calls end: the time of each phase as a metric, and one log line for a call, `call_ended`."""
 
-A phase is a part of the time of a call: `door` (headers, listing, proof, price, body), `chain` (look-ups of the payment until it is recorded), `dial`, `claim`,
-`upstream` (until the response head), then `settle` or `close`. A phase that did not happen is not observed; a phase in which the call failed is.
-"""
-
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import structlog
 
 from tollway.call_trace import CallTrace
 from tollway.errors import Code, TollwayError
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyResponse
+from tollway.gateway.rail import CallPayment
 from tollway.metric_table import PHASES, Phase
 from tollway.plain_metrics import PlainHistogram, PlainHistograms
-
-if TYPE_CHECKING:
-    from tollway.gateway.rail import CallPayment
 
 CallLog = Literal["all", "failures", "off"]
 
 _log = structlog.get_logger(__name__)
 
 _EXPECTED = frozenset({"charged", "repeated"})
-
-
-class PhaseTimer:
-    """The time of each phase of one call. `clock`: monotonic seconds. `trace`: of a sampled call, which has a span for each phase.
-
-    A call only notes when each phase begins; the times are computed once, at its end."""
-
-    __slots__ = ("_clock", "_marks", "_trace")
-
-    def __init__(self, clock: Callable[[], float], started_s: float, trace: CallTrace | None = None) -> None:
-        self._trace = trace
-        self._clock = clock
-        self._marks: list[tuple[Phase | None, float]] = [("door", started_s)]
-
-    def begin(self, phase: Phase) -> None:
-        """Ends the current phase. A phase may begin several times; its times are added."""
-        self._marks.append((phase, self._clock()))
-        if self._trace is not None:
-            begin_step(self._trace, phase)
-
-    def end(self) -> None:
-        """Ends the last phase. Without effect after the first time."""
-        if self._marks[-1][0] is not None:
-            self._marks.append((None, self._clock()))
-            if self._trace is not None:
-                self._trace.end()
-
-    @property
-    def seconds(self) -> dict[Phase, float]:
-        """The seconds of the phases that have ended, in their order."""
-        seconds: dict[Phase, float] = {}
-        phase, since_s = self._marks[0]
-        for following, at_s in self._marks[1:]:
-            if phase is not None:
-                seconds[phase] = seconds.get(phase, 0.0) + at_s - since_s
-            phase, since_s = following, at_s
-        return seconds
-
-
-_STEPS: Mapping[Phase, str | None] = {
-    "door": "tollway.price",
-    "chain": None,
-    "dial": "tollway.dial",
-    "claim": "tollway.claim",
-    "upstream": "upstream",
-    "settle": "tollway.settle",
-    "close": "tollway.close",
-}
-"""The span of a phase. The requests to chain nodes are spans themselves, so the phase `chain` has none."""
-
-
-def begin_step(trace: CallTrace, phase: Phase) -> None:
-    name = _STEPS[phase]
-    if name is None:
-        trace.end()
-    elif phase == "upstream":
-        method, _, _ = trace.root.name.partition(" ")
-        trace.begin(f"{method} {name}", kind="client", span_id=trace.upstream_span_id)
-    else:
-        trace.begin(name)
 
 
 class CallObserver:
@@ -105,7 +39,7 @@ class CallObserver:
         self._is_debug = is_debug
 
     def record(
-        self, payment: "CallPayment", *, response: ProxyResponse | None, error: BaseException | None
+        self, payment: CallPayment, *, response: ProxyResponse | None, error: BaseException | None
     ) -> None:
         """Records the end of one call, before its body streams: with a response of the upstream or a stored one, or with an error."""
         timer = payment.active
@@ -134,7 +68,7 @@ class CallObserver:
 
     def _write(
         self,
-        payment: "CallPayment",
+        payment: CallPayment,
         rail: str,
         outcome: str,
         response: ProxyResponse | None,
@@ -172,8 +106,13 @@ class CallObserver:
         return None if code is None else self._status_of(code)
 
 
-def _describe(trace: CallTrace, payment: "CallPayment", outcome: str) -> None:
-    """What the root span says about the call. No wallet, and no path."""
+def _describe(trace: CallTrace, payment: CallPayment, outcome: str) -> None:
+    """Writes what the root span and the span of the upstream say about the call. No wallet, and no path."""
+    upstream = payment.active.upstream_span
+    if upstream is not None:
+        upstream.set("server.address", payment.route.endpoint.host)
+        upstream.set("http.response.status_code", payment.upstream_status)
+        upstream.is_error = payment.upstream_status is None
     root = trace.root
     root.set("tollway.call.id", payment.call_id)
     root.set("tollway.rail", str(payment.rail_name))
@@ -182,7 +121,7 @@ def _describe(trace: CallTrace, payment: "CallPayment", outcome: str) -> None:
         root.set("tollway.network", payment.asset.network)
 
 
-def name_outcome(payment: "CallPayment", response: ProxyResponse | None, error: BaseException | None) -> str:
+def name_outcome(payment: CallPayment, response: ProxyResponse | None, error: BaseException | None) -> str:
     """`charged`, `released` or `held`; `repeated` for a stored response; `abandoned` where the caller left; `refused` before a claim; `failed` for a defect."""
     if response is not None:
         return response.payment_state or "repeated"

@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from tollway.call_trace import CallTrace
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
@@ -104,7 +103,7 @@ class CallPipeline:
             return Disconnected(payment_state=gone.payment_state)
 
     async def _handle(self, request: ProxyRequest) -> Outcome:
-        started_s = self._access.start_clock()
+        started_s = self._access.clock()
         # A request that was decided before is not decided again.
         key = find_key(request)
         decision = await self._find_decision(key, request) or await self._decide(request, started_s)
@@ -130,9 +129,7 @@ class CallPipeline:
         entry = await self._find_listing(request)
         # `rail_proof` and `route` may be problems that are raised later, or never: a free call ignores a bad proof, and a
         # stored response of a paused or retired listing is still delivered.
-        rail_proof = read_proof(request, self._rails)
-        if request.trace is not None:
-            describe_proof(request.trace, rail_proof)
+        rail_proof = self._read_proof(request)
         route = self._router.match(entry, request)
         repeat = await self._find_repeat(request, entry, rail_proof, route)
         read = None if repeat is None else repeat.body
@@ -151,8 +148,6 @@ class CallPipeline:
     ) -> ProxyResponse | Outdated:
         """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
-        if request.trace is not None:
-            describe_proof(request.trace, decision.rail_proof)  # of a remembered decision, too
         # Raises the problem of a bad proof (400, 402) or of a repeat (409). A free call ignores a bad proof.
         rail, proof = self._choose_rail(decision)
         # Size of the body, form of the idempotency key, required parameters.
@@ -173,8 +168,7 @@ class CallPipeline:
                     if await self._is_outdated(request, entry, body):
                         return Outdated(body=body)
                 # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
-                if request.trace is not None:
-                    request.trace.begin("tollway.price")
+                active.begin("door")
                 response = await payment.verify()
                 if response is None:
                     payment.is_verified = True
@@ -216,19 +210,19 @@ class CallPipeline:
             return None
         if self._is_verified is not None and not await self._is_verified(route.listing.id):
             return None
-        rail, proof = known.rail_proof
-        if proof is None:
-            proof = rail.read(request)
-            if proof is None or isinstance(proof, Problem):
-                return None
-        elif route is known.route:
+        rail, remembered = known.rail_proof
+        proof = rail.read(request) if remembered is None else remembered
+        if proof is None or isinstance(proof, Problem):
+            return None
+        _trace_proof(request, (rail, proof))
+        if route is known.route and proof is remembered:
             return known
         return RequestDecision(
             route=route, rail_proof=(rail, proof), fields=known.fields, verified=known.verified
         )
 
     def _is_slow(self, started_s: float) -> bool:
-        return self._access.start_clock() - started_s > SLOW_BODY_S
+        return self._access.clock() - started_s > SLOW_BODY_S
 
     async def _is_outdated(
         self, request: ProxyRequest, entry: CatalogEntry | None, body: ForwardBody
@@ -251,6 +245,11 @@ class CallPipeline:
         if entry is None or entry.listing.suspended_ms is not None:
             raise Refusal(check_listing(entry, request) or NOT_FOUND)
         return entry
+
+    def _read_proof(self, request: ProxyRequest) -> RailProof | Problem | None:
+        rail_proof = read_proof(request, self._rails)
+        _trace_proof(request, rail_proof)
+        return rail_proof
 
     async def _find_repeat(
         self,
@@ -312,13 +311,15 @@ class CallPipeline:
         )
 
 
-def describe_proof(trace: CallTrace, rail_proof: RailProof | Problem | None) -> None:
-    """Writes the kind of the signature on the current step."""
+def _trace_proof(request: ProxyRequest, rail_proof: RailProof | Problem | None) -> None:
+    """Writes the kind of the signature on the current span of a sampled call."""
+    if request.trace is None:
+        return
+    kind = "none" if rail_proof is None else "unreadable"
     if isinstance(rail_proof, tuple):
         rail, proof = rail_proof
-        trace.set("tollway.proof.kind", rail.name_signature(proof))
-    else:
-        trace.set("tollway.proof.kind", "none" if rail_proof is None else "unreadable")
+        kind = rail.name_signature(proof)
+    request.trace.set("tollway.proof.kind", kind)
 
 
 async def _load_body(

@@ -187,16 +187,11 @@ class Proxy:
         response of the upstream, ClientGone where the caller has left."""
         sent_ms = self._now_ms()
         payment.active.begin("upstream")
-        trace = payment.request.trace
-        if trace is not None:
-            trace.set("server.address", payment.route.endpoint.host)
         try:
             await upstream.send(
                 fields=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
             )
         except BaseException as exc:
-            if trace is not None and trace.step is not None:
-                trace.step.is_error = True
             failure = await self._fail(upstream, payment, exc)
             if failure is exc:
                 raise
@@ -293,8 +288,6 @@ class Proxy:
 
     async def _answer(self, upstream: UpstreamExchange, payment: CallPayment, sent_ms: int) -> ProxyResponse:
         payment.upstream_status = status = upstream.status
-        if payment.request.trace is not None:
-            payment.request.trace.set("http.response.status_code", status)
         is_charged_now = is_charged(payment.charge_on, status)
         after = payment.charged_state if is_charged_now else CallState.RELEASED
         payment.active.begin("settle" if after is CallState.SETTLING else "close")

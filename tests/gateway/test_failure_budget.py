@@ -11,8 +11,8 @@ from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
 from tests.kit.payer import Payer, has_terms
 from tests.kit.upstream import Arrived, plain, until
-from tollway.gateway import access as failure_budget
-from tollway.gateway.access import FailureBudget
+from tollway.gateway import failure_budget
+from tollway.gateway.failure_budget import FailureBudget
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import RateLimiter
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tollway.gateway.access import CallRateLimits
+from tollway.gateway.call_rates import CallRateLimits
 from tollway.ids import Address, ListingId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import RateLimiter
