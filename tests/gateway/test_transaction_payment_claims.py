@@ -160,7 +160,8 @@ class Harness:
     async def claim(self, method: str = "GET", **given: Any) -> TransactionPayment:
         """A call that is claimed. Takes what `open` takes."""
         payment = self.open(method, **given)
-        assert await payment.verify() is None
+        await payment.identify()
+        await payment.verify()
         assert await payment.claim() is None
         return payment
 

@@ -1,7 +1,7 @@
 """Payment by a signed authorisation (x402, MPP): from the header to the claim, and the settlement after the response head.
 
-    check: requirement, where a body is still to be read -> (body) -> verify: requirement -> access of the wallet -> settlement possible?
-      -> chain facts, cover -> (connect) -> claim -> (head) -> capture: settle
+    check: requirement, where a body is still to be read -> (body) -> identify: requirement -> access of the wallet -> settlement
+      possible? -> chain facts, cover -> (look up the key) -> (connect) -> claim -> (head) -> capture: settle
 
 Requirements are built from the gateway's own records; the members of the presented payment are only compared with them. An
 authorisation in the ledger never gets a quote, because its money may have moved. `payments.settlement` decides whether money moves.
@@ -258,31 +258,25 @@ class AuthorizationPayment(CallPayment):
             raise Refusal(matched)
         return matched
 
-    # ---- Verify: the requirement, and whether it can be settled.
+    # ---- Identify: the requirement, and whether it can be settled.
 
-    async def verify(self) -> ProxyResponse | None:
+    async def identify(self) -> tuple[Address, ...]:
         repeat = self.repeat
         if repeat is not None and isinstance(repeat.call, AuthorizedCall):
-            await self._verify_repeat(repeat.call, is_entitled=repeat.is_entitled)
-            return None
+            return ()
         requirement, authorization = self._match()
         self._choose(requirement, authorization)
         try:
             self._cover = await self._check_payer(requirement, authorization)
         except Refusal as refusal:
             raise await self._reconsider(refusal) from refusal
-        if self.key is None or (repeat is not None and self.payer in repeat.key_wallets):
-            return None
-        return await self._find_by_key(authorization.payer, self.key)
+        payer = authorization.payer
+        return () if self.key is None or (repeat is not None and payer in repeat.key_wallets) else (payer,)
 
-    async def _find_by_key(self, payer: Address, key: str) -> ProxyResponse | None:
-        """The second look-up of the key: the signature of a contract wallet is verified only now."""
-        found = await self._rail.idempotency.find_by_key(self.request, self.proof, self.body, (payer,), key)
-        if isinstance(found, AuthorizedCall):
-            await self._verify_repeat(found, is_entitled=True)
-            return None
-        assert not isinstance(found, KeyedCall)  # `find_by_key` has resolved it to its authorisation
-        return None if found is None else require(found)
+    async def verify(self) -> None:
+        repeat = self.repeat
+        if repeat is not None and isinstance(repeat.call, AuthorizedCall):
+            await self._verify_repeat(repeat.call, is_entitled=repeat.is_entitled)
 
     def _choose(self, requirement: PaymentRequirement, authorization: Authorization) -> None:
         asset = requirement.asset

@@ -1,7 +1,8 @@
 """The call pipeline: handles one call from its headers to its response.
 
     find the listing -> read the proof -> a repeat: return its stored response -> route and price -> require a proof if it costs
-      -> check -> load the body -> verify -> connect -> claim (committed) -> send -> capture -> stream
+      -> check -> load the body -> identify the payer -> a repeat by its key -> verify -> connect -> claim (committed) -> send
+      -> capture -> stream
 
 A listing may change while a body arrives. After a slow body the call is decided again where it did, with the body in hand.
 
@@ -13,6 +14,7 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
+from tollway.call_trace import CallTrace
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
@@ -33,7 +35,7 @@ from tollway.gateway.problems import (
 from tollway.gateway.proxy import Proxy
 from tollway.gateway.rail import CallPayment, PaymentRail, RailProof, read_proof, require
 from tollway.gateway.routing import RequestSchemas, Route, Router
-from tollway.ids import ListingId
+from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.payments.pricing import OperationPrice, PaymentRequirement
 from tollway.registry.catalog import Catalog
@@ -93,8 +95,13 @@ class CallPipeline:
     async def handle(self, request: ProxyRequest) -> Outcome:
         """Handles one call and returns its outcome. Refusals and failures of storage, of a chain or of the upstream are outcomes.
         Only defects and cancellation raise."""
+        started_s = self._access.clock()
         try:
-            return await self._handle(request)
+            outcome = await self._run(request, find_key(request), started_s)
+            while isinstance(outcome, Outdated):
+                request = hold_body(request, outcome.body)
+                outcome = await self._run(request, None, started_s)
+            return outcome
         except TollwayError as error:
             if error.problem.code is Code.INTERNAL_ERROR:  # a defect: what became of the price is not known
                 raise
@@ -102,49 +109,36 @@ class CallPipeline:
         except ClientGone as gone:
             return Disconnected(payment_state=gone.payment_state)
 
-    async def _handle(self, request: ProxyRequest) -> Outcome:
-        started_s = self._access.clock()
-        # A request that was decided before is not decided again.
-        key = find_key(request)
-        decision = await self._find_decision(key, request) or await self._decide(request, started_s)
-        while True:
-            outcome: Outcome | Outdated
-            if isinstance(decision, RequestDecision):
-                try:
-                    outcome = await self._serve(key, request, decision, started_s)
-                except Refusal as refusal:
-                    return explain_quoted(refusal, self._quote(request, decision.route), request)
-            else:
-                outcome = decision
-            if not isinstance(outcome, Outdated):
-                return outcome
-            request = hold_body(request, outcome.body)
-            decision = await self._decide(request, started_s)
+    async def _run(self, request: ProxyRequest, key: Hashable | None, started_s: float) -> Outcome | Outdated:
+        """Decides the route of a request, its proof, and the earlier call that it repeats; then pays for it. `key`: of a remembered
+        decision; None where the request is decided anew."""
+        decision = None if key is None else await self._find_decision(key, request)
+        if decision is None:
+            self._check_headers(request)
+            # 404 or 503. A suspended listing delivers no stored response either.
+            entry = await self._find_listing(request)
+            # `rail_proof` and `matched` may be problems that are raised later, or never: a free call ignores a bad proof, and a
+            # stored response of a paused or retired listing is still delivered.
+            rail_proof = self._read_proof(request)
+            matched = self._router.match(entry, request)
+            repeat = await self._find_repeat(request, entry, rail_proof, matched)
+            read = None if repeat is None else repeat.body
+            if read is not None and await self._is_outdated(request, entry, read, started_s):
+                return Outdated(body=read)
+            if repeat is not None and repeat.response is not None and repeat.is_deliverable:
+                return require(repeat.response)
+            # 410, 503, 405, 404, or 403 where ownership must be proved.
+            route = await self._check_route(matched)
+            if rail_proof is None and not route.is_free:
+                return require_payment(self._quote(request, route))
+            decision = RequestDecision(route=route, rail_proof=rail_proof, repeat=repeat)
+        try:
+            return await self._pay(request, key, decision, started_s)
+        except Refusal as refusal:
+            return explain_quoted(refusal, self._quote(request, decision.route), request)
 
-    async def _decide(self, request: ProxyRequest, started_s: float) -> RequestDecision | Outcome | Outdated:
-        """Decides the route of a request, its proof, and the earlier call that it repeats. Returns a stored response or a 402 where
-        the request needs nothing else."""
-        self._check_headers(request)
-        # 404 or 503. A suspended listing delivers no stored response either.
-        entry = await self._find_listing(request)
-        # `rail_proof` and `route` may be problems that are raised later, or never: a free call ignores a bad proof, and a
-        # stored response of a paused or retired listing is still delivered.
-        rail_proof = self._read_proof(request)
-        route = self._router.match(entry, request)
-        repeat = await self._find_repeat(request, entry, rail_proof, route)
-        read = None if repeat is None else repeat.body
-        if read is not None and self._is_slow(started_s) and await self._is_outdated(request, entry, read):
-            return Outdated(body=read)
-        if repeat is not None and repeat.response is not None and repeat.is_deliverable:
-            return require(repeat.response)
-        # 410, 503, 405, 404, or 403 where ownership must be proved.
-        route = await self._check_route(route)
-        if rail_proof is None and not route.is_free:
-            return require_payment(self._quote(request, route))
-        return RequestDecision(route=route, rail_proof=rail_proof, repeat=repeat)
-
-    async def _serve(
-        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, started_s: float
+    async def _pay(
+        self, request: ProxyRequest, key: Hashable | None, decision: RequestDecision, started_s: float
     ) -> ProxyResponse | Outdated:
         """Pays for and forwards a decided call. Raises `Refusal` where the call ends before the upstream's response."""
         route, repeat = decision.route, decision.repeat
@@ -158,48 +152,47 @@ class CallPipeline:
         ) as active:
             payment = rail.open(request, route, proof, repeat, active)
             payment.fields, payment.verified = decision.fields, decision.verified
+            upstream = None
             try:
                 # Every check that does not need the body.
                 await payment.check()
                 payment.body = body = await _load_body(rail, request, route, proof, repeat)
-                if request.body.is_present and self._is_slow(started_s):
-                    # The prices of a remembered decision end at a moment, so it does not outlive a slow body.
-                    entry = None if decision.verified is not None else route.entry
-                    if await self._is_outdated(request, entry, body):
-                        return Outdated(body=body)
-                # Facts -> rules -> price -> access. The idempotency key of a contract wallet is looked up here: the payer is known only now.
+                # The prices of a remembered decision end at a moment, so it does not outlive a slow body.
+                entry = None if decision.verified is not None else route.entry
+                if request.body.is_present and await self._is_outdated(request, entry, body, started_s):
+                    return Outdated(body=body)
                 active.begin("door")
-                response = await payment.verify()
+                # Facts -> rules. The key of a wallet that is known only now is looked up here.
+                wallets = await payment.identify()
+                response = await self._find_named_call(payment, proof, wallets) if wallets else None
                 if response is None:
+                    # Price -> access.
+                    await payment.verify()
                     payment.is_verified = True
-                    response = await self._forward(key, request, decision, payment)
+                    active.begin("dial")
+                    upstream = self._proxy.connect(payment)
+                    # Every exit returns the connection to the pool or closes it, except a response whose body still streams.
+                    async with upstream:
+                        active.begin("claim")
+                        # One durable commit before the first byte is sent. A stored response: another request with the same key was faster.
+                        response = await payment.claim()
+                        if response is None:
+                            if decision.verified is None or payment.verified is None:
+                                self._decisions.put(key, request, decision, payment)
+                            # Check the connection again, sign, send once, capture the price by the status, stream the body.
+                            response = active.count_response(await self._proxy.exchange(upstream, payment))
             except BaseException as error:
-                self._observer.record(payment, response=None, error=error)
-                raise
+                ended = self._proxy.explain_end(payment, error, upstream)
+                self._observer.record(payment, response=None, error=ended)
+                if ended is error:
+                    raise
+                raise ended from error
             self._observer.record(payment, response=response, error=None)
             return response
 
-    async def _forward(
-        self, key: Hashable | None, request: ProxyRequest, decision: RequestDecision, payment: CallPayment
-    ) -> ProxyResponse:
-        """Connects, claims and sends a verified call."""
-        active = payment.active
-        active.begin("dial")
-        # Every exit returns the connection to the pool or closes it, except a response whose body still streams.
-        async with self._proxy.connect(payment) as upstream:
-            active.begin("claim")
-            # One durable commit before the first byte is sent. A stored response: another request with the same key was faster.
-            stored = await payment.claim()
-            if stored is not None:
-                return stored
-            if decision.verified is None or payment.verified is None:
-                self._decisions.put(key, request, decision, payment)
-            # Check the connection again, sign, send once, capture the price by the status of the response, stream the body.
-            return active.count_response(await self._proxy.exchange(upstream, payment))
-
     # ---- The steps.
 
-    async def _find_decision(self, key: Hashable | None, request: ProxyRequest) -> RequestDecision | None:
+    async def _find_decision(self, key: Hashable, request: ProxyRequest) -> RequestDecision | None:
         """Returns the remembered decision of the same request. None where there is none, or where one of its inputs has changed: the
         request is then decided again."""
         known = self._decisions.find(key, request)
@@ -214,21 +207,21 @@ class CallPipeline:
         proof = rail.read(request) if remembered is None else remembered
         if proof is None or isinstance(proof, Problem):
             return None
-        _trace_proof(request, (rail, proof))
+        if request.trace is not None:
+            _trace_proof(request.trace, (rail, proof))
         if route is known.route and proof is remembered:
             return known
         return RequestDecision(
             route=route, rail_proof=(rail, proof), fields=known.fields, verified=known.verified
         )
 
-    def _is_slow(self, started_s: float) -> bool:
-        return self._access.clock() - started_s > SLOW_BODY_S
-
     async def _is_outdated(
-        self, request: ProxyRequest, entry: CatalogEntry | None, body: ForwardBody
+        self, request: ProxyRequest, entry: CatalogEntry | None, body: ForwardBody, started_s: float
     ) -> bool:
         """Whether a call with a slow body must be decided again: the catalog has another entry than it was decided by. A call is decided
         again once: after that its body is in hand. A body that is too long to keep is not sent."""
+        if self._access.clock() - started_s <= SLOW_BODY_S:
+            return False
         if isinstance(request.body, HeldBody) or body.is_discarded:
             return False
         return await self._catalog.find(request.listing_id) is not entry
@@ -248,7 +241,8 @@ class CallPipeline:
 
     def _read_proof(self, request: ProxyRequest) -> RailProof | Problem | None:
         rail_proof = read_proof(request, self._rails)
-        _trace_proof(request, rail_proof)
+        if request.trace is not None:
+            _trace_proof(request.trace, rail_proof)
         return rail_proof
 
     async def _find_repeat(
@@ -263,6 +257,21 @@ class CallPipeline:
         rail, proof = rail_proof
         is_free = isinstance(route, Route) and route.is_free
         return await self._idempotency.find(request, entry, rail, proof, is_free=is_free)
+
+    async def _find_named_call(
+        self, payment: CallPayment, proof: object, wallets: tuple[Address, ...]
+    ) -> ProxyResponse | None:
+        """The second look-up of an idempotency key, for wallets that are known only now: the payer of a contract wallet, or of a new
+        payment. Returns a stored response. An earlier call that may run again becomes the repeat of the payment."""
+        assert payment.key is not None  # `identify` names wallets for a key only
+        found = await self._idempotency.find_by_key(
+            payment.request, proof, payment.body, wallets, payment.key
+        )
+        if isinstance(found, ProxyResponse | Problem):
+            return require(found)
+        if found is not None:
+            payment.repeat = Repeat(call=found, is_entitled=True)
+        return None
 
     async def _check_route(self, route: Route | Problem) -> Route:
         if isinstance(route, Problem):
@@ -311,15 +320,13 @@ class CallPipeline:
         )
 
 
-def _trace_proof(request: ProxyRequest, rail_proof: RailProof | Problem | None) -> None:
-    """Writes the kind of the signature on the current span of a sampled call."""
-    if request.trace is None:
-        return
+def _trace_proof(trace: CallTrace, rail_proof: RailProof | Problem | None) -> None:
+    """Writes the kind of the signature on the current span."""
     kind = "none" if rail_proof is None else "unreadable"
     if isinstance(rail_proof, tuple):
         rail, proof = rail_proof
         kind = rail.name_signature(proof)
-    request.trace.set("tollway.proof.kind", kind)
+    trace.set("tollway.proof.kind", kind)
 
 
 async def _load_body(

@@ -1,7 +1,7 @@
 """The reverse proxy: sends one claimed call to its upstream, writes the outcome of the call to the ledger, and returns the response.
 
-The order of the steps is fixed: connect, claim (durable), send, head, capture (written), stream. `_fail` maps every failure after the
-claim to one outcome. A body is not held whole in memory, unless it is small enough and stored for a repeat.
+The order of the steps is fixed: connect, claim (durable), send, head, capture (written), stream. `explain_end` maps every failure to
+one response. A body is not held whole in memory, unless it is small enough and stored for a repeat.
 """
 
 import asyncio
@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import assert_never
+from typing import Self, assert_never
 
 from tollway.errors import (
     Code,
+    Problem,
     Refusal,
     StorageUnavailable,
     TollwayError,
@@ -102,36 +103,15 @@ class Proxy:
     # ---- Before the claim.
 
     def connect(self, payment: CallPayment) -> "HeldConnection":
-        """A context that holds a connection to the upstream while the call is claimed and sent. Raises CallRefused where the call fails
-        without a claim: nothing was sent, and nothing is taken."""
-        if payment.body.is_discarded:  # a repeat that would run again, but whose body was too long to keep
+        """A context that holds a connection to the upstream while the call is claimed and sent. Raises Refusal for a body that is not
+        to be sent: a repeat that would run again, but whose body was too long to keep."""
+        if payment.body.is_discarded:
             raise Refusal(too_large(self._limits.bound_body_bytes_max))
-        try:
-            exchange = self._http_client.connect(self._build_request(payment))
-        except Refusal as exc:  # a header that cannot be written
-            raise self._explain_unclaimed(payment, exc, is_claim_sent=False) from exc
-        return HeldConnection(self, exchange, payment)
+        return HeldConnection(self, payment, self._breaker)
 
-    def record_reached(self, payment: CallPayment) -> None:
-        """Records that the upstream of a call accepted a connection."""
-        self._breaker.record_reached(payment.route.endpoint.origin)
-
-    def explain_broken(
-        self, payment: CallPayment, exc: TollwayError | ClientGone, *, is_held: bool
-    ) -> CallRefused | None:
-        """The refusal of a call whose context ended with `exc`; None where `exc` itself is raised. `is_held`: the connection was held."""
-        if isinstance(exc, CallRefused | ClientGone) and payment.claimed is not None:
-            return None  # `exchange` has written and explained the outcome
-        if isinstance(exc, TollwayError) and exc.problem.code is Code.INTERNAL_ERROR:
-            return None  # a defect
-        if payment.claimed is not None:
-            return self._explain_unexpected(payment, exc)
-        if isinstance(exc, UpstreamUnreachable):
-            self._breaker.record_failed(payment.route.endpoint.origin)
-        if is_held and isinstance(exc, Refusal):  # the ledger did not grant the claim
-            self.record_reached(payment)
-            return None
-        return self._explain_unclaimed(payment, exc, is_claim_sent=is_held)
+    def open_exchange(self, payment: CallPayment) -> UpstreamExchange:
+        """Raises Refusal for a header that cannot be written."""
+        return self._http_client.connect(self._build_request(payment))
 
     def _build_request(self, payment: CallPayment) -> UpstreamRequest:
         request, route = payment.request, payment.route
@@ -153,52 +133,27 @@ class Proxy:
             content_length=payment.body.length,
         )
 
-    def _explain_unclaimed(
-        self, payment: CallPayment, exc: TollwayError | ClientGone, *, is_claim_sent: bool
-    ) -> CallRefused:
-        """The refusal of a call without a claim. Where the claim itself failed, its outcome is unknown and the price may be held until
-        recovery."""
-        problem = explain_failure(exc)
-        is_unknown = is_claim_sent and isinstance(exc, TollwayError)
-        if payment.asset is not None and is_unknown:
-            return CallRefused(replace(problem, payment_state="held", retry_after_s=1))
-        state = "none" if payment.asset is None else "released"
-        status_header = proxy_status(self._name, f"error={name_proxy_error(problem)}")
-        return CallRefused(replace(problem, payment_state=state), headers=[status_header])
-
-    def _explain_unexpected(self, payment: CallPayment, exc: TollwayError | ClientGone) -> CallRefused:
-        """The refusal of a claimed call whose steps failed in a way that none of them explains: the outcome is unknown."""
-        state = _format_state(CallState.UNKNOWN, payment)
-        problem = replace(
-            explain_failure(exc),
-            payment_state=state,
-            call_id=payment.call_id,
-            members=self._link_call(payment),
-        )
-        return CallRefused(problem, headers=call_headers(payment, state, remaining_units=None))
-
     # ---- From the claim to the head.
 
-    async def exchange(self, upstream: UpstreamExchange, payment: CallPayment) -> ProxyResponse:
+    async def exchange(self, upstream: "HeldConnection", payment: CallPayment) -> ProxyResponse:
         """Signs and sends the claimed call once, captures its price by the status of the response, and returns the response with a
         streaming body.
 
         Every exit has written the state of the call: charged, released or unknown. Raises CallRefused where the caller gets no
-        response of the upstream, ClientGone where the caller has left."""
+        response of the upstream, and the failure itself where the upstream sent no head."""
         sent_ms = self._now_ms()
         payment.active.begin("upstream")
+        exchange = upstream.exchange
         try:
-            await upstream.send(
+            await exchange.send(
                 fields=self._sign(payment, sent_ms), head_deadline_s=payment.route.entry.listing.timeout_s
             )
         except BaseException as exc:
-            failure = await self._fail(upstream, payment, exc)
-            if failure is exc:
-                raise
-            raise failure from exc
+            upstream.ended = await self._end_without_head(exchange, payment, exc)
+            raise
         payment.drop_content()
-        self.record_reached(payment)
-        return await self._answer(upstream, payment, sent_ms)
+        upstream.record_reached()
+        return await self._answer(exchange, payment, sent_ms)
 
     def _sign(self, payment: CallPayment, now_ms: int) -> bytes:
         """Builds the headers that identify the call, and the gateway's signature unless the listing disables it. Runs after the claim,
@@ -229,12 +184,12 @@ class Proxy:
             )
         return format_fields(headers)
 
-    # ---- A failure before the head.
+    # ---- A failure.
 
-    async def _fail(
+    async def _end_without_head(
         self, upstream: UpstreamExchange, payment: CallPayment, exc: BaseException
-    ) -> BaseException:
-        """Writes the state of a call that got no response head, and returns the exception to raise.
+    ) -> "EndWithoutHead":
+        """Writes the state of a call that got no response head.
 
         | what happened | state of the call |
         |---|---|
@@ -250,25 +205,66 @@ class Proxy:
         was_charged = before is CallState.CONSUMED
         after = (before or CallState.RELEASED) if is_unsent or was_charged else CallState.UNKNOWN
         closing = self._close(payment, after, _name_error(exc))
-        closed = await asyncio.shield(closing)  # written even while the gateway shuts down
-        if isinstance(exc, ClientGone):
-            return ClientGone(_format_closed(closed, after, payment))
-        if not isinstance(exc, TollwayError):
-            return exc  # shutdown, or a defect
-        if after is not CallState.UNKNOWN and closed is None:
-            # The write failed, so the ledger may not release the price: "released" could be wrong.
-            return self._explain_unknown(payment)
-        problem, state = explain_failure(exc), _format_closed(closed, after, payment)
-        remaining_units = None if closed is None else closed.remaining_units
-        problem = replace(
-            problem,
-            payment_state=state,
-            call_id=payment.call_id,
-            members=self._link_call(payment) if after is CallState.UNKNOWN else {},
-        )
-        status_header = proxy_status(self._name, f"error={name_proxy_error(problem)}")
-        headers = call_headers(payment, state, remaining_units=remaining_units)
-        return CallRefused(problem, headers=[status_header, *headers])
+        return after, await asyncio.shield(closing)  # written even while the gateway shuts down
+
+    def explain_end(
+        self, payment: CallPayment, exc: BaseException, connection: "HeldConnection | None"
+    ) -> BaseException:
+        """The exception that ends a call in place of `exc`. `connection`: the connection of the call; None before it is opened.
+
+        | claim | what happened | the caller gets |
+        |---|---|---|
+        | any | shutdown, or a defect | `exc` |
+        | none | a refusal before the connection, or of the ledger | `exc` |
+        | none | the connection failed, or the caller has left | the problem; nothing was taken |
+        | none | the claim failed in storage | the problem; held, until recovery has looked |
+        | granted | no head: the end is written | the problem, or ClientGone, and the state that was written |
+        | granted | no head: the end is not written, so "released" could be wrong | outcome unknown |
+        | granted | `exchange` has explained it | `exc` |
+        | granted | a failure that none of these explains | the problem; held |
+        """
+        if connection is None or not isinstance(exc, TollwayError | ClientGone):
+            return exc
+        problem = explain_failure(exc)
+        if connection.ended is not None:
+            after, closed = connection.ended
+            state = _format_closed(closed, after, payment)
+            if isinstance(exc, ClientGone):
+                return ClientGone(state)
+            if closed is None and after is not CallState.UNKNOWN:
+                return self._refuse_unknown(payment, OUTCOME_UNKNOWN)
+            remaining_units = None if closed is None else closed.remaining_units
+            headers = [self._name_failure(problem), *call_headers(payment, state, remaining_units)]
+            return self._refuse(payment, problem, state, headers, is_linked=after is CallState.UNKNOWN)
+        if problem.code is Code.INTERNAL_ERROR:
+            return exc
+        if payment.claimed is not None:
+            is_explained = isinstance(exc, CallRefused | ClientGone)
+            return exc if is_explained else self._refuse_unknown(payment, problem)
+        if connection.is_held and isinstance(exc, Refusal):
+            return exc
+        is_claim_sent = connection.is_held and isinstance(exc, TollwayError)
+        if payment.asset is not None and is_claim_sent:
+            return CallRefused(replace(problem, payment_state="held", retry_after_s=1))
+        state = "none" if payment.asset is None else "released"
+        return CallRefused(replace(problem, payment_state=state), headers=[self._name_failure(problem)])
+
+    def _refuse_unknown(self, payment: CallPayment, problem: Problem) -> CallRefused:
+        """The refusal of a call with an unknown outcome. Without a quote: the call may be paid already."""
+        state = _format_state(CallState.UNKNOWN, payment)
+        return self._refuse(payment, problem, state, call_headers(payment, state), is_linked=True)
+
+    def _refuse(
+        self, payment: CallPayment, problem: Problem, state: str, headers: Headers, *, is_linked: bool = False
+    ) -> CallRefused:
+        """The refusal of a claimed call. `is_linked`: it has the URL of the call, because the end of the call is open."""
+        link: dict[str, object] = {"call": f"{self._public_url}/api/v2/history/{payment.call_id}"}
+        members = link if is_linked else {}
+        problem = replace(problem, payment_state=state, call_id=payment.call_id, members=members)
+        return CallRefused(problem, headers=headers)
+
+    def _name_failure(self, problem: Problem) -> tuple[bytes, bytes]:
+        return proxy_status(self._name, f"error={name_proxy_error(problem)}")
 
     async def _close(self, payment: CallPayment, after: CallState, error: str) -> Closed | None:
         """Writes the end of the call. None where storage failed or another gateway moved the call; the price then stays taken until
@@ -309,23 +305,24 @@ class Proxy:
         try:
             captured = await payment.capture(close, partial(self._collect, upstream, payment))
         except StorageUnavailable:
-            raise self._explain_unknown(payment) from None  # a repeat reads the outcome from the ledger
+            # A repeat reads the outcome from the ledger.
+            raise self._refuse_unknown(payment, OUTCOME_UNKNOWN) from None
         match captured:
             case Closed(remaining_units=remaining_units):
                 self._count_quality(payment, close, state)
                 state = _format_closed(captured, after, payment)
-            case CaptureFailed():
-                raise self._explain_capture_failed(payment, captured)
+            case CaptureFailed(problem=problem, headers=failure):
+                headers = [*call_headers(payment, "released"), *failure]
+                raise self._refuse(payment, problem, "released", headers)
             case Undecided() | Fenced():
-                raise self._explain_unknown(payment)
+                raise self._refuse_unknown(payment, OUTCOME_UNKNOWN)
             case _:
                 assert_never(captured)
         payment.active.end()
-        own = call_headers(payment, state, remaining_units=remaining_units)
+        own = call_headers(payment, state, remaining_units)
         own.append(proxy_status(self._name, f"received-status={status}"))
         if is_foreign_402:
-            problem = replace(UPSTREAM_PAYMENT_REQUIRED, call_id=payment.call_id, payment_state=state)
-            raise CallRefused(problem, headers=own)
+            raise self._refuse(payment, UPSTREAM_PAYMENT_REQUIRED, state, own)
         # A repeat of an uncharged call is a new call, so its response is not stored.
         is_stored = is_charged_now and payment.key is not None
         response = await self._start_response(upstream, payment, own, body, is_stored=is_stored)
@@ -336,24 +333,6 @@ class Proxy:
         """Returns the whole body where it arrived with the head and fits one message; else None, without reading any of it."""
         length = upstream.length
         return upstream.take_whole() if length is not None and length <= self._limits.buffer_bytes else None
-
-    def _explain_capture_failed(self, payment: CallPayment, failed: CaptureFailed) -> CallRefused:
-        headers = [*call_headers(payment, "released", remaining_units=None), *failed.headers]
-        return CallRefused(replace(failed.problem, call_id=payment.call_id), headers=headers)
-
-    def _explain_unknown(self, payment: CallPayment) -> CallRefused:
-        """The refusal of a call with an unknown outcome. Without a quote: the call may be paid already."""
-        state = _format_state(CallState.UNKNOWN, payment)
-        problem = replace(
-            OUTCOME_UNKNOWN,
-            call_id=payment.call_id,
-            members=self._link_call(payment),
-            payment_state=state,
-        )
-        return CallRefused(problem, headers=call_headers(payment, state, remaining_units=None))
-
-    def _link_call(self, payment: CallPayment) -> dict[str, object]:
-        return {"call": f"{self._public_url}/api/v2/history/{payment.call_id}"}
 
     def _build_close(
         self,
@@ -465,7 +444,7 @@ class Proxy:
             return None
         headers = self._caller_headers(upstream, payment, keep_length=False)
         # A stored response is delivered only once the call is charged.
-        own = call_headers(payment, "charged", remaining_units=None)
+        own = call_headers(payment, "charged")
         headers += _select_stored_headers(own)
         return StoredResponse(status=upstream.status, headers=tuple(headers), body=bytes(body))
 
@@ -485,35 +464,43 @@ class Proxy:
 
 
 class HeldConnection:
-    """The context of `Proxy.connect`. A class, because each call has one: a generator (`asynccontextmanager`) takes twice the time."""
+    """The connection of one call, from before its claim to the head of its response. A context; its exit returns the connection to the
+    pool or closes it, except where a response body still streams. A class, because each call has one: a generator
+    (`asynccontextmanager`) takes twice the time.
 
-    __slots__ = ("_exchange", "_payment", "_proxy")
+    `is_held`: whether the upstream has accepted the connection. `ended`: the end of a call that was sent and got no head."""
 
-    def __init__(self, proxy: Proxy, exchange: UpstreamExchange, payment: CallPayment) -> None:
+    __slots__ = ("_breaker", "_payment", "_proxy", "ended", "exchange", "is_held")
+
+    exchange: UpstreamExchange
+
+    def __init__(self, proxy: Proxy, payment: CallPayment, breaker: CircuitBreaker) -> None:
+        self.is_held = False
+        self.ended: EndWithoutHead | None = None
         self._proxy = proxy
-        self._exchange = exchange
         self._payment = payment
+        self._breaker = breaker
 
-    async def __aenter__(self) -> UpstreamExchange:
+    async def __aenter__(self) -> Self:
+        self.exchange = self._proxy.open_exchange(self._payment)
         elapsed_s = asyncio.get_running_loop().time
         started_s = elapsed_s()
         try:
-            upstream = await self._exchange.__aenter__()
-            if (trace := self._payment.request.trace) is not None:
-                trace.set("tollway.dial.reused", upstream.is_reused)
-            if elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S:
-                await self._check_caller(upstream)
-        except (TollwayError, ClientGone) as exc:
-            refused = self._proxy.explain_broken(self._payment, exc, is_held=False)
-            if refused is None:
-                raise
-            raise refused from exc
-        return upstream
+            await self.exchange.__aenter__()
+        except UpstreamUnreachable:
+            self._breaker.record_failed(self._payment.route.endpoint.origin)
+            raise
+        if (trace := self._payment.request.trace) is not None:
+            trace.set("tollway.dial.reused", self.exchange.is_reused)
+        if elapsed_s() - started_s > DISCONNECT_CHECK_AFTER_S:
+            await self._check_caller()
+        self.is_held = True
+        return self
 
-    async def _check_caller(self, upstream: UpstreamExchange) -> None:
+    async def _check_caller(self) -> None:
         """After a slow connect the caller may have left: the call is not claimed then."""
         async with AsyncExitStack() as stack:
-            stack.push_async_exit(upstream)
+            stack.push_async_exit(self.exchange)
             if await self._payment.request.body.has_disconnected():
                 raise ClientGone
             stack.pop_all()
@@ -521,17 +508,19 @@ class HeldConnection:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._exchange.__aexit__(kind, exc, trace)
-        if exc is None:
-            if self._payment.claimed is None:  # another request was faster
-                self._proxy.record_reached(self._payment)
-        elif isinstance(exc, TollwayError | ClientGone):
-            refused = self._proxy.explain_broken(self._payment, exc, is_held=True)
-            if refused is not None:
-                raise refused from exc
+        await self.exchange.__aexit__(kind, exc, trace)
+        if self._payment.claimed is None and (exc is None or isinstance(exc, Refusal)):
+            self.record_reached()  # the ledger refused the claim, or another request was faster
+
+    def record_reached(self) -> None:
+        self._breaker.record_reached(self._payment.route.endpoint.origin)
 
 
-def call_headers(payment: CallPayment, state: str, *, remaining_units: int | None) -> Headers:
+EndWithoutHead = tuple[CallState, Closed | None]
+"""The state of a call that got no head, and the close that the ledger has written; None where it is not written."""
+
+
+def call_headers(payment: CallPayment, state: str, remaining_units: int | None = None) -> Headers:
     """The headers that the gateway adds to the response of a claimed call. `state`: `none`, `charged`, `released` or `held`."""
     headers: Headers = [
         (b"tollway-call-id", str(payment.call_id).encode()),

@@ -2,7 +2,8 @@
 
 A rail reads its proof from a request and opens a `CallPayment` for the call. The pipeline calls the steps of the payment in this order:
 
-    check -> (read the body) -> verify -> (connect) -> claim -> (send, head) -> capture -> (stream) -> finish
+    check -> (read the body) -> identify -> (look up the key) -> verify -> (connect) -> claim -> (send, head) -> capture
+      -> (stream) -> finish
 
 `capture` calls `Ledger.close`; the rail of authorisations overrides it with a settlement. A free call uses `FreeRail`, which takes no
 payment and writes a call row too. `build_claim` and `explain_claim` serve every rail.
@@ -157,7 +158,7 @@ class Verified(Protocol):
 class CallPayment(ABC):
     """The payment of one call, from the proof to the captured price. Each step fills in more attributes.
 
-    Set by `verify`: `payer`, `asset` (None: a free call), `price`, `units` (of the ledger), `currency`, `charge_on`. Set by `claim`:
+    Set by `identify`: `payer`. Set by `verify`: `asset` (None: a free call), `price`, `units` (of the ledger), `currency`, `charge_on`. Set by `claim`:
     `call_id` and `claimed`. Set by the pipeline: `is_verified`; by the proxy: `upstream_status`. `transaction`: the transaction that moved the money. `key`: the idempotency key of the request. `verified`
     and `fields`: cached results of an earlier call of the same request (`gateway.decisions`), set before `check`.
     """
@@ -220,10 +221,15 @@ class CallPayment(ABC):
     async def check(self) -> None:
         """Runs the checks that do not need the body, before it is read. Raises Refusal, ChainUnavailable, StorageUnavailable."""
 
+    async def identify(self) -> tuple[Address, ...]:
+        """Finds the payer, with the body: facts and rules. Takes nothing. Returns the wallets whose idempotency keys the proof opens and
+        that were not looked up before. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+        return ()
+
     @abstractmethod
-    async def verify(self) -> ProxyResponse | None:
-        """Verifies the payment with the body: facts, rules, price, access. Takes nothing. Returns the stored response where this
-        request repeats an earlier call. Raises Refusal, ChainUnavailable, StorageUnavailable."""
+    async def verify(self) -> None:
+        """Verifies the price and the access of the payer, or an earlier call that runs again (`repeat`). Takes nothing. Raises Refusal,
+        ChainUnavailable, StorageUnavailable."""
 
     @abstractmethod
     async def claim(self) -> ProxyResponse | None:

@@ -1,7 +1,7 @@
 """Payment by a transaction, and by the credit that remains of one: from the proof to the claim.
 
-    check: form of the proof -> signer and payments, from the ledger or the chain -> (body) -> verify: second look-up of the key -> price
-      -> access of the wallet -> (connect) -> claim: the candidates in order
+    check: form of the proof -> signer and payments, from the ledger or the chain -> (body) -> identify: the payer -> (look up the key)
+      -> verify: price -> access of the wallet -> (connect) -> claim: the candidates in order
 
 For credit in memory nothing is read before the claim, which is the first database statement. A call that runs again, by its key or as
 the same request, costs the price of its claim, although the listing may have another price now.
@@ -217,19 +217,16 @@ class TransactionPayment(CallPayment):
         problem = self._rail.check_form(self.proof, self.route.entry)
         if problem is not None:
             raise Refusal(problem)
-        is_readable = self.repeat is not None or not needs_body(self.request, self.proof)
-        if is_readable and not isinstance(self._named_call, KeyedCall):
-            await self._find_spendables(None if self.repeat is None else self.repeat.body)
+        repeat = self.repeat
+        is_readable = repeat is not None or not needs_body(self.request, self.proof)
+        if is_readable and not (repeat is not None and isinstance(repeat.call, KeyedCall)):
+            await self._find_spendables(None if repeat is None else repeat.body)
             self.request.body.prove()
 
     @property
     def default_rail(self) -> Rail:
         spendables = self._spendables
         return Rail.CREDIT if spendables and not spendables[0].is_first else Rail.TX
-
-    @property
-    def _named_call(self) -> object:
-        return None if self.repeat is None else self.repeat.call
 
     async def _find_spendables(self, body: ForwardBody | None) -> tuple[SpendablePayment, ...]:
         """Finds the payments that the proof may spend at this listing. Raises Refusal where there is none."""
@@ -286,18 +283,24 @@ class TransactionPayment(CallPayment):
 
     # ---- Verify: the payments and their prices.
 
-    async def verify(self) -> ProxyResponse | None:
-        earlier = self._named_call
-        if isinstance(earlier, KeyedCall):
-            await self._verify_repeat(earlier)
-            return None
+    async def identify(self) -> tuple[Address, ...]:
+        repeat = self.repeat
+        if repeat is not None and isinstance(repeat.call, KeyedCall):
+            return ()
         spendables = self._spendables or await self._find_spendables(self.body)
         payer = self.payer = spendables[0].payment.payer
-        if self.key is not None:
-            stored = await self._find_by_key(payer, self.key)
-            if isinstance(stored, ProxyResponse) or self._earlier is not None:
-                return stored
-        verified = self.verified
+        if self.key is None or (repeat is not None and payer in repeat.key_wallets):
+            return ()
+        return await self._rail.transaction_verifier.find_key_wallets(self.proof, self.route.entry, (payer,))
+
+    async def verify(self) -> None:
+        repeat = self.repeat
+        if repeat is not None and isinstance(repeat.call, KeyedCall):
+            await self._verify_repeat(repeat.call)
+            return
+        payer, spendables, verified = self.payer, self._spendables, self.verified
+        assert payer is not None  # `identify` sets both
+        assert spendables is not None
         if isinstance(verified, VerifiedTransaction) and verified.spendables is spendables:
             self._candidates = verified.candidates
         else:
@@ -312,22 +315,6 @@ class TransactionPayment(CallPayment):
         problem = await self.active.check(payer, price, candidates[0][0].asset)
         if problem is not None:
             raise Refusal(problem)
-        return None
-
-    async def _find_by_key(self, payer: Address, key: str) -> ProxyResponse | None:
-        """The second look-up of the key: the payer of a contract wallet, or of a new payment, is known only now."""
-        looked_up = () if self.repeat is None else self.repeat.key_wallets
-        if payer in looked_up:
-            return None
-        rail = self._rail
-        wallets = await rail.transaction_verifier.find_key_wallets(self.proof, self.route.entry, (payer,))
-        found = await rail.idempotency.find_by_key(self.request, self.proof, self.body, wallets, key)
-        if isinstance(found, KeyedCall):
-            await self._verify_repeat(found)
-            return None
-        # A call that an authorisation pays is found by its own rail only.
-        assert found is None or isinstance(found, ProxyResponse | Problem)
-        return None if found is None else require(found)
 
     def _price(self, spendables: Sequence[SpendablePayment]) -> Sequence[_Candidate]:
         """The price of the call with each payment, by the rule of the terms. Payments that cover their price come first.

@@ -9,11 +9,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tollway.errors import Problem, Refusal, UpstreamTimeout
+from tollway.errors import Problem, Refusal, TollwayError, UpstreamTimeout
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import load_plain
 from tollway.gateway.headers import check_control_headers, is_loop, list_dropped
-from tollway.gateway.messages import CallRefused, Headers, ProxyRequest, ProxyResponse
+from tollway.gateway.messages import CallRefused, ClientGone, Headers, ProxyRequest, ProxyResponse
 from tollway.gateway.problems import LOOP, find_idempotency_key
 from tollway.gateway.proxy import Proxy
 from tollway.gateway.rail import CallPayment, ClockAndEntropy, CollectResponse
@@ -90,14 +90,19 @@ class TrialCalls:
         payment = TrialPayment(self._ledger, request, route, None, active, key=key)
         payment.clock, payment.payer = self._clock, listing.provider
         payment.body = await load_plain(request.body, limits=self._limits)
+        connection = self._proxy.connect(payment)
         try:
-            async with self._proxy.connect(payment) as upstream:
+            async with connection:
                 await payment.claim()
-                response = await self._proxy.exchange(upstream, payment)
-                dropped = list_dropped(upstream.headers, response.headers)
-        except CallRefused as refused:  # its call id and its link are of no row
-            problem = replace(refused.problem, call_id=None, members={}, payment_state="none")
-            raise Refusal(problem) from refused
+                response = await self._proxy.exchange(connection, payment)
+                dropped = list_dropped(connection.exchange.headers, response.headers)
+        except (TollwayError, ClientGone) as error:
+            ended = self._proxy.explain_end(payment, error, connection)
+            if not isinstance(ended, CallRefused):
+                raise
+            # Its call id and its link are of no row.
+            problem = replace(ended.problem, call_id=None, members={}, payment_state="none")
+            raise Refusal(problem) from ended
         body = await self._read(response)
         assert payment.call_id is not None  # claimed
         return TrialResult(
