@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.kit.asgi_exchange import Exchange
+from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.gateway import CHAIN, NOW_MS, PAY_TO, InProcessGateway, open_gateway
 from tests.kit.ledger_records import claim_on, close_of, operator_origin
 from tests.kit.payer import KeyWallet
@@ -44,114 +44,78 @@ async def picture(gateway: InProcessGateway) -> tuple[Any, ...]:
 # ---------------------------------------------------------------------- refusals
 
 
-async def unknown(gateway: InProcessGateway) -> Exchange:
-    return await gateway.ask(listing="api_nothing")
+def operation(method: str, path: str, price: str) -> Operation:
+    return Operation(method=method, path=path, price=Price.parse(price))
 
 
-async def retired(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(retired_ms=NOW_MS, suspended_ms=NOW_MS, status="paused", methods=("POST",))
-    return await gateway.ask()
+def unpaid(
+    method: str = "GET",
+    target: str = "",
+    *,
+    headers: HeaderPairs = (),
+    chunks: tuple[bytes, ...] = (),
+    listing: str = "api_quotes",
+    **changes: Any,
+) -> CallCase:
+    """Asks without a payment. `changes`: of the published listing."""
+
+    async def ask(gateway: InProcessGateway) -> Exchange:
+        await gateway.publish(**changes)
+        return await gateway.ask(method, target, headers, chunks, listing=listing)
+
+    return ask
 
 
-async def suspended(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(suspended_ms=NOW_MS, status="paused", methods=("POST",))
-    return await gateway.ask()
+def plain_form(change: Callable[[Any], Any] = list, *, units: int = 10_000, **changes: Any) -> CallCase:
+    """Asks with the headers of a known payment in the plain form. `change`: of these headers."""
+
+    async def ask(gateway: InProcessGateway) -> Exchange:
+        await gateway.publish(**changes)
+        payment = await gateway.pay(units)
+        return await gateway.ask(headers=change(list(gateway.plain_proof(payment.tx_hash))))
+
+    return ask
 
 
-async def paused(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(status="paused", methods=("POST",))
-    return await gateway.ask()
+def plus(name: str, value: str) -> CallCase:
+    return plain_form(lambda proof: [*proof, (name, value)])
 
 
-async def wrong_method(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(methods=("POST", "PUT"))
-    return await gateway.ask("GET")
+def cut_hash(part: slice) -> CallCase:
+    return plain_form(lambda proof: [("X-Payment-Tx", proof[0][1][part]), proof[1]])
 
 
-async def trace(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="secret"))
-    return await gateway.ask("TRACE")
+def bound_form(*chunks: bytes, signed: bytes = b"", promises: bool = False, **more: Any) -> CallCase:
+    """Asks with a bound signature over the body `signed`, and sends `chunks`."""
+
+    async def ask(gateway: InProcessGateway) -> Exchange:
+        await gateway.publish()
+        payment = await gateway.pay()
+        method = "POST" if signed else "GET"
+        proof = gateway.bound_proof(payment.tx_hash, method=method, body=signed, promises=promises, **more)
+        return await gateway.ask(method, "", proof, chunks)
+
+    return ask
 
 
-async def lower_case_method(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask("get")
+def unseen(*more: tuple[str, str]) -> CallCase:
+    """Asks with a transaction that neither the ledger nor the chain has."""
+
+    async def ask(gateway: InProcessGateway) -> Exchange:
+        await gateway.publish()
+        return await gateway.ask(headers=[*gateway.plain_proof(TxHash(keccak256(b"nothing"))), *more])
+
+    return ask
 
 
-async def no_payment(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask("GET", "/quote?x=1")
+def after(change: Callable[[InProcessGateway], object], case: CallCase) -> CallCase:
+    """Changes the gateway before the case."""
 
+    async def ask(gateway: InProcessGateway) -> Exchange:
+        change(gateway)
+        return await case(gateway)
 
-async def no_payment_and_a_huge_body(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask("POST", "/quote", chunks=[b"x" * 2_000])
-
-
-async def other_path(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(operations=(operation("GET", "/a", "0.5"),), other_paths="refuse")
-    return await gateway.ask("GET", "/b")
-
-
-async def ambiguous_path(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish(operations=(operation("GET", "/dear", "5"),))
-    return await gateway.ask("GET", "/DEAR")
-
-
-async def path_that_leaves(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask("GET", "/%2e%2e/admin")
-
-
-async def two_hosts(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask(headers=[("host", "other.example")])
-
-
-async def loop(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask(headers=[("cdn-loop", "other, GW.example.com;v=1")])
-
-
-async def hash_without_signature(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: proof[:1])
-
-
-async def signature_without_hash(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: proof[1:])
-
-
-async def doubled_hash(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, proof[0]])
-
-
-async def short_hash(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [("X-Payment-Tx", proof[0][1][:-1]), proof[1]])
-
-
-async def unprefixed_hash(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [("X-Payment-Tx", proof[0][1][2:]), proof[1]])
-
-
-async def bad_params(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("X-Signature-Params", "v=2")])
-
-
-async def bad_network(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("X-Payment-Network", "base")])
-
-
-async def two_rails(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("PAYMENT-SIGNATURE", "e30=")])
-
-
-async def two_rails_without_ours(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask(headers=[("X-PAYMENT", "e30="), ("Authorization", "Payment abc")])
-
-
-async def nominated_proof(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("Connection", "X-Payment-Tx")])
+    return ask
 
 
 async def too_large(gateway: InProcessGateway) -> Exchange:
@@ -160,97 +124,11 @@ async def too_large(gateway: InProcessGateway) -> Exchange:
     return await gateway.ask("POST", "", gateway.plain_proof(payment.tx_hash), [b"x" * 1_001])
 
 
-async def long_idempotency_key(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("Idempotency-Key", "k" * 256)])
-
-
-async def plain_where_bound_is_asked(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, list, signature="bound")
-
-
-async def expired(gateway: InProcessGateway) -> Exchange:
-    return await with_bound(gateway, valid_for_s=-1)
-
-
-async def valid_for_too_long(gateway: InProcessGateway) -> Exchange:
-    return await with_bound(gateway, valid_for_s=306)
-
-
-async def bound_body_too_large(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    payment = await gateway.pay()
-    body = b"x" * 501
-    return await gateway.ask(
-        "POST", "", gateway.bound_proof(payment.tx_hash, method="POST", body=body), [body]
-    )
-
-
-async def body_unlike_its_hash(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    payment = await gateway.pay()
-    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
-    return await gateway.ask("POST", "", proof, [b"two"])
-
-
-async def hash_of_a_body_that_is_not_there(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    payment = await gateway.pay()
-    proof = gateway.bound_proof(payment.tx_hash, method="POST", body=b"one", promises=True)
-    return await gateway.ask("POST", "", proof)
-
-
-async def network_not_sold_on(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    proof = gateway.plain_proof(TxHash(keccak256(b"nothing")))
-    return await gateway.ask(headers=[*proof, ("X-Payment-Network", "eip155:1")])
-
-
-async def another_network_than_it_is_known_on(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("X-Payment-Network", "eip155:1")])
-
-
-async def not_mined(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    return await gateway.ask(headers=gateway.plain_proof(TxHash(keccak256(b"nothing"))))
-
-
-async def no_chain(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    gateway.chain.disconnect(CHAIN)
-    return await gateway.ask(headers=gateway.plain_proof(TxHash(keccak256(b"nothing"))))
-
-
-async def blocked_wallet(gateway: InProcessGateway) -> Exchange:
-    gateway.blocked.add(gateway.wallet.address)
-    return await with_proof(gateway, list)
-
-
-async def dearer_than_allowed(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("Tollway-Max-Price", "0.009")])
-
-
-async def bad_price_max(gateway: InProcessGateway) -> Exchange:
-    return await with_proof(gateway, lambda proof: [*proof, ("Tollway-Max-Price", "1e3")])
-
-
-async def too_little(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    payment = await gateway.pay(4_000)
-    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
-
-
 async def wrong_currency(gateway: InProcessGateway) -> Exchange:
     listing = await gateway.publish()
     await gateway.revise(listing, currency="ETH")
     gateway.now_ms += 1_300_000  # the old price is forgotten, the old asset still counts
     payment = await gateway.pay()
-    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
-
-
-async def ledger_away(gateway: InProcessGateway) -> Exchange:
-    await gateway.publish()
-    payment = await gateway.pay()
-    gateway.ledger.away = True
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
@@ -270,81 +148,174 @@ async def payment_gone(gateway: InProcessGateway) -> Exchange:
     return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
-def operation(method: str, path: str, price: str) -> Operation:
-    return Operation(method=method, path=path, price=Price.parse(price))
-
-
-async def with_proof(gateway: InProcessGateway, change: Callable[[Any], Any], **listing: Any) -> Exchange:
-    await gateway.publish(**listing)
-    payment = await gateway.pay()
-    return await gateway.ask(headers=change(list(gateway.plain_proof(payment.tx_hash))))
-
-
-async def with_bound(gateway: InProcessGateway, **more: Any) -> Exchange:
+async def ledger_away(gateway: InProcessGateway) -> Exchange:
     await gateway.publish()
     payment = await gateway.pay()
-    return await gateway.ask(headers=gateway.bound_proof(payment.tx_hash, **more))
+    gateway.ledger.away = True
+    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
 
 
-# case, code, status, paymentState, has terms, reason, has Retry-After
-REFUSALS: tuple[tuple[CallCase, Code, int, str, bool, str | None, bool], ...] = (
-    (two_hosts, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (loop, Code.LOOP_DETECTED, 508, "none", False, None, False),
-    (unknown, Code.API_NOT_FOUND, 404, "none", False, None, False),
-    (retired, Code.API_RETIRED, 410, "none", False, None, False),
-    (suspended, Code.API_PAUSED, 503, "none", False, "suspended", False),
-    (paused, Code.API_PAUSED, 503, "none", False, None, True),
-    (wrong_method, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
-    (trace, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
-    (lower_case_method, Code.METHOD_NOT_ALLOWED, 405, "none", False, None, False),
-    (other_path, Code.ROUTE_NOT_FOUND, 404, "none", False, None, False),
-    (ambiguous_path, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (path_that_leaves, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (no_payment, Code.PAYMENT_REQUIRED, 402, "none", True, None, False),
-    (no_payment_and_a_huge_body, Code.PAYMENT_REQUIRED, 402, "none", True, None, False),
-    (hash_without_signature, Code.INVALID_REQUEST, 400, "none", False, "missing_header", False),
-    (signature_without_hash, Code.INVALID_REQUEST, 400, "none", False, "missing_header", False),
-    (doubled_hash, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (short_hash, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
-    (unprefixed_hash, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
-    (bad_params, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
-    (bad_network, Code.INVALID_REQUEST, 400, "none", False, "malformed_header", False),
-    (two_rails, Code.INVALID_REQUEST, 400, "none", False, "more_than_one_rail", False),
-    (two_rails_without_ours, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (nominated_proof, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (too_large, Code.PAYLOAD_TOO_LARGE, 413, "none", False, None, False),
-    (long_idempotency_key, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (
-        plain_where_bound_is_asked,
-        Code.INVALID_REQUEST,
-        400,
-        "released",
-        False,
-        "bound_signature_required",
-        False,
+no_payment = unpaid("GET", "/quote?x=1")
+wrong_method = unpaid("GET", methods=("POST", "PUT"))
+too_little = plain_form(units=4_000)
+POST_ONLY: Any = {"status": "paused", "methods": ("POST",)}
+SECRET = UpstreamAuth(location="header", name="X-Key", value="secret")
+OTHER_RAILS = [("X-PAYMENT", "e30="), ("Authorization", "Payment abc")]
+PRICED: Any = {"operations": (operation("GET", "/a", "0.5"),), "other_paths": "refuse"}
+DEAR: Any = {"operations": (operation("GET", "/dear", "5"),)}
+OTHER_NETWORK = ("X-Payment-Network", "eip155:1")
+
+
+def row(
+    name: str,
+    case: CallCase,
+    code: Code,
+    status: int,
+    *,
+    state: str = "none",
+    reason: str | None = None,
+    has_terms: bool = False,
+    has_delay: bool = False,
+) -> Any:
+    return pytest.param(case, code, status, state, reason, has_terms, has_delay, id=name)
+
+
+INVALID = Code.INVALID_REQUEST
+BAD_HEADER, NO_HEADER, BAD_HASH = "malformed_header", "missing_header", "body_hash_mismatch"
+REFUSALS = (
+    row("two_hosts", unpaid(headers=[("host", "other.example")]), INVALID, 400),
+    row("loop", unpaid(headers=[("cdn-loop", "other, GW.example.com;v=1")]), Code.LOOP_DETECTED, 508),
+    row("unknown", unpaid(listing="api_nothing"), Code.API_NOT_FOUND, 404),
+    row("retired", unpaid(retired_ms=NOW_MS, suspended_ms=NOW_MS, **POST_ONLY), Code.API_RETIRED, 410),
+    row("suspended", unpaid(suspended_ms=NOW_MS, **POST_ONLY), Code.API_PAUSED, 503, reason="suspended"),
+    row("paused", unpaid(**POST_ONLY), Code.API_PAUSED, 503, has_delay=True),
+    row("wrong_method", wrong_method, Code.METHOD_NOT_ALLOWED, 405),
+    row("trace", unpaid("TRACE", upstream_auth=SECRET), Code.METHOD_NOT_ALLOWED, 405),
+    row("lower_case_method", unpaid("get"), Code.METHOD_NOT_ALLOWED, 405),
+    row("other_path", unpaid("GET", "/b", **PRICED), Code.ROUTE_NOT_FOUND, 404),
+    row("ambiguous_path", unpaid("GET", "/DEAR", **DEAR), INVALID, 400),
+    row("path_that_leaves", unpaid("GET", "/%2e%2e/admin"), INVALID, 400),
+    row("no_payment", no_payment, Code.PAYMENT_REQUIRED, 402, has_terms=True),
+    row(
+        "no_payment_and_a_huge_body",
+        unpaid("POST", "/quote", chunks=(b"x" * 2_000,)),
+        Code.PAYMENT_REQUIRED,
+        402,
+        has_terms=True,
     ),
-    (expired, Code.SIGNATURE_EXPIRED, 401, "none", False, None, False),
-    (valid_for_too_long, Code.SIGNATURE_EXPIRED, 401, "none", False, "valid_until_too_far", False),
-    (bound_body_too_large, Code.PAYLOAD_TOO_LARGE, 413, "none", False, None, False),
-    (body_unlike_its_hash, Code.INVALID_REQUEST, 400, "none", False, "body_hash_mismatch", False),
-    (hash_of_a_body_that_is_not_there, Code.INVALID_REQUEST, 400, "none", False, "body_hash_mismatch", False),
-    (network_not_sold_on, Code.PAYMENT_VERIFICATION_FAILED, 402, "none", True, "wrong_chain", False),
-    (another_network_than_it_is_known_on, Code.INVALID_REQUEST, 400, "released", False, "wrong_chain", False),
-    (not_mined, Code.PAYMENT_PENDING, 409, "none", False, "not_mined", True),
-    (no_chain, Code.CHAIN_UNAVAILABLE, 503, "none", False, None, True),
-    (blocked_wallet, Code.WALLET_BLOCKED, 403, "none", False, None, False),
-    (dearer_than_allowed, Code.PRICE_ABOVE_MAX, 412, "released", False, None, False),
-    (bad_price_max, Code.INVALID_REQUEST, 400, "none", False, None, False),
-    (too_little, Code.PAYMENT_INSUFFICIENT, 402, "released", True, None, False),
-    (wrong_currency, Code.PAYMENT_VERIFICATION_FAILED, 402, "none", True, "wrong_token", False),
-    (payment_held, Code.PAYMENT_HELD, 409, "held", False, None, False),
-    (payment_gone, Code.PAYMENT_PENDING, 409, "none", False, "not_mined", True),
+    row("hash_without_signature", plain_form(lambda proof: proof[:1]), INVALID, 400, reason=NO_HEADER),
+    row("signature_without_hash", plain_form(lambda proof: proof[1:]), INVALID, 400, reason=NO_HEADER),
+    row("doubled_hash", plain_form(lambda proof: [*proof, proof[0]]), INVALID, 400),
+    row("short_hash", cut_hash(slice(None, -1)), INVALID, 400, reason=BAD_HEADER),
+    row("unprefixed_hash", cut_hash(slice(2, None)), INVALID, 400, reason=BAD_HEADER),
+    row("bad_params", plus("X-Signature-Params", "v=2"), INVALID, 400, reason=BAD_HEADER),
+    row("bad_network", plus("X-Payment-Network", "base"), INVALID, 400, reason=BAD_HEADER),
+    row("two_rails", plus("PAYMENT-SIGNATURE", "e30="), INVALID, 400, reason="more_than_one_rail"),
+    row("two_rails_without_ours", unpaid(headers=OTHER_RAILS), INVALID, 400),
+    row("nominated_proof", plus("Connection", "X-Payment-Tx"), INVALID, 400),
+    row("too_large", too_large, Code.PAYLOAD_TOO_LARGE, 413),
+    row("long_idempotency_key", plus("Idempotency-Key", "k" * 256), INVALID, 400),
+    row(
+        "plain_where_bound_is_asked",
+        plain_form(signature="bound"),
+        INVALID,
+        400,
+        state="released",
+        reason="bound_signature_required",
+    ),
+    row("expired", bound_form(valid_for_s=-1), Code.SIGNATURE_EXPIRED, 401),
+    row(
+        "valid_for_too_long",
+        bound_form(valid_for_s=306),
+        Code.SIGNATURE_EXPIRED,
+        401,
+        reason="valid_until_too_far",
+    ),
+    row(
+        "bound_body_too_large",
+        bound_form(b"x" * 501, signed=b"x" * 501),
+        Code.PAYLOAD_TOO_LARGE,
+        413,
+    ),
+    row(
+        "body_unlike_its_hash",
+        bound_form(b"two", signed=b"one", promises=True),
+        INVALID,
+        400,
+        reason=BAD_HASH,
+    ),
+    row(
+        "hash_of_a_body_that_is_not_there",
+        bound_form(signed=b"one", promises=True),
+        INVALID,
+        400,
+        reason=BAD_HASH,
+    ),
+    row(
+        "network_not_sold_on",
+        unseen(OTHER_NETWORK),
+        Code.PAYMENT_VERIFICATION_FAILED,
+        402,
+        reason="wrong_chain",
+        has_terms=True,
+    ),
+    row(
+        "another_network_than_it_is_known_on",
+        plus(*OTHER_NETWORK),
+        INVALID,
+        400,
+        state="released",
+        reason="wrong_chain",
+    ),
+    row("not_mined", unseen(), Code.PAYMENT_PENDING, 409, reason="not_mined", has_delay=True),
+    row(
+        "no_chain",
+        after(lambda gateway: gateway.chain.disconnect(CHAIN), unseen()),
+        Code.CHAIN_UNAVAILABLE,
+        503,
+        has_delay=True,
+    ),
+    row(
+        "blocked_wallet",
+        after(lambda gateway: gateway.blocked.add(gateway.wallet.address), plain_form()),
+        Code.WALLET_BLOCKED,
+        403,
+    ),
+    row(
+        "dearer_than_allowed",
+        plus("Tollway-Max-Price", "0.009"),
+        Code.PRICE_ABOVE_MAX,
+        412,
+        state="released",
+    ),
+    row("bad_price_max", plus("Tollway-Max-Price", "1e3"), INVALID, 400),
+    row("too_little", too_little, Code.PAYMENT_INSUFFICIENT, 402, state="released", has_terms=True),
+    row(
+        "wrong_currency",
+        wrong_currency,
+        Code.PAYMENT_VERIFICATION_FAILED,
+        402,
+        reason="wrong_token",
+        has_terms=True,
+    ),
+    row("payment_held", payment_held, Code.PAYMENT_HELD, 409, state="held"),
+    row("payment_gone", payment_gone, Code.PAYMENT_PENDING, 409, reason="not_mined", has_delay=True),
 )
 
 
-@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row[0].__name__)
-async def test_refuses_in_order_and_nothing_changes(gateway: InProcessGateway, row: Any) -> None:
-    case, code, status, payment_state, has_terms, reason, has_delay = row
+@pytest.mark.parametrize(
+    ("case", "code", "status", "payment_state", "reason", "has_terms", "has_delay"), REFUSALS
+)
+async def test_refuses_in_order_and_nothing_changes(
+    gateway: InProcessGateway,
+    case: CallCase,
+    code: Code,
+    status: int,
+    payment_state: str,
+    reason: str | None,
+    has_terms: bool,
+    has_delay: bool,
+) -> None:
     answer = await case(gateway)
     problem = answer.problem
     assert (problem["code"], answer.status, problem["status"]) == (code.value, status, status)
