@@ -114,8 +114,7 @@ async def test_a_transaction_of_another_wallet(gateway: InProcessGateway, proof:
 
 async def test_a_keyed_proof_that_opens_no_record_of_a_closed_listing(gateway: InProcessGateway) -> None:
     await gateway.publish(status="paused")
-    payment = await gateway.pay()
-    forged = [*gateway.plain_proof(payment.tx_hash, wallet=THIRD_PARTY), KEY]
+    forged = [*await gateway.plain_payment(wallet=THIRD_PARTY), KEY]
     body = GivenBody(b"x" * 1_000)
     headers = {name.replace("-", "_").lower(): value for name, value in forged}
     outcome = await gateway.pipeline.handle(sample_request("POST", "/quote", "x=1", body=body, **headers))

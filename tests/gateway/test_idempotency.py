@@ -9,13 +9,7 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
-from tests.kit.payer import (
-    Edit,
-    KeyWallet,
-    Payer,
-    has_terms,
-    read_receipt,
-)
+from tests.kit.payer import Edit, KeyWallet, Payer, has_terms, is_replayed, read_receipt
 from tests.kit.upstream import Arrived, hang_up, plain, until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import ListingId
@@ -57,10 +51,6 @@ def naming(name: str = NAME) -> Edit:
         }
 
     return edit
-
-
-def is_replayed(answer: Exchange) -> bool:
-    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
 
 
 def told(answer: Exchange) -> tuple[int, str]:
@@ -258,8 +248,7 @@ async def test_a_key_beside_a_transaction_is_for_one_request(gateway: InProcessG
 
 
 async def test_a_key_stands_for_one_call_on_all_rails(gateway: InProcessGateway, payer: Payer) -> None:
-    payment = await gateway.pay(3 * PRICE)
-    assert (await gateway.ask("GET", TARGET, [*gateway.plain_proof(payment.tx_hash), *KEY])).status == 200
+    assert (await gateway.ask("GET", TARGET, [*await gateway.plain_payment(3 * PRICE), *KEY])).status == 200
     assert is_replayed(await payer.buy(headers=KEY))
     assert (gateway.served, gateway.transfers) == (1, 0)
 
@@ -275,8 +264,7 @@ async def test_two_with_one_key_beside_a_transaction_at_once_are_one_call(gatewa
 
 
 async def test_an_unbilled_answer_is_not_kept_under_its_key(gateway: InProcessGateway) -> None:
-    payment = await gateway.pay(3 * PRICE)
-    proof = [*gateway.plain_proof(payment.tx_hash), *KEY]
+    proof = [*await gateway.plain_payment(3 * PRICE), *KEY]
     gateway.upstream.answer = plain(b"broken", status=500)
     assert (await gateway.ask("GET", TARGET, proof)).status == 500
     gateway.upstream.answer = plain(b"whole")

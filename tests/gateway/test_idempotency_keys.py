@@ -9,7 +9,8 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, InProcessGateway, open_gateway
-from tests.kit.payer import Payer, has_terms
+from tests.kit.payer import Payer, has_terms, is_replayed
+from tests.kit.storage_faults import BlindLedger
 from tests.kit.upstream import Arrived, hang_up, plain, until
 from tests.model.ledger import MemoryLedger
 from tollway.ids import Address
@@ -81,10 +82,6 @@ def harness(request: pytest.FixtureRequest, gateway: InProcessGateway, payer: Pa
 def told(answer: Exchange) -> tuple[int, str]:
     assert not has_terms(answer)
     return answer.status, answer.problem["code"]
-
-
-def is_replayed(answer: Exchange) -> bool:
-    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
 
 
 # ---------------------------------------------------------------------- sent, and no answer
@@ -165,8 +162,7 @@ async def test_in_another_dialect_or_with_another_payment_it_is_held_and_nothing
         assert answer.problem["reason"] == "idempotency_key_used"
         assert answer.problem["callId"] == lost.headers["tollway-call-id"]
         assert await other.paid() == 0
-    payment = await gateway.pay(PRICE)
-    first = [*gateway.plain_proof(payment.tx_hash), ("Idempotency-Key", "two")]
+    first = [*await gateway.plain_payment(PRICE), ("Idempotency-Key", "two")]
     assert (await gateway.ask("POST", TARGET, first, [b"{}"])).status == 504
     answer = await gateway.ask(
         "POST",
@@ -388,13 +384,6 @@ async def test_a_key_is_forgotten_after_a_day(gateway: InProcessGateway, payer: 
 
 
 # ---------------------------------------------------------------------- another gateway was faster
-
-
-class BlindLedger(MemoryLedger):
-    """Another gateway claims between this one's look for the key and its own claim."""
-
-    async def find_keyed_call(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
-        return None
 
 
 @pytest.fixture

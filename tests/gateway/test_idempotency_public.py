@@ -11,7 +11,7 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import CALLS, PUBLIC_URL, USDC, InProcessGateway, open_gateway
-from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms
+from tests.kit.payer import CHAIN, KeyWallet, Payer, has_terms, is_replayed
 from tests.kit.upstream import Arrived, hang_up, plain, until
 from tollway.gateway.idempotency import ClientNetworks
 from tollway.identity.http_signatures import SignedRequest, signature_headers
@@ -51,10 +51,6 @@ async def buy_undecided(
     unknown = await gateway.ask(method, TARGET, [*shown, *headers], chunks, client=HERE)
     assert (unknown.status, unknown.problem["code"]) == (503, "payment_outcome_unknown")
     return shown
-
-
-def is_replayed(answer: Exchange) -> bool:
-    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
 
 
 async def check_opens_nothing(gateway: InProcessGateway, answer: Exchange) -> None:

@@ -57,8 +57,7 @@ async def test_a_key_never_runs_a_call_that_it_does_not_name() -> None:
     """Else a repeat with the key would find no call of that key, and get a 402 or a second charge."""
     async with open_gateway() as gateway:
         await gateway.publish()
-        payment = await gateway.pay(15_000)
-        proof = gateway.plain_proof(payment.tx_hash)
+        proof = await gateway.plain_payment(15_000)
         gateway.upstream.answer = hang_up
         assert (await gateway.ask("GET", TARGET, proof)).status == 504
         gateway.upstream.answer = plain(b"once")

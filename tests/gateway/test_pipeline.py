@@ -71,8 +71,7 @@ def plain_form(change: Callable[[Any], Any] = list, *, units: int = 10_000, **ch
 
     async def ask(gateway: InProcessGateway) -> Exchange:
         await gateway.publish(**changes)
-        payment = await gateway.pay(units)
-        return await gateway.ask(headers=change(list(gateway.plain_proof(payment.tx_hash))))
+        return await gateway.ask(headers=change(list(await gateway.plain_payment(units))))
 
     return ask
 
@@ -120,16 +119,14 @@ def after(change: Callable[[InProcessGateway], object], case: CallCase) -> CallC
 
 async def too_large(gateway: InProcessGateway) -> Exchange:
     await gateway.publish()
-    payment = await gateway.pay()
-    return await gateway.ask("POST", "", gateway.plain_proof(payment.tx_hash), [b"x" * 1_001])
+    return await gateway.ask("POST", "", await gateway.plain_payment(), [b"x" * 1_001])
 
 
 async def wrong_currency(gateway: InProcessGateway) -> Exchange:
     listing = await gateway.publish()
     await gateway.revise(listing, currency="ETH")
     gateway.now_ms += 1_300_000  # the old price is forgotten, the old asset still counts
-    payment = await gateway.pay()
-    return await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    return await gateway.ask(headers=await gateway.plain_payment())
 
 
 async def payment_held(gateway: InProcessGateway) -> Exchange:
@@ -429,8 +426,7 @@ async def test_a_documented_operation_is_sold_where_nothing_else_is(gateway: InP
     for method, target in (("GET", "/q"), ("POST", "/other"), ("POST", "/q%2Fother"), ("POST", "")):
         refused = await gateway.ask(method, target)
         assert (refused.status, refused.problem["code"]) == (404, "route_not_found")
-    payment = await gateway.pay()
-    assert (await gateway.ask("POST", "/q", gateway.plain_proof(payment.tx_hash), [b"x"])).status == 200
+    assert (await gateway.ask("POST", "/q", await gateway.plain_payment(), [b"x"])).status == 200
     assert len(gateway.upstream.arrived) == 1
 
 
@@ -441,8 +437,7 @@ async def test_a_missing_sum_is_named(gateway: InProcessGateway) -> None:
 
 async def test_sending_the_difference_repairs_an_underpayment(gateway: InProcessGateway) -> None:
     await too_little(gateway)
-    second = await gateway.pay(6_000)
-    answer = await gateway.ask(headers=gateway.plain_proof(second.tx_hash))
+    answer = await gateway.ask(headers=await gateway.plain_payment(6_000))
     assert answer.status == 200
     assert answer.headers["tollway-credit-remaining"] == "0 USDC"
     await gateway.check_balanced()
@@ -481,8 +476,7 @@ async def test_an_exhausted_payment_is_refused_without_terms_and_names_its_calls
     gateway: InProcessGateway,
 ) -> None:
     await gateway.publish()
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     first = await gateway.ask(headers=proof)
     for _ in range(2):
         answer = await gateway.ask(headers=proof)
@@ -558,10 +552,7 @@ async def test_the_failures_of_one_caller_do_not_close_the_listing_for_others(
         await gateway.ask(headers=proof)
     assert (await gateway.ask(headers=proof)).status == 429
     gateway.upstream.answer = plain()
-    other = await gateway.pay(wallet=THIRD_PARTY)
-    answer = await gateway.ask(
-        headers=gateway.plain_proof(other.tx_hash, wallet=THIRD_PARTY), client="198.51.100.9"
-    )
+    answer = await gateway.ask(headers=await gateway.plain_payment(wallet=THIRD_PARTY), client="198.51.100.9")
     assert answer.status == 200
 
 
@@ -651,8 +642,7 @@ async def test_a_record_has_the_latencies_of_caller_and_upstream(
 
 async def test_one_payment_buys_many_calls(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payment = await gateway.pay(30_000)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(30_000)
     left = [(await gateway.ask(headers=proof)).headers["tollway-credit-remaining"] for _ in range(3)]
     assert left == ["0.02 USDC", "0.01 USDC", "0 USDC"]
     assert [call.rail for call in await gateway.history()] == [Rail.CREDIT, Rail.CREDIT, Rail.TX]
@@ -660,8 +650,7 @@ async def test_one_payment_buys_many_calls(gateway: InProcessGateway) -> None:
 
 async def test_fifty_callers_and_a_payment_for_ten_make_ten_requests(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payment = await gateway.pay(100_000)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(100_000)
     async with asyncio.TaskGroup() as group:
         asking = [group.create_task(gateway.ask(headers=proof)) for _ in range(50)]
     statuses = sorted(task.result().status for task in asking)
@@ -696,8 +685,7 @@ async def test_charges_each_operation_its_own_price(
     assert quoted.status == 402
     if method != "HEAD":
         assert quoted.problem["payment"]["amount"] == price
-    payment = await gateway.pay(100_000)
-    answer = await gateway.ask(method, path, gateway.plain_proof(payment.tx_hash))
+    answer = await gateway.ask(method, path, await gateway.plain_payment(100_000))
     assert answer.headers["tollway-price"] == f"{price} USDC"
     assert gateway.upstream.arrived[0].target == "/base" + path
 
@@ -810,8 +798,7 @@ async def test_passes_redirects_through_and_rewrites_their_location(
 ) -> None:
     await gateway.publish()
     gateway.upstream.answer = plain(b"", status=302, headers=(f"Location: {location}",))
-    payment = await gateway.pay()
-    answer = await gateway.ask("GET", "/a/b", gateway.plain_proof(payment.tx_hash))
+    answer = await gateway.ask("GET", "/a/b", await gateway.plain_payment())
     assert (answer.status, answer.headers["location"]) == (302, shown)
     assert len(gateway.upstream.arrived) == 1
 
@@ -903,8 +890,7 @@ async def test_without_its_secret_a_listing_is_neither_called_nor_paid_for(
 
 async def test_injects_the_secret_as_a_header_and_never_shows_it(gateway: InProcessGateway) -> None:
     await gateway.publish(upstream_auth=UpstreamAuth(location="header", name="X-Key", value="s3cret"))
-    payment = await gateway.pay()
-    answer = await gateway.ask(headers=[*gateway.plain_proof(payment.tx_hash), ("x-key", "mine")])
+    answer = await gateway.ask(headers=[*await gateway.plain_payment(), ("x-key", "mine")])
     assert gateway.upstream.arrived[0].find("x-key") == "s3cret"
     assert "s3cret" not in str(answer.sent)
 
@@ -937,8 +923,7 @@ async def test_keeps_cookies_and_control_names_of_the_upstream_from_the_caller(
         "Content-Encoding: br",
     )
     gateway.upstream.answer = plain(b"abc", headers=hostile)
-    payment = await gateway.pay()
-    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    answer = await gateway.ask(headers=await gateway.plain_payment())
     headers = answer.headers
     assert headers["tollway-payment-state"] == "charged"
     assert headers["x-good"] == "yes"

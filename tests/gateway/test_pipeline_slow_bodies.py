@@ -206,8 +206,7 @@ async def test_a_remembered_decision_does_not_outlive_a_slow_body() -> None:
     async with open_gateway(kind=ClockedGateway) as gateway:
         upload = Upload(gateway)
         listing = await gateway.publish(price=OLD)
-        payment = await gateway.pay(1_000_000)
-        proof = gateway.plain_proof(payment.tx_hash)
+        proof = await gateway.plain_payment(1_000_000)
         await pass_time(gateway, 60)
         await gateway.revise(listing, price=NEW)
         await pass_time(gateway, 540)

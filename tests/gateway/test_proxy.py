@@ -91,8 +91,7 @@ async def test_a_crowded_upstream_is_not_dialled() -> None:
     async with open_gateway(in_flight_per_origin_max=1) as gateway:
         await gateway.publish()
         gateway.upstream.answer = say_nothing
-        payment = await gateway.pay(20_000)
-        proof = gateway.plain_proof(payment.tx_hash)
+        proof = await gateway.plain_payment(20_000)
         first = gateway.open(headers=proof)
         with contextlib.suppress(asyncio.CancelledError):
             async with running(gateway, first) as task:
@@ -107,8 +106,7 @@ async def test_a_crowded_upstream_is_not_dialled() -> None:
 
 async def test_a_database_lost_during_the_claim_sends_nothing(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payment = await gateway.pay(50_000)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(50_000)
     for _ in range(2):
         assert (await gateway.ask(headers=proof)).status == 200
     gateway.ledger.away = True  # the payment is known by now, so that the claim is the first to meet it
@@ -143,8 +141,7 @@ async def test_a_reset_before_the_head_is_held_and_names_the_call(gateway: InPro
 async def test_a_head_that_does_not_come_in_time_is_held(gateway: InProcessGateway) -> None:
     await gateway.publish(timeout_s=0.05)
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay()
-    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    answer = await gateway.ask(headers=await gateway.plain_payment())
     assert (answer.status, answer.problem["code"]) == (504, "upstream_timeout")
     assert answer.problem["paymentState"] == "held"
     assert answer.headers["proxy-status"] == '"gw.example.com"; error=http_response_timeout'
@@ -168,8 +165,7 @@ async def test_a_head_that_does_not_come_in_time_is_held(gateway: InProcessGatew
 async def test_an_answer_that_is_no_http_is_502_and_held(gateway: InProcessGateway, head: bytes) -> None:
     await gateway.publish()
     gateway.upstream.answer = raw(head)
-    payment = await gateway.pay()
-    answer = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    answer = await gateway.ask(headers=await gateway.plain_payment())
     assert (answer.status, answer.problem["code"]) == (502, "upstream_bad_response")
     assert answer.problem["paymentState"] == "held"
     assert await states(gateway) == [CallState.UNKNOWN]
@@ -287,8 +283,7 @@ async def test_no_request_gets_a_402_while_a_call_holds_the_payment(
     """Also by a process without that call in memory."""
     await gateway.publish()
     gateway.upstream.answer = hang_up
-    payment = await gateway.pay(units)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(units)
     await gateway.ask("POST", "/q", proof, [b"a"])
     again = InProcessGateway(gateway.upstream, limits=gateway.limits, before=gateway)
     try:
@@ -305,8 +300,7 @@ async def test_no_request_gets_a_402_while_a_call_holds_the_payment(
 async def test_no_request_gets_a_402_while_a_call_runs(gateway: InProcessGateway, units: int) -> None:
     await gateway.publish()
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay(units)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(units)
     async with running(gateway, gateway.open("POST", "/q", proof, [b"a"])) as task:
         await until(lambda: len(gateway.upstream.arrived) == 1)
         answer = await gateway.ask("POST", "/q", proof, [b"a"])
@@ -330,8 +324,7 @@ async def test_another_request_is_no_repeat(gateway: InProcessGateway) -> None:
 async def test_a_safe_request_runs_three_times_at_most(gateway: InProcessGateway) -> None:
     await gateway.publish()
     gateway.upstream.answer = hang_up
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     answers = [(await gateway.ask(headers=proof)).status for _ in range(4)]
     assert answers == [504, 504, 504, 409]
     assert len(gateway.upstream.arrived) == 3
@@ -341,8 +334,7 @@ async def test_a_safe_request_runs_three_times_at_most(gateway: InProcessGateway
 async def test_a_post_is_not_repeated(gateway: InProcessGateway) -> None:
     await gateway.publish()
     gateway.upstream.answer = hang_up
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     assert (await gateway.ask("POST", "", proof, [b"body"])).status == 504
     gateway.upstream.answer = plain()
     answer = await gateway.ask("POST", "", proof, [b"body"])
@@ -426,8 +418,7 @@ async def test_a_streamed_body_over_the_limit_is_cut_and_released(gateway: InPro
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     answer = await gateway.ask("POST", "", proof, [b"x" * 65_536] * 5, is_chunked=True)
     assert (answer.status, answer.problem["code"]) == (413, "payload_too_large")
     assert answer.problem["paymentState"] == "released"
@@ -440,10 +431,7 @@ async def test_a_body_that_comes_too_slowly_is_cut_and_released(gateway: InProce
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay()
-    exchange = gateway.open(
-        "POST", "", gateway.plain_proof(payment.tx_hash), [b"x"], is_chunked=True, is_open=True
-    )
+    exchange = gateway.open("POST", "", await gateway.plain_payment(), [b"x"], is_chunked=True, is_open=True)
     answer = await gateway.run(exchange)
     assert (answer.status, answer.problem["reason"]) == (400, "body_too_slow")
     assert answer.headers["connection"] == "close"
@@ -456,8 +444,7 @@ async def test_a_call_is_released_when_its_caller_leaves_before_the_request_is_c
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     exchange = gateway.open("POST", "", proof, [b"x" * 70_000], is_chunked=True, is_open=True)
     async with running(gateway, exchange):
         await until(lambda: len(gateway.upstream.arrived) == 1)
@@ -474,8 +461,7 @@ async def test_a_call_is_released_when_its_caller_leaves_before_the_request_is_c
 
 async def test_a_caller_gone_before_the_claim_leaves_no_row(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payment = await gateway.pay()
-    exchange = gateway.open("POST", "", gateway.plain_proof(payment.tx_hash), [b"x"], is_open=True, length=10)
+    exchange = gateway.open("POST", "", await gateway.plain_payment(), [b"x"], is_open=True, length=10)
     exchange.leave()
     await gateway.run(exchange)
     assert (exchange.problem["reason"], exchange.problem["paymentState"]) == ("body_broken_off", "none")
@@ -499,8 +485,7 @@ async def test_a_caller_gone_before_the_head_is_closed_by_the_head_all_the_same(
         await asyncio.Event().wait()
 
     gateway.upstream.answer = answer_later
-    payment = await gateway.pay()
-    exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
+    exchange = gateway.open(headers=await gateway.plain_payment())
     async with running(gateway, exchange):
         await until(lambda: len(gateway.upstream.arrived) == 1)
         exchange.leave()
@@ -519,8 +504,7 @@ async def test_a_caller_gone_in_the_middle_pays_and_the_upstream_is_cut(gateway:
         await asyncio.Event().wait()
 
     gateway.upstream.answer = answer_slowly
-    payment = await gateway.pay()
-    exchange = gateway.open(headers=gateway.plain_proof(payment.tx_hash))
+    exchange = gateway.open(headers=await gateway.plain_payment())
     async with running(gateway, exchange):
         await until(lambda: exchange.body == b"hello")
         assert gateway.upstream.ended == 0
@@ -623,8 +607,7 @@ async def test_a_charged_call_runs_three_times_at_most(gateway: InProcessGateway
 async def test_a_cut_answer_to_a_post_is_not_repeated(gateway: InProcessGateway) -> None:
     await gateway.publish()
     gateway.upstream.answer = raw(CUT_ANSWERS["chunked"], close=True)
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     assert (await gateway.ask("POST", headers=proof)).status == 200
     assert (await gateway.ask("POST", headers=proof)).status == 409
     assert len(gateway.upstream.arrived) == 1
@@ -681,8 +664,7 @@ async def test_an_answer_whose_close_fails_is_withheld_and_held(
 ) -> None:
     await gateway.publish()
     gateway.transaction_rail.ledger = FencedLedger(gateway.ledger, answer)
-    payment = await gateway.pay()
-    told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    told = await gateway.ask(headers=await gateway.plain_payment())
     assert (told.status, told.problem["code"]) == (503, "payment_outcome_unknown")
     assert told.problem["paymentState"] == told.headers["tollway-payment-state"] == "held"
     assert told.problem["call"].endswith(told.headers["tollway-call-id"])
@@ -707,8 +689,7 @@ async def test_a_release_that_cannot_be_written_is_not_promised(gateway: InProce
 async def test_a_stop_in_the_middle_leaves_nothing_running(gateway: InProcessGateway) -> None:
     await gateway.publish()
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     async with running(gateway, gateway.open(headers=proof)) as task:
         await until(lambda: len(gateway.upstream.arrived) == 1)
         task.cancel()
@@ -786,8 +767,7 @@ async def test_under_a_key_the_end_of_the_body_is_written_behind_its_stored_resp
 
     await gateway.publish()
     gateway.ledger.close = close_and_note  # type: ignore[method-assign]  # looks at what the proxy writes
-    payment = await gateway.pay(20_000)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(20_000)
     headers = proof if key is None else [*proof, ("Idempotency-Key", key)]
     gateway.upstream.answer = plain(b"whole")
     assert (await gateway.ask(headers=headers)).body == b"whole"
@@ -813,8 +793,7 @@ async def test_forwards_a_whole_body(gateway: InProcessGateway, answer: Any, len
     """A length goes on only with a streamed body: beside a single message it is the server's to know."""
     await gateway.publish()
     gateway.upstream.answer = answer
-    payment = await gateway.pay()
-    told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    told = await gateway.ask(headers=await gateway.plain_payment())
     assert told.status == 200
     assert told.is_ended
     assert told.headers.get("content-length") == length
@@ -826,8 +805,7 @@ async def test_forwards_a_whole_body(gateway: InProcessGateway, answer: Any, len
 async def test_an_answer_without_a_body_has_none(gateway: InProcessGateway, status: int) -> None:
     await gateway.publish()
     gateway.upstream.answer = raw(f"HTTP/1.1 {status} X\r\nETag: a\r\n\r\n".encode())
-    payment = await gateway.pay()
-    told = await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    told = await gateway.ask(headers=await gateway.plain_payment())
     assert (told.status, told.body, told.headers["etag"]) == (status, b"", "a")
     assert told.is_ended
 
@@ -835,8 +813,7 @@ async def test_an_answer_without_a_body_has_none(gateway: InProcessGateway, stat
 async def test_head_shows_the_length_and_no_body(gateway: InProcessGateway) -> None:
     await gateway.publish()
     gateway.upstream.answer = plain(b"x" * 1_234)
-    payment = await gateway.pay()
-    told = await gateway.ask("HEAD", headers=gateway.plain_proof(payment.tx_hash))
+    told = await gateway.ask("HEAD", headers=await gateway.plain_payment())
     assert (told.status, told.body, told.headers["content-length"]) == (200, b"", "1234")
     assert told.headers["tollway-payment-state"] == "charged"
 
@@ -867,8 +844,7 @@ async def test_an_early_answer_to_an_upload_is_passed_on(gateway: InProcessGatew
     await gateway.publish(charge_on=ChargeOn.ANSWERED)
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = plain(b"enough", status=413)
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     exchange = gateway.open("POST", "", proof, [b"x" * 70_000], is_chunked=True, is_open=True)
     answer = await gateway.run(exchange)
     assert (answer.status, answer.body) == (413, b"enough")
@@ -915,8 +891,7 @@ async def test_an_upstream_that_is_down_sells_nothing_until_a_probe_has_reached_
     async with open_gateway(dial_failures_max=1, dial_pause_s=0.01) as gateway:
         url = nobody_listens()
         await gateway.publish(endpoint=url, methods=("GET",))
-        payment = await gateway.pay()
-        proof = gateway.plain_proof(payment.tx_hash)
+        proof = await gateway.plain_payment()
         assert (await gateway.ask(headers=proof)).problem["code"] == "upstream_unreachable"
         await asyncio.sleep(0.02)
         for answer in (await gateway.ask(), await gateway.ask(headers=proof)):
@@ -941,9 +916,8 @@ async def test_an_upstream_that_is_down_sells_nothing_until_a_probe_has_reached_
 
 async def test_an_upload_that_stops_before_it_is_whole_is_released(gateway: InProcessGateway) -> None:
     await gateway.publish(timeout_s=1)
-    paid = await gateway.pay(10_000)
     exchange = gateway.open(
-        "POST", "/x", gateway.plain_proof(paid.tx_hash), [b"x" * 40_000], length=200_000, is_open=True
+        "POST", "/x", await gateway.plain_payment(10_000), [b"x" * 40_000], length=200_000, is_open=True
     )
     async with asyncio.timeout(10):
         await gateway.run(exchange)

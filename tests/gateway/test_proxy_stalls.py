@@ -26,8 +26,7 @@ async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(
     """It stood still between the claim and the first byte for so long that the others took it for dead."""
     ledger, claim = gateway.ledger, gateway.ledger.claim
     two = InProcessGateway(gateway.upstream, limits=gateway.limits, before=gateway)
-    payment = await gateway.pay(5 * PRICE)
-    proof = [*gateway.plain_proof(payment.tx_hash), *KEY]
+    proof = [*await gateway.plain_payment(5 * PRICE), *KEY]
     elsewhere: list[Exchange] = []
 
     async def claim_and_stall(one: Claim) -> ClaimOutcome:
@@ -51,8 +50,7 @@ async def test_a_gateway_that_wakes_after_its_call_ran_elsewhere_sends_nothing(
 
 
 async def test_a_gateway_that_stood_still_gives_back_what_it_has_not_sent(gateway: InProcessGateway) -> None:
-    payment = await gateway.pay(5 * PRICE)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(5 * PRICE)
     ledger, claim = gateway.ledger, gateway.ledger.claim
 
     async def claim_and_stall(one: Claim) -> ClaimOutcome:

@@ -176,8 +176,7 @@ async def test_a_repeat_under_the_same_claim_is_signed_anew(
 ) -> None:
     await gateway.publish()
     gateway.upstream.answer = hang_up
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     await gateway.ask("GET", "/q", proof)
     gateway.upstream.answer = plain(b"late")
     gateway.now_ms += 3_600_000
@@ -204,8 +203,7 @@ async def test_an_api_that_names_the_idempotency_key_gets_one_for_each_payer(
     await gateway.publish(forward_headers=("idempotency-key",), forward_signature=signature)
     alice, bob = gateway.wallet, KeyWallet.named("bob")
     for wallet, key in ((alice, "k1"), (bob, "k1"), (alice, "k2")):
-        payment = await gateway.pay(wallet=wallet)
-        proof = gateway.plain_proof(payment.tx_hash, wallet=wallet)
+        proof = await gateway.plain_payment(wallet=wallet)
         answer = await gateway.ask("POST", "/q", [("Idempotency-Key", key), *proof], [b"{}"])
         assert answer.status == 200
     keys = keys_of(gateway)
@@ -217,8 +215,7 @@ async def test_an_api_that_names_the_idempotency_key_gets_one_for_each_payer(
 async def test_a_repeat_has_the_same_key_so_that_the_api_acts_once(gateway: InProcessGateway) -> None:
     await gateway.publish(forward_headers=("Idempotency-Key",))
     gateway.upstream.answer = hang_up
-    payment = await gateway.pay()
-    request = [("Idempotency-Key", "k1"), *gateway.plain_proof(payment.tx_hash)]
+    request = [("Idempotency-Key", "k1"), *await gateway.plain_payment()]
     held = await gateway.ask("POST", "/q", request, [b"{}"])
     assert held.headers["tollway-payment-state"] == "held"
     gateway.upstream.answer = plain(b"late")
@@ -333,8 +330,7 @@ async def test_without_its_signature_a_call_carries_the_same_headers(gateway: In
     secret = UpstreamAuth(location="header", name="X-Key", value="s3cret")
     for name, value in (("api_signed", "ed25519"), ("api_unsigned", "none")):
         await gateway.publish(name, upstream_auth=secret, forward_signature=value)
-        payment = await gateway.pay()
-        proof = gateway.plain_proof(payment.tx_hash)
+        proof = await gateway.plain_payment()
         assert (await gateway.ask("POST", "/q", proof, [b"hello"], listing=name)).status == 200
     one, other = (arrived.headers for arrived in gateway.upstream.arrived)
     own = {"tollway-call-id", "tollway-api-id"}

@@ -164,8 +164,7 @@ async def pass_time(gateway: InProcessGateway, ms: int) -> None:
 
 async def show(gateway: InProcessGateway, method: str, path: str, units: int, *, age_s: int = 0) -> Exchange:
     """A call paid by a transaction of that value."""
-    payment = await gateway.pay(units, age_s=age_s)
-    return await gateway.ask(method, path, gateway.plain_proof(payment.tx_hash))
+    return await gateway.ask(method, path, await gateway.plain_payment(units, age_s=age_s))
 
 
 @table(NEVER_SOLD)

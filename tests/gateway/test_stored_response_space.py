@@ -4,9 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import InProcessGateway, open_gateway
-from tests.kit.payer import KeyWallet, Payer
+from tests.kit.payer import KeyWallet, Payer, is_replayed
 from tests.kit.upstream import plain
 from tollway.ids import Address, ListingId
 from tollway.ledger.records import Dialect
@@ -47,16 +46,11 @@ async def attack(gateway: InProcessGateway, *, apis: int, wallets: int, calls: i
         assert answer.status == 200, answer.body
 
 
-def is_replayed(answer: Exchange) -> bool:
-    return (answer.status, answer.headers.get("idempotency-replayed")) == (200, "true")
-
-
 @pytest.mark.parametrize(("apis", "wallets"), [(1, 18), (20, 20)])
 async def test_a_keyed_response_is_replayed_after_the_keyed_calls_of_others(
     gateway: InProcessGateway, apis: int, wallets: int
 ) -> None:
-    payment = await gateway.pay()
-    shown = [*gateway.plain_proof(payment.tx_hash), ("Idempotency-Key", "one")]
+    shown = [*await gateway.plain_payment(), ("Idempotency-Key", "one")]
     assert (await gateway.ask("POST", "/orders", shown, [b"order"])).status == 200
     await attack(gateway, apis=apis, wallets=wallets, calls=40)
     of_first = [one.size for one in gateway.ledger.rows.answers.values() if one.provider == owner_of(0)]

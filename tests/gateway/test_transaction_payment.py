@@ -7,9 +7,9 @@ import pytest
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.gateway import NOW_MS, HeaderPairs, InProcessGateway, open_gateway
-from tests.kit.payer import KeyWallet, has_terms
+from tests.kit.payer import KeyWallet, has_terms, is_replayed
+from tests.kit.storage_faults import BlindLedger
 from tests.kit.upstream import hang_up, plain
-from tests.model.ledger import MemoryLedger
 from tollway.chain.port import ContractResult
 from tollway.ids import Address
 from tollway.ledger.records import Payment
@@ -51,10 +51,6 @@ async def leave_open(gateway: InProcessGateway, proof: Pairs) -> str:
 def told(answer: Exchange) -> tuple[int, str]:
     assert not has_terms(answer)
     return answer.status, answer.problem.get("reason", answer.problem["code"])
-
-
-def is_replayed(answer: Exchange) -> bool:
-    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
 
 
 # ---------------------------------------------------------------------- whose keys a signature opens
@@ -122,13 +118,6 @@ async def test_what_another_gateway_has_ended_opens_nothing_here(gateway: InProc
     assert (await ask(other, bound(gateway, payment))).status == 200
     assert told(await ask(gateway, plainly)) == (400, "bound_signature_required")
     await other.http_client.close()
-
-
-class BlindLedger(MemoryLedger):
-    """Another gateway claims between this one's look for the key and its own claim."""
-
-    async def find_keyed_call(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
-        return None
 
 
 async def test_what_has_ended_opens_nothing_either_where_the_claim_finds_the_key(

@@ -61,8 +61,7 @@ async def test_a_held_call_runs_again_although_the_current_price_is_above_the_ma
 async def test_a_held_call_above_the_maximum_stays_held(
     gateway: InProcessGateway, rest: int, later: str
 ) -> None:
-    payment = await gateway.pay(50_000 + rest)
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment(50_000 + rest)
     lost = await lose(gateway, proof, price="0.05", later=later)
     answer = await gateway.ask("GET", TARGET, [*proof, most("0.02")])
     assert (answer.status, answer.problem["code"]) == (412, "price_above_max")

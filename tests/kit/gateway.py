@@ -487,6 +487,13 @@ class InProcessGateway:
         digest = transaction_digests(tx_hash)[1 if is_raw else 0]
         return [("X-Payment-Tx", str(tx_hash)), ("X-Signature", (wallet or self.wallet).sign_hex(digest))]
 
+    async def plain_payment(
+        self, units: int = 10_000, *, wallet: KeyWallet | None = None, age_s: int = 0
+    ) -> HeaderPairs:
+        """The plain form of a new payment that the ledger knows."""
+        payment = await self.pay(units, wallet=wallet, age_s=age_s)
+        return self.plain_proof(payment.tx_hash, wallet=wallet)
+
     def bound_proof(
         self,
         tx_hash: TxHash,

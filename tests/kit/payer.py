@@ -443,6 +443,11 @@ def facts_of(**given: Any) -> AuthorizationFacts:
     return AuthorizationFacts(**{**fields, **given})
 
 
+def is_replayed(answer: Exchange) -> bool:
+    """Whether it is a stored response."""
+    return answer.status == 200 and answer.headers.get("idempotency-replayed") == "true"
+
+
 def has_terms(answer: Exchange) -> bool:
     """True for an answer that quotes a price, in any dialect."""
     named = {"payment-required", "www-authenticate"} & set(answer.headers)

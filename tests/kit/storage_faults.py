@@ -17,6 +17,7 @@ from tests.kit.payer import has_terms
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import make_sealer
 from tests.kit.upstream import Arrived, plain, run_upstream
+from tests.model.ledger import MemoryLedger
 from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import CallState
@@ -24,6 +25,13 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.database import Database
 from tollway.storage.gas_store import GasStore
 from tollway.storage.idempotency import ResponseStore
+
+
+class BlindLedger(MemoryLedger):
+    """Another gateway claims between this one's look for the key and its own claim."""
+
+    async def find_keyed_call(self, payer: Any, idempotency_key: str, *, since_ms: int) -> None:
+        return None
 
 
 class FaultyDatabase:

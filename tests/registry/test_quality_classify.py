@@ -34,8 +34,7 @@ def told(gateway: InProcessGateway) -> list[str]:
 
 async def ask_paid(gateway: InProcessGateway, answer: Answerer) -> list[str]:
     gateway.upstream.answer = answer
-    payment = await gateway.pay()
-    await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    await gateway.ask(headers=await gateway.plain_payment())
     return told(gateway)
 
 
@@ -77,8 +76,7 @@ async def test_the_latency_is_the_upstreams(gateway: InProcessGateway) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
     gateway.upstream.answer = slow
-    payment = await gateway.pay()
-    await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))
+    await gateway.ask(headers=await gateway.plain_payment())
     assert gateway.tally.take_counts() == {("api_quotes", 8): 1}
 
 
@@ -92,8 +90,7 @@ async def test_a_call_without_a_response_is_a_failure(gateway: InProcessGateway,
 
 async def test_a_repeat_is_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     gateway.upstream.answer = hang_up
     assert (await gateway.ask(headers=proof)).status == 504
     gateway.upstream.answer = plain()
@@ -103,8 +100,7 @@ async def test_a_repeat_is_not_counted(gateway: InProcessGateway) -> None:
 
 async def test_a_stored_response_is_not_counted(gateway: InProcessGateway) -> None:
     await gateway.publish()
-    payment = await gateway.pay(50_000)
-    proof = [*gateway.plain_proof(payment.tx_hash), ("Idempotency-Key", "one")]
+    proof = [*await gateway.plain_payment(50_000), ("Idempotency-Key", "one")]
     answers = [await gateway.ask(headers=proof) for _ in range(2)]
     assert answers[1].headers["idempotency-replayed"] == "true"
     assert told(gateway) == [GOOD]
@@ -138,8 +134,7 @@ async def test_a_disconnected_caller_is_not_counted(gateway: InProcessGateway) -
     await gateway.publish()
     gateway.upstream.is_body_read_first = False
     gateway.upstream.answer = say_nothing
-    payment = await gateway.pay()
-    proof = gateway.plain_proof(payment.tx_hash)
+    proof = await gateway.plain_payment()
     exchange = gateway.open("POST", "", proof, [b"x" * 70_000], is_chunked=True, is_open=True)
     async with asyncio.TaskGroup() as group:
         group.create_task(gateway.run(exchange))
