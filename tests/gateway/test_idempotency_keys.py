@@ -421,7 +421,7 @@ async def test_a_claim_that_was_overtaken_in_the_ledger_gets_the_outcome_of_a_re
 
 
 def blind_caller_states(blind: InProcessGateway) -> list[Any]:
-    failures = blind.access._checks.failures
+    failures = blind.access.failures
     return list(failures._states.values())
 
 

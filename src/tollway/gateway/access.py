@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -23,15 +22,6 @@ _UNSETTLED = frozenset({Code.PAYMENT_OUTCOME_UNKNOWN, Code.PAYMENT_SETTLEMENT_FA
 _UNRESOLVED = frozenset({Code.CHAIN_UNAVAILABLE, Code.STORAGE_UNAVAILABLE})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AccessChecks:
-    call_limits: CallRateLimits
-    failures: FailureBudget
-    limits: Limits
-    find_block: Callable[[Address], BlockedWallet | None]
-    clock: Callable[[], float]
-
-
 class AccessControl:
     """The access checks of all calls. One per process."""
 
@@ -45,11 +35,11 @@ class AccessControl:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`clock`: monotonic seconds, for the phases of a call."""
+        self.call_limits = call_limits
+        self.failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
+        self.limits = limits
+        self.find_block = find_block
         self.clock = clock
-        failures = FailureBudget(limits=limits, rate_limiter=call_limits.rate_limiter, now_ms=now_ms)
-        self._checks = _AccessChecks(
-            call_limits=call_limits, failures=failures, limits=limits, find_block=find_block, clock=clock
-        )
 
     def enter(
         self,
@@ -61,15 +51,13 @@ class AccessControl:
     ) -> "ActiveCall":
         """Opens a call; the returned context ends it. `is_settled_here`: this gateway pays for the settlement. `started_s`: by
         `clock`; without it the call begins now."""
-        started_s = self._checks.clock() if started_s is None else started_s
-        return ActiveCall(
-            self._checks, request, listing, is_settled_here=is_settled_here, started_s=started_s
-        )
+        started_s = self.clock() if started_s is None else started_s
+        return ActiveCall(self, request, listing, is_settled_here=is_settled_here, started_s=started_s)
 
     async def check_free(self, request: ProxyRequest, listing: Listing) -> Problem | None:
         """Checks the rate limits of a free call: of the listing, of the address at this listing, and of the address over all listings.
         None where the call is allowed. A refused call counts against none of them."""
-        call_limits, rate = self._checks.call_limits, listing.rate_limit
+        call_limits, rate = self.call_limits, listing.rate_limit
         if rate is not None:
             wait_s = await call_limits.charge_free_listing(rate, listing.id, request.client_address)
             if wait_s is not None:
@@ -77,7 +65,7 @@ class AccessControl:
         wait_s = await call_limits.charge_free_call(request.client_address, listing.id)
         if wait_s is not None:
             call_limits.give_back_free_listing(rate, listing.id, request.client_address)
-            most = self._checks.limits.free_calls_per_minute
+            most = self.limits.free_calls_per_minute
             return _explain_too_many_free("free-calls", most, wait_s, where="of one API")
         wait_s = await call_limits.charge_free_address(request.client_address)
         if wait_s is not None:
@@ -95,7 +83,7 @@ class ActiveCall(PhaseTimer):
     """
 
     __slots__ = (
-        "_checks",
+        "_access",
         "_is_settled_here",
         "_listing",
         "_lookup",
@@ -106,16 +94,16 @@ class ActiveCall(PhaseTimer):
 
     def __init__(
         self,
-        checks: _AccessChecks,
+        access: AccessControl,
         request: ProxyRequest,
         listing: Listing,
         *,
         is_settled_here: bool,
         started_s: float,
     ) -> None:
-        super().__init__(checks.clock, started_s, request.trace)
+        super().__init__(access.clock, started_s, request.trace)
         self.payer: Address | None = None
-        self._checks = checks
+        self._access = access
         self._request = request
         self._listing = listing
         self._is_settled_here = is_settled_here
@@ -135,14 +123,14 @@ class ActiveCall(PhaseTimer):
                 self._count_gone(exc.payment_state)
         finally:
             running, self._running = self._running, ()
-            self._checks.failures.leave(running)
+            self._access.failures.leave(running)
             self._end_lookup(kind, exc, trace)
 
     def _count_gone(self, payment_state: str) -> None:
         if payment_state == "charged" and self._lookup is not None:
             self._lookup.give_back()
         if payment_state != "none" and self.payer is not None:  # without a claim there is no outcome to count
-            self._checks.failures.record_failed(self._build_failure_keys(self.payer))
+            self._access.failures.record_failed(self._build_failure_keys(self.payer))
 
     def _end_lookup(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
@@ -167,14 +155,14 @@ class ActiveCall(PhaseTimer):
         """Checks whether this wallet may make this call now at that price: None, or the problem. An allowed call is in flight until the
         context exits, and counts against the rate of the listing."""
         self.payer = payer
-        block = self._checks.find_block(payer)
+        block = self._access.find_block(payer)
         if block is not None:
             return explain_block(block)
         problem = check_price_max(self._request, price, asset)
         if problem is not None:
             return problem
         keys = (*self._build_failure_keys(payer), *self._build_settlement_keys(payer))
-        wait_s = await self._checks.failures.enter(keys)
+        wait_s = await self._access.failures.enter(keys)
         if wait_s is not None:
             return self._explain_exhausted(wait_s)
         self._running = keys
@@ -187,7 +175,7 @@ class ActiveCall(PhaseTimer):
             self._lookup.give_back()
         if self.payer is None:
             return
-        failures = self._checks.failures
+        failures = self._access.failures
         counted, anywhere = self._build_failure_keys(self.payer), self._build_settlement_keys(self.payer)
         if state == "charged":
             failures.record_paid((*counted, *anywhere))
@@ -203,7 +191,7 @@ class ActiveCall(PhaseTimer):
         return (f"settled:{payer.hex()}",) if self._is_settled_here else ()
 
     def _explain_exhausted(self, wait_s: int) -> Problem:
-        limits = self._checks.limits
+        limits = self._access.limits
         return Problem(
             code=Code.FAILED_CALL_BUDGET_EXHAUSTED,
             detail="Too many calls of this wallet or client address failed recently, or are in flight after failed ones. The payment "
@@ -220,7 +208,7 @@ class ActiveCall(PhaseTimer):
         wait_s = (
             None
             if rate is None
-            else await self._checks.call_limits.charge_listing(rate, self._listing.id, payer)
+            else await self._access.call_limits.charge_listing(rate, self._listing.id, payer)
         )
         if rate is None or wait_s is None:
             return None
