@@ -177,7 +177,8 @@ def row(
     return pytest.param(case, code, status, state, reason, has_terms, has_delay, id=name)
 
 
-INVALID = Code.INVALID_REQUEST
+INVALID, EXPIRED, TOO_LARGE = Code.INVALID_REQUEST, Code.SIGNATURE_EXPIRED, Code.PAYLOAD_TOO_LARGE
+UNVERIFIED, PENDING = Code.PAYMENT_VERIFICATION_FAILED, Code.PAYMENT_PENDING
 BAD_HEADER, NO_HEADER, BAD_HASH = "malformed_header", "missing_header", "body_hash_mismatch"
 REFUSALS = (
     row("two_hosts", unpaid(headers=[("host", "other.example")]), INVALID, 400),
@@ -210,7 +211,7 @@ REFUSALS = (
     row("two_rails", plus("PAYMENT-SIGNATURE", "e30="), INVALID, 400, reason="more_than_one_rail"),
     row("two_rails_without_ours", unpaid(headers=OTHER_RAILS), INVALID, 400),
     row("nominated_proof", plus("Connection", "X-Payment-Tx"), INVALID, 400),
-    row("too_large", too_large, Code.PAYLOAD_TOO_LARGE, 413),
+    row("too_large", too_large, TOO_LARGE, 413),
     row("long_idempotency_key", plus("Idempotency-Key", "k" * 256), INVALID, 400),
     row(
         "plain_where_bound_is_asked",
@@ -220,20 +221,9 @@ REFUSALS = (
         state="released",
         reason="bound_signature_required",
     ),
-    row("expired", bound_form(valid_for_s=-1), Code.SIGNATURE_EXPIRED, 401),
-    row(
-        "valid_for_too_long",
-        bound_form(valid_for_s=306),
-        Code.SIGNATURE_EXPIRED,
-        401,
-        reason="valid_until_too_far",
-    ),
-    row(
-        "bound_body_too_large",
-        bound_form(b"x" * 501, signed=b"x" * 501),
-        Code.PAYLOAD_TOO_LARGE,
-        413,
-    ),
+    row("expired", bound_form(valid_for_s=-1), EXPIRED, 401),
+    row("valid_for_too_long", bound_form(valid_for_s=306), EXPIRED, 401, reason="valid_until_too_far"),
+    row("bound_body_too_large", bound_form(b"x" * 501, signed=b"x" * 501), TOO_LARGE, 413),
     row(
         "body_unlike_its_hash",
         bound_form(b"two", signed=b"one", promises=True),
@@ -248,14 +238,7 @@ REFUSALS = (
         400,
         reason=BAD_HASH,
     ),
-    row(
-        "network_not_sold_on",
-        unseen(OTHER_NETWORK),
-        Code.PAYMENT_VERIFICATION_FAILED,
-        402,
-        reason="wrong_chain",
-        has_terms=True,
-    ),
+    row("network_not_sold_on", unseen(OTHER_NETWORK), UNVERIFIED, 402, reason="wrong_chain", has_terms=True),
     row(
         "another_network_than_it_is_known_on",
         plus(*OTHER_NETWORK),
@@ -264,7 +247,7 @@ REFUSALS = (
         state="released",
         reason="wrong_chain",
     ),
-    row("not_mined", unseen(), Code.PAYMENT_PENDING, 409, reason="not_mined", has_delay=True),
+    row("not_mined", unseen(), PENDING, 409, reason="not_mined", has_delay=True),
     row(
         "no_chain",
         after(lambda gateway: gateway.chain.disconnect(CHAIN), unseen()),
@@ -279,24 +262,13 @@ REFUSALS = (
         403,
     ),
     row(
-        "dearer_than_allowed",
-        plus("Tollway-Max-Price", "0.009"),
-        Code.PRICE_ABOVE_MAX,
-        412,
-        state="released",
+        "dearer_than_allowed", plus("Tollway-Max-Price", "0.009"), Code.PRICE_ABOVE_MAX, 412, state="released"
     ),
     row("bad_price_max", plus("Tollway-Max-Price", "1e3"), INVALID, 400),
     row("too_little", too_little, Code.PAYMENT_INSUFFICIENT, 402, state="released", has_terms=True),
-    row(
-        "wrong_currency",
-        wrong_currency,
-        Code.PAYMENT_VERIFICATION_FAILED,
-        402,
-        reason="wrong_token",
-        has_terms=True,
-    ),
+    row("wrong_currency", wrong_currency, UNVERIFIED, 402, reason="wrong_token", has_terms=True),
     row("payment_held", payment_held, Code.PAYMENT_HELD, 409, state="held"),
-    row("payment_gone", payment_gone, Code.PAYMENT_PENDING, 409, reason="not_mined", has_delay=True),
+    row("payment_gone", payment_gone, PENDING, 409, reason="not_mined", has_delay=True),
 )
 
 
