@@ -294,21 +294,10 @@ class CallPipeline:
     def _check_request(self, request: ProxyRequest, route: Route) -> None:
         problem = check_size(request.body, self._limits) or check_idempotency_key(request)
         if problem is None and not route.is_free:
-            problem = self._check_parameters(request, route.listing)
+            has_body = request.body.is_present and request.body.length != 0
+            problem = self._schemas.check(request, route.listing, has_body=has_body)
         if problem is not None:
             raise Refusal(problem)
-
-    def _check_parameters(self, request: ProxyRequest, listing: Listing) -> Problem | None:
-        schema = self._schemas.find(listing)
-        if schema is None:
-            return None
-        return schema.check(
-            method=request.method,
-            rest=request.target.rest,
-            query=request.target.query,
-            headers=request.headers,
-            has_body=request.body.is_present and request.body.length != 0,
-        )
 
     def _quote(self, request: ProxyRequest, route: Route) -> Quote:
         operation_price = route.operation_prices[0]

@@ -174,6 +174,19 @@ class RequestSchemas:
             schema = self._known[key] = RequestSchema(listing)
         return schema
 
+    def check(self, request: ProxyRequest, listing: Listing, *, has_body: bool) -> Problem | None:
+        """Checks what the document of the listing requires of a request."""
+        schema = self.find(listing)
+        if schema is None:
+            return None
+        return schema.check(
+            method=request.method,
+            rest=request.target.rest,
+            query=request.target.query,
+            headers=request.headers,
+            has_body=has_body,
+        )
+
 
 ENDPOINTS_MAX = 10_000
 OLD_DESCRIPTIONS_MAX = 256

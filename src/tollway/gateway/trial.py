@@ -131,18 +131,8 @@ class TrialCalls:
             raise Refusal(route)
         if self._is_verified is not None and not await self._is_verified(route.listing.id):
             raise Refusal(UNVERIFIED)
-        schema = None if route.is_free else self._schemas.find(route.listing)
-        problem = (
-            None
-            if schema is None
-            else schema.check(
-                method=request.method,
-                rest=request.target.rest,
-                query=request.target.query,
-                headers=request.headers,
-                has_body=request.body.is_present,
-            )
-        )
+        if not route.is_free:
+            problem = self._schemas.check(request, route.listing, has_body=request.body.is_present)
         if problem is not None:
             raise Refusal(problem)
         return route
