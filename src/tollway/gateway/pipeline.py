@@ -288,7 +288,7 @@ class CallPipeline:
             return self._free_rail, None
         if isinstance(rail_proof, Problem):
             raise Refusal(rail_proof)
-        assert rail_proof is not None  # `_decide` returned a 402 for a call that costs and has no proof
+        assert rail_proof is not None  # `_run` returned a 402 for a call that costs and has no proof
         return rail_proof
 
     def _check_request(self, request: ProxyRequest, route: Route) -> None:
