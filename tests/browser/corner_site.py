@@ -27,8 +27,9 @@ from tests.kit.admin_pages import (
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import sample_listing
-from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness
+from tests.kit.pages import BROWSER, PageHarness
 from tests.kit.payer import KeyWallet
+from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import DAY_MS, MIXED, OTHER, READER, RULES, SELLER, TEXTS, THIRD, USDC
 from tests.kit.signed_in import open_signed_in as open_signed_in_pages
 from tollway.app.lifecycle import App
@@ -180,7 +181,7 @@ async def _open_session(client: httpx.AsyncClient, wallet: KeyWallet) -> str:
 async def _open_away_public() -> AsyncIterator[httpx.AsyncClient]:
     harness = PageHarness()
     harness.stores.database.is_away = True
-    async with harness.open() as client:
+    async with harness.open_pages() as client:
         yield client
 
 

@@ -14,7 +14,7 @@ from playwright.async_api import Browser, expect
 from tests.browser.test_signed_in_pages import Site, open_page
 from tests.browser.watched_page import WatchedPage
 from tests.kit.message_catalog import PSEUDO, LongWords
-from tests.kit.pages import PUBLIC_URL
+from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import DAY_MS, MIXED, NOW_MS, SELLER, USDC, open_signed_in
 from tollway.web.page_session import PAGE_COOKIE
 

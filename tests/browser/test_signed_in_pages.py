@@ -21,8 +21,8 @@ from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage, answer_by, watch_page
 from tests.kit.listings import sample_listing
 from tests.kit.message_catalog import PSEUDO, LongWords
-from tests.kit.pages import PUBLIC_URL
 from tests.kit.payer import KeyWallet
+from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import (
     DAY_MS,
     MIXED,

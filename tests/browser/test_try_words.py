@@ -18,7 +18,8 @@ from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage, answer_by, watch_page
 from tests.kit.listings import sample_listing
 from tests.kit.message_catalog import PSEUDO, LongWords
-from tests.kit.pages import PUBLIC_URL, PageHarness
+from tests.kit.pages import PageHarness
+from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import SELLER
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.web.page_call_form import WORDS
@@ -135,7 +136,7 @@ async def test_public_pages_fit_in_long_words(browser: Browser) -> None:
     listing = sample_listing(provider=SELLER.address, name="Weather of the open sea", openapi=SAMPLE_DOCUMENT)
     await harness.catalog.publish(listing)
     async with (
-        harness.open() as client,
+        harness.open_pages() as client,
         watch_page(browser, PUBLIC_URL, viewport=PHONE, locale=PSEUDO) as watched,
     ):
         await watched.context.route("**/*", answer_by(client))

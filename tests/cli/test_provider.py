@@ -21,10 +21,12 @@ from starlette.routing import Route, Router
 from typer.testing import CliRunner, Result
 
 from tests.kit.ledger_records import operator_origin
-from tests.kit.listing_routes import ALICE, BODY, ListingRoutesHarness, Wallet, open_listing_routes
+from tests.kit.listing_routes import BODY, ListingRoutesHarness, open_listing_routes
+from tests.kit.routes import ALICE, authenticate_as
 from tollway.cli.main import make_app
 from tollway.cli.provider import REPLACED_MEMBERS, describe_trial
 from tollway.client import create_key_file
+from tollway.identity.authenticator import Identity
 from tollway.ids import ListingId
 from tollway.limits import Limits
 from tollway.registry.draft import ListingBody
@@ -120,10 +122,10 @@ def drop_event(logger: Any, name: str, event: Any) -> Any:
 
 @asynccontextmanager
 async def open_setup(key_file: Path) -> AsyncIterator[Setup]:
-    async def authenticate(request: Request) -> Wallet:
+    async def authenticate(request: Request) -> Identity:
         await request.body()
         assert {"signature-input", "x-test-wallet"} & set(request.headers)
-        return Wallet(address=ALICE)
+        return await authenticate_as(ALICE)(request)
 
     async def keep(request: Request) -> JSONResponse:
         setup.posted.append((request.url.path, json.loads(await request.body())))
@@ -138,7 +140,7 @@ async def open_setup(key_file: Path) -> AsyncIterator[Setup]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    async with open_listing_routes(more_routers=[others], authenticate=authenticate) as harness:
+    async with open_listing_routes(lambda _: others, authenticate=authenticate) as harness:
         setup = Setup(harness, f"http://127.0.0.1:{port}", key_file)
         server = HttpServer(harness.app, host="127.0.0.1", port=port, limits=Limits())
         async with asyncio.TaskGroup() as group:

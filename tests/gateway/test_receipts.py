@@ -11,6 +11,7 @@ from tests.kit.gateway import PUBLIC_URL, USDC, InProcessGateway, open_gateway
 from tests.kit.ledger_records import authorization_of
 from tests.kit.payer import KeyWallet, Payer, decode_header, read_receipt
 from tests.kit.proxy_requests import sample_request
+from tests.kit.routes import make_context
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.receipts import ReceiptWriter, write_plain_receipt
 from tollway.gateway.target import PATH_LENGTH_MAX
@@ -19,7 +20,7 @@ from tollway.ids import TxHash
 from tollway.ledger.records import Dialect
 from tollway.payments.call_receipt import sign_call_receipt
 from tollway.payments.offer_receipt import OFFER_RECEIPT
-from tollway.web.receipt_routes import ReceiptServices, describe_call
+from tollway.web.receipt_routes import describe_call
 
 TX = TxHash(b"\x07" * 32)
 NOTARY = ReceiptSigner.derive(b"n" * 32)
@@ -138,18 +139,8 @@ async def test_the_receipt_of_the_response_is_a_part_of_the_receipt_of_the_call(
     answer = await gateway.ask("GET", "/quote?city=Wien", [*shown, ("Idempotency-Key", "one")])
     assert answer.status == 200
     (call,) = await payer.history()
-    services = ReceiptServices(
-        call_history=gateway.ledger,
-        wallet=None,  # type: ignore[arg-type]  # no request is made
-        resolve_wallet=None,  # type: ignore[arg-type]
-        find_asset=lambda _, __: USDC,
-        signer=NOTARY,
-        gateway=PUBLIC_URL,
-        public_url=PUBLIC_URL,
-        limits=gateway.limits,
-        now_ms=lambda: gateway.now_ms,
-    )
-    whole = sign_call_receipt(describe_call(call, USDC, services), kid="", has_x402=True, sign=NOTARY.sign)
+    context = make_context(public_url=PUBLIC_URL, limits=gateway.limits)
+    whole = sign_call_receipt(describe_call(call, USDC, context), kid="", has_x402=True, sign=NOTARY.sign)
     assert read_signed(answer) == whole["x402"]
     assert whole["payload"]["resourceUrl"].endswith("/api_quotes/quote")
     gateway.now_ms += 5_000  # a repeat gets the same receipt, not one of now

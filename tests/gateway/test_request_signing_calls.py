@@ -8,7 +8,7 @@ import pytest
 from pydantic_core import to_json
 
 from tests.kit.gateway import PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.mcp import QUOTES, mcp_request, mcp_services
+from tests.kit.mcp import QUOTES, mcp_context, mcp_request
 from tests.kit.payer import KeyWallet, Payer
 from tests.kit.upstream import Arrived, hang_up, plain
 from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
@@ -264,7 +264,7 @@ async def test_an_api_that_does_not_name_the_key_gets_none(
 
 async def test_a_tool_of_mcp_is_signed_as_any_call(gateway: InProcessGateway, provider: Provider) -> None:
     await gateway.publish(openapi=QUOTES, price=Price.parse("0"))
-    room = McpTools(mcp_services(gateway))
+    room = McpTools(mcp_context(gateway))
 
     async def ask(name: str, **arguments: Any) -> Any:
         answer = await room.run(

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from tests.kit.ledger_records import tx_hash
 from tests.kit.listings import sample_listing
-from tests.kit.pages import PUBLIC_URL
+from tests.kit.routes import PUBLIC_URL
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings

@@ -3,29 +3,27 @@
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from sqlalchemy import Connection, func, select
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from tests.kit.listings import find_block_in
+from tests.kit.routes import PUBLIC_URL, make_context
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, ChainId
-from tollway.ledger.history import CallHistory
-from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
 from tollway.storage.database import Database
 from tollway.storage.history import HistoryStore, audit
 from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
-from tollway.web.book_turns import BookTurns, enter_turn
-from tollway.web.exports import ExportServices, export_router
-from tollway.web.history_routes import FindAsset, ResolveWallet
+from tollway.web.book_turns import enter_turn
+from tollway.web.exports import export_router
 from tollway.web.problems import install_handlers
 
-PUBLIC_URL = "https://gw.example.com"
 WALLET_HEADER = "wallet"
 STATES = {
     "forwarding": "held",
@@ -40,23 +38,10 @@ Sums = Counter[tuple[str, str]]
 """Units of the ledger by state and asset."""
 
 
-async def read_own_books(reader: Address, named: Address | None) -> Address:
-    return named or reader
-
-
 def export_app(
-    call_history: CallHistory,
-    *,
-    now_ms: int,
-    find_asset: FindAsset = lambda chain_id, key: None,
-    limits: Limits = DEFAULT_LIMITS,
-    clock: Callable[[], float] = lambda: 0.0,
-    resolve_wallet: ResolveWallet = read_own_books,
-    open_sessions: Callable[[], bool] = lambda: True,
-    blocked: Collection[Address] = (),
-    book_turns: BookTurns | None = None,
+    call_history: object, *, now_ms: int, open_sessions: Callable[[], bool] = lambda: True, **given: Any
 ) -> Starlette:
-    """The routes of the exports. A header names the wallet. `open_sessions`: whether a session is open at the moment of the question."""
+    """The routes of the exports. A header names the wallet. `open_sessions`: whether a session is open at the moment of the question. `given`: members of the context."""
 
     async def is_session_open(request: Request) -> bool:
         return open_sessions()
@@ -66,20 +51,14 @@ def export_app(
         await enter_turn(request.scope, address)
         return Identity(address=address, method="session", chain_id=None)
 
-    services = ExportServices(
+    context = make_context(
         call_history=call_history,
-        wallet=authenticate,
-        resolve_wallet=resolve_wallet,
-        find_asset=find_asset,
-        limits=limits,
-        public_url=PUBLIC_URL,
-        now_ms=lambda: now_ms,
-        clock=clock,
+        authenticate=authenticate,
         is_session_open=is_session_open,
-        find_block=find_block_in(blocked),
-        book_turns=BookTurns() if book_turns is None else book_turns,
+        now_ms=lambda: now_ms,
+        **given,
     )
-    app = Starlette(routes=export_router(services).routes)
+    app = Starlette(routes=export_router(context).routes)
     install_handlers(app, PUBLIC_URL)
     return app
 

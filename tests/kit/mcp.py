@@ -4,21 +4,16 @@ A request proves a wallet by the header `x-test-wallet`; real proofs of wallets 
 """
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from tests.kit.gateway import PUBLIC_URL, RULES, InProcessGateway
-from tollway.errors import Code, Problem, Refusal
-from tollway.identity.authenticator import Identity
-from tollway.ids import Address
-from tollway.web.app import build_app
-from tollway.web.book_turns import BookTurns
-from tollway.web.listing_json import ListingEncoder
+from tests.kit.routes import make_app, make_context, prove_wallet
+from tollway.web.context import WebContext
 from tollway.web.mcp import mcp_router
-from tollway.web.mcp_gateway import McpRequest, McpServices
+from tollway.web.mcp_gateway import McpRequest
 
 CLIENT = "203.0.113.9"
 QUOTES: dict[str, Any] = {
@@ -48,33 +43,20 @@ QUOTES: dict[str, Any] = {
 }
 
 
-def mcp_services(gateway: InProcessGateway, **given: Any) -> McpServices:
-    services = McpServices(
-        catalog=gateway.catalog,
-        encoder=ListingEncoder(
-            public_url=PUBLIC_URL,
-            assets=RULES.assets,
-            confirmations_for=RULES.confirmations_for,
-            is_offered=lambda asset, units, listing_id: asset.domain is not None,
-        ),
-        call_history=gateway.ledger,
-        call_app=gateway.calls,
-        wallet=prove_wallet,
-        find_asset=lambda chain_id, key: next((one for one in RULES.assets if one.key == key), None),
-        now_ms=lambda: gateway.now_ms,
-        public_url=PUBLIC_URL,
-        origin=PUBLIC_URL,
-        body_bytes_max=gateway.limits.control_body_bytes_max,
-        book_turns=BookTurns(),
-    )
-    return replace(services, **given)
-
-
-async def prove_wallet(request: Request) -> Identity:
-    told = request.headers.get("x-test-wallet")
-    if told is None:
-        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="No wallet was proved."))
-    return Identity(address=Address.parse(told), method="session", chain_id=None)
+def mcp_context(gateway: InProcessGateway, **given: Any) -> WebContext:
+    made: dict[str, Any] = {
+        "rules": {RULES.chain_id: RULES},
+        "limits": gateway.limits,
+        "catalog": gateway.catalog,
+        "is_offered": lambda asset, units, listing_id: asset.domain is not None,
+        "call_history": gateway.ledger,
+        "authenticate": prove_wallet,
+        "call_app": gateway.calls,
+        "now_ms": lambda: gateway.now_ms,
+        "clock": lambda: gateway.now_ms / 1000,
+        "public_url": PUBLIC_URL,
+    }
+    return make_context(**{**made, **given})
 
 
 def mcp_request(*headers: tuple[str, str], client: str = CLIENT) -> McpRequest:
@@ -97,12 +79,11 @@ def mcp_request(*headers: tuple[str, str], client: str = CLIENT) -> McpRequest:
 
 def mount_mcp(gateway: InProcessGateway, **given: Any) -> None:
     """The gateway's application, with MCP in it."""
-    gateway.app = build_app(
+    context = mcp_context(gateway, **given)
+    gateway.app = make_app(
+        context,
+        mcp_router(context),
         call_app=gateway.calls,
-        routers=[mcp_router(mcp_services(gateway, **given))],
-        public_url=PUBLIC_URL,
-        limits=gateway.limits,
-        clock=lambda: gateway.now_ms / 1000,
         entropy=lambda size: b"\x05" * size,
         shedder=gateway.shedder,
     )

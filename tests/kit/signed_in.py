@@ -3,15 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from gettext import NullTranslations
-from types import SimpleNamespace
 from typing import Any, cast
 from urllib.parse import urlencode
 
 import coincurve
 import httpx
-from starlette.requests import Request
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.chain import MemoryChain
@@ -19,18 +16,20 @@ from tests.kit.chain_blocks import authorizing_token
 from tests.kit.ledger_records import new_payment
 from tests.kit.listings import find_block_in
 from tests.kit.lookup_counter import LookupCounter
-from tests.kit.pages import BROWSER, PUBLIC_URL, RULES, PageHarness, PageReader, no_calls
+from tests.kit.pages import BROWSER, RULES, PageHarness, PageReader
 from tests.kit.payer import KeyWallet
+from tests.kit.routes import PUBLIC_URL, make_app, open_client
 from tests.kit.settlement import SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
-from tollway.app.page_wiring import signed_in_routers
-from tollway.config.settings import Settings
+from tests.kit.stores import ControlStores
+from tollway.app.page_wiring import make_page_access, page_routers
 from tollway.errors import EndpointNotAllowed, UpstreamUnreachable
-from tollway.identity.authenticator import Authenticator, Identity
+from tollway.identity.authenticator import Authenticator
+from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier, eip191_digest
 from tollway.identity.siwe import parse_origin
-from tollway.identity.viewers import Viewer
+from tollway.identity.viewers import BookAccess, Viewer
 from tollway.ids import Address
 from tollway.ledger.records import Payment
 from tollway.limits import DEFAULT_LIMITS, Limits
@@ -38,27 +37,19 @@ from tollway.outbound.client import FetchedDocument, HttpClient
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.registry.draft import DraftRules
 from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
 from tollway.storage.identity_store import SqlPageSessions, SqlSessions
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.period_books import PeriodBookStore
 from tollway.storage.viewer_store import SqlViewers
-from tollway.web.admission import LoadShedder, SignInRateLimit
-from tollway.web.app import build_app
 from tollway.web.auth_routes import make_wallet_dependency, make_wallet_quota, signin_router
 from tollway.web.book_turns import BookTurns
 from tollway.web.history_routes import history_router
 from tollway.web.idempotent_create import IdempotentCreate
-from tollway.web.listing_edits import ListingEdits, ListingServices, make_endpoint_check
-from tollway.web.listing_json import ListingEncoder
-from tollway.web.ownership_routes import OwnershipChecks, OwnershipServices
-from tollway.web.page_assets import asset_router
 from tollway.web.page_problems import ProblemPages
-from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_session import PAGE_COOKIE, make_form_token
-from tollway.web.selling_routes import ProviderServices
+from tollway.web.provider_documents import ProviderDocuments
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
@@ -78,15 +69,13 @@ TEXTS = {
 
 
 class Services:
-    """The stores behind the pages, over one database in memory."""
+    """The stores behind the pages, over one database in memory. `addresses`: of the hosts that resolve to others than a public one; empty for none. `texts`: of DNS."""
 
-    def __init__(self, harness: PageHarness, limits: Limits) -> None:
-        database = harness.stores.database
+    def __init__(self, limits: Limits) -> None:
         self.now_ms = NOW_MS + 10_000
-        settings = Settings(public_url=PUBLIC_URL)  # type: ignore[call-arg]  # its alias names the key, and no key is needed here
-        self.settings = settings.model_copy(update={"limits": limits})
-        self.database = database
-        self.ledger = SqlLedger(database, owner_id="one", now_ms=lambda: self.now_ms)
+        self.stores = ControlStores(now_ms=self.read_ms)
+        self.database = database = self.stores.database
+        self.ledger = SqlLedger(database, owner_id="one", now_ms=self.read_ms)
         self.chain = MemoryChain(RULES.chain_id)
         assert USDC.token is not None
         self.chain.deploy(RULES.chain_id, USDC.token, authorizing_token(USDC))
@@ -97,22 +86,18 @@ class Services:
             chains=self.chain,
             rules={RULES.chain_id: RULES},
             limits=DEFAULT_LIMITS,
-            now_ms=lambda: self.now_ms,
+            now_ms=self.read_ms,
         )
         self.call_history = HistoryStore(database, limits=DEFAULT_LIMITS)
         self.payments = PaymentLedgerStore(database)
         self.period_books = PeriodBookStore(database, limits=limits)
-        self.page_sessions = SqlPageSessions(database)
         self.sessions = SqlSessions(database)
         self.viewers = SqlViewers(database)
         self._calls_written = 0
-        self.stores = harness.stores
         self.addresses: dict[str, list[str]] = {}
         self.documents: dict[str, bytes] = {}
         self.texts: dict[str, tuple[str, ...]] = {}
         self.blocked: set[Address] = set()
-        self.moderation: Any = SimpleNamespace(find_block=find_block_in(self.blocked))
-        self.rate_limiter = RateLimiter()
         drawn = iter(range(1, 1_000))
         self.entropy = lambda size: next(drawn).to_bytes(size, "big")
         self._verifier = SignatureVerifier(MemoryChain(RULES.chain_id), limits=DEFAULT_LIMITS)
@@ -122,57 +107,37 @@ class Services:
             LookupCounter(),
             origin=parse_origin(PUBLIC_URL),
             limits=DEFAULT_LIMITS,
-            now_ms=lambda: self.now_ms,
+            now_ms=self.read_ms,
             entropy=self.entropy,
         )
 
-    def make_provider_services(self) -> ProviderServices:
-        """What the routes of listings have. `addresses`: of the hosts that resolve to others than a public one; empty for none. `texts`: of DNS."""
-        listings = ListingServices(
-            catalog=self.stores.catalog,
-            rules=DraftRules(
-                assets=RULES.assets,
-                main_networks=frozenset(),
-                allow_private_endpoints=False,
-                check_endpoint=make_endpoint_check(allow_private=False),
-            ),
-            encoder=ListingEncoder(
-                public_url=PUBLIC_URL, assets=RULES.assets, confirmations_for=lambda asset, units: 1
-            ),
-            limits=DEFAULT_LIMITS,
-            authenticate=self._refuse_request,
-            check_endpoint=self._check_endpoint,
-            creations=IdempotentCreate(self.stores.creations, limits=DEFAULT_LIMITS, entropy=self.entropy),
-            find_block=find_block_in(self.blocked),
-            allowlist=None,
-            now_ms=lambda: self.now_ms,
-            entropy=self.entropy,
-            rate_limiter=self.rate_limiter,
-            fetch_document=self._fetch_document,
-            find_addresses=self._find_addresses,
-        )
-        ownership = OwnershipServices(
-            catalog=self.stores.catalog,
-            ownerships=self.stores.ownerships,
-            checker=OwnershipChecker(
+    def read_ms(self) -> int:
+        return self.now_ms
+
+    def make_members(self) -> dict[str, Any]:
+        """The members of the context."""
+        return {
+            "now_ms": self.read_ms,
+            "entropy": self.entropy,
+            "find_block": find_block_in(self.blocked),
+            "sign_in": self.sign_in,
+            "check_endpoint": self._check_endpoint,
+            "find_addresses": self._find_addresses,
+            "documents": ProviderDocuments(self._fetch_document),
+            "ownership_checker": OwnershipChecker(
                 http_client=cast(HttpClient, NoUpstream()),
                 txt_records=self,
                 verifier=self._verifier,
                 gateway=PUBLIC_URL,
                 limits=DEFAULT_LIMITS,
             ),
-            authenticate=self._refuse_request,
-            find_block=find_block_in(self.blocked),
-            rate_limiter=self.rate_limiter,
-            limits=DEFAULT_LIMITS,
-            now_ms=lambda: self.now_ms,
-        )
-        return ProviderServices(
-            listings=listings, edits=ListingEdits(listings), checks=OwnershipChecks(ownership)
-        )
-
-    async def _refuse_request(self, request: Request) -> Identity:
-        raise NotImplementedError  # pages have their own session
+            "creations": IdempotentCreate(self.stores.creations, limits=DEFAULT_LIMITS, entropy=self.entropy),
+            "call_history": self.call_history,
+            "payment_ledger": self.payments,
+            "period_books": self.period_books,
+            "held_calls": self.settlement.held_calls,
+            "receipt_signer": ReceiptSigner.derive(b"\x01" * 32),
+        }
 
     async def _check_endpoint(self, endpoint: Endpoint) -> None:
         await self._find_addresses(endpoint)
@@ -215,10 +180,6 @@ class NoUpstream:
         raise UpstreamUnreachable
 
 
-def find_asset(chain_id: Any, key: str) -> Any:
-    return next((one for one in RULES.assets if one.key == key), None)
-
-
 class SignedInHarness:
     """A browser of the signed-in pages, and the API beside them."""
 
@@ -228,73 +189,50 @@ class SignedInHarness:
         catalogs: Mapping[str, NullTranslations] | None = None,
         book_turns: BookTurns | None = None,
     ) -> None:
-        pages = PageHarness(catalogs)
-        self.services = Services(pages, limits)
-        self.catalog = pages.catalog
-        services = self.services
-        public = replace(pages.services(), now_ms=lambda: services.now_ms)
-        self.renderer: PageRenderer = public.renderer
-        rate_limit = SignInRateLimit(limits=DEFAULT_LIMITS, rate_limiter=RateLimiter())
+        self.services = services = Services(limits)
+        origin, rate_limiter = parse_origin(PUBLIC_URL), RateLimiter()
+        quota = make_wallet_quota(limits=limits, rate_limiter=rate_limiter)
         authenticator = Authenticator(
             services.sessions,
             services.sign_in,
-            origin=parse_origin(PUBLIC_URL),
+            origin=origin,
             limits=DEFAULT_LIMITS,
-            now_ms=lambda: services.now_ms,
+            now_ms=services.read_ms,
             rate_limiter=RateLimiter(),
         )
-
-        turns = BookTurns() if book_turns is None else book_turns
-        quota = make_wallet_quota(limits=services.settings.limits, rate_limiter=services.rate_limiter)
-
-        async def own_books(reader: Address, named: Address | None) -> Address:
-            return reader
-
-        self.page_routers = signed_in_routers(
-            services,
-            public,
-            held_calls=services.settlement.held_calls,
-            origin=parse_origin(PUBLIC_URL),
-            rate_limit=rate_limit,
-            quota=quota,
-            book_turns=turns,
-            find_asset=find_asset,
-            receipt_signer=ReceiptSigner.derive(b"\x01" * 32),
-            selling=services.make_provider_services(),
+        pages = PageHarness(
+            catalogs,
+            stores=services.stores,
+            limits=limits,
+            rate_limiter=rate_limiter,
+            authenticate=make_wallet_dependency(authenticator, body_bytes_max=65_536, quota=quota),
+            book_access=BookAccess(
+                services.viewers, limits=limits, now_ms=services.read_ms, rate_limiter=rate_limiter
+            ),
+            book_turns=BookTurns() if book_turns is None else book_turns,
+            **services.make_members(),
+        )
+        self.catalog, self.renderer = pages.catalog, pages.renderer
+        sign_in = PageSignIn(
+            SqlPageSessions(services.database),
+            services.sign_in,
+            origin=origin,
+            limits=limits,
+            now_ms=services.read_ms,
             entropy=services.entropy,
         )
-        app = build_app(
-            call_app=no_calls,
-            routers=[
-                signin_router(services.sign_in, rate_limit, limits=DEFAULT_LIMITS),
-                history_router(
-                    call_history=services.call_history,
-                    held_calls=services.settlement.held_calls,
-                    payment_ledger=services.payments,
-                    wallet=make_wallet_dependency(authenticator, body_bytes_max=65_536, quota=quota),
-                    resolve_wallet=own_books,
-                    lookup=None,  # type: ignore[arg-type]  # no test asks for a transaction that the ledger does not have
-                    find_asset=find_asset,
-                    now_ms=lambda: services.now_ms,
-                ),
-                asset_router(self.renderer.assets),
-                *self.page_routers,
-            ],
-            public_url=PUBLIC_URL,
-            limits=Limits(),
-            clock=lambda: 0.0,
-            entropy=lambda size: bytes(size),
-            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-            problem_pages=ProblemPages(self.renderer),
-            book_turns=turns,
+        access = make_page_access(sign_in, pages.renderer, origin=origin, limits=limits, quota=quota)
+        context = pages.context
+        self.page_routers = page_routers(context, access, viewers=services.viewers)
+        self.app = make_app(
+            context,
+            signin_router(context),
+            history_router(context),
+            *self.page_routers,
+            problem_pages=ProblemPages(pages.renderer),
+            book_turns=context.book_turns,
         )
-        self.app = app
-        self.browser = httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app),
-            base_url=PUBLIC_URL,
-            headers=BROWSER,
-            follow_redirects=False,
-        )
+        self.browser = open_client(self.app, headers=BROWSER)
         self.token = ""
 
     async def message_for(self, wallet: KeyWallet, uri: str | None = f"{PUBLIC_URL}/signin") -> str:

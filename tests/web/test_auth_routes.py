@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from tests.kit.chain import MemoryChain
 from tests.kit.lookup_counter import LookupCounter
+from tests.kit.routes import make_context
 from tests.kit.stores import ControlStores
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.http_signatures import SignedRequest, signature_headers
@@ -105,7 +106,9 @@ def app(stores: ControlStores) -> Starlette:
             Route("/api/v2/apis", show_identity, methods=["GET", "POST"]),
             Route("/api/v2/apis/{api_id:path}", show_identity, methods=["GET", "PUT"]),
             Route("/api/v2/x402/mine", show_x402_identity, methods=["GET"]),
-            *signin_router(sign_in_flow, rate_limit, limits=LIMITS).routes,
+            *signin_router(
+                make_context(sign_in=sign_in_flow, sign_in_limit=rate_limit, limits=LIMITS)
+            ).routes,
         ]
     )
     install_handlers(

@@ -1,25 +1,17 @@
 """`GET /facets` and `GET /apis/{apiId}/stats` over a store: shapes, limits and refusals."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import sample_listing
-from tests.kit.stores import ControlStores
+from tests.kit.routes import NOW_MS, RouteHarness
 from tollway.ids import Address, ChainId, ListingId
-from tollway.limits import Limits
 from tollway.registry.quality import FAILED, bucket_of, day_of
-from tollway.storage.reputation_store import QualityStore
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.catalog_routes import CatalogServices, catalog_router
+from tollway.web.catalog_routes import catalog_router
 from tollway.web.discovery_routes import CACHE_MS
 
-NOW_MS = 1_795_239_000_000  # 2026-11-21
 TODAY = day_of(NOW_MS)
 QUOTES = sample_listing(
     provider=Address(b"\xaa" * 20),
@@ -30,13 +22,7 @@ QUOTES = sample_listing(
 )
 
 
-@dataclass
-class Harness:
-    client: httpx.AsyncClient
-    stores: ControlStores
-    quality: QualityStore
-    ticks_ms: int = 0
-
+class Harness(RouteHarness):
     async def get(self, path: str) -> Any:
         answer = await self.client.get(path)
         assert answer.status_code == 200, answer.text
@@ -44,33 +30,11 @@ class Harness:
         return answer.json()
 
 
-async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotImplementedError
-
-
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    stores = ControlStores()
-    quality = QualityStore(stores.database)
-    async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        harness = Harness(client=client, stores=stores, quality=quality)
-        services = CatalogServices(
-            catalog=stores.catalog,
-            quality=quality,
-            now_ms=lambda: NOW_MS,
-            ticks_ms=lambda: harness.ticks_ms,
-        )
-        app = build_app(
-            call_app=no_calls,
-            routers=[catalog_router(services)],
-            public_url="https://gw.example.com",
-            limits=Limits(),
-            clock=lambda: 0.0,
-            entropy=lambda size: bytes(size),
-            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-        )
-        client._transport = httpx.ASGITransport(app=app)
-        await stores.catalog.publish(QUOTES)
+    harness = Harness()
+    async with harness.open(catalog_router):
+        await harness.catalog.publish(QUOTES)
         yield harness
 
 

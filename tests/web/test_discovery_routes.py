@@ -2,36 +2,28 @@
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import realistic_document, sample_listing
-from tests.kit.stores import ControlStores
+from tests.kit.routes import PUBLIC_URL, RouteHarness
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
-from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation, UpstreamAuth
 from tollway.registry.quality import Quality, Reputation
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
 from tollway.web.discovery_routes import (
     CACHE_MS,
-    BazaarServices,
     Document,
     DocumentCache,
-    DocumentServices,
     discovery_router,
 )
-from tollway.web.listing_json import ListingEncoder
 
 BASE = ChainId(8453)
-PUBLIC_URL = "https://gw.example.com"
 ALICE = Address(b"\xaa" * 20)
 USDC = Asset(
     chain_id=BASE,
@@ -56,68 +48,36 @@ API = "/api/v2/apis/api_quotes"
 DOCUMENTS = ("discovery", "agent", "openapi.json", "llms.txt")
 
 
-@dataclass
-class Harness:
-    """The routes over a catalog in memory. `settles`: whether an authorization can pay now."""
+class Harness(RouteHarness):
+    """The routes over a catalog in memory. `mpp`: whether MPP can settle what x402 can."""
 
-    client: httpx.AsyncClient
-    stores: ControlStores
-    ticks_ms: int = 0
-    settles: bool = True
-    mpp: bool = True
-    units_checked: list[int] = field(default_factory=list)
+    def __init__(self, **given: Any) -> None:
+        super().__init__(rules=RULES, is_mpp_offered=self.is_mpp_offered, **given)
+        self.mpp = True
+        self.units_checked: list[int] = []
+
+    def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        self.units_checked.append(units)
+        return self.settles
+
+    def is_mpp_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
+        return self.mpp and self.settles
 
     async def get(self, document: str, **headers: str) -> httpx.Response:
         return await self.client.get(f"{API}/{document}", headers=headers)
 
     async def edit(self, **changes: Any) -> None:
-        entry = await self.stores.catalog.find(QUOTES.id)
+        entry = await self.catalog.find(QUOTES.id)
         assert entry is not None
         edited: Listing = replace(entry.listing, **changes)
-        await self.stores.catalog.revise(edited, expected_revision=entry.listing.revision)
-
-
-async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotImplementedError
+        await self.catalog.revise(edited, expected_revision=entry.listing.revision)
 
 
 @pytest.fixture
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
-    overrides: dict[str, Any] = getattr(request, "param", {})
-    stores = ControlStores()
-    catalog = stores.catalog
-    async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        harness = Harness(client=client, stores=stores)
-
-        def is_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
-            harness.units_checked.append(units)
-            return harness.settles
-
-        services = DocumentServices(
-            catalog=catalog,
-            encoder=ListingEncoder(
-                public_url=PUBLIC_URL,
-                assets=(USDC,),
-                confirmations_for=lambda asset, units: 1,
-                is_offered=is_offered,
-            ),
-            bazaar=BazaarServices(catalog=catalog, rules=RULES, is_offered=is_offered, public_url=PUBLIC_URL),
-            limits=Limits(),
-            is_mpp_offered=lambda asset, units, listing_id: harness.mpp and harness.settles,
-            is_bound_required=False,
-            ticks_ms=lambda: harness.ticks_ms,
-        )
-        app = build_app(
-            call_app=no_calls,
-            routers=[discovery_router(replace(services, **overrides))],
-            public_url=PUBLIC_URL,
-            limits=Limits(),
-            clock=lambda: 0.0,
-            entropy=lambda size: bytes(size),
-            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-        )
-        client._transport = httpx.ASGITransport(app=app)
-        await catalog.publish(QUOTES)
+    harness = Harness(**getattr(request, "param", {}))
+    async with harness.open(discovery_router):
+        await harness.catalog.publish(QUOTES)
         yield harness
 
 

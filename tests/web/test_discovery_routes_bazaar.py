@@ -1,28 +1,22 @@
 """The listings as an x402 bazaar: only what can be settled now, in the format of stock clients; an invalid query names its parameter."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 from x402.extensions.bazaar.facilitator_client import _parse_list_response, _parse_search_response
 from x402.schemas import PaymentRequirements
 
 from tests.kit.listings import sample_listing
-from tests.kit.stores import ControlStores
+from tests.kit.routes import ALICE, BOB, PUBLIC_URL, RouteHarness
 from tollway.chain.networks import ChainRules
 from tollway.ids import Address, ChainId, ListingId
-from tollway.limits import Limits
 from tollway.money import UNITS_MAX, Asset, Price, TokenDomain
 from tollway.registry.listing import Listing, Operation
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.discovery_routes import BazaarServices, bazaar_router
+from tollway.web.discovery_routes import bazaar_router
 
-ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
-PUBLIC_URL = "https://gw.example.com"
 DOMAIN = TokenDomain(name="USD Coin", version="2")
 USDC = Asset(chain_id=BASE, token=Address(b"\x01" * 20), symbol="USDC", decimals=6, domain=DOMAIN)
 OTHER_USDC = Asset(chain_id=OPTIMISM, token=Address(b"\x02" * 20), symbol="USDC", decimals=6, domain=DOMAIN)
@@ -44,16 +38,14 @@ WEATHER = sample_listing(
 )
 
 
-@dataclass
-class Harness:
+class Harness(RouteHarness):
     """The routes over a catalog in memory. `spent`: listings that cannot be settled now."""
 
-    client: httpx.AsyncClient
-    stores: ControlStores
-    dry: set[ChainId] = field(default_factory=set)
-    units_min: int = 1
-    units_max: int = UNITS_MAX
-    spent: set[ListingId] = field(default_factory=set)
+    def __init__(self) -> None:
+        super().__init__(rules=RULES)
+        self.dry: set[ChainId] = set()
+        self.units_min, self.units_max = 1, UNITS_MAX
+        self.spent: set[ListingId] = set()
 
     def is_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
         is_priced = self.units_min <= units <= self.units_max
@@ -81,24 +73,8 @@ class Harness:
 
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    stores, limits = ControlStores(), Limits()
-    services = BazaarServices(
-        catalog=stores.catalog,
-        rules=RULES,
-        is_offered=lambda *arguments: harness.is_offered(*arguments),
-        public_url=PUBLIC_URL,
-    )
-    app = build_app(
-        call_app=bazaar_router(services),
-        routers=[bazaar_router(services)],
-        public_url=PUBLIC_URL,
-        limits=limits,
-        clock=lambda: 0.0,
-        entropy=bytes,
-        shedder=LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
-        harness = Harness(client=client, stores=stores)
+    harness = Harness()
+    async with harness.open(bazaar_router):
         yield harness
 
 

@@ -64,7 +64,7 @@ class FakeHistory:
 
 
 def make_app(history: FakeHistory, **options: Any) -> Any:
-    return export_app(history, now_ms=NOW_MS, find_asset=lambda *_: USDC, **options)  # type: ignore[arg-type]  # only these methods are called here
+    return export_app(history, now_ms=NOW_MS, find_asset=lambda *_: USDC, **options)
 
 
 async def test_the_head_names_the_file_and_its_format() -> None:
@@ -130,6 +130,16 @@ async def test_link_names_the_next_page_of_the_same_query() -> None:
     payments = await fetch(app, "/api/v2/payments.csv?limit=1&role=provider", PAYER)
     assert f"before={TX}.3" in payments.links["next"]["url"]
     assert "role=provider" in payments.links["next"]["url"]
+
+
+@pytest.mark.parametrize("given", ["", "?to=2100-01-01T00:00:00Z"])
+@pytest.mark.parametrize("path", ["/api/v2/history.csv", "/api/v2/payments.csv"])
+async def test_a_file_ends_at_the_shared_time(path: str, given: str) -> None:
+    """The time that all gateways share is the time of the rows."""
+    app = make_app(FakeHistory(3), shared_ms=lambda: 1_700_000_000_000)
+    response = await fetch(app, path + given, PAYER)
+    assert response.status_code == 200
+    assert "20231114T221320Z" in response.headers["Content-Disposition"]
 
 
 async def test_an_earlier_end_of_the_query_stays() -> None:

@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from tests.kit.asgi_exchange import Exchange
 from tests.kit.csv_exports import WALLET_HEADER, fetch
+from tests.kit.listings import find_block_in
 from tests.web.test_exports import FakeHistory, make_app, open_exchange
 from tests.web.test_history_routes import PAYER, STRANGER
 from tollway.errors import Code, Problem, Refusal
@@ -44,9 +45,9 @@ class EndingAccess:
     def make_app(self, history: FakeHistory, **options: Any) -> Any:
         return make_app(
             history,
-            resolve_wallet=self.resolve_wallet,
+            book_access=self,
             open_sessions=lambda: self.is_session_open,
-            blocked=self.blocked,
+            find_block=find_block_in(self.blocked),
             **options,
         )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 from starlette.requests import Request
 
 from tests.kit.history_rows import (
@@ -25,9 +24,8 @@ from tests.kit.history_rows import (
     USDC,
     FakeRecords,
 )
-from tollway.errors import Code, Problem, Refusal
+from tests.kit.routes import NamedBooks, authenticate_as, make_app, make_context, open_client
 from tollway.identity.authenticator import Identity
-from tollway.identity.viewers import NOT_VIEWER
 from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.history import HistoryPage, HistoryQuery
 from tollway.ledger.records import (
@@ -38,7 +36,7 @@ from tollway.ledger.records import (
 )
 from tollway.money import Asset
 from tollway.payments.held_calls import ChargeFault
-from tollway.web.book_turns import BookReadLimit, BookTurns, enter_turn
+from tollway.web.book_turns import BookTurns, enter_turn
 from tollway.web.history_routes import (
     TransactionStatus,
     call_json,
@@ -46,7 +44,6 @@ from tollway.web.history_routes import (
     history_router,
     x402_history_router,
 )
-from tollway.web.problems import install_handlers
 from tollway.web.query import format_time
 
 
@@ -62,45 +59,24 @@ async def ask(
     base: str = "/api/v2",
     readable: Sequence[Address] = (),
 ) -> httpx.Response:
-    async def authenticate(request: Request) -> Identity:
-        if wallet is None:
-            raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
-        return Identity(address=wallet, method="session", chain_id=None)
-
-    async def resolve_wallet(reader: Address, named: Address | None) -> Address:
-        if named not in (None, reader, *readable):
-            raise Refusal(NOT_VIEWER)
-        return named or reader
-
-    async def lookup(tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
+    async def look_up(tx_hash: TxHash, payer: Address) -> TransactionStatus | None:
         return transaction_status
-
-    router = history_router(
-        call_history=records,
-        held_calls=records,  # type: ignore[arg-type]  # only `resolve` is called here
-        payment_ledger=records,  # type: ignore[arg-type]  # only `find_transaction` is called here
-        wallet=authenticate,
-        resolve_wallet=resolve_wallet,
-        lookup=lookup,
-        find_asset=lambda chain_id, key: next(
-            (asset for asset in assets if (asset.chain_id, asset.key) == (chain_id, key)), None
-        ),
-        now_ms=lambda: NOW_MS,
-    )
-    x402_router = x402_history_router(
-        call_history=records,
-        wallet=authenticate,
-        resolve_wallet=resolve_wallet,
-        find_asset=lambda chain_id, key: USDC,
-        now_ms=lambda: NOW_MS,
-    )
-    app = Starlette(routes=[*router.routes, *x402_router.routes])
 
     async def challenge(request: Request) -> list[tuple[str, str]]:
         return [("WWW-Authenticate", "Bearer"), ("PAYMENT-REQUIRED", "e30=")]
 
-    install_handlers(app, "https://gw.example.com", challenge)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
+    context = make_context(
+        call_history=records,
+        held_calls=records,
+        payment_ledger=records,
+        authenticate=authenticate_as(wallet),
+        book_access=NamedBooks([(wallet, one) for one in readable]) if wallet else NamedBooks(),
+        look_up_transaction=look_up,
+        assets=assets,
+        now_ms=lambda: NOW_MS,
+    )
+    app = make_app(context, history_router(context), x402_history_router(context), challenge=challenge)
+    async with open_client(app) as client:
         return await client.request(method, base + path, content=body)
 
 
@@ -237,25 +213,15 @@ async def test_a_look_at_a_chain_holds_no_turn() -> None:
         await enter_turn(request.scope, PAYER)
         return Identity(address=PAYER, method="session", chain_id=None)
 
-    async def own_books(reader: Address, named: Address | None) -> Address:
-        return reader
-
     records: Any = FakeRecords()
-    router = history_router(
+    context = make_context(
         call_history=records,
-        held_calls=records,
         payment_ledger=records,
-        wallet=authenticate,
-        resolve_wallet=own_books,
-        lookup=lookup,
-        find_asset=lambda chain_id, key: None,
-        now_ms=lambda: NOW_MS,
+        authenticate=authenticate,
+        look_up_transaction=lookup,
     )
-    app = BookReadLimit(Starlette(routes=router.routes), turns=turns)
-    async with (
-        asyncio.timeout(5),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client,
-    ):
+    app = make_app(context, history_router(context), book_turns=turns)
+    async with asyncio.timeout(5), open_client(app) as client:
         assert (await client.get(f"/api/v2/payments/{TX}")).json()["state"] == "unseen"
     assert held == [TX]
 

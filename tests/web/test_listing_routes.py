@@ -2,31 +2,25 @@
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.kit.ledger_records import operator_origin
 from tests.kit.listing_routes import (
-    ALICE,
     APIS,
-    BOB,
     BODY,
     OTHER_USDC,
-    PUBLIC_URL,
     SEVEN,
     USDC,
-    code_of,
     open_listing_routes,
-    places_of,
 )
 from tests.kit.listing_routes import ListingRoutesHarness as Harness
+from tests.kit.routes import ALICE, BOB, PUBLIC_URL, code_of, places_of
 from tests.kit.stores import open_catalog
 from tollway.ids import Address, ListingId
 from tollway.outbound.policy import Endpoint
 from tollway.registry.catalog import Revised
-from tollway.registry.listing import Listing
 from tollway.registry.moderation import restore_listing, suspend_listing
 from tollway.registry.quality import Quality, Reputation
 from tollway.storage.creation_store import creation_table
@@ -327,14 +321,10 @@ async def test_a_dry_run_checks_the_draft_and_writes_nothing(harness: Harness) -
     assert (await harness.send("POST", APIS + "?dryRun=true", {})).status_code == 422
 
 
-async def describe_draft(listing: Listing) -> dict[str, Any]:
-    return {"title": listing.name, "url": f"{PUBLIC_URL}/api/v2/gateway/{listing.id}"}
-
-
-@pytest.mark.parametrize("harness", [{"describe_draft": describe_draft}], indirect=True)
 async def test_a_dry_run_shows_what_an_agent_will_read(harness: Harness) -> None:
     shown = (await harness.send("POST", APIS + "?dryRun=true", BODY)).json()
-    assert shown["agent"] == {"title": "Weather", "url": f"{PUBLIC_URL}/api/v2/gateway/{{apiId}}"}
+    assert shown["agent"]["name"] == "Weather"
+    assert shown["agent"]["interfaces"]["http"]["url"] == f"{PUBLIC_URL}/api/v2/gateway/{{apiId}}"
     created = await harness.publish()
     assert "agent" not in created
 

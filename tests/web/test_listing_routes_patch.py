@@ -7,17 +7,14 @@ from typing import Any
 import pytest
 
 from tests.kit.listing_routes import (
-    ALICE,
     APIS,
     BASE,
-    BOB,
     BODY,
     OPTIMISM,
     ListingRoutesHarness,
-    code_of,
     open_listing_routes,
-    places_of,
 )
+from tests.kit.routes import ALICE, BOB, code_of, places_of
 from tollway.ids import ChainId
 from tollway.outbound.policy import Endpoint
 

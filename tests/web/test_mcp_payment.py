@@ -9,7 +9,7 @@ import pytest
 from x402.schemas import parse_payment_required
 
 from tests.kit.gateway import InProcessGateway, open_gateway
-from tests.kit.mcp import QUOTES, mcp_request, mcp_services
+from tests.kit.mcp import QUOTES, mcp_context, mcp_request
 from tests.kit.payer import CHAIN, AuthorizationSigner, Payer
 from tollway.discovery.operations import list_operations
 from tollway.discovery.tool_results import (
@@ -117,7 +117,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 
 @pytest.fixture
 def mcp_tools(gateway: InProcessGateway) -> McpTools:
-    return McpTools(mcp_services(gateway))
+    return McpTools(mcp_context(gateway))
 
 
 async def call(
@@ -342,7 +342,7 @@ async def test_an_operation_keeps_its_own_argument_headers(gateway: InProcessGat
         }
     )
     await gateway.publish("api_headers", openapi=document)
-    mcp_tools = McpTools(mcp_services(gateway))
+    mcp_tools = McpTools(mcp_context(gateway))
     parameters = {"asset": "ETH", "headers": {"lang": "de"}}
     payment = sign(gateway, (await call(mcp_tools, api_id="api_headers", parameters=parameters)).content)
     parameters["headers"] = {"lang": "de", "payment-signature": standard(payment)}

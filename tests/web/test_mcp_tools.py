@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.kit.gateway import NOW_MS, PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.mcp import QUOTES, mcp_request, mcp_services
+from tests.kit.mcp import QUOTES, mcp_context, mcp_request
 from tests.kit.payer import CHAIN, KeyWallet, Payer
 from tests.kit.upstream import Arrived, plain, until
 from tollway.discovery.argument_check import check_arguments
@@ -30,7 +30,7 @@ async def gateway() -> AsyncIterator[InProcessGateway]:
 @pytest.fixture
 async def mcp_tools(gateway: InProcessGateway) -> McpTools:
     await gateway.publish(openapi=QUOTES)
-    return McpTools(mcp_services(gateway))
+    return McpTools(mcp_context(gateway))
 
 
 async def ask(
@@ -132,7 +132,7 @@ async def test_texts_of_providers_have_no_hidden_characters(gateway: InProcessGa
     parameters = [{**one, "description": TRICKS} for one in get["parameters"]]
     document = {**QUOTES, "paths": {"/quote/{asset}": {"get": {**get, "parameters": parameters}}}}
     await gateway.publish(description=TRICKS[:4_000], openapi=document)
-    mcp_tools = McpTools(mcp_services(gateway))
+    mcp_tools = McpTools(mcp_context(gateway))
     found = (await ask(mcp_tools, "search_resources", query="quotes")).content
     details = (await ask(mcp_tools, "get_api", apiId="api_quotes")).content
     assert len(found["resources"][0]["description"]) <= 300
@@ -145,7 +145,7 @@ async def test_operations_come_in_pages(gateway: InProcessGateway) -> None:
     total = 2 * TOOLS_PER_PAGE + 3
     paths = {f"/v{number}": {"get": {"responses": {}}} for number in range(total)}
     await gateway.publish(openapi={**QUOTES, "paths": paths})
-    mcp_tools = McpTools(mcp_services(gateway))
+    mcp_tools = McpTools(mcp_context(gateway))
     seen: list[str] = []
     more: dict[str, Any] = {}
     for size in (TOOLS_PER_PAGE, TOOLS_PER_PAGE, 3):
@@ -571,7 +571,7 @@ async def test_a_control_argument_is_renamed_beside_an_argument_of_that_name(
     parameters = [*get["parameters"], named]
     document = {**QUOTES, "paths": {"/quote/{asset}": {"get": {**get, "parameters": parameters}}}}
     await gateway.publish(openapi=document)
-    mcp_tools = McpTools(mcp_services(gateway))
+    mcp_tools = McpTools(mcp_context(gateway))
     payment = await gateway.pay()
     terms = await run_operation(mcp_tools, **ASSET, maxPrice="7")
     proof = {f"_{name}": value for name, value in proof_of(gateway, terms, payment.tx_hash).items()}
@@ -593,7 +593,7 @@ async def test_a_free_operation_takes_no_payment(gateway: InProcessGateway, mcp_
 
 async def test_an_undocumented_listing_is_one_tool(gateway: InProcessGateway) -> None:
     await gateway.publish(price=Price.parse("0"))
-    mcp_tools = McpTools(mcp_services(gateway))
+    mcp_tools = McpTools(mcp_context(gateway))
     (tool,) = (await ask(mcp_tools, "get_api", apiId="api_quotes")).content["tools"]
     call = {"method": "POST", "path": "/any", "query": {"a": "1"}, "body": {"b": 2}}
     answer = await ask(mcp_tools, "proxy_tool_call", toolName=tool["toolName"], arguments=call)

@@ -12,6 +12,7 @@ import pytest
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import claim_on, close_of, new_payment
 from tests.kit.pages import PROFILE, RULES, PageReader
+from tests.kit.routes import find_asset_in
 from tests.kit.signed_in import (
     MIXED,
     NOW_MS,
@@ -22,7 +23,6 @@ from tests.kit.signed_in import (
     THIRD,
     USDC,
     SignedInHarness,
-    find_asset,
     open_signed_in,
 )
 from tollway.errors import Code
@@ -246,10 +246,10 @@ async def test_a_file_of_a_reader_is_for_this_origin_alone_and_never_stored(
         ("GET", "/my/nothing", 404),
         ("POST", "/my/calls/call_0/resolution", 401),
         ("GET", "/my/calls.csv", 401),
-        ("PUT", "/apis/api_1", 404),
+        ("PUT", "/apis/api_1", 405),
         ("GET", "/apis/api_1", 404),
         ("GET", "/problems/nothing", 404),
-        ("DELETE", "/", 404),
+        ("DELETE", "/", 405),
     ],
 )
 @pytest.mark.parametrize("accept", ["application/json", "text/html"])
@@ -471,7 +471,7 @@ async def test_the_ticket_has_the_members_of_the_record(harness: SignedInHarness
     for number in range(len(MIXED)):
         call = await harness.services.call_history.find_call(CallId(f"call_{number}"))
         assert call is not None
-        record = call_json(call, find_asset)
+        record = call_json(call, find_asset_in(RULES.assets))
         text = (await harness.read(f"/my/calls/call_{number}")).text
         payment = record["payment"]
         for shown in (

@@ -1,21 +1,17 @@
 """`GET /networks` and `GET /status`: what is sold on, what is open now, and since when something is withdrawn."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
+from tests.kit.routes import NOW_MS, RouteHarness
 from tollway.chain.networks import PRESETS, ChainRules, NetworkProfile
 from tollway.ids import Address, ChainId
-from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.gas import WithdrawalReason, WithdrawnRail
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.network_routes import NetworkServices, network_router
+from tollway.web.listing_json import IsOffered
+from tollway.web.network_routes import network_router
 
 BASE, OTHER = ChainId(8453), ChainId(99)
 PLAIN = Asset(chain_id=OTHER, token=Address(b"\x01" * 20), symbol="XYZ", decimals=8)
@@ -35,16 +31,24 @@ PROFILES = {
         name="eip155:99", native_symbol=None, native_decimals=None, explorer_url=None, wallet_rpc_url=None
     ),
 }
-NOW_MS = 1_795_239_000_000
 USDC = RULES[BASE].assets[0]
 
 
-@dataclass
-class Harness:
-    client: httpx.AsyncClient
-    away: dict[ChainId, float] = field(default_factory=dict)
-    open_rails: set[str] = field(default_factory=lambda: {"x402", "mpp"})
-    withdrawn: dict[WithdrawnRail, int] = field(default_factory=dict)
+class Harness(RouteHarness):
+    def __init__(self) -> None:
+        self.away: dict[ChainId, float] = {}
+        self.open_rails = {"x402", "mpp"}
+        self.withdrawn: dict[WithdrawnRail, int] = {}
+        super().__init__(
+            rules=RULES,
+            profiles=PROFILES,
+            away_s=self.away.get,
+            settled_rails={rail: self._offer(rail) for rail in ("x402", "mpp")},
+            withdrawn_since_ms=lambda: self.withdrawn,
+        )
+
+    def _offer(self, rail: str) -> IsOffered:
+        return lambda asset, units, listing_id: rail in self.open_rails and asset == USDC and units > 1_000
 
     async def networks(self) -> dict[int, Any]:
         answer = await self.client.get("/api/v2/networks")
@@ -59,39 +63,10 @@ class Harness:
         return {network["chainId"]: network for network in content["networks"]}
 
 
-async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotImplementedError
-
-
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    async with httpx.AsyncClient(base_url="http://gateway.test") as client:
-        harness = Harness(client=client)
-
-        def offers(rail: str) -> Any:
-            return lambda asset, units, listing_id: (
-                rail in harness.open_rails and asset == USDC and units > 1_000
-            )
-
-        services = NetworkServices(
-            rules=RULES,
-            profiles=PROFILES,
-            away_s=lambda chain_id: harness.away.get(chain_id),
-            settled_rails={rail: offers(rail) for rail in ("x402", "mpp")},
-            withdrawn_since_ms=lambda: harness.withdrawn,
-            version="1.2.3",
-            now_ms=lambda: NOW_MS,
-        )
-        app = build_app(
-            call_app=no_calls,
-            routers=[network_router(services)],
-            public_url="https://gw.example.com",
-            limits=Limits(),
-            clock=lambda: 0.0,
-            entropy=lambda size: bytes(size),
-            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-        )
-        client._transport = httpx.ASGITransport(app=app)
+    harness = Harness()
+    async with harness.open(network_router):
         yield harness
 
 

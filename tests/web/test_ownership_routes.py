@@ -10,39 +10,26 @@ from typing import Any
 import httpx
 import pytest
 from jsonschema import Draft202012Validator
-from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from tests.kit.chain import MemoryChain
-from tests.kit.listings import find_block_in, sample_listing
+from tests.kit.listings import sample_listing
 from tests.kit.payer import CHAIN, KeyWallet
-from tests.kit.stores import ControlStores
+from tests.kit.routes import ALICE, BOB, PUBLIC_URL, RouteHarness
 from tests.kit.upstream import Arrived, LoopbackUpstream, plain, run_upstream
-from tollway.errors import Code, Problem, Refusal
 from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import OwnershipChecker
-from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS, RateLimiter
-from tollway.registry.catalog import Catalog
+from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
 from tollway.registry.listing import Listing
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.auth_routes import read_body
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
-from tollway.web.ownership_routes import OwnershipChecks, OwnershipServices, ownership_router
+from tollway.web.ownership_routes import ownership_router
 
-ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PAYEE = KeyWallet.named("payee")
 NOW_MS = 1_700_000_000_123
 LIMITS = Limits(ownership_checks_per_hour=5, ownership_deadline_s=5.0)
 PATH = "/api/v2/apis/api_1/ownership"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wallet:
-    address: Address
 
 
 @dataclass
@@ -53,16 +40,32 @@ class Names:
         return self.texts.get(name, ())
 
 
-@dataclass
-class Harness:
-    client: httpx.AsyncClient
-    catalog: Catalog
-    upstream: LoopbackUpstream
-    txt_records: Names
-    blocked: set[Address]
-    pages: dict[str, bytes] = field(default_factory=dict)
-    on_request: Any = None
-    now_ms: int = NOW_MS
+class Harness(RouteHarness):
+    """The routes over a catalog in memory. `pages`: of the origin, by path."""
+
+    def __init__(self, upstream: LoopbackUpstream, http_client: HttpClient) -> None:
+        self.upstream = upstream
+        upstream.answer = self._answer
+        self.txt_records = Names()
+        self.pages: dict[str, bytes] = {}
+        self.on_request: Any = None
+        super().__init__(
+            limits=LIMITS,
+            ownership_checker=OwnershipChecker(
+                http_client=http_client,
+                txt_records=self.txt_records,
+                verifier=SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
+                gateway=PUBLIC_URL,
+                limits=LIMITS,
+            ),
+        )
+        self.now_ms = NOW_MS
+
+    async def _answer(self, arrived: Arrived, writer: asyncio.StreamWriter) -> None:
+        if self.on_request is not None:
+            await self.on_request()
+        page = self.pages.get(arrived.target)
+        await plain(page or b"", status=404 if page is None else 200)(arrived, writer)
 
     async def get(self, path: str = PATH) -> httpx.Response:
         return await self.client.get(path)
@@ -96,63 +99,12 @@ class Harness:
         self.pages[shown["url"].removeprefix(self.upstream.url)] = shown["content"].encode()
 
 
-async def authenticate(request: Request) -> Wallet:
-    await read_body(request, bytes_max=2 * 1024 * 1024)
-    name = request.headers.get("x-test-wallet")
-    if name is None:
-        raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
-    return Wallet(address=Address.parse(name))
-
-
-async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotImplementedError
-
-
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
-    stores = ControlStores(now_ms=lambda: harness.now_ms)
-    catalog = stores.catalog
     http_client = HttpClient(limits=LIMITS, allow_private=True)
-    txt_records, blocked = Names(), set[Address]()
     async with run_upstream() as upstream:
-
-        async def answer(arrived: Arrived, writer: asyncio.StreamWriter) -> None:
-            if harness.on_request is not None:
-                await harness.on_request()
-            page = harness.pages.get(arrived.target)
-            await plain(page or b"", status=404 if page is None else 200)(arrived, writer)
-
-        upstream.answer = answer
-        services = OwnershipServices(
-            catalog=catalog,
-            ownerships=stores.ownerships,
-            checker=OwnershipChecker(
-                http_client=http_client,
-                txt_records=txt_records,
-                verifier=SignatureVerifier(MemoryChain(CHAIN), limits=LIMITS),
-                gateway="https://gw.example.com",
-                limits=LIMITS,
-            ),
-            authenticate=authenticate,
-            find_block=find_block_in(blocked),
-            rate_limiter=RateLimiter(),
-            limits=LIMITS,
-            now_ms=lambda: harness.now_ms,
-        )
-        app = build_app(
-            call_app=no_calls,
-            routers=[ownership_router(services, OwnershipChecks(services))],
-            public_url="https://gw.example.com",
-            limits=LIMITS,
-            clock=lambda: 0.0,
-            entropy=lambda size: b"\x07" * size,
-            shedder=LoadShedder(limits=LIMITS, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-        )
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
-            harness = Harness(
-                client=client, catalog=catalog, upstream=upstream, txt_records=txt_records, blocked=blocked
-            )
+        harness = Harness(upstream, http_client)
+        async with harness.open(ownership_router):
             yield harness
         await http_client.close()
 

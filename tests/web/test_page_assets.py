@@ -17,7 +17,7 @@ JS_BYTES_MAX, CSS_BYTES_MAX = 40_000, 12_000
 
 @pytest.fixture
 async def client() -> AsyncIterator[httpx.AsyncClient]:
-    async with PageHarness().open() as client:
+    async with PageHarness().open_pages() as client:
         yield client
 
 

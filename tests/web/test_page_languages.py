@@ -140,7 +140,7 @@ def test_the_readers_choice_comes_before_the_browsers(chosen: str, accept: str, 
 )
 async def test_a_page_has_the_words_of_its_language(headers: dict[str, str], language: str) -> None:
     harness = PageHarness(catalogs={"en": NullTranslations(), PSEUDO: LongWords()})
-    async with harness.open() as browser:
+    async with harness.open_pages() as browser:
         answer: httpx.Response = await browser.get("/status", headers=headers)
     assert f'<html lang="{language}"' in answer.text
     words = PageReader(answer.text).words
@@ -150,7 +150,7 @@ async def test_a_page_has_the_words_of_its_language(headers: dict[str, str], lan
 
 
 async def test_one_language_needs_no_switch() -> None:
-    async with PageHarness().open() as browser:
+    async with PageHarness().open_pages() as browser:
         assert "data-language" not in (await browser.get("/status")).text
 
 

@@ -5,11 +5,9 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from tests.kit.history_rows import (
     CALL,
-    CHAIN,
     ETHER,
     FREE,
     NOW_MS,
@@ -21,26 +19,19 @@ from tests.kit.history_rows import (
     FakeRecords,
 )
 from tests.kit.receipts import DID_DOCUMENT, KEYS, SIGNER
-from tollway.errors import Code, Problem, Refusal
-from tollway.identity.authenticator import Identity
-from tollway.ids import Address, ChainId, TxHash
+from tests.kit.routes import NamedBooks, authenticate_as, make_app, make_context, open_client
+from tollway.ids import Address, TxHash
 from tollway.ledger.history import JoinedCredit
 from tollway.ledger.records import CallRecord, CallState, Rail
 from tollway.limits import DEFAULT_LIMITS
-from tollway.money import Asset
 from tollway.payments.call_receipt import CALL_FIELDS, verify_call_receipt
-from tollway.web.problems import install_handlers
-from tollway.web.receipt_routes import ReceiptServices, receipt_router
+from tollway.web.receipt_routes import receipt_router
 
 GATEWAY = "http://127.0.0.1:8402"
 VIEWER = Address(b"v" * 20)
 WAIT_MS = DEFAULT_LIMITS.receipt_wait_s * 1000
 RUNNING = {"delivery": None, "completed_ms": CALL.moved_ms}
 """A call whose response is still being read: it is charged, and its end is not written."""
-
-
-def find_asset(chain_id: ChainId, key: str) -> Asset | None:
-    return {USDC.key: USDC, "native": ETHER}.get(key) if chain_id == CHAIN else None
 
 
 async def ask(
@@ -50,28 +41,16 @@ async def ask(
     now_ms: int = NOW_MS + 1_000,
     path: str = "/api/v2/history/call_1/receipt",
 ) -> httpx.Response:
-    async def authenticate(_: object) -> Identity:
-        return Identity(address=wallet, method="session", chain_id=None)
-
-    async def resolve(reader: Address, named: Address | None) -> Address:
-        if named is not None and (named, reader) != (PAYER, VIEWER):
-            raise Refusal(Problem(code=Code.NOT_PROVIDER, detail="Not a viewer."))
-        return named or reader
-
-    services = ReceiptServices(
+    context = make_context(
         call_history=records,
-        wallet=authenticate,
-        resolve_wallet=resolve,
-        find_asset=find_asset,
-        signer=SIGNER,
-        gateway=GATEWAY,
+        authenticate=authenticate_as(wallet),
+        book_access=NamedBooks([(VIEWER, PAYER)]),
+        assets=(USDC, ETHER),
+        receipt_signer=SIGNER,
         public_url=GATEWAY,
-        limits=DEFAULT_LIMITS,
         now_ms=lambda: now_ms,
     )
-    app = Starlette(routes=receipt_router(services).routes)
-    install_handlers(app, GATEWAY)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=GATEWAY) as client:
+    async with open_client(make_app(context, receipt_router(context)), base_url=GATEWAY) as client:
         return await client.get(path)
 
 

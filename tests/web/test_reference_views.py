@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.kit.pages import BROWSER, PUBLIC_URL, PageHarness, PageReader
+from tests.kit.pages import BROWSER, PageHarness, PageReader
+from tests.kit.routes import PUBLIC_URL
 from tollway.registry.openapi import METHODS
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 from tollway.web.problems import problem_name
@@ -15,7 +16,7 @@ from tollway.web.reference_views import Reference
 
 @pytest.fixture
 async def reader() -> AsyncIterator[httpx.AsyncClient]:
-    async with PageHarness().open() as client:
+    async with PageHarness().open_pages() as client:
         yield client
 
 

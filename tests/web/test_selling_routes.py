@@ -14,7 +14,8 @@ import pytest
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import claim_on, close_of
 from tests.kit.listings import sample_listing
-from tests.kit.pages import PUBLIC_URL, PageReader
+from tests.kit.pages import PageReader
+from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import (
     DAY_MS,
     NOW_MS,

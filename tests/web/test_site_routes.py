@@ -7,25 +7,17 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
 
 from tests.kit.listings import sample_listing
-from tests.kit.stores import ControlStores
+from tests.kit.routes import NOW_MS, PUBLIC_URL, RouteHarness
 from tollway.ids import Address, ListingId
-from tollway.limits import Limits
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import Listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.contract import Site
 from tollway.web.discovery_routes import CACHE_MS
-from tollway.web.listing_json import ListingEncoder
-from tollway.web.site_routes import FeaturedOperations, SiteServices, site_router
+from tollway.web.site_routes import site_router
 
-PUBLIC_URL = "https://gw.example.com"
 ALICE = Address(b"\xaa" * 20)
-NOW_MS = 1_795_239_000_000
 QUOTES = sample_listing(
     provider=ALICE,
     id=ListingId("api_quotes"),
@@ -60,61 +52,16 @@ TRICKS = (
 )
 
 
-class Harness:
-    """The routes of the site over a catalog in memory."""
-
-    def __init__(self) -> None:
-        self.stores = ControlStores(now_ms=lambda: NOW_MS)
-        self.catalog = self.stores.catalog
-        self.ticks_ms = 0
-        self.settles = True
-        self.contact: str | None = "mailto:ops@example.com"
-
-    def open(self) -> httpx.AsyncClient:
-        encoder = ListingEncoder(
-            public_url=PUBLIC_URL,
-            assets=(USDC,),
-            confirmations_for=lambda asset, units: 1,
-            is_offered=lambda asset, units, listing_id: self.settles,
-        )
-        services = SiteServices(
-            catalog=self.catalog,
-            featured_operations=FeaturedOperations(
-                self.catalog, encoder, is_mpp_offered=lambda asset, units, listing_id: self.settles
-            ),
-            site=Site(public_url=PUBLIC_URL, version="1.2.3", contact=self.contact),
-            limits=Limits(),
-            now_ms=lambda: NOW_MS,
-            ticks_ms=lambda: self.ticks_ms,
-        )
-        app = build_app(
-            call_app=no_calls,
-            routers=[site_router(services)],
-            public_url=PUBLIC_URL,
-            limits=Limits(),
-            clock=lambda: 0.0,
-            entropy=lambda size: bytes(size),
-            shedder=LoadShedder(limits=Limits(), clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-        )
-        return httpx.AsyncClient(
-            transport=httpx.ASGITransport(app=app), base_url="http://evil.test", follow_redirects=False
-        )
-
-
-async def no_calls(scope: Scope, receive: Receive, send: Send) -> None:
-    raise NotImplementedError
-
-
 @pytest.fixture
-async def harness() -> Harness:
-    harness = Harness()
+async def harness() -> RouteHarness:
+    harness = RouteHarness(assets=(USDC,), contact="mailto:ops@example.com")
     await harness.catalog.publish(QUOTES)
     return harness
 
 
 @pytest.fixture
-async def client(harness: Harness) -> AsyncIterator[httpx.AsyncClient]:
-    async with harness.open() as client:
+async def client(harness: RouteHarness) -> AsyncIterator[httpx.AsyncClient]:
+    async with harness.open(site_router, base_url="http://evil.test") as client:
         yield client
 
 
@@ -175,7 +122,7 @@ async def test_the_payment_guide_has_a_path_for_everything_that_it_names(client:
     assert {guide["history"]["calls"], guide["history"]["payments"], "/docs/payment.json"} <= set(contract)
 
 
-async def test_a_new_listing_appears_within_seconds(harness: Harness, client: httpx.AsyncClient) -> None:
+async def test_a_new_listing_appears_within_seconds(harness: RouteHarness, client: httpx.AsyncClient) -> None:
     assert "Weather" not in (await client.get("/llms.txt")).text
     await harness.catalog.publish(replace(QUOTES, id=ListingId("api_weather"), name="Weather"))
     harness.ticks_ms += CACHE_MS
@@ -198,7 +145,9 @@ async def test_without_pages_a_person_is_led_to_a_document(
 
 
 @pytest.mark.parametrize("words", TRICKS)
-async def test_texts_of_a_provider_stay_text(harness: Harness, client: httpx.AsyncClient, words: str) -> None:
+async def test_texts_of_a_provider_stay_text(
+    harness: RouteHarness, client: httpx.AsyncClient, words: str
+) -> None:
     await harness.catalog.publish(
         replace(QUOTES, id=ListingId("api_tricks"), name=words, description=words, openapi=None)
     )
@@ -216,7 +165,7 @@ async def test_refuses_an_invalid_query(client: httpx.AsyncClient, query: str) -
 
 
 async def test_the_contract_features_operations_that_can_be_paid_now(
-    harness: Harness, client: httpx.AsyncClient
+    harness: RouteHarness, client: httpx.AsyncClient
 ) -> None:
     document = (await client.get("/openapi.json")).json()
     paths = [path for path in document["paths"] if path.startswith("/api/v2/gateway/api_quotes")]
@@ -230,7 +179,7 @@ async def test_the_contract_features_operations_that_can_be_paid_now(
 
 
 async def test_an_edited_document_changes_the_featured_operations(
-    harness: Harness, client: httpx.AsyncClient
+    harness: RouteHarness, client: httpx.AsyncClient
 ) -> None:
     assert "/api/v2/gateway/api_quotes/quote/{symbol}" in (await client.get("/openapi.json")).text
     document = {**SAMPLE_DOCUMENT, "paths": {"/rates": {"get": {"responses": {}}}}}
@@ -246,7 +195,7 @@ NOT_FEATURED = [{"status": "paused"}, {"price": Price.parse("0"), "openapi": Non
 
 @pytest.mark.parametrize("changes", NOT_FEATURED)
 async def test_a_free_paused_or_retired_listing_is_not_featured(
-    harness: Harness, client: httpx.AsyncClient, changes: dict[str, object]
+    harness: RouteHarness, client: httpx.AsyncClient, changes: dict[str, object]
 ) -> None:
     listing: Listing = replace(QUOTES, **changes)  # type: ignore[arg-type]
     await harness.catalog.revise(listing, expected_revision=QUOTES.revision)
@@ -254,7 +203,7 @@ async def test_a_free_paused_or_retired_listing_is_not_featured(
 
 
 async def test_featured_operations_alternate_between_listings(
-    harness: Harness, client: httpx.AsyncClient
+    harness: RouteHarness, client: httpx.AsyncClient
 ) -> None:
     for number in range(30):
         await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
@@ -263,7 +212,7 @@ async def test_featured_operations_alternate_between_listings(
     assert len(set(featured)) == len(featured), "no listing has a second operation before each has one"
 
 
-async def test_a_large_catalog_is_read_page_by_page(harness: Harness, client: httpx.AsyncClient) -> None:
+async def test_a_large_catalog_is_read_page_by_page(harness: RouteHarness, client: httpx.AsyncClient) -> None:
     for number in range(150):
         await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:03d}")))
     (root,) = (await client.get("/.well-known/api-catalog")).json()["linkset"]
@@ -276,9 +225,7 @@ async def test_a_large_catalog_is_read_page_by_page(harness: Harness, client: ht
 
 
 async def test_without_a_contact_there_is_no_security_text() -> None:
-    harness = Harness()
-    harness.contact = None
-    async with harness.open() as client:
+    async with RouteHarness(assets=(USDC,)).open(site_router) as client:
         assert (await client.get("/.well-known/security.txt")).status_code == 404
 
 

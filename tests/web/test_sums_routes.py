@@ -4,20 +4,16 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, USDC
+from tests.kit.routes import NamedBooks, authenticate_as, make_app, make_context, open_client
 from tests.kit.stores import InlineDatabase
 from tollway.client.records import SalesReport, SpendingReport, read_record
-from tollway.errors import Code, Problem, Refusal
-from tollway.identity.authenticator import Identity
 from tollway.ids import Address
 from tollway.ledger.sales import CLOSE_DELAY_MS, DAY_MS, HOUR_MS, floor_to
 from tollway.storage.closed_periods import ClosedPeriods
 from tollway.storage.period_books import PeriodBookStore
-from tollway.web.problems import install_handlers
 from tollway.web.query import format_time
 from tollway.web.sums_routes import sums_router
 
@@ -39,30 +35,13 @@ async def open_database(*rows: dict[str, Any]) -> InlineDatabase:
 async def ask(
     database: InlineDatabase, path: str, *, wallet: Address | None = PROVIDER, now_ms: int = NOW_MS
 ) -> httpx.Response:
-    async def authenticate(request: Request) -> Identity:
-        if wallet is None:
-            raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Who are you?"))
-        return Identity(address=wallet, method="session", chain_id=None)
-
-    async def challenge(request: Request) -> list[tuple[str, str]]:
-        return [("WWW-Authenticate", "Bearer")]
-
-    async def resolve_wallet(reader: Address, named: Address | None) -> Address:
-        if named in (None, reader):
-            return reader
-        if (reader, named) != (VIEWER, PAYER):
-            raise Refusal(Problem(code=Code.NOT_VIEWER, detail="Ask that wallet."))
-        return named
-
-    router = sums_router(
-        books=PeriodBookStore(database),
-        wallet=authenticate,
-        resolve_wallet=resolve_wallet,
+    context = make_context(
+        period_books=PeriodBookStore(database),
+        authenticate=authenticate_as(wallet),
+        book_access=NamedBooks([(VIEWER, PAYER)]),
         now_ms=lambda: now_ms,
     )
-    app = Starlette(routes=router.routes)
-    install_handlers(app, "https://gw.example.com", challenge)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gw") as client:
+    async with open_client(make_app(context, sums_router(context))) as client:
         return await client.get("/api/v2" + path)
 
 

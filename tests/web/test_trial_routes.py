@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -10,8 +9,8 @@ import pytest
 from pydantic_core import to_json
 
 from tests.kit.gateway import HOST, PROVIDER, PUBLIC_URL, InProcessGateway, open_gateway
-from tests.kit.listing_routes import authenticate, code_of, no_calls, places_of
 from tests.kit.listings import find_block_in
+from tests.kit.routes import RouteHarness, code_of, places_of
 from tests.kit.upstream import Answerer, hang_up, plain, raw, say_nothing
 from tollway.client.provider import ForwardedVerifier
 from tollway.gateway.trial import RESPONSE_BYTES_MAX, TrialCalls, store_nothing
@@ -20,11 +19,8 @@ from tollway.ledger.history import HistoryQuery
 from tollway.limits import Limits
 from tollway.money import Price
 from tollway.outbound.client import HttpClient
-from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.listing import ChargeOn, Listing, Operation, UpstreamAuth
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.trial_routes import TrialServices, trial_router
+from tollway.web.trial_routes import trial_router
 
 STRANGER = Address(b"\xdd" * 20)
 PATH = "/api/v2/apis/api_quotes/trial"
@@ -32,13 +28,34 @@ LIMITS = Limits(trials_per_hour=3)
 SECRET = UpstreamAuth(location="header", name="X-Key", value="s3cret")
 
 
-@dataclass
-class Harness:
-    gateway: InProcessGateway
-    client: httpx.AsyncClient
-    verified: set[ListingId] = field(default_factory=set)
+class Harness(RouteHarness):
+    def __init__(self, gateway: InProcessGateway, *, only_verified: bool = False) -> None:
+        self.gateway = gateway
+        self.verified: set[ListingId] = set()
+        proxy = gateway._make_proxy()
+        proxy._store_response = store_nothing
+        trials = TrialCalls(
+            host=HOST,
+            allow_private=True,
+            proxy=proxy,
+            ledger=gateway.ledger,
+            access=gateway.access,
+            limits=gateway.limits,
+            clock=gateway.claim_clock,
+            is_verified=self.is_verified if only_verified else None,
+        )
+        super().__init__(
+            catalog=gateway.catalog,
+            trials=trials,
+            find_block=find_block_in(gateway.blocked),
+            limits=LIMITS,
+            now_ms=lambda: gateway.now_ms,
+        )
 
-    async def send(
+    async def is_verified(self, listing_id: ListingId) -> bool:
+        return listing_id in self.verified
+
+    async def try_call(
         self,
         body: object = None,
         *,
@@ -46,10 +63,7 @@ class Harness:
         path: str = PATH,
         raw_body: bytes | None = None,
     ) -> httpx.Response:
-        proof = {} if wallet is None else {"x-test-wallet": str(wallet)}
-        if raw_body is not None:
-            return await self.client.post(path, content=raw_body, headers=proof)
-        return await self.client.post(path, json=body or {}, headers=proof)
+        return await self.send("POST", path, body or {}, wallet=wallet, raw=raw_body)
 
     async def check_nothing_recorded(self) -> None:
         """No call of the provider in any role, no payment, no measured quality."""
@@ -66,47 +80,13 @@ class Harness:
 @pytest.fixture
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
     options: dict[str, Any] = getattr(request, "param", {})
-    async with open_gateway() as gateway, httpx.AsyncClient(base_url=PUBLIC_URL) as client:
-        harness = Harness(gateway, client)
-
-        async def is_verified(listing_id: ListingId) -> bool:
-            return listing_id in harness.verified
-
+    async with open_gateway() as gateway:
         if options.get("refuses_private"):
             await gateway.http_client.close()
             gateway.http_client = HttpClient(limits=gateway.limits, allow_private=False)
-        proxy = gateway._make_proxy()
-        proxy._store_response = store_nothing
-        trials = TrialCalls(
-            host=HOST,
-            allow_private=True,
-            proxy=proxy,
-            ledger=gateway.ledger,
-            access=gateway.access,
-            limits=gateway.limits,
-            clock=gateway.claim_clock,
-            is_verified=is_verified if options.get("only_verified") else None,
-        )
-        services = TrialServices(
-            catalog=gateway.catalog,
-            trials=trials,
-            authenticate=authenticate,
-            find_block=find_block_in(gateway.blocked),
-            rate_limiter=RateLimiter(),
-            limits=LIMITS,
-            now_ms=lambda: gateway.now_ms,
-        )
-        app = build_app(
-            call_app=no_calls,
-            routers=[trial_router(services)],
-            public_url=PUBLIC_URL,
-            limits=gateway.limits,
-            clock=lambda: 0.0,
-            entropy=bytes,
-            shedder=LoadShedder(limits=gateway.limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-        )
-        client._transport = httpx.ASGITransport(app=app)
-        yield harness
+        harness = Harness(gateway, only_verified=options.get("only_verified", False))
+        async with harness.open(trial_router):
+            yield harness
 
 
 # ---- The way to the upstream.
@@ -115,7 +95,9 @@ async def harness(request: pytest.FixtureRequest) -> AsyncIterator[Harness]:
 async def test_a_trial_with_a_key_brings_a_key_to_an_api_that_names_it(harness: Harness) -> None:
     await harness.gateway.publish(forward_headers=("Idempotency-Key",))
     for _ in range(2):
-        answer = await harness.send({"method": "POST", "body": "{}", "headers": {"Idempotency-Key": "k1"}})
+        answer = await harness.try_call(
+            {"method": "POST", "body": "{}", "headers": {"Idempotency-Key": "k1"}}
+        )
         assert answer.status_code == 200, answer.text
     first, second = (arrived.find("idempotency-key") for arrived in harness.gateway.upstream.arrived)
     assert first is not None
@@ -133,7 +115,7 @@ async def test_a_trial_reaches_the_upstream_as_a_paid_call_does(harness: Harness
         "headers": {"Content-Type": "application/json", "X-Unnamed": "1"},
         "body": '{"q": "\u00e9"}',
     }
-    answer = await harness.send(sent)
+    answer = await harness.try_call(sent)
     assert answer.status_code == 200, answer.text
     (arrived,) = gateway.upstream.arrived
     assert (arrived.method, arrived.target) == ("POST", "/base/quote/%45TH?days=3")
@@ -179,7 +161,7 @@ async def test_says_what_a_caller_would_pay(
 ) -> None:
     await harness.gateway.publish(**changes)
     harness.gateway.upstream.answer = plain(b"ok", status=status)
-    shown = (await harness.send({"path": path})).json()
+    shown = (await harness.try_call({"path": path})).json()
     assert (shown["status"], shown["wouldCharge"], shown["price"]) == (status, would_charge, price)
     assert shown["currency"] == "USDC"
     await harness.check_nothing_recorded()
@@ -190,7 +172,7 @@ async def test_names_each_header_that_no_caller_gets(harness: Harness) -> None:
     harness.gateway.upstream.answer = plain(
         b"ok", headers=("X-Accel-Redirect: /my/wallets", "X-Any: 1", 'WWW-Authenticate: Basic realm="x"')
     )
-    shown = (await harness.send()).json()
+    shown = (await harness.try_call()).json()
     assert shown["headers"]["x-any"] == "1"
     assert not {"x-accel-redirect", "www-authenticate"} & set(shown["headers"])
     assert [(one["code"], one["pointer"]) for one in shown["warnings"]] == [
@@ -204,7 +186,7 @@ async def test_names_each_header_that_no_caller_gets(harness: Harness) -> None:
 
 async def test_a_paused_listing_can_be_tried(harness: Harness) -> None:
     await harness.gateway.publish(status="paused")
-    assert (await harness.send()).json()["status"] == 200
+    assert (await harness.try_call()).json()["status"] == 200
     assert (await harness.gateway.ask("GET", "")).status == 503  # callers wait
 
 
@@ -228,7 +210,7 @@ async def test_the_response_is_a_member_of_json(
 ) -> None:
     await harness.gateway.publish()
     harness.gateway.upstream.answer = answer
-    response = await harness.send()
+    response = await harness.try_call()
     assert response.headers["content-type"] == "application/json"
     assert shown.items() <= response.json().items()
 
@@ -273,7 +255,7 @@ async def test_refuses_before_anything_is_sent(
     code: str,
 ) -> None:
     await prepare(harness.gateway, await harness.gateway.publish())
-    answer = await harness.send(wallet=wallet, path=path)
+    answer = await harness.try_call(wallet=wallet, path=path)
     assert (answer.status_code, code_of(answer)) == (status, code)
     assert harness.gateway.served == 0
 
@@ -304,7 +286,7 @@ async def test_refuses_a_body_with_every_pointer(
     harness: Harness, body: dict[str, Any], pointers: list[str]
 ) -> None:
     await harness.gateway.publish()
-    answer = await harness.send(body)
+    answer = await harness.try_call(body)
     assert (answer.status_code, places_of(answer)) == (422, pointers)
     assert harness.gateway.served == 0
 
@@ -312,7 +294,7 @@ async def test_refuses_a_body_with_every_pointer(
 @pytest.mark.parametrize("path", ["/../admin", "/%2e%2e/admin", "/a b", "/a#b"])
 async def test_a_path_stays_below_the_endpoint(harness: Harness, path: str) -> None:
     await harness.gateway.publish()
-    answer = await harness.send({"path": path})
+    answer = await harness.try_call({"path": path})
     assert (answer.status_code, code_of(answer)) == (400, "invalid_request")
     assert harness.gateway.served == 0
 
@@ -346,7 +328,7 @@ async def test_refuses_what_a_call_would_be_refused(
     harness: Harness, changes: dict[str, Any], body: dict[str, Any], code: str
 ) -> None:
     await harness.gateway.publish(**changes)
-    assert code_of(await harness.send(body)) == code
+    assert code_of(await harness.try_call(body)) == code
     assert harness.gateway.served == 0
 
 
@@ -363,7 +345,7 @@ async def test_a_failing_upstream_is_explained(
 ) -> None:
     await harness.gateway.publish()
     harness.gateway.upstream.answer = answer
-    refused = await harness.send()
+    refused = await harness.try_call()
     assert (refused.status_code, code_of(refused)) == (status, code), refused.text
     assert {"callId", "call"}.isdisjoint(refused.json())
     assert refused.json()["paymentState"] == "none"
@@ -373,7 +355,7 @@ async def test_a_failing_upstream_is_explained(
 async def test_a_silent_upstream_is_a_timeout(harness: Harness) -> None:
     await harness.gateway.publish(timeout_s=1)
     harness.gateway.upstream.answer = say_nothing
-    refused = await harness.send()
+    refused = await harness.try_call()
     assert (refused.status_code, code_of(refused)) == (504, "upstream_timeout")
     assert {"callId", "call"}.isdisjoint(refused.json())
     await harness.check_nothing_recorded()
@@ -381,7 +363,7 @@ async def test_a_silent_upstream_is_a_timeout(harness: Harness) -> None:
 
 async def test_an_upstream_that_is_down_is_unreachable(harness: Harness) -> None:
     await harness.gateway.publish(endpoint="http://127.0.0.1:1/")
-    assert code_of(await harness.send()) == "upstream_unreachable"
+    assert code_of(await harness.try_call()) == "upstream_unreachable"
     await harness.check_nothing_recorded()
 
 
@@ -390,7 +372,7 @@ async def test_the_address_guard_holds(harness: Harness) -> None:
     """The endpoint is a name that leads into the private network, as after a change of its DNS record."""
     port = harness.gateway.upstream.port
     await harness.gateway.publish(endpoint=f"http://localhost:{port}/")
-    refused = await harness.send()
+    refused = await harness.try_call()
     assert code_of(refused) in ("endpoint_not_allowed", "upstream_unreachable")
     assert (harness.gateway.served, harness.gateway.upstream.accepted) == (0, 0)
 
@@ -398,10 +380,10 @@ async def test_the_address_guard_holds(harness: Harness) -> None:
 @pytest.mark.parametrize("harness", [{"only_verified": True}], indirect=True)
 async def test_an_unproved_endpoint_gets_no_trial_where_proof_is_required(harness: Harness) -> None:
     listing = await harness.gateway.publish()
-    assert code_of(await harness.send()) == "ownership_unverified"
+    assert code_of(await harness.try_call()) == "ownership_unverified"
     assert harness.gateway.served == 0
     harness.verified.add(listing.id)
-    assert (await harness.send()).status_code == 200
+    assert (await harness.try_call()).status_code == 200
 
 
 # ---- Rates.
@@ -410,9 +392,9 @@ async def test_an_unproved_endpoint_gets_no_trial_where_proof_is_required(harnes
 async def test_trials_per_wallet_and_hour_are_limited(harness: Harness) -> None:
     await harness.gateway.publish()
     for _ in range(4):
-        assert (await harness.send({"method": "get"})).status_code == 422  # counts for nothing
-    statuses = [(await harness.send()).status_code for _ in range(LIMITS.trials_per_hour)]
-    answer = await harness.send()
+        assert (await harness.try_call({"method": "get"})).status_code == 422  # counts for nothing
+    statuses = [(await harness.try_call()).status_code for _ in range(LIMITS.trials_per_hour)]
+    answer = await harness.try_call()
     assert statuses == [200] * LIMITS.trials_per_hour
     assert (answer.status_code, code_of(answer)) == (429, "rate_limited")
     assert answer.headers["ratelimit-policy"] == f'"trials";q={LIMITS.trials_per_hour};w=3600'
@@ -425,5 +407,5 @@ async def test_an_endless_response_is_cut(harness: Harness) -> None:
     harness.gateway.upstream.answer = raw(
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", *[chunk] * 4
     )
-    shown = (await harness.send()).json()
+    shown = (await harness.try_call()).json()
     assert (shown["isCut"], len(shown["body"])) == (True, RESPONSE_BYTES_MAX)

@@ -5,9 +5,8 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
-from starlette.requests import Request
 
+from tests.kit.routes import RouteHarness
 from tests.web.test_history_routes import (
     CALL,
     NOW_MS,
@@ -19,13 +18,11 @@ from tests.web.test_history_routes import (
     FakeRecords,
     ask,
 )
-from tollway.errors import Code, Problem, Refusal
-from tollway.identity.authenticator import Identity
+from tollway.errors import Refusal
 from tollway.identity.viewers import BookAccess, Viewer
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.web.problems import install_handlers
 from tollway.web.query import format_time
 from tollway.web.viewer_routes import viewer_router
 
@@ -62,34 +59,22 @@ class MemoryViewers:
         return tuple(accepted)[:limit]
 
 
-class Site:
+class Site(RouteHarness):
     """The routes over one set of permissions."""
 
     def __init__(self) -> None:
         self.store = MemoryViewers()
 
-        async def authenticate(request: Request) -> Identity:
-            if "wallet" not in request.headers:
-                raise Refusal(Problem(code=Code.AUTHENTICATION_REQUIRED, detail="Sign the request."))
-            address = Address(bytes.fromhex(request.headers["wallet"]))
-            return Identity(address=address, method="session", chain_id=None)
-
-        self.access = access = BookAccess(
+        self.access = BookAccess(
             self.store, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS, rate_limiter=RateLimiter()
         )
-        router = viewer_router(
-            access=access, wallet=authenticate, limits=DEFAULT_LIMITS, now_ms=lambda: NOW_MS
-        )
-        self.app = Starlette(routes=router.routes)
-        install_handlers(self.app, "https://gw.example.com")
+        super().__init__(book_access=self.access, now_ms=lambda: NOW_MS)
+        self.open(viewer_router)
 
-    async def send(
+    async def ask(
         self, method: str, path: str = "/viewers", wallet: Address | None = PAYER, json: Any = None
     ) -> httpx.Response:
-        headers = {} if wallet is None else {"wallet": wallet.hex()}
-        transport = httpx.ASGITransport(self.app)
-        async with httpx.AsyncClient(transport=transport, base_url="https://gw.example.com") as client:
-            return await client.request(method, "/api/v2" + path, headers=headers, json=json)
+        return await self.send(method, "/api/v2" + path, json, wallet=wallet)
 
 
 @pytest.fixture
@@ -98,56 +83,56 @@ def site() -> Site:
 
 
 async def test_a_permission_is_in_the_lists_of_both_wallets_until_it_is_deleted(site: Site) -> None:
-    put = await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    put = await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
     shown = {"address": str(STRANGER), "since": format_time(NOW_MS), "until": UNTIL}
     assert (put.status_code, put.json()) == (200, shown)
-    assert (await site.send("GET")).json() == {"viewers": [shown], "wallets": []}
-    assert (await site.send("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
+    assert (await site.ask("GET")).json() == {"viewers": [shown], "wallets": []}
+    assert (await site.ask("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
     await site.access.resolve_wallet(STRANGER, PAYER)
-    other = await site.send("GET", wallet=STRANGER)
+    other = await site.ask("GET", wallet=STRANGER)
     assert other.json() == {"viewers": [], "wallets": [{**shown, "address": str(PAYER)}]}
     for _ in range(2):
-        assert (await site.send("DELETE", f"/viewers/{STRANGER}")).status_code == 204
-    assert (await site.send("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
+        assert (await site.ask("DELETE", f"/viewers/{STRANGER}")).status_code == 204
+    assert (await site.ask("GET", wallet=STRANGER)).json() == {"viewers": [], "wallets": []}
 
 
 async def test_a_viewer_declines_what_it_got(site: Site) -> None:
-    await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
-    await site.send("PUT", f"/viewers/{STRANGER}", wallet=PROVIDER, json={"until": UNTIL})
+    await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    await site.ask("PUT", f"/viewers/{STRANGER}", wallet=PROVIDER, json={"until": UNTIL})
     for wallet in (PAYER, PROVIDER):
         await site.access.resolve_wallet(STRANGER, wallet)
     for _ in range(2):
-        assert (await site.send("DELETE", f"/viewers/of/{PAYER}", wallet=STRANGER)).status_code == 204
+        assert (await site.ask("DELETE", f"/viewers/of/{PAYER}", wallet=STRANGER)).status_code == 204
     assert set(site.store.rows) == {(PROVIDER, STRANGER)}
-    assert (await site.send("GET")).json()["viewers"] == []
+    assert (await site.ask("GET")).json()["viewers"] == []
     with pytest.raises(Refusal):
         await site.access.resolve_wallet(STRANGER, PAYER)
-    assert (await site.send("DELETE", f"/viewers/of/{STRANGER}", wallet=STRANGER)).status_code == 422
-    assert (await site.send("DELETE", f"/viewers/of/{PAYER}", wallet=None)).status_code == 401
+    assert (await site.ask("DELETE", f"/viewers/of/{STRANGER}", wallet=STRANGER)).status_code == 422
+    assert (await site.ask("DELETE", f"/viewers/of/{PAYER}", wallet=None)).status_code == 401
 
 
 async def test_permissions_have_a_rate_by_wallet_and_by_address(site: Site) -> None:
     """20 an hour for a wallet, 100 for an address; a renewal counts, and a body that is refused does not."""
-    assert (await site.send("PUT", f"/viewers/{STRANGER}", json={})).status_code == 422
+    assert (await site.ask("PUT", f"/viewers/{STRANGER}", json={})).status_code == 422
     for _ in range(20):
-        assert (await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})).status_code == 200
-    refused = await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+        assert (await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})).status_code == 200
+    refused = await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
     assert refused.status_code == 429
     assert refused.headers["ratelimit-policy"] == '"permissions";q=20;w=3600'
     for number in range(1, 5):
         wallet = Address(bytes([number]) * 20)
         for _ in range(20):
-            put = await site.send("PUT", f"/viewers/{STRANGER}", wallet, json={"until": UNTIL})
+            put = await site.ask("PUT", f"/viewers/{STRANGER}", wallet, json={"until": UNTIL})
             assert put.status_code == 200
-    refused = await site.send("PUT", f"/viewers/{STRANGER}", Address(b"\x09" * 20), json={"until": UNTIL})
+    refused = await site.ask("PUT", f"/viewers/{STRANGER}", Address(b"\x09" * 20), json={"until": UNTIL})
     assert refused.headers["ratelimit-policy"] == '"permissions-address";q=100;w=3600'
-    assert (await site.send("DELETE", f"/viewers/{STRANGER}")).status_code == 204
+    assert (await site.ask("DELETE", f"/viewers/{STRANGER}")).status_code == 204
 
 
 async def test_a_viewer_cannot_delete_or_renew_what_another_wallet_gave(site: Site) -> None:
-    await site.send("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
-    await site.send("DELETE", f"/viewers/{PAYER}", wallet=STRANGER)
-    await site.send("PUT", f"/viewers/{PAYER}", wallet=STRANGER, json={"until": UNTIL})
+    await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": UNTIL})
+    await site.ask("DELETE", f"/viewers/{PAYER}", wallet=STRANGER)
+    await site.ask("PUT", f"/viewers/{PAYER}", wallet=STRANGER, json={"until": UNTIL})
     assert set(site.store.rows) == {(PAYER, STRANGER), (STRANGER, PAYER)}
 
 
@@ -174,7 +159,7 @@ async def test_a_viewer_cannot_delete_or_renew_what_another_wallet_gave(site: Si
 async def test_refuses_what_is_no_permission_and_stores_nothing(
     site: Site, path: str, body: Any, place: str, code: str
 ) -> None:
-    response = await site.send("PUT", path, json=body)
+    response = await site.ask("PUT", path, json=body)
     (error,) = response.json()["errors"]
     assert response.status_code == 422
     assert (error.get("pointer", error.get("parameter")), error["code"]) == (place, code)
@@ -183,13 +168,13 @@ async def test_refuses_what_is_no_permission_and_stores_nothing(
 
 async def test_the_longest_permission_is_allowed(site: Site) -> None:
     until = format_time(NOW_MS + DEFAULT_LIMITS.viewer_days_max * DAY_MS)
-    assert (await site.send("PUT", f"/viewers/{STRANGER}", json={"until": until})).status_code == 200
+    assert (await site.ask("PUT", f"/viewers/{STRANGER}", json={"until": until})).status_code == 200
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE"])
 async def test_without_a_proof_nothing_is_read_or_changed(site: Site, method: str) -> None:
     path = "/viewers" if method == "GET" else f"/viewers/{STRANGER}"
-    response = await site.send(method, path, wallet=None, json={"until": "x"})
+    response = await site.ask(method, path, wallet=None, json={"until": "x"})
     assert (response.status_code, response.json()["code"]) == (401, "authentication_required")
 
 

@@ -9,8 +9,8 @@ import coincurve
 import httpx
 import pytest
 
-from tests.kit.pages import PUBLIC_URL
 from tests.kit.payer import KeyWallet
+from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import OTHER, READER, RULES, SELLER, THIRD, SignedInHarness, open_signed_in
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest

@@ -1,37 +1,23 @@
 """The routes of webhooks: what an owner may register, and that no other wallet finds it."""
 
 import base64
-import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.kit.ledger_records import NOW_MS, new_payment
-from tests.kit.listing_routes import (
-    ALICE,
-    BOB,
-    PUBLIC_URL,
-    authenticate,
-    code_of,
-    find_block_in,
-    no_calls,
-    places_of,
-)
+from tests.kit.routes import ALICE, BOB, RouteHarness, code_of, places_of
 from tests.kit.stores import InlineDatabase
 from tests.kit.webhooks import ALL_TYPES, WebhookHarness
 from tollway.errors import Code, EndpointNotAllowed
 from tollway.ids import Address
-from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.limits import DEFAULT_LIMITS
 from tollway.outbound.policy import Endpoint
-from tollway.rate_limits.limiter import RateLimiter
 from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.webhook_events import write_events
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.webhook_routes import WebhookRouteServices, webhook_router
+from tollway.web.webhook_routes import webhook_router
 from tollway.webhooks.events import EventType
 from tollway.webhooks.schedule import Response
 
@@ -41,22 +27,22 @@ BODY: dict[str, Any] = {"url": URL, "types": ["call.charged", "payment.credited"
 LIMITS = replace(DEFAULT_LIMITS, webhooks_per_hour=30)
 
 
-@dataclass
-class Harness:
-    client: httpx.AsyncClient
-    webhooks: WebhookHarness
-    blocked: set[Address] = field(default_factory=set)
-    denied_hosts: set[str] = field(default_factory=set)
-
-    async def send(
-        self, method: str, path: str = PATH, body: object = None, *, wallet: Address | None = ALICE
-    ) -> httpx.Response:
-        proof = {} if wallet is None else {"x-test-wallet": str(wallet)}
-        content = {} if body is None else {"json": body}
-        return await self.client.request(method, path, headers=proof, **content)
+class Harness(RouteHarness):
+    def __init__(self, webhooks: WebhookHarness, **given: Any) -> None:
+        self.webhooks = webhooks
+        self.denied_hosts: set[str] = set()
+        super().__init__(
+            **{
+                "webhooks": webhooks.store,
+                "check_endpoint": self.check_endpoint,
+                "limits": LIMITS,
+                "now_ms": webhooks.read_now_ms,
+                **given,
+            }
+        )
 
     async def register(self, wallet: Address = ALICE, **changes: object) -> dict[str, Any]:
-        answer = await self.send("POST", body={**BODY, **changes}, wallet=wallet)
+        answer = await self.send("POST", PATH, {**BODY, **changes}, wallet=wallet)
         assert answer.status_code == 201, answer.text
         created: dict[str, Any] = answer.json()
         return created
@@ -69,37 +55,11 @@ class Harness:
         return len(await self.webhooks.store.list_of(ALICE))
 
 
-def build(harness: Harness, *, allow_private: bool = False, limits: Limits = LIMITS) -> Any:
-    services = WebhookRouteServices(
-        webhooks=harness.webhooks.store,
-        authenticate=authenticate,
-        check_endpoint=harness.check_endpoint,
-        find_block=find_block_in(harness.blocked),
-        allow_private=allow_private,
-        rate_limiter=RateLimiter(),
-        limits=limits,
-        now_ms=harness.webhooks.read_now_ms,
-        entropy=os.urandom,
-    )
-    return build_app(
-        call_app=no_calls,
-        routers=[webhook_router(services)],
-        public_url=PUBLIC_URL,
-        limits=limits,
-        clock=lambda: 0.0,
-        entropy=os.urandom,
-        shedder=LoadShedder(limits=limits, clock=lambda: 0.0, read_memory_bytes=lambda: 0),
-    )
-
-
 @pytest.fixture
 async def harness() -> AsyncIterator[Harness]:
     database = InlineDatabase()
-    harness = Harness(httpx.AsyncClient(), WebhookHarness(database))
-    await harness.client.aclose()
-    transport = httpx.ASGITransport(build(harness))
-    async with httpx.AsyncClient(transport=transport, base_url=PUBLIC_URL) as client:
-        harness.client = client
+    harness = Harness(WebhookHarness(database))
+    async with harness.open(webhook_router):
         yield harness
     await database.close()
 
@@ -122,7 +82,7 @@ async def test_a_new_webhook_is_unconfirmed_and_has_no_secret(harness: Harness) 
     assert created["id"].startswith("wh_")
     (challenge,) = await harness.webhooks.outbox.find_challenges(now_ms=NOW_MS, limit=10)
     assert len(challenge.challenge) == 48
-    assert challenge.challenge not in (await harness.send("GET")).text
+    assert challenge.challenge not in (await harness.send("GET", PATH)).text
 
 
 async def test_a_secret_is_in_the_response_of_its_creation_only(harness: Harness) -> None:
@@ -131,7 +91,7 @@ async def test_a_secret_is_in_the_response_of_its_creation_only(harness: Harness
     assert len(base64.b64decode(value.removeprefix("whsec_"))) == 32
     (challenge,) = await harness.webhooks.outbox.find_challenges(now_ms=NOW_MS, limit=10)
     assert challenge.secret == base64.b64decode(value.removeprefix("whsec_"))
-    listed = (await harness.send("GET")).json()
+    listed = (await harness.send("GET", PATH)).json()
     assert listed["webhooks"][0]["secret"] == {"scheme": "v1", "set": True}
     assert value not in repr(await harness.webhooks.store.list_of(ALICE))
     assert "secret" not in repr(challenge)
@@ -166,7 +126,7 @@ async def test_every_type_can_be_named(harness: Harness) -> None:
 async def test_a_bad_body_is_refused_at_its_place(
     harness: Harness, changes: dict[str, object], places: list[str]
 ) -> None:
-    answer = await harness.send("POST", body={**BODY, **changes})
+    answer = await harness.send("POST", PATH, {**BODY, **changes})
     assert (answer.status_code, code_of(answer)) == (422, Code.VALIDATION_FAILED)
     assert places_of(answer) == places
     assert await harness.count_rows() == 0
@@ -199,7 +159,7 @@ async def test_a_bad_body_is_refused_at_its_place(
 )
 async def test_a_url_that_no_message_may_go_to_is_refused(harness: Harness, url: str) -> None:
     harness.denied_hosts.add("denied.example")
-    answer = await harness.send("POST", body={**BODY, "url": url})
+    answer = await harness.send("POST", PATH, {**BODY, "url": url})
     assert (answer.status_code, code_of(answer)) == (422, Code.ENDPOINT_NOT_ALLOWED)
     assert places_of(answer) == ["/url"]
     assert await harness.count_rows() == 0
@@ -211,20 +171,19 @@ async def test_a_url_may_have_a_query(harness: Harness) -> None:
 
 
 async def test_a_development_gateway_takes_http_and_loopback(harness: Harness) -> None:
-    transport = httpx.ASGITransport(build(harness, allow_private=True))
-    async with httpx.AsyncClient(transport=transport, base_url=PUBLIC_URL) as client:
-        harness.client = client
-        assert (await harness.register(url="http://127.0.0.1:9999/hooks"))["state"] == "unconfirmed"
+    private = Harness(harness.webhooks, allow_private=True)
+    async with private.open(webhook_router):
+        assert (await private.register(url="http://127.0.0.1:9999/hooks"))["state"] == "unconfirmed"
 
 
 async def test_an_eleventh_webhook_is_refused(harness: Harness) -> None:
     for _ in range(LIMITS.webhooks_max):
         await harness.register()
-    answer = await harness.send("POST", body=BODY)
+    answer = await harness.send("POST", PATH, BODY)
     assert (answer.status_code, code_of(answer)) == (409, Code.WEBHOOK_LIMIT_REACHED)
     assert "at most 10" in answer.json()["detail"]
     await harness.register(BOB)
-    listed = (await harness.send("GET")).json()
+    listed = (await harness.send("GET", PATH)).json()
     assert (len(listed["webhooks"]), listed["limit"]) == (10, 10)
     assert (await harness.send("DELETE", f"{PATH}/{listed['webhooks'][0]['id']}")).status_code == 204
     await harness.register()
@@ -234,10 +193,10 @@ async def test_a_url_that_is_active_for_another_wallet_is_refused_unless_it_is_s
     harness: Harness,
 ) -> None:
     await harness.webhooks.activate(ALICE, url=URL)
-    answer = await harness.send("POST", body=BODY, wallet=BOB)
+    answer = await harness.send("POST", PATH, BODY, wallet=BOB)
     assert (answer.status_code, code_of(answer)) == (409, Code.ALREADY_EXISTS)
     assert "`shared: true`" in answer.json()["detail"]
-    assert (await harness.send("GET", wallet=BOB)).json()["webhooks"] == []
+    assert (await harness.send("GET", PATH, wallet=BOB)).json()["webhooks"] == []
     # Of the same wallet, of another URL, and with the knowledge that it is shared.
     await harness.register()
     await harness.register(BOB, url=URL + "?wallet=bob")
@@ -248,7 +207,7 @@ async def test_one_address_has_twenty_unconfirmed_webhooks(harness: Harness) -> 
     """Of eight wallets with ten each, as many as an address may have are registered."""
     answers = [
         await harness.send(
-            "POST", body={**BODY, "url": f"{URL}?{number}"}, wallet=Address(bytes([owner]) * 20)
+            "POST", PATH, {**BODY, "url": f"{URL}?{number}"}, wallet=Address(bytes([owner]) * 20)
         )
         for owner in range(1, 9)
         for number in range(10)
@@ -265,14 +224,14 @@ async def test_webhooks_per_wallet_and_hour_are_limited(harness: Harness) -> Non
     for _ in range(LIMITS.webhooks_per_hour):
         created = await harness.register()
         await harness.send("DELETE", f"{PATH}/{created['id']}")
-    answer = await harness.send("POST", body=BODY)
+    answer = await harness.send("POST", PATH, BODY)
     assert (answer.status_code, code_of(answer)) == (429, Code.RATE_LIMITED)
     assert answer.headers["ratelimit-policy"] == f'"webhooks";q={LIMITS.webhooks_per_hour};w=3600'
 
 
 async def test_a_blocked_wallet_registers_nothing(harness: Harness) -> None:
     harness.blocked.add(ALICE)
-    answer = await harness.send("POST", body=BODY)
+    answer = await harness.send("POST", PATH, BODY)
     assert (answer.status_code, code_of(answer)) == (403, Code.WALLET_BLOCKED)
 
 
@@ -374,6 +333,6 @@ async def test_a_gap_is_shown(harness: Harness) -> None:
     await harness.webhooks.set_endpoint(
         endpoint, state="stopped", reason="too_many_pending", gap_from_ms=NOW_MS
     )
-    (shown,) = (await harness.send("GET")).json()["webhooks"]
+    (shown,) = (await harness.send("GET", PATH)).json()["webhooks"]
     assert (shown["state"], shown["reason"]) == ("stopped", "too_many_pending")
     assert shown["gap"] == {"from": "2027-01-15T08:00:00.000Z", "to": None}

@@ -26,7 +26,6 @@ from tollway import __version__
 from tollway.app.admin_wiring import build_admin_app
 from tollway.app.fleet_view import FleetView
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
-from tollway.app.page_wiring import describe_money
 from tollway.app.runtime import BackgroundTaskGroup, now_ms, ticks_ms
 from tollway.app.service_notifier import READY, STOPPING, ServiceNotifier
 from tollway.app.span_queue import make_tracing
@@ -34,7 +33,6 @@ from tollway.app.webhooks import WebhookServices
 from tollway.app.wiring import (
     AsgiBuilder,
     ReputationServices,
-    Services,
     SettlementServices,
 )
 from tollway.background import BackgroundTasks, TaskName, run_all
@@ -66,7 +64,7 @@ from tollway.storage.encryption import Sealer
 from tollway.storage.finality import FinalityStore
 from tollway.storage.gas_store import GasStore
 from tollway.storage.history import HistoryStore
-from tollway.storage.identity_store import ModerationStore, SqlPageSessions, SqlSessions
+from tollway.storage.identity_store import ModerationStore, SqlSessions
 from tollway.storage.leadership import Duty, Leadership
 from tollway.storage.ledger_store import LedgerStore
 from tollway.storage.migrate import SchemaCheck, find_revision
@@ -209,7 +207,7 @@ class App:
         self.shedder = LoadShedder(limits=limits, clock=time.monotonic, read_memory_bytes=read_resident_bytes)
         self.metrics.calls_in_flight.set_function(lambda: self.shedder.running)
         self.metrics.upstreams_down.set_function(self.reputation_services.breaker.count_down)
-        self._asgi = AsgiBuilder(self._services(), origin=origin, now_ms=now_ms)
+        self._asgi = AsgiBuilder(self, origin=origin, now_ms=now_ms)
         self.asgi_app = self._asgi.build()
         self.server = self._make_server(self.asgi_app, settings.listen)
 
@@ -272,39 +270,6 @@ class App:
             sealer=self.sealer,
             has_other_keys=len(self.settings.secret_keys) > 1,
             now_ms=self.ledger.shared_ms,
-        )
-
-    def _services(self) -> Services:
-        return Services(
-            settings=self.settings,
-            rules=self.rules,
-            catalog=self.catalog,
-            creations=self.creations,
-            ledger=self.ledger,
-            payments=self.payments,
-            call_history=self.call_history,
-            period_books=self.period_books,
-            sessions=self.sessions,
-            page_sessions=SqlPageSessions(self.database),
-            viewers=self.viewers,
-            moderation=self.moderation,
-            chains=self.chains,
-            http_client=self.http_client,
-            fetcher=self.fetcher,
-            call_limits=self.call_limits,
-            rate_limiter=self.rate_limiter,
-            transaction_verifier=self.transaction_verifier,
-            settlement_services=self.settlement_services,
-            reputation_services=self.reputation_services,
-            webhook_services=self.webhook_services,
-            sign_in=self.sign_in,
-            metrics=self.metrics,
-            shedder=self.shedder,
-            trace_sampler=self.trace_sampler,
-            node_health=self.node_health,
-            check_ready=self.check_ready,
-            check_traffic=self.check_traffic,
-            is_debug=lambda: self.is_debug,
         )
 
     def _connect_database(self) -> Database:
@@ -579,19 +544,7 @@ class App:
 
     def build_admin_app(self) -> ASGIApp:
         """The application of the admin address."""
-        return build_admin_app(
-            make_asgi_app(self.metrics.registry),
-            settings=self.settings,
-            services=self._services(),
-            networks=self._asgi.network_services(),
-            fleet=self.fleet_view,
-            operator_ledger=self.operator_ledger,
-            acts=self.operator_acts,
-            database=self.database,
-            gateway_name=parse_origin(self.settings.public_url).authority,
-            test_money=describe_money(self.rules),
-            now_ms=now_ms,
-        )
+        return build_admin_app(self, make_asgi_app(self.metrics.registry), web=self._asgi.context)
 
     async def _report(self, notifier: ServiceNotifier) -> None:
         """Readiness once, then the watchdog, from this event loop: a loop that stands still is restarted, a gateway whose database is away is not."""

@@ -1,46 +1,28 @@
-"""The renderer of the pages, and the routes of the signed-in ones: pages about the ledger, with the files that they link to."""
+"""The renderer and the routes of the pages."""
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import replace
 
 from starlette.routing import Router
 
-from tollway.app.ledger_wiring import PAGE_FILES, BookFileServices, book_file_routers
 from tollway.chain.networks import ChainRules
 from tollway.config.settings import Settings
-from tollway.identity.page_sessions import PageSessionStore, PageSignIn
-from tollway.identity.sessions import SignIn
-from tollway.identity.signatures import ReceiptSigner
+from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.siwe import PublicOrigin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ids import ChainId
-from tollway.ledger.ledger import PaymentLedger
 from tollway.limits import Limits
-from tollway.payments.held_calls import HeldCalls
 from tollway.rate_limits.limiter import Quota
-from tollway.web.admission import SignInRateLimit
-from tollway.web.book_turns import BookTurns
-from tollway.web.history_routes import FindAsset
-from tollway.web.my_routes import NOT_YOURS, MyServices, my_router
-from tollway.web.my_sums_routes import SumServices, my_sums_router
-from tollway.web.page_assets import read_assets
+from tollway.web.context import WebContext
+from tollway.web.exports import export_router
+from tollway.web.my_routes import NOT_YOURS, my_router
+from tollway.web.my_sums_routes import my_sums_router
+from tollway.web.page_assets import asset_router, read_assets
 from tollway.web.page_renderer import PageRenderer, TestMoney
-from tollway.web.page_routes import PageServices
+from tollway.web.page_routes import page_router
 from tollway.web.page_session import PageAccess
-from tollway.web.selling_routes import ProviderServices, SellingServices, selling_router
-
-
-class SignedInServices(BookFileServices, Protocol):
-    """The collaborators of these routes, of those that `App` has built."""
-
-    @property
-    def page_sessions(self) -> PageSessionStore: ...
-    @property
-    def sign_in(self) -> SignIn: ...
-    @property
-    def payments(self) -> PaymentLedger: ...
-    @property
-    def viewers(self) -> ViewerStore: ...
+from tollway.web.receipt_routes import receipt_router
+from tollway.web.selling_routes import selling_router
 
 
 def make_page_renderer(
@@ -58,85 +40,31 @@ def describe_money(rules: Mapping[ChainId, ChainRules]) -> TestMoney:
     return "none" if "test" not in kinds else "some" if "main" in kinds else "all"
 
 
-def signed_in_routers(
-    services: SignedInServices,
-    public: PageServices,
-    *,
-    held_calls: HeldCalls,
-    origin: PublicOrigin,
-    rate_limit: SignInRateLimit,
-    quota: Quota,
-    book_turns: BookTurns,
-    find_asset: FindAsset,
-    receipt_signer: ReceiptSigner,
-    selling: ProviderServices,
-    entropy: Callable[[int], bytes],
-) -> list[Router]:
-    """`public`: the collaborators of the public pages. `selling`: those of the routes of listings."""
-    limits, now_ms = services.settings.limits, public.now_ms
-    sign_in = PageSignIn(
-        services.page_sessions, services.sign_in, origin=origin, limits=limits, now_ms=now_ms, entropy=entropy
-    )
-    access = make_page_access(sign_in, public.renderer, origin=origin, limits=limits, quota=quota)
-    books = _make_book_access(services, now_ms)
-    mine = MyServices(
-        renderer=public.renderer,
-        sign_in=sign_in,
-        access=access,
-        rate_limit=rate_limit,
-        call_history=services.call_history,
-        held_calls=held_calls,
-        payment_ledger=services.payments,
-        books=books,
-        find_asset=find_asset,
-        profiles=public.profiles,
-        limits=limits,
-        now_ms=now_ms,
-    )
-    sums = SumServices(
-        access=access,
-        books=books,
-        calls_max=limits.spending_calls_max,
-        call_history=services.call_history,
-        period_books=services.period_books,
-        catalog=public.documents.catalog,
-        find_asset=find_asset,
-        profiles=public.profiles,
-        now_ms=now_ms,
-    )
-    own_sales = SellingServices(
-        provider=selling,
-        access=access,
-        books=services.period_books,
-        call_history=services.call_history,
-        find_asset=find_asset,
-        profiles=public.profiles,
-        now_ms=now_ms,
-    )
+def page_routers(context: WebContext, access: PageAccess, *, viewers: ViewerStore) -> list[Router]:
+    """The pages of all readers, and those of a signed-in one, with the files that they link to. `access`: of page sessions."""
+    mine = make_page_context(context, access, viewers=viewers)
     return [
-        my_router(mine),
-        my_sums_router(sums),
-        selling_router(own_sales),
-        *book_file_routers(
-            services,
-            wallet=access.authenticate,
-            is_session_open=access.has_session,
-            book_turns=book_turns,
-            access=books,
-            find_asset=find_asset,
-            receipt_signer=receipt_signer,
-            paths=PAGE_FILES,
-        ),
+        page_router(context, access.renderer),
+        asset_router(access.renderer.assets),
+        my_router(mine, access),
+        my_sums_router(mine, access),
+        selling_router(mine, access),
+        export_router(mine, calls_path="/my/calls.csv", payments_path="/my/credit.csv"),
+        receipt_router(mine, path="/my/calls/{call_id}/receipt"),
     ]
 
 
-def _make_book_access(services: SignedInServices, now_ms: Callable[[], int]) -> BookAccess:
-    return BookAccess(
-        services.viewers,
-        limits=services.settings.limits,
-        now_ms=now_ms,
-        rate_limiter=services.rate_limiter,
+def make_page_context(context: WebContext, access: PageAccess, *, viewers: ViewerStore) -> WebContext:
+    """The collaborators of the pages of a signed-in reader: a request is authenticated by its page session, and a refusal names the pages."""
+    books = BookAccess(
+        viewers,
+        limits=context.limits,
+        now_ms=context.now_ms,
+        rate_limiter=context.rate_limiter,
         refusal=NOT_YOURS,
+    )
+    return replace(
+        context, authenticate=access.authenticate, is_session_open=access.has_session, book_access=books
     )
 
 

@@ -7,29 +7,26 @@ import hmac
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tollway import __version__
-from tollway.app.ledger_wiring import ledger_routers
-from tollway.app.page_wiring import make_page_renderer, signed_in_routers
+from tollway.app.page_wiring import make_page_access, make_page_renderer, page_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
 from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules
-from tollway.chain.nodes import ChainsWithNodes, NodeHealth, read_head_times
+from tollway.chain.nodes import ChainsWithNodes, read_head_times
 from tollway.chain.port import ChainReader
-from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
 from tollway.gateway.access import AccessControl
 from tollway.gateway.authorization_payment import AuthorizationRail
 from tollway.gateway.call_observer import CallObserver
-from tollway.gateway.call_rates import CallRateLimits
 from tollway.gateway.circuit_breaker import CircuitBreaker, HealthCheck
 from tollway.gateway.decisions import DecisionMemory
 from tollway.gateway.idempotency import ClientNetworks, Idempotency
@@ -40,19 +37,19 @@ from tollway.gateway.receipts import ReceiptWriter
 from tollway.gateway.request_signing import UpstreamSigner
 from tollway.gateway.transaction_payment import TransactionRail
 from tollway.gateway.trial import TrialCalls, store_nothing
-from tollway.identity.authenticator import Authenticator, Identity
+from tollway.identity.authenticator import Authenticator
 from tollway.identity.http_signatures import SignedRequest
-from tollway.identity.sessions import SignIn
+from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
+from tollway.identity.viewers import BookAccess
 from tollway.ids import Address, ChainId, ListingId
 from tollway.ledger.ledger import GasLedger, Ledger
-from tollway.ledger.sales import PeriodBooks
 from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.client import HttpClient
 from tollway.outbound.dns import TxtRecords
-from tollway.outbound.probes import Fetcher, OwnershipChecker
+from tollway.outbound.probes import OwnershipChecker
 from tollway.payments.facilitator import FacilitatorClient, HttpFacilitatorTransport
 from tollway.payments.gas import NO_METRICS, GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
@@ -61,7 +58,7 @@ from tollway.payments.receipts import ReceiptPoller
 from tollway.payments.settlement import Orphans, Settlement
 from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import SettlementRules
-from tollway.payments.transaction_verifier import TransactionVerifier
+from tollway.payments.transaction_lookup import TransactionStatusReader
 from tollway.payments.transactions import TransactionReplacer
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.draft import DraftRules
@@ -69,25 +66,17 @@ from tollway.registry.ownership import Challenge, Method
 from tollway.registry.ownership_recheck import OwnershipRecheck
 from tollway.registry.quality import QualityTally
 from tollway.registry.quality_recorder import REFRESH_INTERVAL_S, QualityRecorder
-from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.closed_periods import ClosedPeriods
-from tollway.storage.creation_store import CreationStore
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
-from tollway.storage.history import HistoryStore
 from tollway.storage.idempotency import ResponseStore
-from tollway.storage.identity_store import ModerationStore, SqlPageSessions, SqlSessions
+from tollway.storage.identity_store import SqlPageSessions
 from tollway.storage.leadership import Duty, Leadership
-from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.payments import PaymentLedgerStore
 from tollway.storage.recovery import read_shared_clock
 from tollway.storage.reputation_store import OwnershipStore, QualityStore
-from tollway.storage.viewer_store import SqlViewers
-from tollway.telemetry import Metrics
-from tollway.web.admission import LoadShedder, SignInRateLimit
+from tollway.web.admission import SignInRateLimit
 from tollway.web.app import build_app
 from tollway.web.auth_routes import (
-    WalletDependency,
     make_challenge,
     make_wallet_dependency,
     make_wallet_quota,
@@ -95,36 +84,39 @@ from tollway.web.auth_routes import (
     to_signed_request,
 )
 from tollway.web.book_turns import BookTurns
-from tollway.web.catalog_routes import CatalogServices, catalog_router
-from tollway.web.contract import Site
-from tollway.web.discovery_routes import BazaarServices, DocumentServices, bazaar_router, discovery_router
+from tollway.web.catalog_routes import catalog_router
+from tollway.web.context import WebContext
+from tollway.web.discovery_routes import bazaar_router, discovery_router
+from tollway.web.exports import export_router
 from tollway.web.gateway_app import GatewayApp
 from tollway.web.gateway_traces import StartTrace, make_start_trace
+from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.idempotent_create import IdempotentCreate
-from tollway.web.listing_edits import ListingEdits, ListingServices, make_endpoint_check
+from tollway.web.listing_edits import make_endpoint_check
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.listing_routes import listing_router
 from tollway.web.mcp import mcp_router
-from tollway.web.mcp_gateway import McpServices
 from tollway.web.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
-from tollway.web.network_routes import NetworkServices, network_router
-from tollway.web.ownership_routes import OwnershipChecks, OwnershipServices, ownership_router
-from tollway.web.page_assets import asset_router
+from tollway.web.network_routes import network_router
+from tollway.web.ownership_routes import ownership_router
 from tollway.web.page_problems import ProblemPages
-from tollway.web.page_routes import PageServices, page_router
 from tollway.web.payment_required import PaymentRequiredRenderer
 from tollway.web.problems import status_of
-from tollway.web.selling_routes import ProviderServices
+from tollway.web.provider_documents import ProviderDocuments
+from tollway.web.receipt_routes import receipt_router
 from tollway.web.site_routes import (
-    FeaturedOperations,
-    SiteServices,
     did_router,
     health_router,
     key_directory_router,
     site_router,
 )
-from tollway.web.trial_routes import TrialServices, trial_router
-from tollway.web.webhook_routes import WebhookRouteServices, webhook_router
+from tollway.web.sums_routes import sums_router
+from tollway.web.trial_routes import trial_router
+from tollway.web.viewer_routes import viewer_router
+from tollway.web.webhook_routes import webhook_router
+
+if TYPE_CHECKING:  # the app builds this module's objects
+    from tollway.app.lifecycle import App
 
 PRUNE_INTERVAL_S = 300.0
 
@@ -346,107 +338,57 @@ class ReputationServices:
         return (await self.checker.find_evidence(challenge)).proved
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    """The collaborators that `App` has built; they are open when the first request comes."""
-
-    settings: Settings
-    rules: dict[ChainId, ChainRules]
-    catalog: CatalogStore
-    creations: CreationStore
-    ledger: LedgerStore
-    payments: PaymentLedgerStore
-    call_history: HistoryStore
-    period_books: PeriodBooks
-    sessions: SqlSessions
-    page_sessions: SqlPageSessions
-    moderation: ModerationStore
-    viewers: SqlViewers
-    chains: RpcReader
-    http_client: HttpClient
-    fetcher: Fetcher
-    call_limits: CallRateLimits
-    rate_limiter: RateLimiter
-    transaction_verifier: TransactionVerifier
-    settlement_services: SettlementServices
-    reputation_services: ReputationServices
-    webhook_services: WebhookServices
-    sign_in: SignIn
-    metrics: Metrics
-    shedder: LoadShedder
-    trace_sampler: TraceSampler | None
-    node_health: NodeHealth
-    check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
-    check_traffic: Callable[[], Awaitable[Mapping[str, bool]]]
-    is_debug: Callable[[], bool]
-
-
 class AsgiBuilder:
-    """Builds the ASGI application, once."""
+    """Builds the ASGI application, once. `context`: the collaborators of its routes."""
 
-    def __init__(self, services: Services, *, origin: PublicOrigin, now_ms: Callable[[], int]) -> None:
-        self._services = services
+    def __init__(self, app: "App", *, origin: PublicOrigin, now_ms: Callable[[], int]) -> None:
+        self._app = app
         self._origin = origin
         self._now_ms = now_ms
         self._random = RandomPool()
-        self._settings = services.settings
-        self._limits = services.settings.limits
+        self._settings = settings = app.settings
+        self._limits = settings.limits
         keys = [
-            key.get_secret_value() for key in services.settings.secret_keys
+            key.get_secret_value() for key in settings.secret_keys
         ]  # `ensure_secret_key` made the first one
         self._receipt_signers = [ReceiptSigner.derive(key) for key in keys]
         self._receipt_signer = self._receipt_signers[0]
         self._signer = UpstreamSigner.derive(keys)
         self._networks = ClientNetworks.derive(keys)
-        self._mpp_challenger = make_mpp_challenger(keys, origin) if services.settings.mpp else None
-        self._pages = make_page_renderer(self._settings, services.rules, origin=origin)
+        self._mpp_challenger = make_mpp_challenger(keys, origin) if settings.mpp else None
+        self._pages = make_page_renderer(settings, app.rules, origin=origin)
         self._problem_pages = None if self._pages is None else ProblemPages(self._pages)
         self._authenticator = Authenticator(
-            services.sessions,
-            services.sign_in,
+            app.sessions,
+            app.sign_in,
             origin=origin,
             limits=self._limits,
             now_ms=now_ms,
-            rate_limiter=services.rate_limiter,
+            rate_limiter=app.rate_limiter,
         )
-        self._wallet_quota = make_wallet_quota(limits=self._limits, rate_limiter=services.rate_limiter)
-        self._book_turns = BookTurns()
+        self._wallet_quota = make_wallet_quota(limits=self._limits, rate_limiter=app.rate_limiter)
+        self.context = self._make_context()
 
     def build(self) -> ASGIApp:
-        services, settings, limits = self._services, self._settings, self._limits
-        wallet = make_wallet_dependency(
-            self._authenticator, body_bytes_max=limits.control_body_bytes_max, quota=self._wallet_quota
-        )
-        sign_in_rate_limit = SignInRateLimit(limits=limits, rate_limiter=services.rate_limiter)
-        calls, listing_services = self._gateway_app(), self._listing_services(wallet)
-        ownership_services = self._ownership_services(wallet)
-        selling = ProviderServices(
-            listings=listing_services,
-            edits=ListingEdits(listing_services),
-            checks=OwnershipChecks(ownership_services),
-        )
+        app, settings, context = self._app, self._settings, self.context
         return build_app(
-            call_app=calls,
+            call_app=context.call_app,
             routers=[
-                listing_router(listing_services, selling.edits),
-                *ledger_routers(
-                    services,
-                    held_calls=services.settlement_services.held_calls,
-                    wallet=wallet,
-                    is_session_open=self._is_session_open,
-                    book_turns=self._book_turns,
-                    find_asset=self._find_asset,
-                    receipt_signer=self._receipt_signer,
-                    now_ms=self._now_ms,
-                ),
-                bazaar_router(self._bazaar_services()),
-                discovery_router(self._document_services()),
-                mcp_router(self._mcp_services(calls, listing_services.encoder, wallet)),
-                signin_router(services.sign_in, sign_in_rate_limit, limits=limits),
-                health_router(services.check_ready, services.check_traffic, has_pages=settings.web_pages),
-                ownership_router(ownership_services, selling.checks),
-                trial_router(self._trial_services(wallet)),
-                webhook_router(self._webhook_services(wallet)),
+                listing_router(context),
+                history_router(context),
+                export_router(context),
+                receipt_router(context),
+                x402_history_router(context),
+                sums_router(context),
+                viewer_router(context),
+                bazaar_router(context),
+                discovery_router(context),
+                mcp_router(context),
+                signin_router(context),
+                health_router(app.check_ready, app.check_traffic, has_pages=context.has_pages),
+                ownership_router(context),
+                trial_router(context),
+                webhook_router(context),
                 did_router(
                     authority=self._origin.authority,
                     signers=[
@@ -460,69 +402,122 @@ class AsgiBuilder:
                     now_ms=self._now_ms,
                     entropy=self._random.take_bytes,
                 ),
-                site_router(self._site_services()),
-                network_router(self.network_services()),
-                catalog_router(self._catalog_services()),
-                *self._page_routers(sign_in_rate_limit, selling),
+                site_router(context),
+                network_router(context),
+                catalog_router(context),
+                *self._page_routers(),
             ],
             public_url=settings.public_url,
-            limits=limits,
+            limits=self._limits,
             clock=time.monotonic,
             entropy=secrets.token_bytes,
-            shedder=services.shedder,
-            book_turns=self._book_turns,
+            shedder=app.shedder,
+            book_turns=context.book_turns,
             challenge=make_challenge(
-                services.sign_in, sign_in_rate_limit, origin=self._origin, chain_ids=tuple(services.rules)
+                app.sign_in, context.sign_in_limit, origin=self._origin, chain_ids=tuple(app.rules)
             ),
-            metrics=services.metrics,
+            metrics=app.metrics,
             trusted_proxies=settings.trusted_proxies,
             problem_pages=self._problem_pages,
         )
 
-    def _page_routers(self, rate_limit: SignInRateLimit, selling: ProviderServices) -> list[Router]:
+    def _page_routers(self) -> list[Router]:
         if self._pages is None:
             return []
-        public = PageServices(
-            renderer=self._pages,
-            documents=self._document_services(),
-            networks=self.network_services(),
-            quality=self._services.reputation_services.quality,
-            currencies=tuple(dict.fromkeys(asset.symbol for asset in self._listing_encoder().assets)),
+        sign_in = PageSignIn(
+            SqlPageSessions(self._app.database),
+            self._app.sign_in,
+            origin=self._origin,
+            limits=self._limits,
             now_ms=self._now_ms,
+            entropy=secrets.token_bytes,
         )
-        return [
-            page_router(public),
-            asset_router(self._pages.assets),
-            *signed_in_routers(
-                self._services,
-                public,
-                held_calls=self._services.settlement_services.held_calls,
-                origin=self._origin,
-                rate_limit=rate_limit,
-                quota=self._wallet_quota,
-                book_turns=self._book_turns,
-                find_asset=self._find_asset,
-                receipt_signer=self._receipt_signer,
-                selling=selling,
-                entropy=secrets.token_bytes,
+        access = make_page_access(
+            sign_in, self._pages, origin=self._origin, limits=self._limits, quota=self._wallet_quota
+        )
+        return page_routers(self.context, access, viewers=self._app.viewers)
+
+    def _make_context(self) -> WebContext:
+        app, settings, limits = self._app, self._settings, self._limits
+        settlement, reputation = app.settlement_services, app.reputation_services
+        encoder = self._make_listing_encoder()
+        allowed = {"x402": settings.x402, "mpp": settings.mpp}
+        return WebContext(
+            public_url=settings.public_url,
+            origin=str(self._origin),
+            version=__version__,
+            contact=settings.contact,
+            limits=limits,
+            allow_private=settings.allow_private_endpoints,
+            has_pages=settings.web_pages,
+            is_bound_required=settings.require_bound_signature,
+            allowlist=settings.allowlist if settings.registration == "allowlist" else None,
+            mcp_origins=settings.mcp_origins,
+            now_ms=self._now_ms,
+            shared_ms=app.ledger.shared_ms,
+            ticks_ms=ticks_ms,
+            clock=time.monotonic,
+            entropy=secrets.token_bytes,
+            authenticate=make_wallet_dependency(
+                self._authenticator, body_bytes_max=limits.control_body_bytes_max, quota=self._wallet_quota
             ),
-        ]
+            is_session_open=self._is_session_open,
+            sign_in=app.sign_in,
+            sign_in_limit=SignInRateLimit(limits=limits, rate_limiter=app.rate_limiter),
+            rate_limiter=app.rate_limiter,
+            find_block=app.moderation.find_block,
+            rules=app.rules,
+            profiles={network.rules.chain_id: network.profile for network in settings.networks},
+            find_asset=self._find_asset,
+            away_s=app.node_health.away_s,
+            settled_rails={
+                rail: settlement.settlement.is_offered for rail, is_allowed in allowed.items() if is_allowed
+            },
+            withdrawn_since_ms=lambda: settlement.settlement.withdrawn_since_ms,
+            is_mpp_offered=self._is_mpp_offered,
+            look_up_transaction=TransactionStatusReader(app.chains, quota=app.call_limits).read_status,
+            catalog=app.catalog,
+            encoder=encoder,
+            quality=reputation.quality,
+            draft_rules=self._make_draft_rules(encoder.assets),
+            creations=IdempotentCreate(app.creations, limits=limits, entropy=secrets.token_bytes),
+            documents=ProviderDocuments(app.fetcher.fetch_document),
+            check_endpoint=app.http_client.check_endpoint,
+            find_addresses=app.http_client.find_addresses,
+            is_unprotected=app.fetcher.is_unprotected,
+            read_heads=partial(read_head_times, app.chains),
+            find_owner=reputation.ownerships.find_owner if settings.require_ownership else None,
+            ownerships=reputation.ownerships,
+            ownership_checker=reputation.checker,
+            trials=self._make_trials(),
+            call_app=self._gateway_app(),
+            call_history=app.call_history,
+            payment_ledger=app.payments,
+            period_books=app.period_books,
+            held_calls=settlement.held_calls,
+            book_access=BookAccess(
+                app.viewers, limits=limits, now_ms=self._now_ms, rate_limiter=app.rate_limiter
+            ),
+            book_turns=BookTurns(),
+            receipt_signer=self._receipt_signer,
+            webhooks=app.webhook_services.store,
+        )
 
     def _make_start_trace(self) -> StartTrace | None:
-        sampler, proxies = self._services.trace_sampler, parse_proxies(self._settings.trusted_proxies)
+        sampler, proxies = self._app.trace_sampler, parse_proxies(self._settings.trusted_proxies)
         if sampler is None:
             return None
         return make_start_trace(sampler, lambda scope: is_trusted_peer(scope, proxies))
 
     def _pipeline(self) -> CallPipeline:
-        services, settings, limits = self._services, self._settings, self._limits
+        app, settings, limits = self._app, self._settings, self._limits
         receipts = ReceiptWriter(
             public_url=settings.public_url, receipt_signer=self._receipt_signer, now_ms=self._now_ms
         )
         idempotency = Idempotency(
-            ledger=services.ledger,
-            stored_responses=services.settlement_services.stored_responses,
-            rules=services.rules,
+            ledger=app.ledger,
+            stored_responses=app.settlement_services.stored_responses,
+            rules=app.rules,
             limits=limits,
             receipts=receipts,
             public_url=settings.public_url,
@@ -532,8 +527,8 @@ class AsgiBuilder:
         )
         clock, access = self._make_clock(), self._make_access()
         transactions = TransactionRail(
-            ledger=services.ledger,
-            transaction_verifier=services.transaction_verifier,
+            ledger=app.ledger,
+            transaction_verifier=app.transaction_verifier,
             idempotency=idempotency,
             limits=limits,
             origin=str(self._origin),
@@ -541,12 +536,12 @@ class AsgiBuilder:
             clock=clock,
         )
         authorizations = AuthorizationRail(
-            ledger=services.ledger,
-            settlement=services.settlement_services.settlement,
+            ledger=app.ledger,
+            settlement=app.settlement_services.settlement,
             idempotency=idempotency,
             receipts=receipts,
             challenger=self._mpp_challenger,
-            rules=services.rules,
+            rules=app.rules,
             limits=limits,
             networks=self._networks,
             clock=clock,
@@ -555,18 +550,18 @@ class AsgiBuilder:
         return CallPipeline(
             host=self._origin.authority,
             allow_private=settings.allow_private_endpoints,
-            catalog=services.catalog,
+            catalog=app.catalog,
             rails=(transactions, authorizations),
-            free_rail=FreeRail(ledger=services.ledger, access=access, limits=limits, clock=clock),
+            free_rail=FreeRail(ledger=app.ledger, access=access, limits=limits, clock=clock),
             idempotency=idempotency,
             access=access,
             decisions=DecisionMemory(limits=limits),
             observer=CallObserver(
-                services.metrics.call_seconds,
+                app.metrics.call_seconds,
                 call_log=settings.call_log,
                 log_wallets=settings.log_wallets,
                 status_of=status_of,
-                is_debug=services.is_debug,
+                is_debug=lambda: app.is_debug,
             ),
             proxy=self._make_proxy(idempotency.store_response),
             limits=limits,
@@ -578,23 +573,23 @@ class AsgiBuilder:
         return ClockAndEntropy(now_ms=self._now_ms, entropy=self._random.take_bytes)
 
     def _make_access(self) -> AccessControl:
-        services = self._services
+        app = self._app
         return AccessControl(
-            services.call_limits,
+            app.call_limits,
             limits=self._limits,
-            find_block=services.moderation.find_block,
+            find_block=app.moderation.find_block,
             now_ms=self._now_ms,
         )
 
     def _find_verification(self) -> Callable[[ListingId], Awaitable[bool]] | None:
         """Whether the ownership of a listing is proved; None where the operator does not require the proof."""
-        ownerships = self._services.reputation_services.ownerships
+        ownerships = self._app.reputation_services.ownerships
         return ownerships.is_verified if self._settings.require_ownership else None
 
     def _make_proxy(self, store_response: StoreResponse) -> Proxy:
-        services = self._services
+        app = self._app
         return Proxy(
-            http_client=services.http_client,
+            http_client=app.http_client,
             store_response=store_response,
             limits=self._limits,
             now_ms=self._now_ms,
@@ -602,9 +597,9 @@ class AsgiBuilder:
             name=self._origin.authority,
             signer=self._signer,
             entropy=self._random.take_bytes,
-            observe_upstream_s=services.metrics.upstream_seconds.observe,
-            tally=services.reputation_services.tally,
-            breaker=services.reputation_services.breaker,
+            observe_upstream_s=app.metrics.upstream_seconds.observe,
+            tally=app.reputation_services.tally,
+            breaker=app.reputation_services.breaker,
         )
 
     async def _authenticate_caller(self, request: SignedRequest) -> Address:
@@ -614,12 +609,12 @@ class AsgiBuilder:
         return await self._authenticator.is_session_open(to_signed_request(request, body=b""))
 
     def _gateway_app(self) -> GatewayApp:
-        services, settings, limits = self._services, self._settings, self._limits
+        app, settings, limits = self._app, self._settings, self._limits
         proxies = parse_proxies(settings.trusted_proxies)
         return GatewayApp(
             self._pipeline(),
             payment_required=PaymentRequiredRenderer(
-                services.rules,
+                app.rules,
                 public_url=settings.public_url,
                 challenger=self._mpp_challenger,
                 is_x402=settings.x402,
@@ -633,115 +628,37 @@ class AsgiBuilder:
             now_ms=self._now_ms,
             request_id_of=lambda scope: read_request_id(scope["headers"], entropy=self._random.take_bytes),
             client_address_of=lambda scope: read_client_address(scope, proxies),
-            count_outcome=services.metrics.calls.add,
-            count_refusal=services.metrics.refusals.add,
+            count_outcome=app.metrics.calls.add,
+            count_refusal=app.metrics.refusals.add,
             start_trace=self._make_start_trace(),
-            shedder=services.shedder,
+            shedder=app.shedder,
             problem_pages=self._problem_pages,
         )
 
-    def _ownership_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> OwnershipServices:
-        services = self._services
-        return OwnershipServices(
-            catalog=services.catalog,
-            ownerships=services.reputation_services.ownerships,
-            checker=services.reputation_services.checker,
-            authenticate=wallet,
-            find_block=services.moderation.find_block,
-            rate_limiter=services.rate_limiter,
-            limits=self._limits,
-            now_ms=self._now_ms,
+    def _make_draft_rules(self, assets: tuple[Asset, ...]) -> DraftRules:
+        allow_private = self._settings.allow_private_endpoints
+        rules = self._app.rules
+        return DraftRules(
+            assets=assets,
+            main_networks=frozenset(chain_id for chain_id, one in rules.items() if one.kind == "main"),
+            allow_private_endpoints=allow_private,
+            check_endpoint=make_endpoint_check(allow_private=allow_private),
         )
 
-    def _trial_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> TrialServices:
-        services = self._services
-        trials = TrialCalls(
+    def _make_trials(self) -> TrialCalls:
+        return TrialCalls(
             host=self._origin.authority,
             allow_private=self._settings.allow_private_endpoints,
             proxy=self._make_proxy(store_nothing),
-            ledger=services.ledger,
+            ledger=self._app.ledger,
             access=self._make_access(),
             limits=self._limits,
             clock=self._make_clock(),
             is_verified=self._find_verification(),
         )
-        return TrialServices(
-            catalog=services.catalog,
-            trials=trials,
-            authenticate=wallet,
-            find_block=services.moderation.find_block,
-            rate_limiter=services.rate_limiter,
-            limits=self._limits,
-            now_ms=self._now_ms,
-        )
 
-    def _webhook_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> WebhookRouteServices:
-        services = self._services
-        return WebhookRouteServices(
-            webhooks=services.webhook_services.store,
-            authenticate=wallet,
-            check_endpoint=services.http_client.check_endpoint,
-            find_block=services.moderation.find_block,
-            allow_private=self._settings.allow_private_endpoints,
-            rate_limiter=services.rate_limiter,
-            limits=self._limits,
-            now_ms=services.ledger.shared_ms,
-            entropy=secrets.token_bytes,
-        )
-
-    def _listing_services(self, wallet: Callable[[Request], Awaitable[Identity]]) -> ListingServices:
-        services, settings = self._services, self._settings
-        return ListingServices(
-            catalog=services.catalog,
-            rules=DraftRules(
-                assets=self._listing_encoder().assets,
-                main_networks=frozenset(
-                    chain_id for chain_id, rules in services.rules.items() if rules.kind == "main"
-                ),
-                allow_private_endpoints=settings.allow_private_endpoints,
-                check_endpoint=make_endpoint_check(allow_private=settings.allow_private_endpoints),
-            ),
-            encoder=self._listing_encoder(),
-            limits=settings.limits,
-            authenticate=wallet,
-            check_endpoint=services.http_client.check_endpoint,
-            find_addresses=services.http_client.find_addresses,
-            creations=IdempotentCreate(
-                services.creations, limits=settings.limits, entropy=secrets.token_bytes
-            ),
-            find_block=services.moderation.find_block,
-            allowlist=settings.allowlist if settings.registration == "allowlist" else None,
-            now_ms=self._now_ms,
-            entropy=secrets.token_bytes,
-            rate_limiter=services.rate_limiter,
-            is_unprotected=services.fetcher.is_unprotected,
-            fetch_document=services.fetcher.fetch_document,
-            read_heads=partial(read_head_times, services.chains),
-            describe_draft=self._document_services().describe_draft,
-            find_owner=services.reputation_services.ownerships.find_owner
-            if settings.require_ownership
-            else None,
-        )
-
-    def _mcp_services(self, calls: ASGIApp, encoder: ListingEncoder, wallet: WalletDependency) -> McpServices:
-        services, settings = self._services, self._settings
-        return McpServices(
-            catalog=services.catalog,
-            encoder=encoder,
-            call_history=services.call_history,
-            call_app=calls,
-            wallet=wallet,
-            find_asset=self._find_asset,
-            now_ms=self._now_ms,
-            public_url=settings.public_url,
-            origin=str(self._origin),
-            body_bytes_max=self._limits.control_body_bytes_max,
-            book_turns=self._book_turns,
-            origins=settings.mcp_origins,
-        )
-
-    def _listing_encoder(self) -> ListingEncoder:
-        rules = self._services.rules
+    def _make_listing_encoder(self) -> ListingEncoder:
+        rules = self._app.rules
         return ListingEncoder(
             public_url=self._settings.public_url,
             assets=tuple(asset for one in rules.values() for asset in one.assets),
@@ -749,73 +666,16 @@ class AsgiBuilder:
             is_offered=self._is_x402_offered,
         )
 
-    def _bazaar_services(self) -> BazaarServices:
-        return BazaarServices(
-            catalog=self._services.catalog,
-            rules=self._services.rules,
-            is_offered=self._is_x402_offered,
-            public_url=self._settings.public_url,
-        )
-
-    def _document_services(self) -> DocumentServices:
-        services, settings = self._services, self._settings
-        return DocumentServices(
-            catalog=services.catalog,
-            encoder=self._listing_encoder(),
-            bazaar=self._bazaar_services(),
-            limits=settings.limits,
-            is_mpp_offered=self._is_mpp_offered,
-            is_bound_required=settings.require_bound_signature,
-            ticks_ms=ticks_ms,
-        )
-
-    def _site_services(self) -> SiteServices:
-        settings = self._settings
-        featured_operations = FeaturedOperations(
-            self._services.catalog, self._listing_encoder(), is_mpp_offered=self._is_mpp_offered
-        )
-        return SiteServices(
-            catalog=self._services.catalog,
-            featured_operations=featured_operations,
-            site=Site(public_url=settings.public_url, version=__version__, contact=settings.contact),
-            limits=settings.limits,
-            now_ms=self._now_ms,
-            ticks_ms=ticks_ms,
-            has_pages=settings.web_pages,
-        )
-
-    def _catalog_services(self) -> CatalogServices:
-        return CatalogServices(
-            catalog=self._services.catalog,
-            quality=self._services.reputation_services.quality,
-            now_ms=self._now_ms,
-            ticks_ms=ticks_ms,
-        )
-
-    def network_services(self) -> NetworkServices:
-        services, settings = self._services, self._settings
-        allowed = {"x402": settings.x402, "mpp": settings.mpp}
-        is_offered = services.settlement_services.settlement.is_offered
-        return NetworkServices(
-            rules=services.rules,
-            profiles={network.rules.chain_id: network.profile for network in settings.networks},
-            away_s=services.node_health.away_s,
-            settled_rails={rail: is_offered for rail, is_allowed in allowed.items() if is_allowed},
-            withdrawn_since_ms=lambda: services.settlement_services.settlement.withdrawn_since_ms,
-            version=__version__,
-            now_ms=self._now_ms,
-        )
-
     def _is_mpp_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        return self._settings.mpp and self._services.settlement_services.settlement.is_offered(
+        return self._settings.mpp and self._app.settlement_services.settlement.is_offered(
             asset, units, listing_id
         )
 
     def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        return self._settings.x402 and self._services.settlement_services.settlement.is_offered(
+        return self._settings.x402 and self._app.settlement_services.settlement.is_offered(
             asset, units, listing_id
         )
 
     def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:
-        assets = self._services.rules[chain_id].assets if chain_id in self._services.rules else ()
+        assets = self._app.rules[chain_id].assets if chain_id in self._app.rules else ()
         return next((asset for asset in assets if asset.key == key), None)

@@ -1,17 +1,14 @@
 """The first page of the operator: its facts, read from the process and the database, its figures, and its gateways."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Collection
+from typing import Any
 
 from tollway.alert_limits import OWN_FAILURES_WINDOW_S
 from tollway.errors import Code
-from tollway.fleet import DutyLeader, EncryptedValues, GatewayRecord
+from tollway.fleet import GatewayRecord
 from tollway.metric_table import DURATION_BUCKETS_S, OWN_FAILURES
-from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.recent_metrics import MetricsSample, find_quantile
-from tollway.telemetry import FleetFigures
-from tollway.web.admin_chains import NetworkNodes
+from tollway.web.admin_context import AdminContext
 from tollway.web.admin_findings import (
     OverviewFacts,
     count,
@@ -20,7 +17,7 @@ from tollway.web.admin_findings import (
     find_phases,
     format_age,
 )
-from tollway.web.network_routes import NetworkServices, describe_status
+from tollway.web.network_routes import describe_status
 from tollway.web.problems import status_of
 from tollway.web.query import format_time
 
@@ -35,61 +32,30 @@ _PHASE_WORDS = {"door": "request checks"}
 """Words for a phase whose name in the metrics does not say what it is."""
 
 
-class FleetReader(Protocol):
-    """Figures about all gateways, from the database. Raises `StorageUnavailable`."""
-
-    async def read(self) -> FleetFigures: ...
-
-    async def count_encrypted_values(self) -> tuple[EncryptedValues, ...]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OverviewServices:
-    """The collaborators of the first page. `find_increase`: what the metrics of this process gained in a window of seconds. `find_risks`: warnings of doctor. Those that
-    return an awaitable raise `StorageUnavailable`."""
-
-    check_ready: Callable[[], Awaitable[Mapping[str, bool]]]
-    networks: NetworkServices
-    list_nodes: Callable[[], Sequence[NetworkNodes]]
-    list_gas_keys: Callable[[], Sequence[GasKeyStatus]]
-    list_gas_spending: Callable[[], Sequence[GasSpending]]
-    fleet: FleetReader
-    list_gateways: Callable[[], Awaitable[Sequence[GatewayRecord]]]
-    find_leaders: Callable[[], Awaitable[Sequence[DutyLeader]]]
-    count_held_payments: Callable[[], Awaitable[int]]
-    count_suspended: Callable[[], Awaitable[int]]
-    count_blocked: Callable[[], Awaitable[int]]
-    count_in_flight: Callable[[], int]
-    find_increase: Callable[[float], MetricsSample]
-    find_risks: Callable[[], Awaitable[Sequence[str]]]
-    own_id: str
-    now_ms: Callable[[], int]
-
-
-async def read_overview(services: OverviewServices) -> dict[str, Any]:
+async def read_overview(context: AdminContext) -> dict[str, Any]:
     """The page as JSON. Raises StorageUnavailable."""
-    return overview_json(await read_facts(services), own_id=services.own_id)
+    return overview_json(await read_facts(context), own_id=context.own_id)
 
 
-async def read_facts(services: OverviewServices) -> OverviewFacts:
+async def read_facts(context: AdminContext) -> OverviewFacts:
     """Raises StorageUnavailable."""
     return OverviewFacts(
-        checks=await services.check_ready(),
-        networks=describe_status(services.networks),
-        nodes=services.list_nodes(),
-        gas_keys=services.list_gas_keys(),
-        gas_spending=services.list_gas_spending(),
-        fleet=await services.fleet.read(),
-        seals=await services.fleet.count_encrypted_values(),
-        gateways=await services.list_gateways(),
-        leaders=await services.find_leaders(),
-        held_payments=await services.count_held_payments(),
-        suspended=await services.count_suspended(),
-        blocked=await services.count_blocked(),
-        in_flight=services.count_in_flight(),
-        find_increase=services.find_increase,
-        risks=await services.find_risks(),
-        now_ms=services.now_ms(),
+        checks=await context.check_ready(),
+        networks=describe_status(context.web),
+        nodes=context.list_nodes(),
+        gas_keys=context.list_gas_keys(),
+        gas_spending=context.list_gas_spending(),
+        fleet=await context.fleet.read(),
+        seals=await context.fleet.count_encrypted_values(),
+        gateways=await context.list_gateways(),
+        leaders=await context.find_leaders(),
+        held_payments=await context.open_calls.count_held_payments(),
+        suspended=len(await context.web.catalog.list_suspended()),
+        blocked=len(await context.moderation.list_blocked()),
+        in_flight=context.count_in_flight(),
+        find_increase=context.find_increase,
+        risks=await context.find_risks(),
+        now_ms=context.web.now_ms(),
     )
 
 

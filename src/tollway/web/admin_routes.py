@@ -4,10 +4,10 @@ Each change is an act of the operator in the transaction of the change, as for t
 token of the form (`page_session.py`).
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from starlette.background import BackgroundTask
 from starlette.requests import Request
@@ -16,17 +16,14 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from tollway.errors import Code, Problem, Refusal
-from tollway.fleet import BookSizes, HeldPayment
 from tollway.identity.admin_sessions import ENTRY_PATH
 from tollway.ids import Address, ListingId, TxHash
-from tollway.ledger.ledger import AuditReport, OperatorLedger
-from tollway.ledger.records import CallRecord
-from tollway.operator_acts import ActOrigin, OperatorActs
-from tollway.registry.catalog import Catalog, ListingQuery
+from tollway.ledger.ledger import AuditReport
+from tollway.operator_acts import ActOrigin
+from tollway.registry.catalog import ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import (
     AlwaysEdited,
-    Moderation,
     NoActiveListing,
     parse_reason,
     restore_listing,
@@ -50,14 +47,13 @@ from tollway.web.admin_app import (
 from tollway.web.admin_books import books_json
 from tollway.web.admin_calls import call_json
 from tollway.web.admin_chains import chain_json
+from tollway.web.admin_context import AdminContext
 from tollway.web.admin_gas import gas_json
-from tollway.web.admin_overview import OverviewServices, read_overview
-from tollway.web.admin_sign_in import SIGN_OUT, AdminSignInPages
-from tollway.web.admin_transactions import AdminTransactions
-from tollway.web.network_routes import NetworkServices, describe_status
+from tollway.web.admin_overview import read_overview
+from tollway.web.admin_sign_in import SIGN_OUT
+from tollway.web.network_routes import describe_status
 from tollway.web.page_session import redirect_to
 from tollway.web.query import format_time
-from tollway.web.runbook import Runbook
 
 ACTS_SHOWN = 50
 FOUND_SHOWN = 20
@@ -73,46 +69,6 @@ RELEASE = "/admin/api/release"
 TRANSACTION = "/admin/api/transactions/{transaction}"
 
 
-class OpenCalls(Protocol):
-    """What waits for an end, from the ledger. Raises `StorageUnavailable`."""
-
-    async def list_open(self, state: str) -> tuple[CallRecord, ...]: ...
-
-    async def count_held_payments(self) -> int: ...
-
-    async def find_last_audit(self) -> tuple[int, int] | None: ...
-
-
-class BookReader(Protocol):
-    """Sizes of the large tables and held payments, from the ledger. Raises `StorageUnavailable`."""
-
-    async def read_sizes(self) -> BookSizes: ...
-
-    async def list_held(self) -> tuple[HeldPayment, ...]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdminServices:
-    """The collaborators of the operator's pages. `gateway_name`: typed by an operator who releases balances.
-    `public_url`: of the pages about errors. `record_audit`: for the metrics of all gateways, as the command does."""
-
-    sign_in: AdminSignInPages
-    networks: NetworkServices
-    catalog: Catalog
-    moderation: Moderation
-    operator_ledger: OperatorLedger
-    acts: OperatorActs
-    open_calls: OpenCalls
-    transactions: AdminTransactions
-    books: BookReader
-    record_audit: Callable[[AuditReport], Awaitable[object]]
-    overview: OverviewServices
-    gateway_name: str
-    public_url: str
-    runbooks: Mapping[str, Runbook]
-    now_ms: Callable[[], int]
-
-
 @dataclass(slots=True)
 class AuditRun:
     """The audit that a page started last, on this gateway. `report` None: it runs, or it failed."""
@@ -124,8 +80,8 @@ class AuditRun:
     is_running: bool = True
 
 
-def admin_router(services: AdminServices) -> Router:
-    routes, sign_in = AdminRoutes(services), services.sign_in
+def admin_router(context: AdminContext) -> Router:
+    routes, sign_in = AdminRoutes(context), context.sign_in
     pages: Sequence[tuple[str, Handler, str]] = (
         (ENTRY_PATH, sign_in.show_entry, "GET"),
         (ENTRY_PATH, sign_in.enter, "POST"),
@@ -153,12 +109,12 @@ def admin_router(services: AdminServices) -> Router:
         ("/admin/api/gas", routes.get_gas, "GET"),
         ("/admin/api/calls", routes.get_calls, "GET"),
         ("/admin/api/books", routes.get_books, "GET"),
-        (TRANSACTION, services.transactions.get, "GET"),
+        (TRANSACTION, context.transactions.get, "GET"),
     )
     if sign_in.has_wallets:
         json = (*json, (NONCE_PATH, sign_in.issue_nonce, "POST"))
         pages = (*pages, (SESSION_PATH, sign_in.open_wallet_session, "POST"))
-    as_json = partial(guarded_json, public_url=services.public_url)
+    as_json = partial(guarded_json, public_url=context.web.public_url)
     return Router(
         [
             *(Route(path, guarded(handler), methods=[method]) for path, handler, method in pages),
@@ -176,23 +132,23 @@ async def _refuse_path(scope: Scope, receive: Receive, send: Send) -> None:
 class AdminRoutes:
     """The handlers of the operator's pages. Many tasks may call them at once; one audit runs at a time."""
 
-    def __init__(self, services: AdminServices) -> None:
-        self._services = services
+    def __init__(self, context: AdminContext) -> None:
+        self._context = context
         self._audit: AuditRun | None = None
 
     # ---- What is shown.
 
     async def show_overview(self, request: Request) -> Response:
-        return respond_page(request, "admin_overview.j2", **await read_overview(self._services.overview))
+        return respond_page(request, "admin_overview.j2", **await read_overview(self._context))
 
     async def get_overview(self, request: Request) -> Response:
-        return JSONResponse(await read_overview(self._services.overview), headers=NO_STORE)
+        return JSONResponse(await read_overview(self._context), headers=NO_STORE)
 
     async def show_runbooks(self, request: Request) -> Response:
-        return respond_page(request, "admin_runbooks.j2", runbooks=list(self._services.runbooks.values()))
+        return respond_page(request, "admin_runbooks.j2", runbooks=list(self._context.runbooks.values()))
 
     async def show_runbook(self, request: Request) -> Response:
-        runbook = self._services.runbooks.get(request.path_params["alert"])
+        runbook = self._context.runbooks.get(request.path_params["alert"])
         if runbook is None:
             raise Refusal(_NO_RUNBOOK)
         return respond_page(request, "admin_runbook.j2", runbook=runbook)
@@ -204,12 +160,12 @@ class AdminRoutes:
         return JSONResponse({"networks": self._describe_chains()}, headers=NO_STORE)
 
     def _describe_chains(self) -> list[dict[str, Any]]:
-        services = self._services
-        withdrawn = services.networks.withdrawn_since_ms()
-        nodes = {found.network: found.nodes for found in services.overview.list_nodes()}
+        context = self._context
+        withdrawn = context.web.withdrawn_since_ms()
+        nodes = {found.network: found.nodes for found in context.list_nodes()}
         return [
-            chain_json(status, nodes.get(status["network"], ()), withdrawn, now_ms=services.now_ms())
-            for status in describe_status(services.networks)
+            chain_json(status, nodes.get(status["network"], ()), withdrawn, now_ms=context.web.now_ms())
+            for status in describe_status(context.web)
         ]
 
     async def show_gas(self, request: Request) -> Response:
@@ -219,16 +175,15 @@ class AdminRoutes:
         return JSONResponse(self._describe_gas(), headers=NO_STORE)
 
     def _describe_gas(self) -> dict[str, Any]:
-        overview = self._services.overview
-        return gas_json(overview.list_gas_keys(), overview.list_gas_spending())
+        return gas_json(self._context.list_gas_keys(), self._context.list_gas_spending())
 
     async def show_calls(self, request: Request) -> Response:
         """With `transaction` the page begins with that transaction, read now."""
-        calls, text = self._services.open_calls, request.query_params.get("transaction", "")
+        calls, text = self._context.open_calls, request.query_params.get("transaction", "")
         return respond_page(
             request,
             "admin_calls.j2",
-            inspected=await self._services.transactions.describe(request, text) if text else None,
+            inspected=await self._context.transactions.describe(request, text) if text else None,
             unknown=[call_json(call) for call in (await calls.list_open("unknown"))[:CALLS_SHOWN]],
             settling=[call_json(call) for call in (await calls.list_open("settling"))[:CALLS_SHOWN]],
         )
@@ -237,12 +192,12 @@ class AdminRoutes:
         state = request.query_params.get("state", "unknown")
         if state not in ("unknown", "settling"):
             raise refuse_form("state is unknown or settling.")
-        found = await self._services.open_calls.list_open(state)
+        found = await self._context.open_calls.list_open(state)
         return JSONResponse({"calls": [call_json(call) for call in found]}, headers=NO_STORE)
 
     async def show_listings(self, request: Request) -> Response:
         words = join_lines(request.query_params.get("q", ""))[:256]
-        found = await self._services.catalog.search(
+        found = await self._context.web.catalog.search(
             ListingQuery(words=words or None, limit=FOUND_SHOWN, sort="relevance" if words else "newest")
         )
         suspended = [
@@ -253,7 +208,7 @@ class AdminRoutes:
                 "since": format_time(one.suspended_ms),
                 "reason": join_lines(one.reason),
             }
-            for one in await self._services.catalog.list_suspended()
+            for one in await self._context.web.catalog.list_suspended()
         ]
         return respond_page(
             request,
@@ -274,7 +229,7 @@ class AdminRoutes:
     async def show_wallets(self, request: Request) -> Response:
         blocked = [
             {"wallet": str(one.wallet), "since": format_time(one.since_ms), "reason": join_lines(one.reason)}
-            for one in await self._services.moderation.list_blocked()
+            for one in await self._context.moderation.list_blocked()
         ]
         return respond_page(request, "admin_wallets.j2", blocked=blocked)
 
@@ -282,15 +237,15 @@ class AdminRoutes:
         return JSONResponse(await self._describe_books(), headers=NO_STORE)
 
     async def _describe_books(self) -> dict[str, Any]:
-        services = self._services
+        context = self._context
         return books_json(
-            last_audit=await services.open_calls.find_last_audit(),
-            held_count=await services.open_calls.count_held_payments(),
-            held=await services.books.list_held(),
-            seals=await services.overview.fleet.count_encrypted_values(),
-            sizes=await services.books.read_sizes(),
-            rules=services.networks.rules,
-            profiles=services.networks.profiles,
+            last_audit=await context.open_calls.find_last_audit(),
+            held_count=await context.open_calls.count_held_payments(),
+            held=await context.books.list_held(),
+            seals=await context.fleet.count_encrypted_values(),
+            sizes=await context.books.read_sizes(),
+            rules=context.web.rules,
+            profiles=context.web.profiles,
         )
 
     async def show_books(self, request: Request) -> Response:
@@ -299,7 +254,7 @@ class AdminRoutes:
             request,
             "admin_books.j2",
             books=await self._describe_books(),
-            gateway_name=self._services.gateway_name,
+            gateway_name=self._context.gateway_name,
             audit=None
             if audit is None
             else {
@@ -320,7 +275,7 @@ class AdminRoutes:
                 "target": join_lines(act.target),
                 "reason": join_lines(act.origin.reason),
             }
-            for act in await self._services.acts.list_acts(limit=ACTS_SHOWN)
+            for act in await self._context.acts.list_acts(limit=ACTS_SHOWN)
         ]
         return respond_page(request, "admin_acts.j2", acts=acts)
 
@@ -336,7 +291,9 @@ class AdminRoutes:
                 change = restore_listing
             case _:
                 raise refuse_form("The form says neither suspend nor restore.")
-        changed = await change(self._services.catalog, listing_id, origin=self._make_origin(request, fields))
+        changed = await change(
+            self._context.web.catalog, listing_id, origin=self._make_origin(request, fields)
+        )
         match changed:
             case NoActiveListing():
                 raise Refusal(_NO_LISTING)
@@ -356,9 +313,9 @@ class AdminRoutes:
         origin = self._make_origin(request, fields)
         match read_one(fields, "do"):
             case "block":
-                await self._services.moderation.block(wallet, origin=origin)
+                await self._context.moderation.block(wallet, origin=origin)
             case "unblock":
-                await self._services.moderation.unblock(wallet, origin=origin)
+                await self._context.moderation.unblock(wallet, origin=origin)
             case _:
                 raise refuse_form("The form says neither block nor unblock.")
         return redirect_to("/wallets")
@@ -369,30 +326,30 @@ class AdminRoutes:
             tx_hash = TxHash.parse(read_one(fields, "transaction").strip())
         except ValueError as exc:
             raise refuse_form(f"The transaction is not understood: {exc}.") from exc
-        await self._services.operator_ledger.admit(tx_hash, origin=self._make_origin(request, fields))
+        await self._context.operator_ledger.admit(tx_hash, origin=self._make_origin(request, fields))
         return redirect_to("/acts")
 
     async def release(self, request: Request) -> Response:
         """Releases held balances, only with the name of the gateway and a ledger that balances."""
         fields = await read_admin_form(request, RELEASE)
-        if read_one(fields, "gateway").strip() != self._services.gateway_name:
+        if read_one(fields, "gateway").strip() != self._context.gateway_name:
             raise refuse_form(
-                f"Type the name of this gateway to release the balances: {self._services.gateway_name}"
+                f"Type the name of this gateway to release the balances: {self._context.gateway_name}"
             )
         origin = self._make_origin(request, fields)
-        report = await self._services.operator_ledger.audit()
+        report = await self._context.operator_ledger.audit()
         if not report.is_balanced:
             raise refuse_form(
                 "The ledger does not balance, so nothing was released. Run: tollway gateway audit"
             )
-        await self._services.operator_ledger.release_held(origin=origin)
+        await self._context.operator_ledger.release_held(origin=origin)
         return redirect_to("/books")
 
     async def run_audit(self, request: Request) -> Response:
         """Starts an audit, unless one runs on this gateway."""
         await read_admin_form(request, AUDIT)
         if self._audit is None or not self._audit.is_running:
-            run = AuditRun(started_ms=self._services.now_ms(), actor=session_of(request).actor)
+            run = AuditRun(started_ms=self._context.web.now_ms(), actor=session_of(request).actor)
             self._audit = run
             response = redirect_to("/books")
             response.background = BackgroundTask(self._audit_ledger, run)  # runs when the response is sent
@@ -401,8 +358,8 @@ class AdminRoutes:
 
     async def _audit_ledger(self, run: AuditRun) -> None:
         try:
-            run.report = await self._services.operator_ledger.audit()
-            await self._services.record_audit(run.report)
+            run.report = await self._context.operator_ledger.audit()
+            await self._context.record_audit(run.report)
         except Exception as exc:  # noqa: BLE001 - the root of this task; the page shows the failure
             run.failure = str(exc)[:200] or type(exc).__name__
         finally:
@@ -416,7 +373,7 @@ class AdminRoutes:
         except ValueError as exc:
             raise refuse_form(f"The reason is not accepted: {exc}.") from exc
         return ActOrigin(
-            actor=f"{session_of(request).actor} (page)", at_ms=self._services.now_ms(), reason=reason
+            actor=f"{session_of(request).actor} (page)", at_ms=self._context.web.now_ms(), reason=reason
         )
 
 

@@ -23,6 +23,7 @@ from tollway.limits import Limits
 from tollway.rate_limits.limiter import Quota, RateLimiter
 from tollway.web.admission import BODY_RESERVATION, SignInRateLimit
 from tollway.web.book_turns import enter_turn
+from tollway.web.context import WalletDependency, WebContext
 from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.page_response import API_PROOFS, mark_private
 from tollway.web.problems import CHALLENGED_BY_402, SIGN_IN_CHALLENGE, describe_errors
@@ -49,10 +50,6 @@ _SIWX_SCHEMA = {
     },
     "required": ["domain", "address", "uri", "version", "chainId", "type", "nonce", "issuedAt", "signature"],
 }
-
-
-WalletDependency = Callable[[Request], Awaitable[Identity]]
-"""Authenticates the wallet of a request before the route validates anything."""
 
 
 def make_wallet_dependency(
@@ -246,8 +243,9 @@ _NO_STORE = {"Cache-Control": "no-store"}
 _CHAIN_ID_MAX = 10**15 - 1
 
 
-def signin_router(sign_in: SignIn, rate_limit: SignInRateLimit, *, limits: Limits) -> Router:
+def signin_router(context: WebContext) -> Router:
     """`/api/v2/auth/nonce` and `/api/v2/auth/session`."""
+    sign_in, rate_limit, limits = context.sign_in, context.sign_in_limit, context.limits
 
     async def issue_nonce(request: Request) -> Response:
         await charge_sign_in(rate_limit, "nonce", request)

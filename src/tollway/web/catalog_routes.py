@@ -3,8 +3,6 @@
 Both responses are cached in memory for seconds, as the documents of an API are.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
@@ -14,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from tollway.ids import ListingId, format_network
-from tollway.registry.catalog import Catalog, CatalogFacets
-from tollway.registry.quality import DayQuality, QualityRecords, day_of, summarise_days
+from tollway.registry.catalog import CatalogFacets
+from tollway.registry.quality import DayQuality, day_of, summarise_days
+from tollway.web.context import WebContext
 from tollway.web.discovery_routes import CACHE_CONTROL, Document, DocumentCache
 from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import render_json
@@ -31,33 +30,23 @@ class FacetParameters(QueryModel):
     q: Annotated[str, Field(max_length=SEARCH_LENGTH_MAX)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogServices:
-    """The collaborators of the routes. `ticks_ms`: a monotonic clock."""
-
-    catalog: Catalog
-    quality: QualityRecords
-    now_ms: Callable[[], int]
-    ticks_ms: Callable[[], int]
-
-
-def catalog_router(services: CatalogServices) -> Router:
-    cache = DocumentCache(ticks_ms=services.ticks_ms)
+def catalog_router(context: WebContext) -> Router:
+    cache = DocumentCache(ticks_ms=context.ticks_ms)
 
     async def show_facets(request: Request) -> Response:
         words = read_query(FacetParameters, request.scope["query_string"]).q
 
         async def write() -> Document:
-            return _document(_facets_json(await services.catalog.count_facets(words)))
+            return _document(_facets_json(await context.catalog.count_facets(words)))
 
         return _answer(await cache.get_or_write(f"facets {words!r}", 0, write))
 
     async def show_stats(request: Request) -> Response:
-        listing = await find_public_listing(services.catalog, ListingId(request.path_params["apiId"]))
-        today = day_of(services.now_ms())
+        listing = await find_public_listing(context.catalog, ListingId(request.path_params["apiId"]))
+        today = day_of(context.now_ms())
 
         async def write() -> Document:
-            counts = await services.quality.read_days(listing.id, today=today)
+            counts = await context.quality.read_days(listing.id, today=today)
             days = [_day_json(day) for day in summarise_days(counts, today=today)]
             return _document({"id": listing.id, "days": days})
 

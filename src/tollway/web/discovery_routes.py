@@ -7,7 +7,7 @@ The bazaar shows only what an authorization can pay for at this moment; a page m
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -16,7 +16,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from tollway.chain.networks import ChainRules
 from tollway.discovery.agent_document import describe_for_agents
 from tollway.discovery.bazaar import (
     BAZAAR,
@@ -34,14 +33,21 @@ from tollway.discovery.openapi import build_openapi
 from tollway.discovery.operations import ApiOperation, list_operations
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.target import match_operation
-from tollway.ids import Address, ChainId, ListingId, Network, format_network, parse_network
-from tollway.limits import MIB, Limits
+from tollway.ids import Address, ListingId, Network, format_network, parse_network
+from tollway.limits import MIB
 from tollway.money import UNITS_MAX, Asset
 from tollway.payments.pricing import OperationPrice, PaymentRequirement, current_requirements
-from tollway.registry.catalog import Catalog, ListingPage, ListingQuery, NetworkCurrency
+from tollway.registry.catalog import ListingPage, ListingQuery, NetworkCurrency
 from tollway.registry.listing import Listing, RevisionCache, payable_assets
+from tollway.web.context import WebContext
 from tollway.web.listing_edits import find_public_listing
-from tollway.web.listing_json import ListingEncoder, etag_of, has_etag, is_same_content, render_json
+from tollway.web.listing_json import (
+    IsOffered,
+    etag_of,
+    has_etag,
+    is_same_content,
+    render_json,
+)
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryModel, format_time, parsed, read_query, whole_number
 
@@ -132,44 +138,31 @@ _PROBE_UNITS = tuple(1 << power for power in range(UNITS_MAX.bit_length()))
 """Prices from the lowest to the highest. A network is open if any of them can be settled: a low price may not be worth its gas, and a high
 one may need more confirmations than a call waits for."""
 
-IsOffered = Callable[[Asset, int, ListingId], bool]
-"""Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
-
 
 def is_settled_now(asset: Asset, is_offered: IsOffered) -> bool:
     """Whether some price in this asset can be settled for a listing without gas costs so far."""
     return asset.domain is not None and any(is_offered(asset, units, _NO_LISTING) for units in _PROBE_UNITS)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BazaarServices:
-    """The collaborators of the bazaar's routes. `public_url` has no final slash. `rules`: of every configured network."""
-
-    catalog: Catalog
-    rules: Mapping[ChainId, ChainRules]
-    is_offered: IsOffered
-    public_url: str
-
-
-def bazaar_router(services: BazaarServices) -> Router:
+def bazaar_router(context: WebContext) -> Router:
     """Two routes under `/x402/discovery`. A client configures `{publicUrl}/x402` as its facilitator."""
 
     async def list_resources(request: Request) -> JSONResponse:
         query = read_query(ResourceParameters, request.scope["query_string"])
         wanted, limit, offset = query.to_filter(), query.limit, query.offset
-        page = await _find_page(services, wanted, ListingQuery(limit=limit, skip=offset))
-        records = _records(services, wanted, page)
+        page = await _find_page(context, wanted, ListingQuery(limit=limit, skip=offset))
+        records = _records(context, wanted, page)
         return JSONResponse(resources_json(records, limit=limit, offset=offset, total=page.total))
 
     async def search(request: Request) -> JSONResponse:
         query = read_query(ResourceSearchParameters, request.scope["query_string"])
         wanted, limit, start = query.to_filter(), query.limit, query.cursor
         listing_query = ListingQuery(limit=limit, skip=start, words=query.query, sort="relevance")
-        page = await _find_page(services, wanted, listing_query)
+        page = await _find_page(context, wanted, listing_query)
         has_more = page.total > start + limit or (page.is_lower_bound and len(page.found) == limit)
         is_cut = has_more and start + limit > OFFSET_MAX
         cursor = str(start + limit) if has_more and not is_cut else None
-        records = _records(services, wanted, page)
+        records = _records(context, wanted, page)
         return JSONResponse(search_json(records, limit=limit, cursor=cursor, is_partial=is_cut))
 
     return Router(
@@ -180,17 +173,17 @@ def bazaar_router(services: BazaarServices) -> Router:
     )
 
 
-async def _find_page(services: BazaarServices, wanted: ResourceFilter, query: ListingQuery) -> ListingPage:
+async def _find_page(context: WebContext, wanted: ResourceFilter, query: ListingQuery) -> ListingPage:
     """A page of listings on networks where authorizations can be settled now."""
     network_currencies = tuple(
         network_currency
-        for network_currency in _open_markets(services)
+        for network_currency in _open_markets(context)
         if _is_wanted(network_currency, wanted)
     )
     if wanted.is_impossible or wanted.extension not in (None, BAZAAR) or not network_currencies:
         return ListingPage(found=(), total=0)
     network = network_currencies[0].chain_id if wanted.network is not None else None
-    return await services.catalog.search(
+    return await context.catalog.search(
         ListingQuery(
             limit=query.limit,
             skip=query.skip,
@@ -203,17 +196,17 @@ async def _find_page(services: BazaarServices, wanted: ResourceFilter, query: Li
     )
 
 
-def _open_markets(services: BazaarServices) -> tuple[NetworkCurrency, ...]:
+def _open_markets(context: WebContext) -> tuple[NetworkCurrency, ...]:
     """The networks and currencies on which some price can be settled for a listing without gas costs so far.
 
     The search leaves out the others (a key below its floor, gas too expensive, no domain): they would fill pages with nothing.
     """
-    assets = (asset for rules in services.rules.values() for asset in rules.assets)
+    assets = (asset for rules in context.rules.values() for asset in rules.assets)
     return tuple(
         dict.fromkeys(
             NetworkCurrency(chain_id=asset.chain_id, currency=asset.symbol)
             for asset in assets
-            if is_settled_now(asset, services.is_offered)
+            if is_settled_now(asset, context.encoder.is_offered)
         )
     )
 
@@ -222,27 +215,27 @@ def _is_wanted(network_currency: NetworkCurrency, wanted: ResourceFilter) -> boo
     return wanted.network in (None, format_network(network_currency.chain_id))
 
 
-def _records(services: BazaarServices, wanted: ResourceFilter, page: ListingPage) -> list[dict[str, Any]]:
-    records = (describe_for_bazaar(services, found.listing, wanted) for found in page.found)
+def _records(context: WebContext, wanted: ResourceFilter, page: ListingPage) -> list[dict[str, Any]]:
+    records = (describe_for_bazaar(context, found.listing, wanted) for found in page.found)
     return [record for record in records if record is not None and wanted.has_extension(record)]
 
 
 def describe_for_bazaar(
-    services: BazaarServices, listing: Listing, wanted: ResourceFilter = ANY_RESOURCE
+    context: WebContext, listing: Listing, wanted: ResourceFilter = ANY_RESOURCE
 ) -> dict[str, Any] | None:
     """The record of a listing; None if no requirement that can be settled now meets the filter."""
     requirements = tuple(
         one
-        for one in _list_requirements(services, listing)
-        if one.units <= UNITS_MAX and services.is_offered(one.asset, one.units, listing.id)
+        for one in _list_requirements(context, listing)
+        if one.units <= UNITS_MAX and context.encoder.is_offered(one.asset, one.units, listing.id)
     )
     if not wanted.is_met_by(requirements):
         return None
-    gateway_url = f"{services.public_url}/api/v2/gateway/{listing.id}"
+    gateway_url = f"{context.public_url}/api/v2/gateway/{listing.id}"
     return describe_resource(listing, requirements, gateway_url=gateway_url)
 
 
-def _list_requirements(services: BazaarServices, listing: Listing) -> tuple[PaymentRequirement, ...]:
+def _list_requirements(context: WebContext, listing: Listing) -> tuple[PaymentRequirement, ...]:
     """The requirements of the listing's representative call, one for each way to pay; none for a free call."""
     entry = choose_representative_call(listing)
     operation = match_operation(listing.operations, entry.method, entry.path)
@@ -252,7 +245,7 @@ def _list_requirements(services: BazaarServices, listing: Listing) -> tuple[Paym
         terms=listing.current_terms(since_ms=listing.updated_ms),
         price=listing.price if operation is None else operation.price,
     )
-    return current_requirements(operation_price, services.rules, timeout_s=listing.timeout_s)
+    return current_requirements(operation_price, context.rules, timeout_s=listing.timeout_s)
 
 
 # ---- The query.
@@ -329,26 +322,8 @@ Compose = Callable[[ListingView, dict[str, Any] | None], tuple[bytes, ...]]
 """Composes the pages of a document, mostly one, from the view of a listing and its record in the bazaar."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DocumentServices:
-    """The collaborators of the routes. `is_mpp_offered`: whether MPP can settle an amount now. `is_bound_required`: the operator requires bound
-    signatures for all listings."""
-
-    catalog: Catalog
-    encoder: ListingEncoder
-    bazaar: BazaarServices
-    limits: Limits
-    is_mpp_offered: IsOffered
-    is_bound_required: bool
-    ticks_ms: Callable[[], int]
-
-    async def describe_draft(self, listing: Listing) -> dict[str, Any]:
-        """The agent document of a listing that is not published, or not yet changed."""
-        return await DocumentRoutes(self).describe_draft(listing)
-
-
-def discovery_router(services: DocumentServices) -> Router:
-    routes = DocumentRoutes(services)
+def discovery_router(context: WebContext) -> Router:
+    routes = DocumentRoutes(context)
     return Router(
         [
             Route("/api/v2/apis/{apiId}/discovery", routes.show_discovery, methods=["GET"]),
@@ -362,9 +337,9 @@ def discovery_router(services: DocumentServices) -> Router:
 class DocumentRoutes:
     """The handlers of the documents of one listing. Many tasks may call them at once."""
 
-    def __init__(self, services: DocumentServices) -> None:
-        self._services = services
-        self._cache = DocumentCache(ticks_ms=services.ticks_ms)
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._cache = DocumentCache(ticks_ms=context.ticks_ms)
         self._operations: RevisionCache[tuple[ApiOperation, ...]] = RevisionCache(OPERATIONS_CACHED_MAX)
 
     async def show_discovery(self, request: Request) -> Response:
@@ -372,7 +347,7 @@ class DocumentRoutes:
 
     async def show_agent(self, request: Request) -> Response:
         number = read_query(AgentParameters, request.scope["query_string"]).page
-        limits = self._services.limits
+        limits = self._context.limits
         document = await self._read(
             request,
             "agent",
@@ -386,7 +361,7 @@ class DocumentRoutes:
     async def describe_draft(self, listing: Listing) -> dict[str, Any]:
         """The first page of the agent document of a listing that is not published, or not yet changed."""
         view = await self.read_view(listing)
-        pages = await asyncio.to_thread(describe_for_agents, view, self._services.limits)
+        pages = await asyncio.to_thread(describe_for_agents, view, self._context.limits)
         return dict(pages[0])
 
     async def show_openapi(self, request: Request) -> Response:
@@ -399,7 +374,7 @@ class DocumentRoutes:
 
     async def _read(self, request: Request, kind: str, compose: Compose) -> Document:
         listing_id = ListingId(request.path_params["apiId"])
-        listing = await find_public_listing(self._services.catalog, listing_id)
+        listing = await find_public_listing(self._context.catalog, listing_id)
 
         async def write() -> Document:
             return await self._write(listing, compose)
@@ -411,7 +386,7 @@ class DocumentRoutes:
         headers = {
             "ETag": document.etag,
             "Cache-Control": CACHE_CONTROL,
-            "Link": f'<{self._services.encoder.url_of(listing_id)}>; rel="describes"',
+            "Link": f'<{self._context.encoder.url_of(listing_id)}>; rel="describes"',
         }
         known = request.headers.get("if-none-match")
         if known is not None and has_etag(known, headers["ETag"], same=is_same_content):
@@ -421,40 +396,40 @@ class DocumentRoutes:
     async def _write(self, listing: Listing, compose: Compose) -> Document:
         """Reads and composes large documents in threads; reads the state of the gateway on the event loop."""
         view = await self.read_view(listing)
-        entry = describe_for_bazaar(self._services.bazaar, listing)
+        entry = describe_for_bazaar(self._context, listing)
         return await asyncio.to_thread(_compose_document, compose, view, entry)
 
     async def read_view(self, listing: Listing) -> ListingView:
         """The view that all documents of a listing are made of. A large provider's document is read in a thread, once for each revision."""
-        services = self._services
+        context = self._context
         operations = self._operations.find(listing, None)
         if operations is None:
             operations = self._operations.put(
                 listing, None, await asyncio.to_thread(list_operations, listing)
             )
-        reputation = await services.catalog.reputation(listing.id)
+        reputation = await context.catalog.reputation(listing.id)
         return ListingView(
             listing=listing,
             operations=operations,
-            details=services.encoder.details(listing, reputation),
+            details=context.encoder.details(listing, reputation),
             options={
-                price.nano: services.encoder.options(listing, price)
+                price.nano: context.encoder.options(listing, price)
                 for price in list_prices(listing, operations)
             },
-            public_url=services.encoder.public_url,
+            public_url=context.encoder.public_url,
             verified_at=None if reputation.verified_ms is None else format_time(reputation.verified_ms),
             quality=reputation.quality,
             has_mpp=self._has_mpp(listing, operations),
-            is_bound_only=services.is_bound_required or listing.signature == "bound",
+            is_bound_only=context.is_bound_required or listing.signature == "bound",
         )
 
     def _has_mpp(self, listing: Listing, operations: tuple[ApiOperation, ...]) -> bool:
         assets = payable_assets(
-            self._services.encoder.assets, currency=listing.currency, networks=listing.networks
+            self._context.encoder.assets, currency=listing.currency, networks=listing.networks
         )
         prices = [price for price in list_prices(listing, operations) if not price.is_free]
         return any(
-            self._services.is_mpp_offered(asset, price.units_in(asset), listing.id)
+            self._context.is_mpp_offered(asset, price.units_in(asset), listing.id)
             for asset in assets
             for price in prices
         )

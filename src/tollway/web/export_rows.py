@@ -10,7 +10,8 @@ from tollway.csv_text import csv_line
 from tollway.ledger.history import ListedPayment
 from tollway.ledger.records import CallRecord
 from tollway.money import Asset, format_decimal
-from tollway.web.history_routes import FindAsset, call_json, find_call_asset, payment_members
+from tollway.web.context import FindAsset
+from tollway.web.history_routes import call_json, find_call_asset, payment_members
 from tollway.web.query import format_time
 
 CALL_COLUMNS = (

@@ -25,13 +25,13 @@ from starlette.types import Receive, Scope, Send
 from tollway.csv_text import csv_line
 from tollway.errors import Code, Problem, Refusal, StorageUnavailable
 from tollway.ids import Address
-from tollway.ledger.history import CallHistory, HistoryQuery, PaymentQuery
+from tollway.ledger.history import HistoryQuery, PaymentQuery
 from tollway.limits import Limits
-from tollway.registry.moderation import BlockedWallet, explain_block
-from tollway.web.auth_routes import WalletDependency
-from tollway.web.book_turns import SLICE_ROWS, BookTurns, leave_turn
+from tollway.registry.moderation import explain_block
+from tollway.web.book_turns import SLICE_ROWS, leave_turn
+from tollway.web.context import FindAsset, WebContext
 from tollway.web.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS, write_call, write_payment
-from tollway.web.history_routes import FindAsset, HistoryFilters, PaymentFilters, ResolveWallet
+from tollway.web.history_routes import HistoryFilters, PaymentFilters
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
 PAGE_ROWS_MAX = 100_000
@@ -55,73 +55,56 @@ class PaymentExportParameters(PaymentFilters):
     limit: Annotated[int, whole_number(1, PAGE_ROWS_MAX)] = PAGE_ROWS_MAX
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportServices:
-    """The collaborators of the routes. `clock`: monotonic, in seconds. `is_session_open`: of a request that `wallet` has authenticated."""
-
-    call_history: CallHistory
-    wallet: WalletDependency
-    resolve_wallet: ResolveWallet
-    find_asset: FindAsset
-    limits: Limits
-    public_url: str
-    now_ms: Callable[[], int]
-    clock: Callable[[], float]
-    is_session_open: Callable[[Request], Awaitable[bool]]
-    find_block: Callable[[Address], BlockedWallet | None]
-    book_turns: BookTurns
-
-
 CALLS_PATH, PAYMENTS_PATH = "/api/v2/history.csv", "/api/v2/payments.csv"
 
 
 def export_router(
-    services: ExportServices, *, calls_path: str = CALLS_PATH, payments_path: str = PAYMENTS_PATH
+    context: WebContext, *, calls_path: str = CALLS_PATH, payments_path: str = PAYMENTS_PATH
 ) -> Router:
     """The two routes. `wallet` authenticates the request before anything is validated. Each router has slots of its own."""
-    slots = ExportSlots(services.limits)
+    slots = ExportSlots(context.limits)
 
     async def export_calls(request: Request) -> Response:
-        caller = await services.wallet(request)
+        caller = await context.authenticate(request)
         given = read_query(CallExportParameters, request.scope["query_string"])
-        reading = _ExportReading(services, request, caller.address, named=given.wallet)
+        reading = _ExportReading(context, request, caller.address, named=given.wallet)
         owner = await reading.check_access()
-        as_of_ms = _as_of(given.to_ms, services.now_ms())
+        as_of_ms = _as_of(given.to_ms, context.shared_ms())
         query = HistoryQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
 
         async def open_page() -> CsvPage:
-            last = await services.call_history.find_last_call(query)
+            last = await context.call_history.find_last_call(query)
             place = None if last is None else (last.created_ms, last.id)
             before = None if last is None else last.id
             return CsvPage(
                 name=_file_name("history", as_of_ms),
                 columns=CALL_COLUMNS,
                 chunks=_read_calls(reading, query, last_place=place),
-                next_url=before and _next_url(services, calls_path, given, before=before, to_ms=as_of_ms),
+                next_url=before and _next_url(context, calls_path, given, before=before, to_ms=as_of_ms),
             )
 
-        return CsvResponse(open_page, slots=slots, reading=reading, services=services)
+        return CsvResponse(open_page, slots=slots, reading=reading, context=context)
 
     async def export_payments(request: Request) -> Response:
-        caller = await services.wallet(request)
+        caller = await context.authenticate(request)
         given = read_query(PaymentExportParameters, request.scope["query_string"])
-        reading = _ExportReading(services, request, caller.address, named=given.wallet)
+        reading = _ExportReading(context, request, caller.address, named=given.wallet)
         owner = await reading.check_access()
-        as_of_ms = _as_of(given.to_ms, services.now_ms())
+        as_of_ms = _as_of(given.to_ms, context.shared_ms())
         query = PaymentQuery(**{**dict(given), "wallet": owner, "to_ms": as_of_ms})
 
         async def open_page() -> CsvPage:
-            last = await services.call_history.find_last_payment(query)
+            last = await context.call_history.find_last_payment(query)
             place = None if last is None else (last.payment.block_time, last.payment.id)
             before = None if last is None else str(last.place)
             return CsvPage(
                 name=_file_name("payments", as_of_ms),
                 columns=PAYMENT_COLUMNS,
                 chunks=_read_payments(reading, query, last_place=place),
-                next_url=before and _next_url(services, payments_path, given, before=before, to_ms=as_of_ms),
+                next_url=before and _next_url(context, payments_path, given, before=before, to_ms=as_of_ms),
             )
 
-        return CsvResponse(open_page, slots=slots, reading=reading, services=services)
+        return CsvResponse(open_page, slots=slots, reading=reading, context=context)
 
     return Router(
         [
@@ -140,14 +123,14 @@ def _file_name(kind: str, as_of_ms: int) -> str:
     return f"tollway-{kind}-{moment:%Y%m%dT%H%M%SZ}.csv"
 
 
-def _next_url(services: ExportServices, path: str, given: QueryModel, *, before: str, to_ms: int) -> str:
+def _next_url(context: WebContext, path: str, given: QueryModel, *, before: str, to_ms: int) -> str:
     """The URL of the next page: the same query, with `before` and `to`."""
     fields = type(given).model_fields
     query = {fields[name].alias or name: getattr(given, name) for name in given.model_fields_set}
     if isinstance(query.get("from"), int):
         query["from"] = format_time(query["from"])
     query |= {"before": before, "to": format_time(to_ms)}
-    return f"{services.public_url}{path}?{urlencode(query, quote_via=quote)}"
+    return f"{context.public_url}{path}?{urlencode(query, quote_via=quote)}"
 
 
 # ---- Rows.
@@ -157,9 +140,9 @@ class _ExportReading:
     """What one export reads for its wallet, as long as the wallet may. `slot`: set when the export has one."""
 
     def __init__(
-        self, services: ExportServices, request: Request, wallet: Address, *, named: Address | None
+        self, context: WebContext, request: Request, wallet: Address, *, named: Address | None
     ) -> None:
-        self.services = services
+        self.context = context
         self.request = request
         self.wallet = wallet
         self.slot = ExportSlot(wallet)
@@ -169,15 +152,15 @@ class _ExportReading:
         """The wallet whose books are read. Raises Refusal when the session, the permission or the slot has ended, and for a blocked wallet."""
         if self.slot.has_to_end:
             raise Refusal(_SLOT_ENDED)
-        if not await self.services.is_session_open(self.request):
+        if not await self.context.is_session_open(self.request):
             raise Refusal(_SESSION_ENDED)
-        block = self.services.find_block(self.wallet)
+        block = self.context.find_block(self.wallet)
         if block is not None:
             raise Refusal(explain_block(block))
-        return await self.services.resolve_wallet(self.wallet, self._named)
+        return await self.context.book_access.resolve_wallet(self.wallet, self._named)
 
     def turn(self) -> AbstractAsyncContextManager[None]:
-        return self.services.book_turns.turn(self.wallet)
+        return self.context.book_turns.turn(self.wallet)
 
 
 R = TypeVar("R")
@@ -197,13 +180,13 @@ async def _read_calls(
     reading: _ExportReading, query: HistoryQuery, *, last_place: tuple[int, str] | None
 ) -> AsyncGenerator[str]:
     """The lines of a page, chunk by chunk. `last_place`: of its last call; None for the last page."""
-    services = reading.services
+    context = reading.context
     chunk = replace(query, limit=min(CHUNK_ROWS, query.limit))
     while True:
         async with reading.turn():
-            calls = await services.call_history.read_calls(chunk)
+            calls = await context.call_history.read_calls(chunk)
             own = [one for one in calls if last_place is None or (one.created_ms, one.id) >= last_place]
-            lines = await _write_rows(own, write_call, services.find_asset)
+            lines = await _write_rows(own, write_call, context.find_asset)
         if lines:
             yield lines
         if len(own) < chunk.limit:
@@ -216,17 +199,17 @@ async def _read_payments(
     reading: _ExportReading, query: PaymentQuery, *, last_place: tuple[int, int] | None
 ) -> AsyncGenerator[str]:
     """See `_read_calls`."""
-    services = reading.services
+    context = reading.context
     chunk = replace(query, limit=min(CHUNK_ROWS, query.limit))
     while True:
         async with reading.turn():
-            payments = await services.call_history.read_payments(chunk)
+            payments = await context.call_history.read_payments(chunk)
             own = [
                 one
                 for one in payments
                 if last_place is None or (one.payment.block_time, one.payment.id) >= last_place
             ]
-            lines = await _write_rows(own, write_payment, services.find_asset)
+            lines = await _write_rows(own, write_payment, context.find_asset)
         if lines:
             yield lines
         if len(own) < chunk.limit:
@@ -356,14 +339,14 @@ class CsvResponse(Response):
         *,
         slots: ExportSlots,
         reading: _ExportReading,
-        services: ExportServices,
+        context: WebContext,
     ) -> None:
         super().__init__()
         self._open_page = open_page
         self._slots = slots
         self._reading = reading
-        self._limits = services.limits
-        self._clock = services.clock
+        self._limits = context.limits
+        self._clock = context.clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leave_turn(scope)  # each chunk takes a turn of its own

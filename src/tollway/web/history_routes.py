@@ -3,7 +3,7 @@
 Read only, except that a provider may resolve a call whose outcome is unknown. A response never contains a record of another wallet.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.identity.viewers import NOT_VIEWER
-from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, format_network
+from tollway.ids import Address, CallId, ListingId, TxHash, format_network
 from tollway.ledger.history import (
     CallHistory,
     HistoryQuery,
@@ -30,8 +30,9 @@ from tollway.ledger.sales import SUM_STATES
 from tollway.money import Asset
 from tollway.payments.held_calls import ChargeFault, HeldCalls
 from tollway.payments.transaction_lookup import TransactionStatus
-from tollway.web.auth_routes import WalletDependency, client_address_of, make_x402_wallet_dependency
+from tollway.web.auth_routes import client_address_of, make_x402_wallet_dependency
 from tollway.web.book_turns import SLICE_ROWS, leave_turn
+from tollway.web.context import FindAsset, WalletDependency, WebContext
 from tollway.web.json import find_unknown_members, parse_json_object
 from tollway.web.problems import status_of
 from tollway.web.query import (
@@ -55,17 +56,6 @@ ID_LENGTH_MAX = 64
 _ERROR_STATUS_MIN = 400
 _OK, _ACCEPTED = 200, 202
 
-FindAsset = Callable[[ChainId, str], Asset | None]
-"""The asset with this ledger key on a chain; None if it is no longer configured."""
-
-
-LookUpTransaction = Callable[[TxHash, Address], Awaitable[TransactionStatus | None]]
-"""Reads the status of a payer's transaction from the chains. None: a chain is unavailable, and no other chain has it."""
-
-
-ResolveWallet = Callable[[Address, Address | None], Awaitable[Address]]
-"""The wallet whose books a reader gets: its own, or the named one. Raises Refusal (403) where that wallet has not named the reader."""
-
 
 class RecordResponse(JSONResponse):
     """Records as JSON, encoded without Python code for each value: the bytes are those of `JSONResponse`."""
@@ -74,31 +64,23 @@ class RecordResponse(JSONResponse):
         return to_json(content, inf_nan_mode="constants")
 
 
-def history_router(
-    *,
-    call_history: CallHistory,
-    held_calls: HeldCalls,
-    payment_ledger: PaymentLedger,
-    wallet: WalletDependency,
-    resolve_wallet: ResolveWallet,
-    lookup: LookUpTransaction,
-    find_asset: FindAsset,
-    now_ms: Callable[[], int],
-) -> Router:
-    """The five routes under `/api/v2`. `wallet` authenticates the request before anything is validated."""
+def history_router(context: WebContext) -> Router:
+    """The five routes under `/api/v2`."""
+    call_history, find_asset = context.call_history, context.find_asset
+    resolve_wallet = context.book_access.resolve_wallet
 
     async def resolve_call(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         call = await find_sold_call(call_history, request.path_params["call_id"], caller.address)
         outcome = _read_outcome(await request.body())
         decided = await decide_call(
-            held_calls, call_history, call, outcome, client_address=client_address_of(request)
+            context.held_calls, call_history, call, outcome, client_address=client_address_of(request)
         )
         status = _ACCEPTED if decided.state is CallState.SETTLING else _OK
         return RecordResponse(call_json(decided, find_asset), status_code=status)
 
     async def list_payments(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         given = dict(read_query(PaymentParameters, request.scope["query_string"]))
         query = PaymentQuery(wallet=await resolve_wallet(caller.address, given.pop("wallet")), **given)
         rows = [
@@ -108,15 +90,17 @@ def history_router(
         return RecordResponse({"payments": rows, "limit": query.limit, "offset": query.offset})
 
     async def show_payment(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
         tx_hash = parse_transaction(request.path_params["transaction"])
         payer = await resolve_wallet(caller.address, named)
         payments = await call_history.payments_in(payer, tx_hash)
         if not payments:
             leave_turn(request.scope)  # the nodes of a chain may take seconds
-            return RecordResponse(_transaction_status_json(tx_hash, payer, await lookup(tx_hash, payer)))
-        is_restored = await is_held_by_restore(payments, payment_ledger)
+            return RecordResponse(
+                _transaction_status_json(tx_hash, payer, await context.look_up_transaction(tx_hash, payer))
+            )
+        is_restored = await is_held_by_restore(payments, context.payment_ledger)
         first, *others = [
             await _payment_json(payment, call_history, find_asset, is_restored=is_restored)
             for payment in payments
@@ -125,14 +109,7 @@ def history_router(
 
     return Router(
         [
-            *_read_routes(
-                "/api/v2",
-                call_history=call_history,
-                wallet=wallet,
-                resolve_wallet=resolve_wallet,
-                find_asset=find_asset,
-                now_ms=now_ms,
-            ),
+            *_read_routes(context, "/api/v2", authenticate=context.authenticate),
             Route("/api/v2/history/{call_id}/resolution", resolve_call, methods=["POST"]),
             Route("/api/v2/payments", list_payments, methods=["GET"]),
             Route("/api/v2/payments/{transaction}", show_payment, methods=["GET"]),
@@ -140,46 +117,27 @@ def history_router(
     )
 
 
-def x402_history_router(
-    *,
-    call_history: CallHistory,
-    wallet: WalletDependency,
-    resolve_wallet: ResolveWallet,
-    find_asset: FindAsset,
-    now_ms: Callable[[], int],
-) -> Router:
+def x402_history_router(context: WebContext) -> Router:
     """`/x402/history` and `/x402/history/{callId}`: the two reads for x402 clients, which sign in only after a 402. They take no payment."""
     return Router(
-        _read_routes(
-            "/x402",
-            call_history=call_history,
-            wallet=make_x402_wallet_dependency(wallet),
-            resolve_wallet=resolve_wallet,
-            find_asset=find_asset,
-            now_ms=now_ms,
-        )
+        _read_routes(context, "/x402", authenticate=make_x402_wallet_dependency(context.authenticate))
     )
 
 
-def _read_routes(
-    prefix: str,
-    *,
-    call_history: CallHistory,
-    wallet: WalletDependency,
-    resolve_wallet: ResolveWallet,
-    find_asset: FindAsset,
-    now_ms: Callable[[], int],
-) -> list[Route]:
+def _read_routes(context: WebContext, prefix: str, *, authenticate: WalletDependency) -> list[Route]:
+    call_history, find_asset = context.call_history, context.find_asset
+    resolve_wallet = context.book_access.resolve_wallet
+
     async def list_history(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await authenticate(request)
         given = read_query(HistoryParameters, request.scope["query_string"])
         owner = await resolve_wallet(caller.address, given.wallet)
         query = HistoryQuery(**{**dict(given), "wallet": owner})
-        page = await history_json(query, call_history, find_asset=find_asset, now_ms=now_ms())
+        page = await history_json(query, call_history, find_asset=find_asset, now_ms=context.now_ms())
         return RecordResponse(page)
 
     async def show_call(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await authenticate(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
         owner = await resolve_wallet(caller.address, named)
         call = await find_call(call_history, request.path_params["call_id"], owner)

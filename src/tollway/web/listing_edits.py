@@ -3,12 +3,9 @@
 A change runs in this order: listing, permission, body, checks of the endpoint and of the document. The rules are in `registry`.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-from starlette.requests import Request
+from typing import Any
 
 from tollway.errors import (
     Code,
@@ -16,14 +13,9 @@ from tollway.errors import (
     FieldError,
     Problem,
     Refusal,
-    UpstreamBadResponse,
-    UpstreamTimeout,
-    UpstreamUnreachable,
 )
-from tollway.ids import Address, ChainId, ListingId, format_id
-from tollway.limits import Limits
+from tollway.ids import Address, ListingId, format_id
 from tollway.outbound.policy import Endpoint, EndpointRefused, parse_endpoint
-from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import (
     NO_HEADS,
     Catalog,
@@ -35,12 +27,10 @@ from tollway.registry.catalog import (
 from tollway.registry.draft import (
     ENDPOINT_POLICY,
     Draft,
-    DraftRules,
     EndpointFault,
     create_listing,
     edit_listing,
     find_nothing_served,
-    fit_fetched_document,
     parse_draft,
 )
 from tollway.registry.listing import Listing
@@ -52,17 +42,15 @@ from tollway.registry.listing_warnings import (
     list_warnings,
 )
 from tollway.registry.moderation import (
-    BlockedWallet,
     check_registration,
     describe_suspension,
     explain_block,
 )
-from tollway.registry.openapi import YamlRefused, parse_yaml_object
 from tollway.registry.ownership import OWNED_BY_ANOTHER, UNVERIFIED_WARNING
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.web.admission import PublishingLimits
-from tollway.web.idempotent_create import IdempotentCreate, lost_key_refusal
-from tollway.web.json import VALUES_MAX, parse_json_object
+from tollway.web.context import WebContext
+from tollway.web.idempotent_create import lost_key_refusal
 from tollway.web.listing_json import (
     ListingEncoder,
     etag_of,
@@ -103,45 +91,6 @@ DRY_RUN_ID = ListingId("api_00000000000000000000000000")
 """The placeholder for the id in a dry run; its response has `id` null, and the agent document `{apiId}`."""
 
 
-class ProvenWallet(Protocol):
-    """The part of an identity that the routes need."""
-
-    @property
-    def address(self) -> Address: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListingServices:
-    """The collaborators of the routes.
-
-    `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint` resolves and checks an endpoint, or
-    raises `EndpointNotAllowed`. `is_unprotected` requests an endpoint without the listing's secret and returns whether it
-    answers. `fetch_document` fetches an `openapiUrl` through the outbound client. The last two may be None.
-    `allowlist` None: every wallet may publish. `find_owner`: the wallet that has proved an origin, where the operator
-    requires the proof; else None. `find_addresses`: the addresses of an endpoint, for dry runs; it raises as `check_endpoint` does. `describe_draft`: the agent document of a listing, for dry runs; None leaves it out.
-    `read_heads`: the time of the newest block of each network that responds; it raises nothing.
-    """
-
-    catalog: Catalog
-    rules: DraftRules
-    encoder: ListingEncoder
-    limits: Limits
-    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    check_endpoint: Callable[[Endpoint], Awaitable[None]]
-    creations: IdempotentCreate
-    find_block: Callable[[Address], BlockedWallet | None]
-    allowlist: frozenset[Address] | None
-    now_ms: Callable[[], int]
-    entropy: Callable[[int], bytes]
-    rate_limiter: RateLimiter
-    is_unprotected: Callable[[Endpoint], Awaitable[bool]] | None = None
-    fetch_document: Callable[[str], Awaitable[bytes]] | None = None
-    find_owner: Callable[[str], Awaitable[Address | None]] | None = None
-    describe_draft: Callable[[Listing], Awaitable[dict[str, Any]]] | None = None
-    find_addresses: Callable[[Endpoint], Awaitable[Sequence[str]]] | None = None
-    read_heads: Callable[[Sequence[ChainId]], Awaitable[HeadTimes]] | None = None
-
-
 _POLICY_REASONS = frozenset({"address", "port"})
 
 
@@ -155,60 +104,6 @@ def make_endpoint_check(*, allow_private: bool) -> Callable[[str], EndpointFault
         return EndpointFault(detail=parsed.detail, is_policy=parsed.reason in _POLICY_REASONS)
 
     return check
-
-
-FETCHED_VALUES_MAX = 4 * VALUES_MAX
-"""Of a document at a URL, which may be four times as long as a body's."""
-_GZIP = b"\x1f\x8b"
-
-
-class ProviderDocuments:
-    """The reader of OpenAPI documents at an `openapiUrl`. Safe to call from many tasks at once."""
-
-    def __init__(self, fetch: Callable[[str], Awaitable[bytes]]) -> None:
-        """`fetch` bounds the length of a response; it raises `EndpointNotAllowed` and the failures of an upstream."""
-        self._fetch = fetch
-        self._semaphore = asyncio.Semaphore(1)
-
-    async def read(self, url: str) -> Mapping[str, Any]:
-        """The document at that URL as a listing stores it. Raises Refusal (`validation_failed`) when it cannot be fetched or listed."""
-        try:
-            raw = await self._fetch(url)
-        except UpstreamBadResponse as exc:
-            raise refuse_document(f"could not be fetched. {exc}") from exc
-        except (EndpointNotAllowed, UpstreamUnreachable, UpstreamTimeout) as exc:
-            raise refuse_document("could not be fetched") from exc
-        # A long text takes seconds, and fifty times its memory: it is parsed in a thread, one at a time.
-        async with self._semaphore:
-            return await asyncio.to_thread(_read_document, raw)
-
-
-def _read_document(raw: bytes) -> Mapping[str, Any]:
-    document = fit_fetched_document(_parse_document(raw))
-    if isinstance(document, str):
-        raise refuse_document(document)
-    return document
-
-
-def _parse_document(raw: bytes) -> Mapping[str, Any]:
-    if raw.startswith(_GZIP):
-        raise refuse_document("is compressed (gzip). Serve it without Content-Encoding")
-    if raw.lstrip()[:1] not in (b"{", b"["):
-        try:
-            return parse_yaml_object(raw, values_max=FETCHED_VALUES_MAX)
-        except YamlRefused as exc:
-            raise refuse_document(str(exc)) from exc
-    try:
-        return parse_json_object(raw, values_max=FETCHED_VALUES_MAX)
-    except Refusal as exc:
-        raise refuse_document(exc.problem.detail.removeprefix("the body ")) from exc
-
-
-def refuse_document(detail: str) -> Refusal:
-    """`detail`: a sentence whose subject is the document."""
-    detail = detail.removesuffix(".")
-    error = FieldError(code="openapi", detail=detail, pointer="/openapiUrl")
-    return Refusal(Problem(code=Code.VALIDATION_FAILED, detail=f"The document {detail}.", errors=(error,)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,19 +140,17 @@ def render_written(encoder: ListingEncoder, written: WrittenListing) -> tuple[st
 class ListingEdits:
     """The changes of listings. Safe to call from many tasks at once. Every method raises Refusal."""
 
-    def __init__(self, services: ListingServices) -> None:
-        self._services = services
-        fetch = services.fetch_document
-        self._documents = None if fetch is None else ProviderDocuments(fetch)
-        self._limits = PublishingLimits(limits=services.limits, rate_limiter=services.rate_limiter)
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._limits = PublishingLimits(limits=context.limits, rate_limiter=context.rate_limiter)
 
     # ---- A new listing.
 
     def check_publisher(self, provider: Address) -> None:
         """Raises Refusal for a wallet that may not publish here."""
-        services = self._services
+        context = self._context
         problem = check_registration(
-            provider, allowlist=services.allowlist, block=services.find_block(provider)
+            provider, allowlist=context.allowlist, block=context.find_block(provider)
         )
         if problem is not None:
             raise Refusal(problem)
@@ -266,7 +159,7 @@ class ListingEdits:
         """The listing that `publish` would write, with the id `DRY_RUN_ID`."""
         draft = await self._parse(body, writer, previous=None)
         listing = create_listing(
-            draft, listing_id=DRY_RUN_ID, provider=writer.provider, now_ms=self._services.now_ms()
+            draft, listing_id=DRY_RUN_ID, provider=writer.provider, now_ms=self._context.now_ms()
         )
         return await self._describe_preview(listing, UNKNOWN_REPUTATION)
 
@@ -274,22 +167,22 @@ class ListingEdits:
         self, body: Mapping[str, Any], writer: ListingWriter, *, begun: CreationBegun | None
     ) -> WrittenListing:
         """Writes a new listing; under its idempotency key where the request has one."""
-        services = self._services
+        context = self._context
         draft = await self._parse(body, writer, previous=None)
-        now_ms = services.now_ms()
-        listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=services.entropy(10)))
+        now_ms = context.now_ms()
+        listing_id = ListingId(format_id("api", now_ms=now_ms, entropy=context.entropy(10)))
         listing = create_listing(draft, listing_id=listing_id, provider=writer.provider, now_ms=now_ms)
         written = await self._describe(listing, UNKNOWN_REPUTATION)
         await self._limits.charge(writer.provider, client_address=writer.client_address)
         heads = await self._read_heads(listing, None)
         if begun is None:
-            await services.catalog.publish(listing, heads=heads)
+            await context.catalog.publish(listing, heads=heads)
             return written
-        etag, content = render_written(services.encoder, written)
-        location = services.encoder.url_of(listing.id)
+        etag, content = render_written(context.encoder, written)
+        location = context.encoder.url_of(listing.id)
         answer = CreationResponse(listing_id=listing.id, location=location, etag=etag, body=content)
-        if not await services.catalog.publish_once(
-            listing, under=begun, answer=services.creations.keep(answer), heads=heads
+        if not await context.catalog.publish_once(
+            listing, under=begun, answer=context.creations.keep(answer), heads=heads
         ):
             raise lost_key_refusal()
         return written
@@ -298,7 +191,7 @@ class ListingEdits:
 
     async def find_own(self, listing_id: ListingId, provider: Address) -> Listing:
         """The current listing of this provider. Raises Refusal when another wallet published it."""
-        listing = await find_listing(self._services.catalog, listing_id)
+        listing = await find_listing(self._context.catalog, listing_id)
         if listing.provider != provider:
             detail = "Only the wallet that published this API may change it."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
@@ -306,7 +199,7 @@ class ListingEdits:
 
     def check_block(self, provider: Address) -> None:
         """Raises Refusal for a wallet that the operator has blocked."""
-        block = self._services.find_block(provider)
+        block = self._context.find_block(provider)
         if block is not None:
             raise Refusal(explain_block(block))
 
@@ -341,8 +234,8 @@ class ListingEdits:
         previous = await self.find_own(listing_id, writer.provider)
         draft = await self._merge(patch, writer, previous=previous, parse=parse)
         await self._limits.charge_probe(writer.client_address)
-        listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
-        reputation = await self._services.catalog.reputation(listing.id)
+        listing = edit_listing(draft, previous, now_ms=self._context.now_ms())
+        reputation = await self._context.catalog.reputation(listing.id)
         return await self._describe_preview(listing, reputation, previous=previous)
 
     async def patch(
@@ -368,10 +261,10 @@ class ListingEdits:
         for _ in range(EDITS_MAX):
             previous = await self.find_own(listing_id, writer.provider)
             check_if_match(writer.if_match, previous)
-            now_ms = self._services.now_ms()
+            now_ms = self._context.now_ms()
             # A retired listing needs no secret, so it is deleted.
             retired = replace(previous, retired_ms=now_ms, updated_ms=now_ms, upstream_auth=None)
-            outcome = await self._services.catalog.revise(retired, expected_revision=previous.revision)
+            outcome = await self._context.catalog.revise(retired, expected_revision=previous.revision)
             if isinstance(outcome, Revised):
                 return
         raise _edited_meanwhile()
@@ -380,17 +273,17 @@ class ListingEdits:
         self, patch: Mapping[str, Any], writer: ListingWriter, *, previous: Listing, parse: ParsePatch
     ) -> Draft:
         check_if_match(writer.if_match, previous)
-        parsed = parse(patch, self._services.rules, previous=previous)
+        parsed = parse(patch, self._context.draft_rules, previous=previous)
         return await self._check_draft(parsed, writer, previous=previous)
 
     async def _revise(
         self, draft: Draft, previous: Listing, *, writes_same: bool = True
     ) -> WrittenListing | None:
         """Writes the next revision. None when another edit came first. `writes_same`: also without a change."""
-        listing = edit_listing(draft, previous, now_ms=self._services.now_ms())
+        listing = edit_listing(draft, previous, now_ms=self._context.now_ms())
         if writes_same or not is_same_listing(listing, previous):
             heads = await self._read_heads(listing, previous)
-            outcome = await self._services.catalog.revise(
+            outcome = await self._context.catalog.revise(
                 listing, expected_revision=previous.revision, heads=heads
             )
             if not isinstance(outcome, Revised):
@@ -398,16 +291,15 @@ class ListingEdits:
             listing = outcome.listing
         else:
             listing = previous
-        reputation = await self._services.catalog.reputation(listing.id)
+        reputation = await self._context.catalog.reputation(listing.id)
         return await self._describe(listing, reputation, previous=previous)
 
     async def _read_heads(self, listing: Listing, previous: Listing | None) -> HeadTimes:
         """The heads of the networks on which the write begins a `payTo`. Read before the write, so that every later block counts."""
-        read_heads = self._services.read_heads
         is_same = previous is not None and previous.pay_to == listing.pay_to
         known = previous.networks if previous is not None and is_same else ()
         begun = [chain_id for chain_id in listing.networks if chain_id not in known]
-        return await read_heads(begun) if begun and read_heads is not None else NO_HEADS
+        return await self._context.read_heads(begun) if begun else NO_HEADS
 
     # ---- The checks of a draft.
 
@@ -415,7 +307,7 @@ class ListingEdits:
         self, body: Mapping[str, Any], writer: ListingWriter, *, previous: Listing | None
     ) -> Draft:
         return await self._check_draft(
-            parse_draft(body, self._services.rules, previous=previous), writer, previous=previous
+            parse_draft(body, self._context.draft_rules, previous=previous), writer, previous=previous
         )
 
     async def _check_draft(
@@ -429,7 +321,7 @@ class ListingEdits:
         ):  # a dead host name must not stop other edits
             endpoint = self._parse_endpoint(parsed)
             await self._limits.charge_probe(writer.client_address)
-            await self._services.check_endpoint(endpoint)
+            await self._context.check_endpoint(endpoint)
             await self._refuse_owned_by_another(endpoint, writer.provider)
         if not parsed.is_document_wanted:
             return parsed
@@ -438,19 +330,19 @@ class ListingEdits:
         return await self._with_document(parsed, parsed.openapi_url)
 
     def _parse_endpoint(self, draft: Draft) -> Endpoint:
-        allow_private = self._services.rules.allow_private_endpoints
+        allow_private = self._context.draft_rules.allow_private_endpoints
         endpoint = parse_endpoint(draft.endpoint, allow_private=allow_private)
         if isinstance(endpoint, EndpointRefused):
             raise EndpointNotAllowed(endpoint.detail)
         return endpoint
 
     async def _refuse_owned_by_another(self, endpoint: Endpoint, provider: Address) -> None:
-        find_owner = self._services.find_owner
+        find_owner = self._context.find_owner
         if find_owner is not None and await find_owner(endpoint.origin) not in (None, provider):
             raise Refusal(OWNED_BY_ANOTHER)
 
     async def _with_document(self, draft: Draft, url: str) -> Draft:
-        document = None if self._documents is None else await self._documents.read(url)
+        document = await self._context.documents.read(url)
         found = replace(draft, openapi=document)
         conflict = find_nothing_served(
             other_paths=draft.other_paths,
@@ -478,26 +370,27 @@ class ListingEdits:
 
     async def _find_addresses(self, listing: Listing) -> tuple[str, ...]:
         """The addresses that the gateway would call for this listing; empty where the host has none now."""
-        find = self._services.find_addresses
-        allow_private = self._services.rules.allow_private_endpoints
+        allow_private = self._context.draft_rules.allow_private_endpoints
         endpoint = parse_endpoint(listing.endpoint, allow_private=allow_private)
-        if find is None or isinstance(endpoint, EndpointRefused):
+        if isinstance(endpoint, EndpointRefused):
             return ()
         try:
-            return tuple(await find(endpoint))
+            return tuple(await self._context.find_addresses(endpoint))
         except EndpointNotAllowed:
             return ()
 
     async def _list_warnings(self, listing: Listing, reputation: Reputation) -> tuple[ListingWarning, ...]:
-        services = self._services
-        found = list(list_warnings(listing, services.rules.assets))
-        if await services.catalog.is_payee_shared(listing.pay_to, listing.provider):
+        context = self._context
+        found = list(list_warnings(listing, context.draft_rules.assets))
+        if await context.catalog.is_payee_shared(listing.pay_to, listing.provider):
             found.append(PAYTO_SHARED)
-        if services.is_unprotected is not None and not listing.price.is_free:
-            endpoint = parse_endpoint(listing.endpoint, allow_private=services.rules.allow_private_endpoints)
-            if isinstance(endpoint, Endpoint) and await services.is_unprotected(endpoint):
+        if not listing.price.is_free:
+            endpoint = parse_endpoint(
+                listing.endpoint, allow_private=context.draft_rules.allow_private_endpoints
+            )
+            if isinstance(endpoint, Endpoint) and await context.is_unprotected(endpoint):
                 found.append(ENDPOINT_UNPROTECTED)
-        if services.find_owner is not None and not reputation.is_verified:
+        if context.find_owner is not None and not reputation.is_verified:
             found.append(UNVERIFIED_WARNING)
         return tuple(found)
 

@@ -27,6 +27,10 @@ DOCUMENTS = (
 """The documents of a listing: their names in `links`, their link relations and their media types."""
 
 
+IsOffered = Callable[[Asset, int, ListingId], bool]
+"""Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingEncoder:
     """An encoder of listings. `public_url` without a final slash.
@@ -37,7 +41,7 @@ class ListingEncoder:
     public_url: str
     assets: tuple[Asset, ...]
     confirmations_for: ConfirmationsFor
-    is_offered: Callable[[Asset, int, ListingId], bool] = lambda asset, units, listing_id: False
+    is_offered: IsOffered = lambda asset, units, listing_id: False
 
     def url_of(self, listing_id: str) -> str:
         return f"{self.public_url}/api/v2/apis/{listing_id}"

@@ -21,11 +21,12 @@ from tollway.registry.catalog import ListingQuery, Sort
 from tollway.registry.text import find_refused_character
 from tollway.validation import WireError, value_error
 from tollway.web.auth_routes import client_address_of
+from tollway.web.context import WebContext
+from tollway.web.discovery_routes import DocumentRoutes
 from tollway.web.json import parse_json_object
 from tollway.web.listing_edits import (
     DRY_RUN_ID,
     ListingEdits,
-    ListingServices,
     ListingWriter,
     WrittenListing,
     find_public_listing,
@@ -108,9 +109,9 @@ def parse_listing_query(raw: bytes) -> ListingQuery:
     return ListingQuery(**dict(read_query(ListingParameters, raw)))
 
 
-def listing_router(services: ListingServices, edits: ListingEdits) -> Router:
+def listing_router(context: WebContext) -> Router:
     """`/api/v2/apis` and `/api/v2/apis/{apiId}`."""
-    routes = ListingRoutes(services, edits)
+    routes = ListingRoutes(context)
     return Router(
         [
             Route("/api/v2/apis", routes.list_listings, methods=["GET"]),
@@ -126,27 +127,27 @@ def listing_router(services: ListingServices, edits: ListingEdits) -> Router:
 class ListingRoutes:
     """The handlers of the routes of listings. Safe to call from many tasks at once."""
 
-    def __init__(self, services: ListingServices, edits: ListingEdits) -> None:
-        self._services = services
-        self._edits = edits
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._edits = ListingEdits(context)
 
     async def list_listings(self, request: Request) -> Response:
         raw: bytes = request.scope["query_string"]
         query = parse_listing_query(raw)
-        page = await self._services.catalog.search(query)
+        page = await self._context.catalog.search(query)
         given = parse_qsl(raw.decode("ascii", "replace"), keep_blank_values=True)
-        link = page_links(f"{self._services.encoder.public_url}/api/v2/apis", given, page, query)
-        return _json_response(render_json(page_json(self._services.encoder, page, query)), {"Link": link})
+        link = page_links(f"{self._context.encoder.public_url}/api/v2/apis", given, page, query)
+        return _json_response(render_json(page_json(self._context.encoder, page, query)), {"Link": link})
 
     async def show_listing(self, request: Request) -> Response:
         listing_id = ListingId(request.path_params["apiId"])
-        listing = await find_public_listing(self._services.catalog, listing_id)
-        reputation = await self._services.catalog.reputation(listing.id)
-        body = render_json(self._services.encoder.details(listing, reputation))
+        listing = await find_public_listing(self._context.catalog, listing_id)
+        reputation = await self._context.catalog.reputation(listing.id)
+        body = render_json(self._context.encoder.details(listing, reputation))
         headers = {
             "ETag": etag_of(listing, body),
             "Cache-Control": "no-cache",
-            "Link": self._services.encoder.link_header(listing),
+            "Link": self._context.encoder.link_header(listing),
         }
         known = request.headers.get("if-none-match")
         if known is not None and has_etag(known, headers["ETag"], same=is_same_content):
@@ -154,25 +155,25 @@ class ListingRoutes:
         return _json_response(body, headers)
 
     async def create(self, request: Request) -> Response:
-        provider = (await self._services.authenticate(request)).address
+        provider = (await self._context.authenticate(request)).address
         self._edits.check_publisher(provider)
         if read_query(DryRunParameters, request.scope["query_string"]).dry_run == "true":
             _check_media_type(request)
             body = parse_json_object(await request.body())
             written = await self._edits.preview(body, _writer(request, provider))
             return await self._preview_response(written, {"id": None, "links": {}})
-        begun = await self._services.creations.begin(request, provider)
+        begun = await self._context.creations.begin(request, provider)
         if isinstance(begun, Response):
             return begun
-        async with self._services.creations.holding(begun):
+        async with self._context.creations.holding(begun):
             _check_media_type(request)
             body = parse_json_object(await request.body())
             written = await self._edits.publish(body, _writer(request, provider), begun=begun)
-            location = self._services.encoder.url_of(written.listing.id)
+            location = self._context.encoder.url_of(written.listing.id)
             return self._written_response(written, headers={"Location": location}, status=CREATED)
 
     async def update(self, request: Request) -> Response:
-        provider = (await self._services.authenticate(request)).address
+        provider = (await self._context.authenticate(request)).address
 
         async def read_body() -> Mapping[str, Any]:
             _check_media_type(request)
@@ -183,7 +184,7 @@ class ListingRoutes:
 
     async def patch(self, request: Request) -> Response:
         """A merge patch (RFC 7396)."""
-        provider = (await self._services.authenticate(request)).address
+        provider = (await self._context.authenticate(request)).address
         listing_id, writer = _listing_id(request), _writer(request, provider)
         await self._edits.find_own(listing_id, provider)
         self._edits.check_block(provider)
@@ -197,7 +198,7 @@ class ListingRoutes:
         return self._written_response(await self._edits.patch(listing_id, patch, writer))
 
     async def retire(self, request: Request) -> Response:
-        provider = (await self._services.authenticate(request)).address
+        provider = (await self._context.authenticate(request)).address
         await self._edits.retire(_listing_id(request), _writer(request, provider))
         return Response(status_code=204)
 
@@ -207,22 +208,20 @@ class ListingRoutes:
         """The response to a dry run: the listing that is not written. `agent`: the document that agents will read, with `{apiId}` for the id of a listing
         that is not created."""
         written = {
-            **self._services.encoder.details(preview.listing, preview.reputation),
+            **self._context.encoder.details(preview.listing, preview.reputation),
             **members,
             "dryRun": True,
             "endpointAddresses": list(preview.addresses),
             "warnings": warnings_json(preview.warnings),
         }
-        describe_draft = self._services.describe_draft
-        if describe_draft is not None:
-            agent = render_json(await describe_draft(preview.listing))
-            written["agent"] = parse_json_object(agent.replace(DRY_RUN_ID.encode(), b"{apiId}"))
+        agent = render_json(await DocumentRoutes(self._context).describe_draft(preview.listing))
+        written["agent"] = parse_json_object(agent.replace(DRY_RUN_ID.encode(), b"{apiId}"))
         return _json_response(render_json(written), {})
 
     def _written_response(
         self, written: WrittenListing, *, headers: Mapping[str, str] = {}, status: int = 200
     ) -> Response:
-        etag, body = render_written(self._services.encoder, written)
+        etag, body = render_written(self._context.encoder, written)
         return _json_response(body, {**headers, "ETag": etag}, status=status)
 
 

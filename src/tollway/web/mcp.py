@@ -13,8 +13,9 @@ from starlette.types import Receive, Scope, Send
 
 from tollway.errors import Code, Problem
 from tollway.web.auth_routes import client_address_of, read_body
+from tollway.web.context import WebContext
 from tollway.web.json import check_json_limits
-from tollway.web.mcp_gateway import BufferedReceive, McpRequest, McpServices
+from tollway.web.mcp_gateway import BufferedReceive, McpRequest
 from tollway.web.problems import FORBIDDEN, instance_of, render_problem, request_id_of
 
 if TYPE_CHECKING:
@@ -23,28 +24,28 @@ if TYPE_CHECKING:
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-def mcp_router(services: McpServices) -> Router:
+def mcp_router(context: WebContext) -> Router:
     """The two MCP routes as raw ASGI: the SDK reads the request and writes the response."""
-    app = McpApp(services)
+    app = McpApp(context)
     return Router([Route(path, endpoint=app, methods=["POST"]) for path in ("/mcp", "/mcp/{apiId}")])
 
 
 class McpApp:
     """The ASGI application of both paths. Between two requests it keeps only the loaded server."""
 
-    def __init__(self, services: McpServices) -> None:
-        self._services = services
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
         self._server: McpServer | None = None
         self._loading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         if not is_origin_allowed(
-            request.headers.get("origin"), own=self._services.public_url, others=self._services.origins
+            request.headers.get("origin"), own=self._context.public_url, others=self._context.mcp_origins
         ):
             await self._refuse_origin(scope, send)
             return
-        body = await read_body(request, bytes_max=self._services.body_bytes_max)
+        body = await read_body(request, bytes_max=self._context.limits.control_body_bytes_max)
         check_json_limits(body)  # the SDK's parser relies on Python's recursion limit, which a library raises
         mcp_request = McpRequest(
             request=request,
@@ -71,13 +72,13 @@ class McpApp:
         if self._server is None:
             async with self._loading:
                 if self._server is None:
-                    self._server = await asyncio.to_thread(_load, self._services)
+                    self._server = await asyncio.to_thread(_load, self._context)
         return self._server
 
     async def _refuse_origin(self, scope: Scope, send: Send) -> None:
         status, headers, body = render_problem(
             _FOREIGN_ORIGIN,
-            public_url=self._services.public_url,
+            public_url=self._context.public_url,
             request_id=request_id_of(scope),
             instance=instance_of(scope),
             status=FORBIDDEN,
@@ -86,10 +87,10 @@ class McpApp:
         await send({"type": "http.response.body", "body": body})
 
 
-def _load(services: McpServices) -> "McpServer":
+def _load(context: WebContext) -> "McpServer":
     from tollway.web.mcp_tools import McpServer  # noqa: PLC0415 - the SDK takes a second and many MiB
 
-    return McpServer(services)
+    return McpServer(context)
 
 
 async def _wait_gone(receive: Receive, disconnected: asyncio.Event) -> None:

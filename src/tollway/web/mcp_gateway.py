@@ -5,7 +5,7 @@ has the client address, the request id and the disconnect of the MCP request.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
@@ -16,35 +16,6 @@ from tollway.discovery.tool_results import HttpResponse
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.headers import NO_CODING, is_forwardable
 from tollway.ids import ListingId
-from tollway.ledger.history import CallHistory
-from tollway.registry.catalog import Catalog
-from tollway.web.auth_routes import WalletDependency
-from tollway.web.book_turns import BookTurns
-from tollway.web.history_routes import FindAsset
-from tollway.web.listing_json import ListingEncoder
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpServices:
-    """The collaborators of the MCP tools.
-
-    `book_turns`: of reads of calls. `call_app`: the ASGI application of gateway calls. `wallet`: authenticates a request. `public_url` has no final slash. `origin`: of the gateway, in
-    signatures. `origins`: further web origins whose pages may use MCP; `*` allows any.
-    """
-
-    catalog: Catalog
-    encoder: ListingEncoder
-    call_history: CallHistory
-    call_app: ASGIApp
-    wallet: WalletDependency
-    find_asset: FindAsset
-    now_ms: Callable[[], int]
-    public_url: str
-    origin: str
-    body_bytes_max: int
-    book_turns: BookTurns
-    origins: frozenset[str] = frozenset()
-
 
 RawHeaders = list[tuple[bytes, bytes]]
 

@@ -56,11 +56,12 @@ from tollway.errors import Code, FieldError, Problem, Refusal, TollwayError
 from tollway.ids import ListingId
 from tollway.registry.catalog import ListingMatch
 from tollway.registry.listing import Listing
+from tollway.web.context import WebContext
 from tollway.web.history_routes import call_json, find_call, history_json, read_history_query
 from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import quality_json, render_json
 from tollway.web.listing_routes import parse_listing_query
-from tollway.web.mcp_gateway import McpRequest, McpServices, make_internal_call
+from tollway.web.mcp_gateway import McpRequest, make_internal_call
 from tollway.web.mcp_payment import Header, collect_payments, is_payment_header
 from tollway.web.problems import ErrorBoundary, describe_errors, render_problem
 
@@ -97,11 +98,9 @@ class ToolInvocation:
 class McpTools:
     """The tools of one process. Many tasks may call them at once."""
 
-    def __init__(self, services: McpServices) -> None:
-        self._services = services
-        self._call_app = ErrorBoundary(
-            services.call_app, public_url=services.public_url, payment_state="held"
-        )
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._call_app = ErrorBoundary(context.call_app, public_url=context.public_url, payment_state="held")
         self._operations: OrderedDict[tuple[ListingId, int], tuple[ApiOperation, ...]] = OrderedDict()
         self._tools = {tool.name: tool for tool in GATEWAY_TOOLS}
 
@@ -133,7 +132,7 @@ class McpTools:
         if pairs.get("q", "").strip():
             pairs.setdefault("sort", "relevance")
         query = parse_listing_query(urlencode(pairs).encode())
-        page = await self._services.catalog.search(query)
+        page = await self._context.catalog.search(query)
         return list_result(
             [self._resource(found, has_match=query.words is not None) for found in page.found],
             "resources",
@@ -144,7 +143,7 @@ class McpTools:
         )
 
     def _resource(self, found: ListingMatch, *, has_match: bool) -> dict[str, Any]:
-        listing, encoder = found.listing, self._services.encoder
+        listing, encoder = found.listing, self._context.encoder
         links = encoder.links(listing)
         return {
             "apiId": listing.id,
@@ -169,8 +168,8 @@ class McpTools:
         listing = await self.find_listing(arguments["apiId"])
         operations = await self.operations_of(listing)
         page, next_cursor = take_page(operations, start)
-        reputation = await self._services.catalog.reputation(listing.id)
-        details = self._services.encoder.details(listing, reputation)
+        reputation = await self._context.catalog.reputation(listing.id)
+        details = self._context.encoder.details(listing, reputation)
         shown = {
             name: value for name, value in details.items() if name not in ("openapi", "operations", "id")
         }
@@ -187,25 +186,25 @@ class McpTools:
         )
 
     async def _list_calls(self, invocation: ToolInvocation) -> ToolResult:
-        services = self._services
+        context = self._context
         try:
-            wallet = await services.wallet(invocation.mcp_request.request)
+            wallet = await context.authenticate(invocation.mcp_request.request)
         except Refusal as refusal:
             answer = self._problem_result(refusal.problem, invocation.mcp_request)
-            refused = {**answer.content, "authentication": _PROVE_WALLET.format(url=services.public_url)}
+            refused = {**answer.content, "authentication": _PROVE_WALLET.format(url=context.public_url)}
             return ToolResult(content=refused, is_error=True)
         arguments = dict(invocation.arguments)
         call_id = arguments.pop("callId", None)
         if call_id is not None:
-            record = await find_call(services.call_history, call_id, wallet.address)
-            return list_result([call_json(record, services.find_asset)], "calls", total=1)
+            record = await find_call(context.call_history, call_id, wallet.address)
+            return list_result([call_json(record, context.find_asset)], "calls", total=1)
         arguments.setdefault("limit", 20)
         raw = urlencode({name: _query_text(value) for name, value in arguments.items()}).encode()
         query = read_history_query(raw, wallet.address)
-        now_ms = services.now_ms()
-        async with services.book_turns.turn(wallet.address):
+        now_ms = context.now_ms()
+        async with context.book_turns.turn(wallet.address):
             page = await history_json(
-                query, services.call_history, find_asset=services.find_asset, now_ms=now_ms
+                query, context.call_history, find_asset=context.find_asset, now_ms=now_ms
             )
         return ToolResult(content={**page, "notice": UNTRUSTED})
 
@@ -227,7 +226,7 @@ class McpTools:
 
     async def find_listing(self, listing_id: str) -> Listing:
         """The listing. Raises Refusal if it is unknown, retired or suspended."""
-        return await find_public_listing(self._services.catalog, ListingId(listing_id))
+        return await find_public_listing(self._context.catalog, ListingId(listing_id))
 
     async def operations_of(self, listing: Listing) -> tuple[ApiOperation, ...]:
         """The operations of a listing, cached per revision. A thread reads the document, because it may be large."""
@@ -284,8 +283,8 @@ class McpTools:
             name=qualified_name(listing.id, operation),
             listing_id=listing.id,
             request=request,
-            gateway_url=f"{self._services.public_url}/api/v2/gateway/{listing.id}",
-            origin=self._services.origin,
+            gateway_url=f"{self._context.public_url}/api/v2/gateway/{listing.id}",
+            origin=self._context.origin,
         )
         presented = collect_payments(
             invocation.meta, invocation.mcp_request.request.headers.items(), payments
@@ -303,7 +302,7 @@ class McpTools:
     def _problem_result(self, problem: Problem, mcp_request: McpRequest) -> ToolResult:
         path = mcp_request.request.url.path
         _, _, body = render_problem(
-            problem, public_url=self._services.public_url, request_id=mcp_request.request_id, instance=path
+            problem, public_url=self._context.public_url, request_id=mcp_request.request_id, instance=path
         )
         return problem_result(body)
 
@@ -438,10 +437,10 @@ _HINTS = {method: CacheHint(ttl_ms=LISTS_CACHE_MS, scope="public") for method in
 class McpServer:
     """The MCP server of one process. Many tasks may call it at once."""
 
-    def __init__(self, services: McpServices) -> None:
-        self._tools = McpTools(services)
-        self._body_bytes_max = services.body_bytes_max
-        self._public_url = services.public_url
+    def __init__(self, context: WebContext) -> None:
+        self._tools = McpTools(context)
+        self._body_bytes_max = context.limits.control_body_bytes_max
+        self._public_url = context.public_url
 
     async def serve_gateway(
         self, mcp_request: McpRequest, scope: Scope, receive: Receive, send: Send

@@ -5,7 +5,7 @@ nothing.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 from urllib.parse import unquote, urlencode
@@ -15,21 +15,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.chain.networks import NetworkProfile
 from tollway.errors import Code, Problem, Refusal
-from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.sessions import SIGN_IN_PAGE_PATH
-from tollway.identity.viewers import DAY_MS, BookAccess
-from tollway.ids import Address, ChainId
+from tollway.identity.viewers import DAY_MS
+from tollway.ids import Address
 from tollway.ledger.history import CallHistory, HistoryPage, HistoryQuery, ListedPayment, PaymentQuery
-from tollway.ledger.ledger import PaymentLedger
 from tollway.ledger.records import CallRecord, CallState, Payment
-from tollway.limits import Limits
-from tollway.payments.held_calls import HeldCalls
-from tollway.web.admission import SignInRateLimit
 from tollway.web.auth_routes import charge_sign_in, client_address_of
+from tollway.web.context import WebContext
 from tollway.web.history_routes import (
-    FindAsset,
     HistoryFilters,
     PaymentFilters,
     decide_call,
@@ -53,7 +47,6 @@ from tollway.web.my_views import (
     view_permissions,
     view_ticket,
 )
-from tollway.web.page_renderer import PageRenderer
 from tollway.web.page_session import (
     PAGE_COOKIE,
     Fields,
@@ -84,28 +77,10 @@ F = TypeVar("F", bound=QueryModel)
 _LOCAL_PATH = re.compile(r"/my(?:[/?][A-Za-z0-9_.~!$&'()*+,;=:@%/?-]*)?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MyServices:
-    """The collaborators of the pages. `profiles`: of every configured network."""
-
-    renderer: PageRenderer
-    sign_in: PageSignIn
-    access: PageAccess
-    rate_limit: SignInRateLimit
-    call_history: CallHistory
-    held_calls: HeldCalls
-    payment_ledger: PaymentLedger
-    books: BookAccess
-    find_asset: FindAsset
-    profiles: Mapping[ChainId, NetworkProfile]
-    limits: Limits
-    now_ms: Callable[[], int]
-
-
-def my_router(services: MyServices) -> Router:
-    pages = BookPages(services)
-    door = SignInPages(services)
-    access = services.access
+def my_router(context: WebContext, access: PageAccess) -> Router:
+    """The routes. `context`: of a page session (`make_page_context`)."""
+    pages = BookPages(context, access)
+    door = SignInPages(context, access)
     return Router(
         [
             Route(SIGN_IN_PAGE_PATH, door.show_sign_in, methods=["GET"]),
@@ -127,29 +102,30 @@ def my_router(services: MyServices) -> Router:
 class SignInPages:
     """The way in and out. Many tasks may call its handlers at once."""
 
-    def __init__(self, services: MyServices) -> None:
-        self._services = services
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._access = access
 
     async def show_sign_in(self, request: Request) -> Response:
         """The form; or the way back for a reader with a session. `signed`: the browser comes from a form that opened one."""
         there = choose_destination(request.query_params.get("to", ""))
-        if await self._services.access.find_reader(request) is not None:
+        if await self._access.find_reader(request) is not None:
             return redirect_to(there)
-        return self._services.renderer.respond_private(
+        return self._access.renderer.respond_private(
             request,
             "signin.j2",
             account=None,
             destination=there,
-            uri=self._services.sign_in.uri,
+            uri=self._access.sign_in.uri,
             is_cookie_lost=SIGNED in request.query_params,
         )
 
     async def sign_in(self, request: Request) -> Response:
         """Opens a session for the wallet that signed the message. The form needs the origin and the single-use nonce of the message."""
-        await charge_sign_in(self._services.rate_limit, "page", request)
-        fields = await self._services.access.read_first_form(request)
+        await charge_sign_in(self._context.sign_in_limit, "page", request)
+        fields = await self._access.read_first_form(request)
         message, signature = read_signed_message(fields)
-        session = await self._services.sign_in.open_session(
+        session = await self._access.sign_in.open_session(
             text=message,
             signature=signature,
             client_address=client_address_of(request),
@@ -162,7 +138,7 @@ class SignInPages:
         return response
 
     async def sign_out(self, request: Request, reader: Reader, fields: Fields) -> Response:
-        await self._services.sign_in.close_session(reader.token)
+        await self._access.sign_in.close_session(reader.token)
         response = redirect_to("/")
         response.headers["Set-Cookie"] = PAGE_COOKIE.clear()
         return response
@@ -179,20 +155,20 @@ def choose_destination(path: str) -> str:
 class BookPages:
     """The handlers of the pages about calls, payments and viewers. Many tasks may call them at once."""
 
-    def __init__(self, services: MyServices) -> None:
-        self._services = services
-        self._history = services.call_history
-        self._respond = services.access.respond
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._history = context.call_history
+        self._respond = access.respond
 
     # ---- Calls.
 
     async def list_calls(self, request: Request, reader: Reader) -> Response:
-        form = ListForm.read(request, now_ms=self._services.now_ms())
+        form = ListForm.read(request, now_ms=self._context.now_ms())
         filters, errors = form.parse(HistoryFilters)
         page, owner = HistoryPage(calls=(), total=0), reader.address
         pages = ListPages(newer=None, older=None)
         if filters is not None:
-            owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
+            owner = await self._context.book_access.resolve_wallet(reader.address, filters.wallet)
             query = {**dict(filters), "wallet": owner, "to_ms": form.bound(filters.to_ms)}
             page, pages = await read_call_page(
                 self._history, HistoryQuery(**query, limit=ROWS_MAX), form.links("/my/calls")
@@ -203,7 +179,7 @@ class BookPages:
             "my_calls.j2",
             status=status_of_form(errors),
             filters=await self._view_filters(reader, form, errors, path="/my/calls"),
-            rows=view_call_rows(page.calls, self._services.find_asset, wallet=other_wallet(owner, reader)),
+            rows=view_call_rows(page.calls, self._context.find_asset, wallet=other_wallet(owner, reader)),
             total=page.total,
             is_lower_bound=page.is_lower_bound,
             pages=pages,
@@ -217,12 +193,12 @@ class BookPages:
         ticket = view_ticket(
             call,
             reader.address,
-            self._services.find_asset,
-            self._services.profiles,
+            self._context.find_asset,
+            self._context.profiles,
             wallet=other_wallet(owner, reader),
             block=await self._find_block(call),
             can_resolve=can_resolve,
-            charge_fault=await self._services.held_calls.find_charge_fault(
+            charge_fault=await self._context.held_calls.find_charge_fault(
                 call, client_address=client_address_of(request)
             )
             if can_resolve
@@ -244,7 +220,7 @@ class BookPages:
             raise Refusal(_NO_OUTCOME)
         call = await find_sold_call(self._history, request.path_params["call_id"], reader.address)
         await decide_call(
-            self._services.held_calls,
+            self._context.held_calls,
             self._history,
             call,
             CallState(outcome),
@@ -255,12 +231,12 @@ class BookPages:
     # ---- Payments.
 
     async def list_payments(self, request: Request, reader: Reader) -> Response:
-        form = ListForm.read(request, now_ms=self._services.now_ms())
+        form = ListForm.read(request, now_ms=self._context.now_ms())
         filters, errors = form.parse(PaymentFilters)
         rows: tuple[ListedPayment, ...] = ()
         owner, pages = reader.address, ListPages(newer=None, older=None)
         if filters is not None:
-            owner = await self._services.books.resolve_wallet(reader.address, filters.wallet)
+            owner = await self._context.book_access.resolve_wallet(reader.address, filters.wallet)
             fields = {**dict(filters), "wallet": owner, "to_ms": form.bound(filters.to_ms)}
             query = PaymentQuery(**fields, limit=ROWS_MAX)
             rows = await self._history.read_payments(query)
@@ -295,7 +271,7 @@ class BookPages:
         payments = await self._history.payments_in(owner, tx_hash)
         if not payments:
             raise Refusal(_NO_PAYMENT)
-        is_restored = await is_held_by_restore(payments, self._services.payment_ledger)
+        is_restored = await is_held_by_restore(payments, self._context.payment_ledger)
         wallet = other_wallet(owner, reader)
         shown = []
         for payment in payments:
@@ -319,8 +295,8 @@ class BookPages:
     ) -> PaymentRowView:
         return view_payment_row(
             payment,
-            self._services.find_asset,
-            self._services.profiles,
+            self._context.find_asset,
+            self._context.profiles,
             is_restored=is_restored,
             is_held_by_call=is_held_by_call,
             wallet=wallet,
@@ -337,10 +313,10 @@ class BookPages:
             viewer = parse_viewer(given["address"], reader.address)
             until_ms = read_until(
                 {"until": end_of_day(given["until"])},
-                now_ms=self._services.now_ms(),
-                days_max=self._services.limits.viewer_days_max,
+                now_ms=self._context.now_ms(),
+                days_max=self._context.limits.viewer_days_max,
             )
-            await self._services.books.allow(
+            await self._context.book_access.allow(
                 reader.address, viewer, until_ms=until_ms, client_address=client_address_of(request)
             )
         except Refusal as refusal:
@@ -352,12 +328,12 @@ class BookPages:
 
     async def withdraw_viewer(self, request: Request, reader: Reader, fields: Fields) -> Response:
         viewer = parse_viewer(read_field(fields, "address"), reader.address)
-        await self._services.books.withdraw(reader.address, viewer)
+        await self._context.book_access.withdraw(reader.address, viewer)
         return redirect_to("/my/wallets")
 
     async def decline_wallet(self, request: Request, reader: Reader, fields: Fields) -> Response:
         wallet = parse_viewer(read_field(fields, "address"), reader.address)
-        await self._services.books.decline(reader.address, wallet)
+        await self._context.book_access.decline(reader.address, wallet)
         return redirect_to("/my/wallets")
 
     async def _respond_wallets(
@@ -368,10 +344,10 @@ class BookPages:
         given: Mapping[str, str] | None = None,
         errors: Mapping[str, str] | None = None,
     ) -> Response:
-        viewers = await self._services.books.list_viewers(reader.address)
-        wallets, are_more = await self._services.books.list_menu(reader.address)
-        days_max = self._services.limits.viewer_days_max
-        suggested = suggest_until(self._services.now_ms(), days_max=days_max)
+        viewers = await self._context.book_access.list_viewers(reader.address)
+        wallets, are_more = await self._context.book_access.list_menu(reader.address)
+        days_max = self._context.limits.viewer_days_max
+        suggested = suggest_until(self._context.now_ms(), days_max=days_max)
         return self._respond(
             request,
             reader,
@@ -394,14 +370,14 @@ class BookPages:
         if not named:
             return reader.address
         try:
-            return await self._services.books.resolve_wallet(reader.address, Address.parse(named))
+            return await self._context.book_access.resolve_wallet(reader.address, Address.parse(named))
         except ValueError as exc:
             raise Refusal(_NO_WALLET) from exc
 
     async def _view_filters(
         self, reader: Reader, form: "ListForm", errors: Mapping[str, str], *, path: str
     ) -> BookFilterView:
-        wallets, _ = await self._services.books.list_menu(reader.address)
+        wallets, _ = await self._context.book_access.list_menu(reader.address)
         chosen = form.given.get("wallet", str(reader.address))
         return BookFilterView(
             role=form.given.get("role", "payer"),

@@ -3,8 +3,7 @@
 The sums are those of `GET /api/v2/spending` and `GET /api/v2/sales`. A viewer reads the spending of a wallet that has named it, and the sales of its own listings alone.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from pydantic import Field
@@ -12,14 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Router
 
-from tollway.chain.networks import NetworkProfile
 from tollway.errors import Refusal
-from tollway.identity.viewers import BookAccess
-from tollway.ids import Address, ChainId
-from tollway.ledger.history import CallHistory, HistoryQuery, HistoryRole, PaymentQuery
-from tollway.ledger.sales import DAY_MS, GroupSum, PeriodBooks, SalesQuery, SpendingQuery, SumGroup, ceil_to
-from tollway.registry.catalog import Catalog, ListingQuery
-from tollway.web.history_routes import BookParameters, FindAsset
+from tollway.ids import Address
+from tollway.ledger.history import HistoryQuery, HistoryRole, PaymentQuery
+from tollway.ledger.sales import DAY_MS, GroupSum, SalesQuery, SpendingQuery, SumGroup, ceil_to
+from tollway.registry.catalog import ListingQuery
+from tollway.web.context import WebContext
+from tollway.web.history_routes import BookParameters
 from tollway.web.my_routes import HOME, ListForm, status_of_form
 from tollway.web.my_sums_views import (
     DAY_ROWS_MAX,
@@ -51,21 +49,6 @@ _GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SumServices:
-    """The collaborators of the pages. `profiles`: of every configured network. `calls_max`: calls that one question about spending reads."""
-
-    access: PageAccess
-    books: BookAccess
-    calls_max: int
-    call_history: CallHistory
-    period_books: PeriodBooks
-    catalog: Catalog
-    find_asset: FindAsset
-    profiles: Mapping[ChainId, NetworkProfile]
-    now_ms: Callable[[], int]
-
-
 class HomeFilters(BookParameters):
     """The query of `/my`."""
 
@@ -76,32 +59,32 @@ class SpendingFilters(RangeParameters, BookParameters):
     group: SpendingGroup = Field("day", alias="groupBy")
 
 
-def my_sums_router(services: SumServices) -> Router:
-    pages = SumPages(services)
-    access = services.access
+def my_sums_router(context: WebContext, access: PageAccess) -> Router:
+    pages = SumPages(context, access)
     return Router([access.page(HOME, pages.show_home), access.page("/my/spending", pages.show_spending)])
 
 
 class SumPages:
     """The handlers. Many tasks may call them at once."""
 
-    def __init__(self, services: SumServices) -> None:
-        self._services = services
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._respond = access.respond
 
     # ---- Both halves.
 
     async def show_home(self, request: Request, reader: Reader) -> Response:
-        services = self._services
-        now_ms = services.now_ms()
+        context = self._context
+        now_ms = context.now_ms()
         form = ListForm.read(request, now_ms=now_ms)
         filters, errors = form.parse(HomeFilters)
         named = None if filters is None else filters.wallet
-        payer = await services.books.resolve_wallet(reader.address, named)
+        payer = await context.book_access.resolve_wallet(reader.address, named)
         from_ms, to_ms = start_of_month(now_ms), ceil_to(DAY_MS, now_ms + 1)
-        payments = await services.call_history.read_payments(
+        payments = await context.call_history.read_payments(
             PaymentQuery(wallet=payer, limit=PAYMENTS_SUMMED_MAX + 1)
         )
-        return services.access.respond(
+        return self._respond(
             request,
             reader,
             "my_home.j2",
@@ -113,22 +96,22 @@ class SumPages:
             wallets=await self._list_wallets(reader, str(payer)),
             calling=await self._read_calling(payer, from_ms=from_ms, to_ms=to_ms),
             selling=await self._read_selling(reader.address, from_ms=from_ms, to_ms=to_ms),
-            credit=view_credit(payments[:PAYMENTS_SUMMED_MAX], services.find_asset, services.profiles),
+            credit=view_credit(payments[:PAYMENTS_SUMMED_MAX], context.find_asset, context.profiles),
             is_credit_lower_bound=len(payments) > PAYMENTS_SUMMED_MAX,
             calls_held=await self._count_held(payer, "payer"),
             sales_held=await self._count_held(reader.address, "provider"),
-            listings=(await services.catalog.search(ListingQuery(provider=reader.address, limit=1))).total,
+            listings=(await context.catalog.search(ListingQuery(provider=reader.address, limit=1))).total,
             listings_unproved=(
-                await services.catalog.search(ListingQuery(provider=reader.address, verified=False, limit=1))
+                await context.catalog.search(ListingQuery(provider=reader.address, verified=False, limit=1))
             ).total,
         )
 
     async def _read_calling(self, payer: Address, *, from_ms: int, to_ms: int) -> PeriodView:
         query = SpendingQuery(wallet=payer, step="day", from_ms=from_ms, to_ms=to_ms, group_by="wallet")
-        sums = await self._services.period_books.spending(query)
+        sums = await self._context.period_books.spending(query)
         return view_period(
             sums.rows,
-            self._services.profiles,
+            self._context.profiles,
             from_ms=from_ms,
             to_ms=to_ms,
             is_lower_bound=sums.complete_from_ms is not None,
@@ -136,10 +119,10 @@ class SumPages:
 
     async def _read_selling(self, provider: Address, *, from_ms: int, to_ms: int) -> PeriodView:
         query = SalesQuery(wallet=provider, step="day", from_ms=from_ms, to_ms=to_ms)
-        sums = await self._services.period_books.sales(query)
+        sums = await self._context.period_books.sales(query)
         return view_period(
             sums.rows,
-            self._services.profiles,
+            self._context.profiles,
             from_ms=from_ms,
             to_ms=to_ms,
             is_lower_bound=sums.complete_from_ms is not None,
@@ -147,13 +130,13 @@ class SumPages:
 
     async def _count_held(self, wallet: Address, role: HistoryRole) -> int:
         query = HistoryQuery(wallet=wallet, role=role, status="unknown", limit=1)
-        return (await self._services.call_history.history(query)).total
+        return (await self._context.call_history.history(query)).total
 
     # ---- Spending.
 
     async def show_spending(self, request: Request, reader: Reader) -> Response:
-        services = self._services
-        now_ms = services.now_ms()
+        context = self._context
+        now_ms = context.now_ms()
         form = ListForm.read(request, now_ms=now_ms)
         filters, errors = form.parse(SpendingFilters)
         found = None
@@ -165,7 +148,7 @@ class SumPages:
                 errors = errors_by_parameter(refusal.problem)
                 if not errors:
                     raise
-        return services.access.respond(
+        return self._respond(
             request,
             reader,
             "my_spending.j2",
@@ -181,7 +164,7 @@ class SumPages:
         rows: list[GroupSum] = []
         complete_from_ms = wallets_summed = calls = 0
         for wallet in wallets:
-            if calls >= self._services.calls_max:
+            if calls >= self._context.limits.spending_calls_max:
                 break
             query = SpendingQuery(
                 wallet=wallet,
@@ -190,12 +173,12 @@ class SumPages:
                 to_ms=to_ms,
                 group_by=_GROUP_OF[filters.group],
             )
-            sums = await self._services.period_books.spending(query)
+            sums = await self._context.period_books.spending(query)
             rows.extend(sums.rows)
             wallets_summed += 1
             calls += sum(one.calls for row in sums.rows for one in row.by_state.values())
             complete_from_ms = max(complete_from_ms, sums.complete_from_ms or 0)
-        profiles = self._services.profiles
+        profiles = self._context.profiles
         groups = view_groups(rows, filters.group, profiles, step=filters.step)
         rows_max = DAY_ROWS_MAX if filters.group == "day" else SUM_ROWS_MAX
         return SpendingView(
@@ -216,8 +199,8 @@ class SumPages:
     ) -> tuple[tuple[Address, ...], bool]:
         """The wallet that the form names, or the reader and those that have named it, the newest first; and whether there are more."""
         if named is not None:
-            return (await self._services.books.resolve_wallet(reader.address, named),), False
-        found, are_more = await self._services.books.list_menu(reader.address)
+            return (await self._context.book_access.resolve_wallet(reader.address, named),), False
+        found, are_more = await self._context.book_access.list_menu(reader.address)
         wallets = (reader.address, *(one.wallet for one in found))
         return wallets[:WALLETS_SUMMED_MAX], are_more or len(wallets) > WALLETS_SUMMED_MAX
 
@@ -235,7 +218,7 @@ class SumPages:
         )
 
     async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:
-        found, _ = await self._services.books.list_menu(reader.address)
+        found, _ = await self._context.book_access.list_menu(reader.address)
         return choose_wallet(reader.address, [one.wallet for one in found], chosen)
 
 

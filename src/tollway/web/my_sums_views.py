@@ -15,7 +15,7 @@ from tollway.ledger.history import ListedPayment
 from tollway.ledger.records import PaymentState
 from tollway.ledger.sales import STEP_MS, CallSum, GroupSum, Step, SumKey, SumState
 from tollway.web.chart_svg import BarChart, ChartStep, lay_out_bars
-from tollway.web.history_routes import FindAsset
+from tollway.web.context import FindAsset
 from tollway.web.my_views import NAME_LENGTH_MAX, name_network
 from tollway.web.query import format_time
 from tollway.web.sums_routes import asset_of_sum

@@ -14,8 +14,8 @@ from tollway.ids import Address, CallId, ChainId
 from tollway.ledger.records import AUTHORIZED_RAILS, CallRecord, CallState, Payment, is_charged_by_provider
 from tollway.money import Asset, format_decimal
 from tollway.payments.held_calls import ChargeFault
+from tollway.web.context import FindAsset
 from tollway.web.history_routes import (
-    FindAsset,
     call_status,
     find_call_asset,
     http_status,

@@ -1,6 +1,6 @@
 """The routes of the ownership of an endpoint: every client may read it, the provider may have it checked."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,15 @@ from starlette.routing import Route, Router
 
 from tollway.errors import Code, Problem, Refusal
 from tollway.ids import Address, ListingId
-from tollway.limits import Limits
-from tollway.outbound.probes import OwnershipChecker, OwnershipEvidence
-from tollway.rate_limits.limiter import Quota, RateLimiter
-from tollway.registry.catalog import Catalog
+from tollway.outbound.probes import OwnershipEvidence
+from tollway.rate_limits.limiter import Quota
 from tollway.registry.listing import Listing
-from tollway.registry.moderation import BlockedWallet, explain_block
-from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, OwnershipClaim, Ownerships
+from tollway.registry.moderation import explain_block
+from tollway.registry.ownership import DOCUMENT_MEMBERS, Challenge, Ownership, OwnershipClaim
 from tollway.web.auth_routes import client_address_of
+from tollway.web.context import WebContext
 from tollway.web.json import find_unknown_members, parse_json_object
-from tollway.web.listing_edits import ProvenWallet, find_listing, find_public_listing
+from tollway.web.listing_edits import find_listing, find_public_listing
 from tollway.web.listing_json import render_json
 from tollway.web.query import NoParameters, format_time, read_query
 
@@ -29,23 +28,9 @@ CHECKS_MAX = 3
 _SIGNATURE_POINTER = f"/{DOCUMENT_MEMBERS[0]}/ownershipProofs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnershipServices:
-    """The collaborators of the routes. `authenticate` reads the body and proves a wallet, or raises Refusal."""
-
-    catalog: Catalog
-    ownerships: Ownerships
-    checker: OwnershipChecker
-    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    find_block: Callable[[Address], BlockedWallet | None]
-    rate_limiter: RateLimiter
-    limits: Limits
-    now_ms: Callable[[], int]
-
-
-def ownership_router(services: OwnershipServices, checks: "OwnershipChecks") -> Router:
+def ownership_router(context: WebContext) -> Router:
     """Two routes: every client may read the ownership, the provider may have it checked."""
-    routes = OwnershipRoutes(services, checks)
+    routes = OwnershipRoutes(context)
     path = "/api/v2/apis/{apiId}/ownership"
     return Router(
         [
@@ -58,17 +43,17 @@ def ownership_router(services: OwnershipServices, checks: "OwnershipChecks") -> 
 class OwnershipRoutes:
     """The handlers of the routes of ownership. Safe to call from many tasks at once."""
 
-    def __init__(self, services: OwnershipServices, checks: "OwnershipChecks") -> None:
-        self._services = services
-        self._checks = checks
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._checks = OwnershipChecks(context)
 
     async def show_ownership(self, request: Request) -> Response:
         read_query(NoParameters, request.scope["query_string"])
-        listing = await find_public_listing(self._services.catalog, _listing_id(request))
+        listing = await find_public_listing(self._context.catalog, _listing_id(request))
         return _ownership_response(ownership_json(*await self._checks.read(listing)))
 
     async def check_ownership(self, request: Request) -> Response:
-        provider = (await self._services.authenticate(request)).address
+        provider = (await self._context.authenticate(request)).address
         listing_id = _listing_id(request)
         await self._checks.find_own(listing_id, provider)
         read_query(NoParameters, request.scope["query_string"])
@@ -90,39 +75,39 @@ class CheckedOwnership:
 class OwnershipChecks:
     """The checks of ownership that providers request, for the routes and the pages. Safe to call from many tasks at once."""
 
-    def __init__(self, services: OwnershipServices) -> None:
-        self._services = services
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
         # Each check calls a server that a provider names.
         self._quota = Quota(
             "ownership-checks",
             "ownership checks",
-            amount=services.limits.ownership_checks_per_hour,
+            amount=context.limits.ownership_checks_per_hour,
             per="hour",
-            rate_limiter=services.rate_limiter,
+            rate_limiter=context.rate_limiter,
             namespace="ownership",
         )
 
     async def read(self, listing: Listing) -> tuple[Challenge, Ownership | None]:
         """What proves the ownership, and what the last check found."""
-        challenge = self._services.checker.challenge(OwnershipClaim.of(listing))
-        return challenge, await self._services.ownerships.find(listing.id)
+        challenge = self._context.ownership_checker.challenge(OwnershipClaim.of(listing))
+        return challenge, await self._context.ownerships.find(listing.id)
 
     async def check(
         self, listing_id: ListingId, provider: Address, *, client_address: str
     ) -> CheckedOwnership:
         """Reads the proofs and writes the result. Raises Refusal, where `find_own` does and when the quota is used up."""
-        services = self._services
+        context = self._context
         await self.find_own(listing_id, provider)
         await self._quota.charge(provider, client_address=client_address)
         for _ in range(CHECKS_MAX):
             listing = await self.find_own(listing_id, provider)
-            challenge = services.checker.challenge(OwnershipClaim.of(listing))
-            evidence = await services.checker.find_evidence(challenge)
-            known = await services.ownerships.record_check(
+            challenge = context.ownership_checker.challenge(OwnershipClaim.of(listing))
+            evidence = await context.ownership_checker.find_evidence(challenge)
+            known = await context.ownerships.record_check(
                 challenge,
                 evidence.proved,
-                now_ms=services.now_ms(),
-                failures_max=services.limits.ownership_failures_max,
+                now_ms=context.now_ms(),
+                failures_max=context.limits.ownership_failures_max,
             )
             if known is not None:
                 return CheckedOwnership(challenge=challenge, known=known, evidence=evidence)
@@ -130,11 +115,11 @@ class OwnershipChecks:
 
     async def find_own(self, listing_id: ListingId, provider: Address) -> Listing:
         """The listing of this provider. Raises Refusal for another wallet and for a blocked one."""
-        listing = await find_listing(self._services.catalog, listing_id)
+        listing = await find_listing(self._context.catalog, listing_id)
         if listing.provider != provider:
             detail = "Only the wallet that published this API may request a check of its ownership. Sign the request with that wallet."
             raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
-        block = self._services.find_block(provider)
+        block = self._context.find_block(provider)
         if block is not None:
             raise Refusal(explain_block(block))
         return listing

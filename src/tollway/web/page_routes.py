@@ -1,11 +1,10 @@
 """The public pages: search, one API, one provider, what the gateway takes now, the reference, problems. Read only.
 
-Each asks the same services as its sister under `/api/v2` and hands frozen records to a template; none sends a request to this gateway. Every page is whole without JavaScript.
+Each asks the same context as its sister under `/api/v2` and hands frozen records to a template; none sends a request to this gateway. Every page is whole without JavaScript.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlencode
 
@@ -14,19 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.chain.networks import NetworkProfile
 from tollway.discovery.listing_view import ListingView
 from tollway.discovery.operations import ApiOperation
 from tollway.errors import Code, Problem, Refusal
-from tollway.ids import Address, ChainId, ListingId
+from tollway.ids import Address, ListingId
 from tollway.registry.catalog import CatalogFacets, ListingPage, ListingQuery
 from tollway.registry.openapi import parse_yaml_object
-from tollway.registry.quality import QualityRecords, day_of, summarise_days
+from tollway.registry.quality import day_of, summarise_days
+from tollway.web.context import WebContext
 from tollway.web.contract import CONTRACT_PATH
-from tollway.web.discovery_routes import DocumentRoutes, DocumentServices
+from tollway.web.discovery_routes import DocumentRoutes
 from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_routes import parse_listing_query
-from tollway.web.network_routes import NetworkServices, describe_networks, describe_status
+from tollway.web.network_routes import describe_networks, describe_status
 from tollway.web.page_call_form import WORDS, make_call_form
 from tollway.web.page_kept_call import TARGET_LENGTH_MAX, FilledCall, KeptCall, fill_call, keep_call
 from tollway.web.page_renderer import PageRenderer
@@ -49,22 +48,6 @@ NO_FACETS = CatalogFacets()
 NO_RESULTS = ListingPage(found=(), total=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageServices:
-    """The collaborators of the pages. `documents`: makes the view of a listing. `profiles`: of every configured network."""
-
-    renderer: PageRenderer
-    documents: DocumentServices
-    networks: NetworkServices
-    quality: QualityRecords
-    currencies: tuple[str, ...]
-    now_ms: Callable[[], int]
-
-    @property
-    def profiles(self) -> Mapping[ChainId, NetworkProfile]:
-        return self.networks.profiles
-
-
 class ListingPageParameters(QueryModel):
     """The query of `/apis/{apiId}`. `operation`: the name of a tool of the listing. `method`, `target`: of the call that the form keeps, where
     the page of a 402 leads here (`page_kept_call`)."""
@@ -74,8 +57,8 @@ class ListingPageParameters(QueryModel):
     target: Annotated[str, Field(max_length=TARGET_LENGTH_MAX)] | None = None
 
 
-def page_router(services: PageServices) -> Router:
-    routes = PageRoutes(services)
+def page_router(context: WebContext, renderer: PageRenderer) -> Router:
+    routes = PageRoutes(context, renderer)
     return Router(
         [
             Route("/", routes.show_search, methods=["GET"]),
@@ -94,12 +77,13 @@ def page_router(services: PageServices) -> Router:
 class PageRoutes:
     """The handlers of the public pages. Many tasks may call them at once."""
 
-    def __init__(self, services: PageServices) -> None:
-        self._services = services
-        self._renderer = services.renderer
-        self._catalog = services.documents.catalog
+    def __init__(self, context: WebContext, renderer: PageRenderer) -> None:
+        self._context = context
+        self._renderer = renderer
+        self._catalog = context.catalog
+        self._currencies = tuple(dict.fromkeys(asset.symbol for asset in context.encoder.assets))
         self._links = format_links()
-        self._documents = DocumentRoutes(services.documents)
+        self._documents = DocumentRoutes(context)
         self._reference: Reference | None = None
 
     # ---- Search.
@@ -120,12 +104,12 @@ class PageRoutes:
             request,
             "search.j2",
             status=status,
-            filters=view_filters(given, facets, self._services.profiles, errors),
+            filters=view_filters(given, facets, self._context.profiles, errors),
             results=view_results(
                 page,
                 asked,
                 list(given.items()),
-                (view_card(found, self._services.profiles) for found in page.found),
+                (view_card(found, self._context.profiles) for found in page.found),
             ),
             headers={"Link": self._links},
             has_errors=bool(errors),
@@ -134,10 +118,8 @@ class PageRoutes:
     def _read_search(self, given: Mapping[str, str]) -> ListingQuery | Problem:
         """The query of the form: that of `GET /apis`. Where the gateway has one currency, a price needs no other word for it."""
         asked = dict(given)
-        if len(self._services.currencies) == 1 and (
-            "maxPrice" in asked or asked.get("sort") in ("price", "-price")
-        ):
-            asked.setdefault("currency", self._services.currencies[0])
+        if len(self._currencies) == 1 and ("maxPrice" in asked or asked.get("sort") in ("price", "-price")):
+            asked.setdefault("currency", self._currencies[0])
         if asked.get("q", "").strip():
             asked.setdefault("sort", "relevance")
         try:
@@ -153,9 +135,9 @@ class PageRoutes:
         view = await self._documents.read_view(listing)
         filled = _fill_form(view, asked)
         operation = filled.operation
-        today = day_of(self._services.now_ms())
-        days = summarise_days(await self._services.quality.read_days(listing.id, today=today), today=today)
-        api = view_listing(view, self._services.profiles, chosen=None if filled.is_whole else operation)
+        today = day_of(self._context.now_ms())
+        days = summarise_days(await self._context.quality.read_days(listing.id, today=today), today=today)
+        api = view_listing(view, self._context.profiles, chosen=None if filled.is_whole else operation)
         target = asked.target if filled.is_whole and asked.target is not None else ""
         return self._renderer.respond(
             request,
@@ -166,9 +148,7 @@ class PageRoutes:
             snippets=write_snippets(
                 view, operation, target=asked.target if filled.values is not None else None
             ),
-            form=make_call_form(
-                view, operation, self._services.profiles, values=filled.values, target=target
-            ),
+            form=make_call_form(view, operation, self._context.profiles, values=filled.values, target=target),
             words=WORDS,
             kept=KeptCall(method=operation.method, target=target) if filled.is_whole else None,
             operation=next((one for one in api.operations if one.is_chosen), api.operations[0]),
@@ -194,19 +174,15 @@ class PageRoutes:
                 page_found,
                 query,
                 list(given.items()),
-                (view_card(found, self._services.profiles) for found in page_found.found),
+                (view_card(found, self._context.profiles) for found in page_found.found),
             ),
         )
 
     # ---- The gateway.
 
     async def show_status(self, request: Request) -> Response:
-        networks = view_networks(
-            describe_status(self._services.networks), describe_networks(self._services.networks)
-        )
-        return self._renderer.respond(
-            request, "status.j2", networks=networks, version=self._services.networks.version
-        )
+        networks = view_networks(describe_status(self._context), describe_networks(self._context))
+        return self._renderer.respond(request, "status.j2", networks=networks, version=self._context.version)
 
     # ---- The reference.
 

@@ -149,8 +149,8 @@ class PageAccess:
         quota: Quota,
     ) -> None:
         """`quota`: of the requests of a wallet, as in `make_wallet_dependency`."""
-        self._sign_in = sign_in
-        self._renderer = renderer
+        self.sign_in = sign_in
+        self.renderer = renderer
         self._origins = origins
         self._form_bytes_max = form_bytes_max
         self._quota = quota
@@ -204,13 +204,13 @@ class PageAccess:
     async def has_session(self, request: Request) -> bool:
         """Whether the session of a request is still open. Counts nothing."""
         token = PAGE_COOKIE.read(request)
-        return token is not None and await self._sign_in.find_session(token) is not None
+        return token is not None and await self.sign_in.find_session(token) is not None
 
     async def _find_session(self, request: Request) -> tuple[PageSession | None, str]:
         """The session of the cookie. Raises Refusal (429) beyond the quota of its wallet."""
         mark_private(request.scope, PAGE_PROOFS)
         token = PAGE_COOKIE.read(request)
-        session = None if token is None else await self._sign_in.find_session(token)
+        session = None if token is None else await self.sign_in.find_session(token)
         if session is not None:
             await admit_wallet(request, session.address, quota=self._quota)
         return session, token or ""
@@ -219,7 +219,7 @@ class PageAccess:
         self, request: Request, reader: Reader, template: str, *, status: int = 200, **records: Any
     ) -> Response:
         """A page of that reader. `form_token(path)` in its template makes the token of the form that posts to the route with that path."""
-        return self._renderer.respond_private(
+        return self.renderer.respond_private(
             request,
             template,
             status=status,

@@ -3,8 +3,7 @@
 A receipt is made of the row of the call alone, so the same state always gives the same bytes. A call that still runs has no receipt yet (409).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -14,17 +13,13 @@ from starlette.routing import Route, Router
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.receipts import call_url
 from tollway.identity.did_document import key_id
-from tollway.identity.signatures import ReceiptSigner
-from tollway.ledger.history import CallHistory, JoinedCredit
+from tollway.ledger.history import JoinedCredit
 from tollway.ledger.records import CallRecord, CallState
-from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.payments.call_receipt import CHARGED, VERSION, read_authority, sign_call_receipt
-from tollway.web.auth_routes import WalletDependency
+from tollway.web.context import WebContext
 from tollway.web.history_routes import (
     BookParameters,
-    FindAsset,
-    ResolveWallet,
     find_call,
     find_call_asset,
     http_status,
@@ -38,31 +33,16 @@ RETRY_AFTER_S = 2
 RECEIPT_PATH = "/api/v2/history/{call_id}/receipt"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptServices:
-    """The collaborators of the route. `gateway`: the origin of the public URL. `wallet` authenticates the request before anything is validated."""
-
-    call_history: CallHistory
-    wallet: WalletDependency
-    resolve_wallet: ResolveWallet
-    find_asset: FindAsset
-    signer: ReceiptSigner
-    gateway: str
-    public_url: str
-    limits: Limits
-    now_ms: Callable[[], int]
-
-
-def receipt_router(services: ReceiptServices, *, path: str = RECEIPT_PATH) -> Router:
+def receipt_router(context: WebContext, *, path: str = RECEIPT_PATH) -> Router:
     """The route. `path` has the parameter `call_id`."""
 
     async def show_receipt(request: Request) -> JSONResponse:
-        caller = await services.wallet(request)
+        caller = await context.authenticate(request)
         named = read_query(BookParameters, request.scope["query_string"]).wallet
-        owner = await services.resolve_wallet(caller.address, named)
-        call = await find_call(services.call_history, request.path_params["call_id"], owner)
-        check_ended(call, now_ms=services.now_ms(), wait_s=services.limits.receipt_wait_s)
-        return JSONResponse(await _write_receipt(services, call))
+        owner = await context.book_access.resolve_wallet(caller.address, named)
+        call = await find_call(context.call_history, request.path_params["call_id"], owner)
+        check_ended(call, now_ms=context.shared_ms(), wait_s=context.limits.receipt_wait_s)
+        return JSONResponse(await _write_receipt(context, call))
 
     return Router([Route(path, show_receipt, methods=["GET"])])
 
@@ -87,18 +67,18 @@ def check_ended(call: CallRecord, *, now_ms: int, wait_s: int) -> None:
     )
 
 
-async def _write_receipt(services: ReceiptServices, call: CallRecord) -> dict[str, Any]:
-    asset = find_call_asset(call, services.find_asset)
-    fields = describe_call(call, asset, services)
+async def _write_receipt(context: WebContext, call: CallRecord) -> dict[str, Any]:
+    asset = find_call_asset(call, context.find_asset)
+    fields = describe_call(call, asset, context)
     document = sign_call_receipt(
         fields,
-        kid=key_id(read_authority(services.gateway) or ""),
+        kid=key_id(read_authority(context.origin) or ""),
         has_x402=is_relayed(call) and fields["state"] == CHARGED,
-        sign=services.signer.sign,
+        sign=context.receipt_signer.sign,
     )
     if asset is not None and fields["state"] in (CHARGED, HELD):
-        limit = services.limits.joined_transfers_max
-        joined = await services.call_history.joined_credit(call.id, limit=limit)
+        limit = context.limits.joined_transfers_max
+        joined = await context.call_history.joined_credit(call.id, limit=limit)
         if joined:
             document["alsoFrom"] = [_joined_json(one, asset) for one in joined]
     return document
@@ -109,20 +89,18 @@ def is_relayed(call: CallRecord) -> bool:
     return call.upstream_status is not None and call.http_status is not None
 
 
-def describe_call(
-    call: CallRecord, asset: Asset | None, services: ReceiptServices
-) -> Mapping[str, str | int]:
+def describe_call(call: CallRecord, asset: Asset | None, context: WebContext) -> Mapping[str, str | int]:
     """The 23 fields. An absent value is "" or 0. `amount`: what is taken for the call now, so 0 where the price came back or is owed."""
     state = payment_state(call)
     taken_units = call.price_units if state in (CHARGED, HELD) else 0
     return {
         "version": VERSION,
         "network": "" if asset is None else asset.network,
-        "resourceUrl": call_url(services.public_url, call.listing_id, call.path),
+        "resourceUrl": call_url(context.public_url, call.listing_id, call.path),
         "payer": "" if call.payer is None else str(call.payer),
         "issuedAt": call.moved_ms // 1000,
         "transaction": "" if call.tx_hash is None else str(call.tx_hash),
-        "gateway": services.gateway,
+        "gateway": context.origin,
         "callId": call.id,
         "apiId": call.listing_id,
         "operation": f"{call.method} {call.path or '/'}",
@@ -138,7 +116,7 @@ def describe_call(
         "state": state,
         "httpStatus": http_status(call) or 0,
         "createdAt": call.created_ms // 1000,
-        "completedAt": _completed_s(call, wait_s=services.limits.receipt_wait_s),
+        "completedAt": _completed_s(call, wait_s=context.limits.receipt_wait_s),
     }
 
 

@@ -5,7 +5,7 @@ wallet. A form that is refused comes back with every field as it was sent.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlencode
@@ -15,21 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, Router
 
-from tollway.chain.networks import NetworkProfile
 from tollway.discovery.safe_text import clean_line
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
-from tollway.ids import CallId, ChainId, ListingId
-from tollway.ledger.history import CallHistory, HistoryQuery
-from tollway.ledger.sales import PeriodBooks, PeriodSums, SalesQuery, SumState
+from tollway.ids import CallId, ListingId
+from tollway.ledger.history import HistoryQuery
+from tollway.ledger.sales import PeriodSums, SalesQuery, SumState
 from tollway.outbound.probes import OwnershipEvidence
 from tollway.registry.catalog import CreationResponse, ListingMatch
 from tollway.registry.listing import Listing
 from tollway.registry.listing_patch import parse_form
 from tollway.web.auth_routes import client_address_of
-from tollway.web.history_routes import ID_LENGTH_MAX, FindAsset
+from tollway.web.context import WebContext
+from tollway.web.history_routes import ID_LENGTH_MAX
 from tollway.web.listing_edits import (
     ListingEdits,
-    ListingServices,
     ListingWriter,
     WrittenListing,
     find_listing,
@@ -76,30 +75,8 @@ _NEW = "/my/apis/new"
 _ONE = "/my/apis/{api_id}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProviderServices:
-    """What the routes of listings and these pages share."""
-
-    listings: ListingServices
-    edits: ListingEdits
-    checks: OwnershipChecks
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SellingServices:
-    """The collaborators of the pages. `profiles`: of every configured network."""
-
-    provider: ProviderServices
-    access: PageAccess
-    books: PeriodBooks
-    call_history: CallHistory
-    find_asset: FindAsset
-    profiles: Mapping[ChainId, NetworkProfile]
-    now_ms: Callable[[], int]
-
-
-def selling_router(services: SellingServices) -> Router:
-    listings, sales, access = ListingPages(services), SalesPages(services), services.access
+def selling_router(context: WebContext, access: PageAccess) -> Router:
+    listings, sales = ListingPages(context, access), SalesPages(context, access)
     return Router(
         [
             access.page(LISTINGS, listings.list_listings),
@@ -143,20 +120,19 @@ class ShownForm:
 class ListingPages:
     """The handlers of the pages about listings. Many tasks may call them at once."""
 
-    def __init__(self, services: SellingServices) -> None:
-        self._services = services
-        self._edits = services.provider.edits
-        self._checks = services.provider.checks
-        self._listings = services.provider.listings
-        self._respond = services.access.respond
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._edits = ListingEdits(context)
+        self._checks = OwnershipChecks(context)
+        self._respond = access.respond
 
     async def list_listings(self, request: Request, reader: Reader) -> Response:
         offset = read_query(OwnListingParameters, request.scope["query_string"]).offset
-        found = await self._listings.catalog.list_own(reader.address, limit=LISTINGS_MAX + 1, offset=offset)
+        found = await self._context.catalog.list_own(reader.address, limit=LISTINGS_MAX + 1, offset=offset)
         query = make_sales_query(
-            read_query(SalesParameters, b""), reader.address, now_ms=self._services.now_ms()
+            read_query(SalesParameters, b""), reader.address, now_ms=self._context.now_ms()
         )
-        sums = await self._services.books.sales(query)
+        sums = await self._context.period_books.sales(query)
         shown = found[:LISTINGS_MAX]
         return self._respond(
             request,
@@ -187,7 +163,7 @@ class ListingPages:
                 checked = self._view_checked(preview)
                 form = ShownForm(values=values, key=key, errors={}, checked=checked)
                 return self._respond_new(request, reader, form)
-            creations = self._listings.creations
+            creations = self._context.creations
             begun = await creations.take(key, reader.address, body=render_json(members))
             if isinstance(begun, CreationResponse):
                 return redirect_to(f"{LISTINGS}/{begun.listing_id}?done=published")
@@ -303,7 +279,7 @@ class ListingPages:
 
     async def _find_own(self, request: Request, reader: Reader) -> Listing:
         """The listing of the reader. Raises Refusal (404) for one of another wallet."""
-        listing = await find_listing(self._listings.catalog, ListingId(request.path_params["api_id"]))
+        listing = await find_listing(self._context.catalog, ListingId(request.path_params["api_id"]))
         if listing.provider != reader.address:
             raise Refusal(_NOT_YOURS)
         return listing
@@ -313,18 +289,18 @@ class ListingPages:
             preview.listing,
             preview.warnings,
             addresses=preview.addresses,
-            profiles=self._services.profiles,
+            profiles=self._context.profiles,
         )
 
     def _form_records(self, form: ShownForm) -> dict[str, object]:
         return {
             "form": form,
             "currencies": self._list_currencies(),
-            "networks": view_networks(self._listings.rules, self._services.profiles),
+            "networks": view_networks(self._context.draft_rules, self._context.profiles),
         }
 
     def _list_currencies(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(asset.symbol for asset in self._listings.rules.assets))
+        return tuple(dict.fromkeys(asset.symbol for asset in self._context.draft_rules.assets))
 
     def _writer(self, request: Request, reader: Reader, *, if_match: str | None = None) -> ListingWriter:
         return ListingWriter(
@@ -399,12 +375,13 @@ class SalesPageParameters(SalesParameters):
 class SalesPages:
     """The handlers of the pages about sales. Many tasks may call them at once."""
 
-    def __init__(self, services: SellingServices) -> None:
-        self._services = services
-        self._respond = services.access.respond
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._access = access
+        self._respond = access.respond
 
     async def show_sales(self, request: Request, reader: Reader) -> Response:
-        now_ms = self._services.now_ms()
+        now_ms = self._context.now_ms()
         form = ListForm.read(request, now_ms=now_ms)
         parameters, errors = form.parse(SalesPageParameters)
         query = None
@@ -415,9 +392,9 @@ class SalesPages:
                 errors = errors_by_parameter(refusal.problem)
         if parameters is not None and query is not None and parameters.state == "held":
             return await self._show_held(request, reader, form, parameters)
-        sums = PeriodSums(rows=()) if query is None else await self._services.books.sales(query)
+        sums = PeriodSums(rows=()) if query is None else await self._context.period_books.sales(query)
         listings = await self._list_listings(reader)
-        profiles, kept = self._services.profiles, form.keep("step", "from", "to")
+        profiles, kept = self._context.profiles, form.keep("step", "from", "to")
         return self._respond(
             request,
             reader,
@@ -436,7 +413,7 @@ class SalesPages:
     ) -> Response:
         """Calls without an outcome, which the provider decides on the page of each."""
         page, pages = await read_call_page(
-            self._services.call_history,
+            self._context.call_history,
             HistoryQuery(
                 wallet=reader.address,
                 role="provider",
@@ -456,7 +433,7 @@ class SalesPages:
             reader,
             "my_held.j2",
             filters=_view_filters(form, await self._list_listings(reader), {}),
-            rows=view_held_calls(page.calls, self._services.find_asset),
+            rows=view_held_calls(page.calls, self._context.find_asset),
             total=page.total,
             is_lower_bound=page.is_lower_bound,
             pages=pages,
@@ -466,11 +443,11 @@ class SalesPages:
 
     async def send_file(self, request: Request) -> Response:
         """The sums on the screen as CSV. Raises Refusal without a session, and for a filter that is not understood."""
-        identity = await self._services.access.authenticate(request)
-        now_ms = self._services.now_ms()
+        identity = await self._access.authenticate(request)
+        now_ms = self._context.now_ms()
         parameters = read_query(SalesPageParameters, request.scope["query_string"])
         query = make_sales_query(parameters, identity.address, now_ms=now_ms)
-        sums = await self._services.books.sales(query)
+        sums = await self._context.period_books.sales(query)
         only: SumState | None = parameters.state
         name = f"tollway-sales-{format_time(now_ms)[:19].replace(':', '')}Z.csv"
         return Response(
@@ -480,9 +457,7 @@ class SalesPages:
         )
 
     async def _list_listings(self, reader: Reader) -> tuple[ListingMatch, ...]:
-        return await self._services.provider.listings.catalog.list_own(
-            reader.address, limit=LIMIT_MAX, offset=0
-        )
+        return await self._context.catalog.list_own(reader.address, limit=LIMIT_MAX, offset=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

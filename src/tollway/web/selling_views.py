@@ -28,7 +28,7 @@ from tollway.registry.listing import Listing
 from tollway.registry.listing_warnings import ListingWarning
 from tollway.registry.ownership import Challenge, Ownership
 from tollway.web.chart_svg import BarChart
-from tollway.web.history_routes import FindAsset
+from tollway.web.context import FindAsset
 from tollway.web.my_sums_views import view_money_charts
 from tollway.web.my_views import NAME_LENGTH_MAX, ROWS_MAX, CallRowView, name_network, view_call_row
 from tollway.web.query import format_time

@@ -35,12 +35,12 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.did_document import DID_PATH, DID_TYPE, describe_signers
 from tollway.ids import Address, ListingId
-from tollway.limits import Limits
-from tollway.registry.catalog import Catalog, ListingQuery
+from tollway.registry.catalog import ListingQuery
 from tollway.registry.listing import Listing, payable_assets
+from tollway.web.context import WebContext
 from tollway.web.contract import FEATURED_MAX, FeaturedOperation, Site, SiteContract
-from tollway.web.discovery_routes import Document, DocumentCache, IsOffered
-from tollway.web.listing_json import ListingEncoder, has_etag, is_same_content, render_json
+from tollway.web.discovery_routes import Document, DocumentCache
+from tollway.web.listing_json import has_etag, is_same_content, render_json
 from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES, problem_name, split_code
 from tollway.web.query import QueryModel, format_time, read_query, whole_number
 
@@ -60,15 +60,13 @@ class _ListingOperations:
 class FeaturedOperations:
     """Chooses the featured operations. A thread reads the document of a listing, once for each revision."""
 
-    def __init__(self, catalog: Catalog, encoder: ListingEncoder, *, is_mpp_offered: IsOffered) -> None:
-        self._catalog = catalog
-        self._encoder = encoder
-        self._is_mpp_offered = is_mpp_offered
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
         self._cached: OrderedDict[ListingId, _ListingOperations] = OrderedDict()
 
     async def choose(self) -> tuple[FeaturedOperation, ...]:
         """At most `FEATURED_MAX` operations: the first of each listing, then the second of each, and so on."""
-        page = await self._catalog.search(ListingQuery(limit=FEATURED_MAX))
+        page = await self._context.catalog.search(ListingQuery(limit=FEATURED_MAX))
         rows = [await self._describe(found.listing.id) for found in page.found]
         positions = range(max((len(row) for row in rows), default=0))
         return tuple(row[position] for position in positions for row in rows if position < len(row))[
@@ -76,7 +74,7 @@ class FeaturedOperations:
         ]
 
     async def _describe(self, listing_id: ListingId) -> Sequence[FeaturedOperation]:
-        entry = await self._catalog.find(listing_id)
+        entry = await self._context.catalog.find(listing_id)
         if entry is None or entry.listing.status != "active" or entry.listing.retired_ms is not None:
             return ()
         listing = entry.listing
@@ -86,7 +84,7 @@ class FeaturedOperations:
             info = payment_info(
                 operation.price,
                 listing.currency,
-                self._encoder.options(listing, operation.price),
+                self._context.encoder.options(listing, operation.price),
                 has_mpp=self._has_mpp(listing, operation),
             )
             if info is not None and info["protocols"] and "price" in info:
@@ -107,9 +105,12 @@ class FeaturedOperations:
         return known.operations
 
     def _has_mpp(self, listing: Listing, operation: ApiOperation) -> bool:
-        assets = payable_assets(self._encoder.assets, currency=listing.currency, networks=listing.networks)
+        assets = payable_assets(
+            self._context.encoder.assets, currency=listing.currency, networks=listing.networks
+        )
         return not operation.price.is_free and any(
-            self._is_mpp_offered(asset, operation.price.units_in(asset), listing.id) for asset in assets
+            self._context.is_mpp_offered(asset, operation.price.units_in(asset), listing.id)
+            for asset in assets
         )
 
 
@@ -122,25 +123,12 @@ FAVICON = Path(__file__).parent / "pages" / "favicon.svg"
 _HTML, _TEXT = "text/html; charset=utf-8", "text/plain; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteServices:
-    """The collaborators of the routes. `has_pages`: `page_router` serves `/` and `/docs`."""
-
-    catalog: Catalog
-    featured_operations: FeaturedOperations
-    site: Site
-    limits: Limits
-    now_ms: Callable[[], int]
-    ticks_ms: Callable[[], int]
-    has_pages: bool = False
-
-
-def site_router(services: SiteServices) -> Router:
-    routes = SiteRoutes(services)
+def site_router(context: WebContext) -> Router:
+    routes = SiteRoutes(context)
     leads = [_lead("/", "/llms.txt"), _lead("/docs", "/openapi.json")]
     return Router(
         [
-            *([] if services.has_pages else leads),
+            *([] if context.has_pages else leads),
             Route("/openapi.json", routes.show_openapi, methods=["GET"]),
             Route(GUIDE_PATH, routes.show_payment_guide, methods=["GET"]),
             Route("/favicon.svg", routes.show_favicon, methods=["GET"]),
@@ -172,15 +160,16 @@ class CatalogParameters(QueryModel):
 class SiteRoutes:
     """The handlers of the site's pages and files. Many tasks may call them at once."""
 
-    def __init__(self, services: SiteServices) -> None:
-        self._services = services
-        self._contract = SiteContract(services.site)
-        self._cache = DocumentCache(ticks_ms=services.ticks_ms)
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
+        self._contract = SiteContract(
+            Site(public_url=context.public_url, version=context.version, contact=context.contact)
+        )
+        self._featured_operations = FeaturedOperations(context)
+        self._cache = DocumentCache(ticks_ms=context.ticks_ms)
         self._links = format_links()
         self._favicon = _with_etag(FAVICON.read_bytes())
-        self._payment_guide = _with_etag(
-            render_json(describe_payment(services.site.public_url, services.limits))
-        )
+        self._payment_guide = _with_etag(render_json(describe_payment(context.public_url, context.limits)))
 
     async def show_openapi(self, request: Request) -> Response:
         document = await self._cache.get_or_write("openapi", 0, self._write_openapi)
@@ -196,7 +185,7 @@ class SiteRoutes:
         return self._answer(request, await self._cache.get_or_write("llms", 0, self._write_text), _TEXT)
 
     async def show_robots(self, request: Request) -> Response:
-        return self._answer(request, _with_etag(write_robots(self._services.site.public_url).encode()), _TEXT)
+        return self._answer(request, _with_etag(write_robots(self._context.public_url).encode()), _TEXT)
 
     async def show_catalog(self, request: Request) -> Response:
         number = read_query(CatalogParameters, request.scope["query_string"]).page
@@ -208,33 +197,31 @@ class SiteRoutes:
         return self._answer(request, document, f'{CATALOG_TYPE}; profile="{CATALOG_PROFILE}"')
 
     async def show_security(self, request: Request) -> Response:
-        contact = self._services.site.contact
+        contact = self._context.contact
         if contact is None:
             raise Refusal(_NO_CONTACT)
-        today_ms = self._services.now_ms() // _DAY_MS * _DAY_MS
+        today_ms = self._context.now_ms() // _DAY_MS * _DAY_MS
         expires = format_time(today_ms + SECURITY_TEXT_DAYS * _DAY_MS)
-        body = write_security_text(self._services.site.public_url, contact, expires=expires)
+        body = write_security_text(self._context.public_url, contact, expires=expires)
         return self._answer(request, _with_etag(body.encode()), _TEXT)
 
     # ---- Documents.
 
     async def _write_openapi(self) -> Document:
-        featured = await self._services.featured_operations.choose()
+        featured = await self._featured_operations.choose()
         return _with_etag(await asyncio.to_thread(self._contract.build, featured))
 
     async def _write_text(self) -> Document:
-        page = await self._services.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
+        page = await self._context.catalog.search(ListingQuery(limit=TEXT_LISTINGS_MAX))
         listings = tuple(found.listing for found in page.found)
-        return _with_etag(
-            write_site_text(self._services.site.public_url, listings, total=page.total).encode()
-        )
+        return _with_etag(write_site_text(self._context.public_url, listings, total=page.total).encode())
 
     async def _write_catalog(self, number: int) -> Document:
-        page = await self._services.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
+        page = await self._context.catalog.search(ListingQuery(page=number or 1, limit=CATALOG_PAGE_SIZE))
         catalog_page = CatalogPage(
             listings=tuple(found.listing for found in page.found), total=page.total, number=number
         )
-        content = await asyncio.to_thread(describe_catalog, self._services.site.public_url, catalog_page)
+        content = await asyncio.to_thread(describe_catalog, self._context.public_url, catalog_page)
         return _with_etag(render_json(content))
 
     # ---- Responses.

@@ -3,7 +3,7 @@
 Charged, released, held and reorged are four members of each row. Each row has one asset, and so has each total.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -19,7 +19,6 @@ from tollway.ledger.sales import (
     SUM_STATES,
     CallSum,
     GroupSum,
-    PeriodBooks,
     PeriodSums,
     SalesQuery,
     SpendingQuery,
@@ -32,8 +31,8 @@ from tollway.ledger.sales import (
     floor_to,
 )
 from tollway.money import Asset
-from tollway.web.auth_routes import WalletDependency
-from tollway.web.history_routes import ID_LENGTH_MAX, BookParameters, RecordResponse, ResolveWallet
+from tollway.web.context import WebContext
+from tollway.web.history_routes import ID_LENGTH_MAX, BookParameters, RecordResponse
 from tollway.web.problems import describe_errors
 from tollway.web.query import QueryModel, format_time, parse_time, parsed, read_query
 
@@ -64,33 +63,27 @@ class SpendingParameters(RangeParameters, BookParameters):
     group_by: SumGroup = Field("api", alias="groupBy")
 
 
-def sums_router(
-    *,
-    books: PeriodBooks,
-    wallet: WalletDependency,
-    resolve_wallet: ResolveWallet,
-    now_ms: Callable[[], int],
-) -> Router:
-    """The two routes. `wallet` authenticates the request before anything is validated. Viewers read spending, and no sales."""
+def sums_router(context: WebContext) -> Router:
+    """The two routes. Viewers read spending, and no sales."""
 
     async def show_sales(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         parameters = read_query(SalesParameters, request.scope["query_string"])
-        query = make_sales_query(parameters, caller.address, now_ms=now_ms())
-        sums = await books.sales(query)
-        return RecordResponse(sums_json("sales", query, sums, group_by="api", now_ms=now_ms()))
+        query = make_sales_query(parameters, caller.address, now_ms=context.now_ms())
+        sums = await context.period_books.sales(query)
+        return RecordResponse(sums_json("sales", query, sums, group_by="api", now_ms=context.now_ms()))
 
     async def show_spending(request: Request) -> RecordResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         parameters = read_query(SpendingParameters, request.scope["query_string"])
-        payer = await resolve_wallet(caller.address, parameters.wallet)
-        from_ms, to_ms = read_range(parameters, now_ms=now_ms(), oldest_hour_ms=0)
+        payer = await context.book_access.resolve_wallet(caller.address, parameters.wallet)
+        from_ms, to_ms = read_range(parameters, now_ms=context.now_ms(), oldest_hour_ms=0)
         query = SpendingQuery(
             wallet=payer, step=parameters.step, from_ms=from_ms, to_ms=to_ms, group_by=parameters.group_by
         )
-        sums = await books.spending(query)
+        sums = await context.period_books.spending(query)
         return RecordResponse(
-            sums_json("spending", query, sums, group_by=parameters.group_by, now_ms=now_ms())
+            sums_json("spending", query, sums, group_by=parameters.group_by, now_ms=context.now_ms())
         )
 
     return Router(

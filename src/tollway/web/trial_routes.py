@@ -5,8 +5,6 @@ The response of the upstream is a member of the JSON, never a response of this o
 
 import base64
 import re
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator, Strict
@@ -17,11 +15,10 @@ from starlette.routing import Route, Router
 from tollway.errors import Code, Problem, Refusal
 from tollway.gateway.messages import ProxyRequest
 from tollway.gateway.target import GATEWAY_PREFIX, split_target
-from tollway.gateway.trial import TrialCalls, TrialResult
+from tollway.gateway.trial import TrialResult
 from tollway.ids import Address, ListingId
-from tollway.limits import KIB, Limits
-from tollway.rate_limits.limiter import Quota, RateLimiter
-from tollway.registry.catalog import Catalog
+from tollway.limits import KIB
+from tollway.rate_limits.limiter import Quota
 from tollway.registry.draft import (
     METHOD_LENGTH_MAX,
     PATH_LENGTH_MAX,
@@ -29,11 +26,12 @@ from tollway.registry.draft import (
 from tollway.registry.header_names import is_header_name, is_reserved_header
 from tollway.registry.listing import CatalogEntry
 from tollway.registry.listing_warnings import ListingWarning
-from tollway.registry.moderation import BlockedWallet, explain_block
+from tollway.registry.moderation import explain_block
 from tollway.validation import RequestModel, check_members, to_field_error, value_error, value_errors
 from tollway.web.auth_routes import client_address_of
+from tollway.web.context import WebContext
 from tollway.web.json import parse_json_object
-from tollway.web.listing_edits import ProvenWallet, find_public_listing
+from tollway.web.listing_edits import find_public_listing
 from tollway.web.listing_json import render_json, warnings_json
 from tollway.web.problems import describe_errors, request_id_of
 from tollway.web.query import NoParameters, read_query
@@ -43,19 +41,6 @@ HEADERS_MAX, HEADER_VALUE_LENGTH_MAX = 20, 1_024
 
 _METHOD = re.compile(r"[A-Z][A-Z0-9-]*")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialServices:
-    """The collaborators of the route. `authenticate` reads the body and proves a wallet, or raises Refusal."""
-
-    catalog: Catalog
-    trials: TrialCalls
-    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    find_block: Callable[[Address], BlockedWallet | None]
-    rate_limiter: RateLimiter
-    limits: Limits
-    now_ms: Callable[[], int]
 
 
 def _check_method(value: object) -> str:
@@ -128,40 +113,40 @@ class GivenBody:
         return False
 
 
-def trial_router(services: TrialServices) -> Router:
+def trial_router(context: WebContext) -> Router:
     """`POST /api/v2/apis/{apiId}/trial`."""
     quota = Quota(
         "trials",
         "trial calls",
-        amount=services.limits.trials_per_hour,
+        amount=context.limits.trials_per_hour,
         per="hour",
-        rate_limiter=services.rate_limiter,
+        rate_limiter=context.rate_limiter,
         namespace="trial",
     )
 
     async def try_call(request: Request) -> Response:
-        provider = (await services.authenticate(request)).address
-        entry = await _find_own_entry(services, request, provider)
+        provider = (await context.authenticate(request)).address
+        entry = await _find_own_entry(context, request, provider)
         read_query(NoParameters, request.scope["query_string"])
         trial = _read_body(await request.body())
-        call = _build_request(trial, entry, request, now_ms=services.now_ms())
+        call = _build_request(trial, entry, request, now_ms=context.now_ms())
         await quota.charge(provider, client_address=client_address_of(request))
-        result = await services.trials.run(call, entry)
+        result = await context.trials.run(call, entry)
         return Response(render_json(trial_json(result)), media_type="application/json")
 
     return Router([Route("/api/v2/apis/{apiId}/trial", try_call, methods=["POST"])])
 
 
-async def _find_own_entry(services: TrialServices, request: Request, provider: Address) -> CatalogEntry:
+async def _find_own_entry(context: WebContext, request: Request, provider: Address) -> CatalogEntry:
     listing_id = ListingId(request.path_params["apiId"])
-    listing = await find_public_listing(services.catalog, listing_id)
+    listing = await find_public_listing(context.catalog, listing_id)
     if listing.provider != provider:
         detail = "Only the wallet that published this API may make trial calls. Other wallets call it through the gateway."
         raise Refusal(Problem(code=Code.NOT_PROVIDER, detail=detail))
-    block = services.find_block(provider)
+    block = context.find_block(provider)
     if block is not None:
         raise Refusal(explain_block(block))
-    entry = await services.catalog.find(listing_id)
+    entry = await context.catalog.find(listing_id)
     assert entry is not None  # listings are retired, never deleted
     return entry
 

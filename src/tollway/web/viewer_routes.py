@@ -2,7 +2,7 @@
 
 A permission is in the lists of its viewer once the viewer has read with it; the viewer can decline it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainValidator
@@ -11,11 +11,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
 from tollway.errors import Code, FieldError, Problem, Refusal
-from tollway.identity.viewers import DAY_MS, BookAccess, Viewer
+from tollway.identity.viewers import DAY_MS, Viewer
 from tollway.ids import Address
-from tollway.limits import Limits
 from tollway.validation import RequestModel, check_members, read_parsed, to_field_error
-from tollway.web.auth_routes import WalletDependency, client_address_of
+from tollway.web.auth_routes import client_address_of
+from tollway.web.context import WebContext
 from tollway.web.json import parse_json_object
 from tollway.web.problems import NO_CONTENT, describe_errors
 from tollway.web.query import NoParameters, format_time, parse_time, read_query
@@ -34,17 +34,17 @@ class ViewerBody(RequestModel):
     ]
 
 
-def viewer_router(
-    *, access: BookAccess, wallet: WalletDependency, limits: Limits, now_ms: Callable[[], int]
-) -> Router:
-    """The routes. `wallet` authenticates the request before anything is validated."""
+def viewer_router(context: WebContext) -> Router:
+    access = context.book_access
 
     async def put_viewer(request: Request) -> JSONResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
         viewer = parse_viewer(request.path_params["address"], caller.address)
         until_ms = read_until(
-            parse_json_object(await request.body()), now_ms=now_ms(), days_max=limits.viewer_days_max
+            parse_json_object(await request.body()),
+            now_ms=context.now_ms(),
+            days_max=context.limits.viewer_days_max,
         )
         stored = await access.allow(
             caller.address, viewer, until_ms=until_ms, client_address=client_address_of(request)
@@ -52,21 +52,21 @@ def viewer_router(
         return JSONResponse(_viewer_json(stored, "viewer"))
 
     async def delete_viewer(request: Request) -> Response:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
         viewer = parse_viewer(request.path_params["address"], caller.address)
         await access.withdraw(caller.address, viewer)
         return Response(status_code=NO_CONTENT)
 
     async def decline_wallet(request: Request) -> Response:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
         named = parse_viewer(request.path_params["address"], caller.address)
         await access.decline(caller.address, named)
         return Response(status_code=NO_CONTENT)
 
     async def list_viewers(request: Request) -> JSONResponse:
-        caller = await wallet(request)
+        caller = await context.authenticate(request)
         read_query(NoParameters, request.scope["query_string"])
         viewers = await access.list_viewers(caller.address)
         wallets, are_more = await access.list_wallets(caller.address)

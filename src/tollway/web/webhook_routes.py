@@ -4,8 +4,7 @@ The routes send nothing themselves: the gateway that delivers sends challenges a
 other.
 """
 
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator
@@ -15,14 +14,13 @@ from starlette.routing import Route, Router
 
 from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
 from tollway.ids import Address, format_id
-from tollway.limits import Limits
 from tollway.outbound.policy import ENDPOINT_CHARS_MAX, Endpoint, parse_endpoint
-from tollway.rate_limits.limiter import Quota, RateLimiter, client_bucket
-from tollway.registry.moderation import BlockedWallet, explain_block
+from tollway.rate_limits.limiter import Quota, client_bucket
+from tollway.registry.moderation import explain_block
 from tollway.validation import RequestModel, check_members, read_texts, to_field_error, value_error
 from tollway.web.auth_routes import client_address_of
+from tollway.web.context import WebContext
 from tollway.web.json import parse_json_object
-from tollway.web.listing_edits import ProvenWallet
 from tollway.web.listing_json import render_json
 from tollway.web.problems import ACCEPTED, CREATED, NO_CONTENT, OK, describe_errors
 from tollway.web.query import NoParameters, QueryModel, format_time, read_query, whole_number
@@ -33,7 +31,6 @@ from tollway.webhooks.endpoints import (
     Resent,
     WebhookDelivery,
     WebhookEndpoint,
-    Webhooks,
 )
 from tollway.webhooks.events import EventType
 from tollway.webhooks.messages import SECRET_BYTES, format_secret
@@ -44,22 +41,6 @@ _TYPE_LENGTH_MAX = 64
 _CHALLENGE_BYTES = 24
 _ID_BYTES = 10
 _URL_POINTER = "/url"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WebhookRouteServices:
-    """The collaborators of the routes. `authenticate` reads the body and proves a wallet, or raises Refusal. `check_endpoint`: resolves the host and
-    judges its addresses, or raises EndpointNotAllowed."""
-
-    webhooks: Webhooks
-    authenticate: Callable[[Request], Awaitable[ProvenWallet]]
-    check_endpoint: Callable[[Endpoint], Awaitable[None]]
-    find_block: Callable[[Address], BlockedWallet | None]
-    allow_private: bool
-    rate_limiter: RateLimiter
-    limits: Limits
-    now_ms: Callable[[], int]
-    entropy: Callable[[int], bytes]
 
 
 def _check_types(value: object) -> tuple[EventType, ...]:
@@ -93,9 +74,9 @@ class DeliveryParameters(QueryModel):
     limit: Annotated[int, whole_number(1, DELIVERIES_LIMIT_MAX)] = DELIVERIES_LIMIT_DEFAULT
 
 
-def webhook_router(services: WebhookRouteServices) -> Router:
+def webhook_router(context: WebContext) -> Router:
     """The five routes under `/api/v2/webhooks`."""
-    routes = WebhookRoutes(services)
+    routes = WebhookRoutes(context)
     path = "/api/v2/webhooks"
     return Router(
         [
@@ -111,31 +92,31 @@ def webhook_router(services: WebhookRouteServices) -> Router:
 class WebhookRoutes:
     """The handlers of the routes of webhooks. Safe to call from many tasks at once."""
 
-    def __init__(self, services: WebhookRouteServices) -> None:
-        self._services = services
+    def __init__(self, context: WebContext) -> None:
+        self._context = context
         # Each endpoint and each repeat makes this gateway call a server that a wallet names.
         self._quota = Quota(
             "webhooks",
             "webhooks and repeats",
-            amount=services.limits.webhooks_per_hour,
+            amount=context.limits.webhooks_per_hour,
             per="hour",
-            rate_limiter=services.rate_limiter,
+            rate_limiter=context.rate_limiter,
         )
 
     async def list_endpoints(self, request: Request) -> Response:
         wallet = await self._authenticate(request)
-        endpoints = await self._services.webhooks.list_of(wallet)
+        endpoints = await self._context.webhooks.list_of(wallet)
         return _respond(
             {
                 "webhooks": [webhook_json(one) for one in endpoints],
-                "limit": self._services.limits.webhooks_max,
+                "limit": self._context.limits.webhooks_max,
             }
         )
 
     async def register(self, request: Request) -> Response:
-        services = self._services
+        context = self._context
         wallet = await self._authenticate(request)
-        block = services.find_block(wallet)
+        block = context.find_block(wallet)
         if block is not None:
             raise Refusal(explain_block(block))
         body = _read_body(await request.body())
@@ -143,24 +124,24 @@ class WebhookRoutes:
         client_address = client_address_of(request)
         await self._quota.charge(wallet, client_address=client_address)
         try:
-            await services.check_endpoint(endpoint)
+            await context.check_endpoint(endpoint)
         except EndpointNotAllowed as exc:
             raise _refuse_url(exc.problem.detail) from exc
-        now_ms = services.now_ms()
-        secret = services.entropy(SECRET_BYTES) if body.secret is not None else None
+        now_ms = context.shared_ms()
+        secret = context.entropy(SECRET_BYTES) if body.secret is not None else None
         new = NewEndpoint(
-            id=format_id("wh", now_ms=now_ms, entropy=services.entropy(_ID_BYTES)),
+            id=format_id("wh", now_ms=now_ms, entropy=context.entropy(_ID_BYTES)),
             wallet=wallet,
             network=client_bucket(client_address),
             url=body.url,
             origin=endpoint.origin,
             types=body.types,
-            challenge=services.entropy(_CHALLENGE_BYTES).hex(),
+            challenge=context.entropy(_CHALLENGE_BYTES).hex(),
             created_ms=now_ms,
             secret=secret,
             is_shared=body.shared,
         )
-        registered = await services.webhooks.register(new, count_max=services.limits.webhooks_max)
+        registered = await context.webhooks.register(new, count_max=context.limits.webhooks_max)
         if isinstance(registered, NotRegistered):
             raise Refusal(self._explain(registered))
         content = webhook_json(registered)
@@ -170,14 +151,14 @@ class WebhookRoutes:
 
     async def remove(self, request: Request) -> Response:
         wallet = await self._authenticate(request)
-        if not await self._services.webhooks.remove(wallet, request.path_params["webhookId"]):
+        if not await self._context.webhooks.remove(wallet, request.path_params["webhookId"]):
             raise Refusal(_NOT_FOUND)
         return Response(status_code=NO_CONTENT)
 
     async def list_deliveries(self, request: Request) -> Response:
-        wallet = (await self._services.authenticate(request)).address
+        wallet = (await self._context.authenticate(request)).address
         query = read_query(DeliveryParameters, request.scope["query_string"])
-        deliveries = await self._services.webhooks.deliveries_of(
+        deliveries = await self._context.webhooks.deliveries_of(
             wallet,
             request.path_params["webhookId"],
             state=query.state,
@@ -189,11 +170,11 @@ class WebhookRoutes:
         return _respond({"deliveries": [delivery_json(one) for one in deliveries], "limit": query.limit})
 
     async def resend(self, request: Request) -> Response:
-        services = self._services
+        context = self._context
         wallet = await self._authenticate(request)
         await self._quota.charge(wallet, client_address=client_address_of(request))
         webhook_id, event_id = request.path_params["webhookId"], request.path_params["eventId"]
-        match await services.webhooks.resend(wallet, webhook_id, event_id, now_ms=services.now_ms()):
+        match await context.webhooks.resend(wallet, webhook_id, event_id, now_ms=context.shared_ms()):
             case Resent.UNKNOWN:
                 raise Refusal(_NOT_FOUND)
             case Resent.PENDING:
@@ -204,24 +185,24 @@ class WebhookRoutes:
                 return _respond({"eventId": event_id, "state": DeliveryState.PENDING.value}, status=ACCEPTED)
 
     async def _authenticate(self, request: Request) -> Address:
-        wallet = (await self._services.authenticate(request)).address
+        wallet = (await self._context.authenticate(request)).address
         read_query(NoParameters, request.scope["query_string"])
         return wallet
 
     def _parse_url(self, url: str) -> Endpoint:
         """Raises Refusal for a URL that no message may be sent to. Unlike an endpoint of a listing it may have a query."""
         base, _, query = url.partition("?")
-        endpoint = parse_endpoint(base, allow_private=self._services.allow_private)
+        endpoint = parse_endpoint(base, allow_private=self._context.allow_private)
         if not isinstance(endpoint, Endpoint):
             raise _refuse_url(endpoint.detail)
-        if endpoint.scheme != "https" and not self._services.allow_private:
+        if endpoint.scheme != "https" and not self._context.allow_private:
             raise _refuse_url("The URL of a webhook must begin with https.")
         if not all("!" <= character <= "~" and character not in '"#<>\\^`{|}' for character in query):
             raise _refuse_url("The query of the URL has characters that must be percent-encoded.")
         return endpoint
 
     def _explain(self, refusal: NotRegistered) -> Problem:
-        limits = self._services.limits
+        limits = self._context.limits
         match refusal:
             case NotRegistered.WALLET_FULL:
                 detail = f"A wallet has at most {limits.webhooks_max} webhooks. Remove one first."

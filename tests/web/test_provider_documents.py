@@ -13,7 +13,7 @@ from tollway.registry.document_fit import LEFT_OUT
 from tollway.registry.listing_warnings import list_warnings
 from tollway.registry.openapi import ProviderDocument
 from tollway.storage.catalog_tables import write_document
-from tollway.web.listing_edits import ProviderDocuments
+from tollway.web.provider_documents import ProviderDocuments
 
 URL = "https://api.example.com/openapi"
 
