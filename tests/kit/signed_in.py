@@ -22,10 +22,9 @@ from tests.kit.routes import PUBLIC_URL, make_app, open_client
 from tests.kit.settlement import SettlementServices, settlement_rules
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import ControlStores
-from tollway.app.page_wiring import make_page_access, page_routers
+from tollway.app.page_wiring import page_routers
 from tollway.errors import EndpointNotAllowed, UpstreamUnreachable
 from tollway.identity.authenticator import Authenticator
-from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.sessions import SignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier, eip191_digest
 from tollway.identity.siwe import parse_origin
@@ -213,17 +212,13 @@ class SignedInHarness:
             **services.make_members(),
         )
         self.catalog, self.renderer = pages.catalog, pages.renderer
-        sign_in = PageSignIn(
-            SqlPageSessions(services.database),
-            services.sign_in,
-            origin=origin,
-            limits=limits,
-            now_ms=services.read_ms,
-            entropy=services.entropy,
-        )
-        access = make_page_access(sign_in, pages.renderer, origin=origin, limits=limits, quota=quota)
         context = pages.context
-        self.page_routers = page_routers(context, access, viewers=services.viewers)
+        self.page_routers = page_routers(
+            context,
+            pages.renderer,
+            sessions=SqlPageSessions(services.database),
+            viewers=services.viewers,
+        )
         self.app = make_app(
             context,
             signin_router(context),

@@ -7,12 +7,11 @@ from starlette.routing import Router
 
 from tollway.chain.networks import ChainRules
 from tollway.config.settings import Settings
-from tollway.identity.page_sessions import PageSignIn
-from tollway.identity.siwe import PublicOrigin
+from tollway.identity.page_sessions import PageSessionStore, PageSignIn
+from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ids import ChainId
-from tollway.limits import Limits
-from tollway.rate_limits.limiter import Quota
+from tollway.web.auth_routes import make_wallet_quota
 from tollway.web.context import WebContext
 from tollway.web.exports import export_router
 from tollway.web.my_routes import NOT_YOURS, my_router
@@ -40,12 +39,26 @@ def describe_money(rules: Mapping[ChainId, ChainRules]) -> TestMoney:
     return "none" if "test" not in kinds else "some" if "main" in kinds else "all"
 
 
-def page_routers(context: WebContext, access: PageAccess, *, viewers: ViewerStore) -> list[Router]:
-    """The pages of all readers, and those of a signed-in one, with the files that they link to. `access`: of page sessions."""
-    mine = make_page_context(context, access, viewers=viewers)
+def page_routers(
+    context: WebContext, renderer: PageRenderer, *, sessions: PageSessionStore, viewers: ViewerStore
+) -> list[Router]:
+    """The pages of all readers, and those of a signed-in one, with the files that they link to."""
+    access = _make_access(context, renderer, sessions)
+    mine = replace(
+        context,
+        authenticate=access.authenticate,
+        is_session_open=access.has_session,
+        book_access=BookAccess(
+            viewers,
+            limits=context.limits,
+            now_ms=context.now_ms,
+            rate_limiter=context.rate_limiter,
+            refusal=NOT_YOURS,
+        ),
+    )
     return [
-        page_router(context, access.renderer),
-        asset_router(access.renderer.assets),
+        page_router(context, renderer),
+        asset_router(renderer.assets),
         my_router(mine, access),
         my_sums_router(mine, access),
         selling_router(mine, access),
@@ -54,23 +67,19 @@ def page_routers(context: WebContext, access: PageAccess, *, viewers: ViewerStor
     ]
 
 
-def make_page_context(context: WebContext, access: PageAccess, *, viewers: ViewerStore) -> WebContext:
-    """The collaborators of the pages of a signed-in reader: a request is authenticated by its page session, and a refusal names the pages."""
-    books = BookAccess(
-        viewers,
+def _make_access(context: WebContext, renderer: PageRenderer, sessions: PageSessionStore) -> PageAccess:
+    sign_in = PageSignIn(
+        sessions,
+        context.sign_in,
+        origin=parse_origin(context.public_url),
         limits=context.limits,
         now_ms=context.now_ms,
-        rate_limiter=context.rate_limiter,
-        refusal=NOT_YOURS,
+        entropy=context.entropy,
     )
-    return replace(
-        context, authenticate=access.authenticate, is_session_open=access.has_session, book_access=books
+    return PageAccess(
+        sign_in,
+        renderer,
+        origins=[context.origin],
+        form_bytes_max=context.limits.control_body_bytes_max,
+        quota=make_wallet_quota(limits=context.limits, rate_limiter=context.rate_limiter),
     )
-
-
-def make_page_access(
-    sign_in: PageSignIn, renderer: PageRenderer, *, origin: PublicOrigin, limits: Limits, quota: Quota
-) -> PageAccess:
-    """`quota`: of authenticated requests, that of the API too."""
-    bytes_max = limits.control_body_bytes_max
-    return PageAccess(sign_in, renderer, origins=[str(origin)], form_bytes_max=bytes_max, quota=quota)

@@ -15,7 +15,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tollway import __version__
-from tollway.app.page_wiring import make_page_access, make_page_renderer, page_routers
+from tollway.app.page_wiring import make_page_renderer, page_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.app.webhooks import WebhookServices
 from tollway.background import BackgroundTasks, TaskName, run_all
@@ -39,7 +39,6 @@ from tollway.gateway.transaction_payment import TransactionRail
 from tollway.gateway.trial import TrialCalls, store_nothing
 from tollway.identity.authenticator import Authenticator
 from tollway.identity.http_signatures import SignedRequest
-from tollway.identity.page_sessions import PageSignIn
 from tollway.identity.signatures import ReceiptSigner, SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.identity.viewers import BookAccess
@@ -366,7 +365,6 @@ class AsgiBuilder:
             now_ms=now_ms,
             rate_limiter=app.rate_limiter,
         )
-        self._wallet_quota = make_wallet_quota(limits=self._limits, rate_limiter=app.rate_limiter)
         self.context = self._make_context()
 
     def build(self) -> ASGIApp:
@@ -424,18 +422,8 @@ class AsgiBuilder:
     def _page_routers(self) -> list[Router]:
         if self._pages is None:
             return []
-        sign_in = PageSignIn(
-            SqlPageSessions(self._app.database),
-            self._app.sign_in,
-            origin=self._origin,
-            limits=self._limits,
-            now_ms=self._now_ms,
-            entropy=secrets.token_bytes,
-        )
-        access = make_page_access(
-            sign_in, self._pages, origin=self._origin, limits=self._limits, quota=self._wallet_quota
-        )
-        return page_routers(self.context, access, viewers=self._app.viewers)
+        sessions = SqlPageSessions(self._app.database)
+        return page_routers(self.context, self._pages, sessions=sessions, viewers=self._app.viewers)
 
     def _make_context(self) -> WebContext:
         app, settings, limits = self._app, self._settings, self._limits
@@ -459,7 +447,9 @@ class AsgiBuilder:
             clock=time.monotonic,
             entropy=secrets.token_bytes,
             authenticate=make_wallet_dependency(
-                self._authenticator, body_bytes_max=limits.control_body_bytes_max, quota=self._wallet_quota
+                self._authenticator,
+                body_bytes_max=limits.control_body_bytes_max,
+                quota=make_wallet_quota(limits=limits, rate_limiter=app.rate_limiter),
             ),
             is_session_open=self._is_session_open,
             sign_in=app.sign_in,

@@ -78,7 +78,7 @@ _LOCAL_PATH = re.compile(r"/my(?:[/?][A-Za-z0-9_.~!$&'()*+,;=:@%/?-]*)?")
 
 
 def my_router(context: WebContext, access: PageAccess) -> Router:
-    """The routes. `context`: of a page session (`make_page_context`)."""
+    """The routes. `context`: its requests are authenticated by `access`."""
     pages = BookPages(context, access)
     door = SignInPages(context, access)
     return Router(
