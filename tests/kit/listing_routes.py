@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.routing import Router
 
-from tests.kit.routes import ALICE, PUBLIC_URL, RouteHarness, never_offered
+from tests.kit.routes import ALICE, PUBLIC_URL, RouteHarness
 from tollway.errors import EndpointNotAllowed
 from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import Limits
@@ -14,7 +14,7 @@ from tollway.money import Asset
 from tollway.outbound.policy import Endpoint
 from tollway.registry.listing import Listing
 from tollway.web.context import WebContext
-from tollway.web.listing_json import ListingEncoder
+from tollway.web.listing_json import ListingEncoder, is_never_offered
 from tollway.web.listing_routes import listing_router
 from tollway.web.provider_documents import ProviderDocuments
 
@@ -50,8 +50,8 @@ class ListingRoutesHarness(RouteHarness):
         numbers = iter(range(10_000))
         made = {
             "assets": ASSETS,
-            "is_offered": never_offered,
-            "is_mpp_offered": never_offered,
+            "is_offered": is_never_offered,
+            "is_mpp_offered": is_never_offered,
             "limits": Limits(registrations_per_hour=3, edits_per_hour=40),
             "entropy": lambda size: next(numbers).to_bytes(size, "big"),
             "encoder": ListingEncoder(

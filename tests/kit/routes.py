@@ -34,7 +34,7 @@ from tollway.web.book_turns import BookTurns
 from tollway.web.context import FindAsset, WalletDependency, WebContext
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_edits import make_endpoint_check
-from tollway.web.listing_json import ListingEncoder
+from tollway.web.listing_json import ListingEncoder, is_never_offered
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PUBLIC_URL = "https://gw.example.com"
@@ -59,7 +59,7 @@ def make_context(**given: Any) -> WebContext:
     """The collaborators of the routes. `given`: members by name; `assets`: of the encoder, the drafts and `find_asset`, those of `rules` by default; `is_offered`: of the encoder."""
     rules: Mapping[ChainId, ChainRules] = given.setdefault("rules", {})
     assets = given.pop("assets", tuple(asset for one in rules.values() for asset in one.assets))
-    is_offered = given.pop("is_offered", never_offered)
+    is_offered = given.pop("is_offered", is_never_offered)
     made: dict[str, Any] = {
         "public_url": PUBLIC_URL,
         "version": "1.2.3",
@@ -83,7 +83,7 @@ def make_context(**given: Any) -> WebContext:
         "away_s": lambda chain_id: None,
         "settled_rails": {},
         "withdrawn_since_ms": dict,
-        "is_mpp_offered": never_offered,
+        "is_mpp_offered": is_never_offered,
         "is_unprotected": is_protected,
         "read_heads": read_no_heads,
         "find_owner": None,
@@ -241,10 +241,6 @@ def find_asset_in(assets: Sequence[Asset]) -> FindAsset:
     return lambda chain_id, key: next(
         (asset for asset in assets if (asset.chain_id, asset.key) == (chain_id, key)), None
     )
-
-
-def never_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
-    return False
 
 
 async def stay_open(request: Request) -> bool:

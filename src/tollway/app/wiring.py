@@ -92,7 +92,7 @@ from tollway.web.gateway_traces import StartTrace, make_start_trace
 from tollway.web.history_routes import history_router, x402_history_router
 from tollway.web.idempotent_create import IdempotentCreate
 from tollway.web.listing_edits import make_endpoint_check
-from tollway.web.listing_json import ListingEncoder
+from tollway.web.listing_json import IsOffered, ListingEncoder, is_never_offered
 from tollway.web.listing_routes import listing_router
 from tollway.web.mcp import mcp_router
 from tollway.web.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
@@ -427,9 +427,10 @@ class AsgiBuilder:
 
     def _make_context(self) -> WebContext:
         app, settings, limits = self._app, self._settings, self._limits
-        settlement, reputation = app.settlement_services, app.reputation_services
-        encoder = self._make_listing_encoder()
+        settlement, reputation = app.settlement_services.settlement, app.reputation_services
         allowed = {"x402": settings.x402, "mpp": settings.mpp}
+        settled_rails = {rail: settlement.is_offered for rail, is_allowed in allowed.items() if is_allowed}
+        encoder = self._make_listing_encoder(settled_rails.get("x402", is_never_offered))
         return WebContext(
             public_url=settings.public_url,
             origin=str(self._origin),
@@ -460,11 +461,9 @@ class AsgiBuilder:
             profiles={network.rules.chain_id: network.profile for network in settings.networks},
             find_asset=self._find_asset,
             away_s=app.node_health.away_s,
-            settled_rails={
-                rail: settlement.settlement.is_offered for rail, is_allowed in allowed.items() if is_allowed
-            },
-            withdrawn_since_ms=lambda: settlement.settlement.withdrawn_since_ms,
-            is_mpp_offered=self._is_mpp_offered,
+            settled_rails=settled_rails,
+            withdrawn_since_ms=lambda: settlement.withdrawn_since_ms,
+            is_mpp_offered=settled_rails.get("mpp", is_never_offered),
             look_up_transaction=TransactionStatusReader(app.chains, quota=app.call_limits).read_status,
             catalog=app.catalog,
             encoder=encoder,
@@ -484,7 +483,7 @@ class AsgiBuilder:
             call_history=app.call_history,
             payment_ledger=app.payments,
             period_books=app.period_books,
-            held_calls=settlement.held_calls,
+            held_calls=app.settlement_services.held_calls,
             book_access=BookAccess(
                 app.viewers, limits=limits, now_ms=self._now_ms, rate_limiter=app.rate_limiter
             ),
@@ -647,23 +646,13 @@ class AsgiBuilder:
             is_verified=self._find_verification(),
         )
 
-    def _make_listing_encoder(self) -> ListingEncoder:
+    def _make_listing_encoder(self, is_offered: IsOffered) -> ListingEncoder:
         rules = self._app.rules
         return ListingEncoder(
             public_url=self._settings.public_url,
             assets=tuple(asset for one in rules.values() for asset in one.assets),
             confirmations_for=lambda asset, units: rules[asset.chain_id].confirmations_for(asset, units),
-            is_offered=self._is_x402_offered,
-        )
-
-    def _is_mpp_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        return self._settings.mpp and self._app.settlement_services.settlement.is_offered(
-            asset, units, listing_id
-        )
-
-    def _is_x402_offered(self, asset: Asset, units: int, listing_id: ListingId) -> bool:
-        return self._settings.x402 and self._app.settlement_services.settlement.is_offered(
-            asset, units, listing_id
+            is_offered=is_offered,
         )
 
     def _find_asset(self, chain_id: ChainId, key: str) -> Asset | None:

@@ -31,6 +31,10 @@ IsOffered = Callable[[Asset, int, ListingId], bool]
 """Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
 
 
+def is_never_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListingEncoder:
     """An encoder of listings. `public_url` without a final slash.
@@ -41,7 +45,7 @@ class ListingEncoder:
     public_url: str
     assets: tuple[Asset, ...]
     confirmations_for: ConfirmationsFor
-    is_offered: IsOffered = lambda asset, units, listing_id: False
+    is_offered: IsOffered = is_never_offered
 
     def url_of(self, listing_id: str) -> str:
         return f"{self.public_url}/api/v2/apis/{listing_id}"
