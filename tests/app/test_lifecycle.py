@@ -38,6 +38,7 @@ from tollway.storage.database import Database, SqliteDatabase, connect_database
 from tollway.storage.migrate import upgrade
 from tollway.storage.operator_reads import record_audit
 from tollway.storage.sales_tables import sales_closed_table
+from tollway.web.listing_json import is_never_offered
 from tollway.web.page_response import is_page_path
 from tollway.web.server import reserve_port
 
@@ -90,6 +91,20 @@ async def test_without_its_chain_it_takes_traffic(app: App) -> None:
     )
     answer = await ask(app, "GET", "/readyz?for=luck")
     assert (answer.status_code, answer.json()["code"]) == (400, "invalid_request")
+
+
+async def test_the_files_of_a_wallet_end_at_the_clock_of_the_ledger(app: App) -> None:
+    """It is the time of the rows; the clock of one gateway may differ."""
+    assert app._asgi.context.shared_ms == app.ledger.shared_ms
+
+
+@pytest.mark.parametrize("refused", ["x402", "mpp"])
+async def test_a_rail_that_the_settings_refuse_is_never_offered(tmp_path: Path, refused: str) -> None:
+    async with App(settings(tmp_path, **{refused.upper(): "no"})) as app:
+        context = app._asgi.context
+        offered = {"x402": context.encoder.is_offered, "mpp": context.is_mpp_offered}
+        assert {"x402", "mpp"} - set(context.settled_rails) == {refused}
+        assert [rail for rail, is_offered in offered.items() if is_offered is is_never_offered] == [refused]
 
 
 async def test_before_the_listener_closes_balancers_have_the_notice(tmp_path: Path) -> None:
