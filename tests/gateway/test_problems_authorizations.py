@@ -35,6 +35,7 @@ ELSEWHERE = Address(b"\xee" * 20)
 OTHER = ChainId(11_155_111)
 THIRD_PARTY = KeyWallet.named("stranger")
 TEN_MINUTES_MS = 600_000
+CURVE_ORDER = 0xFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFFEBAAEDCE6AF48A03BBFD25E8CD0364141
 
 
 @pytest.fixture
@@ -185,6 +186,13 @@ def dearer(request: str) -> str:
     return encode_header(content | {"amount": "1"}, is_urlsafe=True).decode()
 
 
+def with_high_s(signature: str) -> str:
+    """The same signature with the high s, which no wallet makes."""
+    raw = bytes.fromhex(signature[2:])
+    s = CURVE_ORDER - int.from_bytes(raw[32:64], "big")
+    return "0x" + (raw[:32] + s.to_bytes(32, "big") + bytes([55 - raw[64]])).hex()
+
+
 BOMB = b64(b"[" * 12_000)
 DEEP = b64(b'{"a":' * 2_000 + b"1" + b"}" * 2_000)
 V = "payment_verification_failed"
@@ -250,6 +258,10 @@ ROWS: list[tuple[str, Show, int, str, str | None]] = [
      "invalid_exact_evm_payload_signature"),
     ("other nonce", edited("payload.authorization.nonce", "0x" + "00" * 32), 402, V,
      "invalid_exact_evm_payload_signature"),
+    ("signature with the high s", edited("payload.signature", with_high_s), 402, V,
+     "invalid_exact_evm_payload_signature"),
+    ("signature of zeros", edited("payload.signature", "0x" + "00" * 65), 402, V,
+     "invalid_exact_evm_payload_signature"),
     ("no signature", edited("payload.signature", "0x"), 400, M, "invalid_payload"),
     ("null signature", edited("payload.signature", None), 400, M, "invalid_payload"),
     ("wrong checksum", edited("payload.authorization.to", "0x036cbD53842c5426634e7929541eC2318f3dCF7e"),
@@ -264,6 +276,8 @@ ROWS: list[tuple[str, Show, int, str, str | None]] = [
     ("bad identifier", with_identifier("short"), 400, "invalid_request", "invalid_payment_identifier"),
     ("MPP garbage", raw_header("Payment garbage", "Authorization"), 402, M, "invalid_payload"),
     ("MPP nothing", raw_header("Payment", "Authorization"), 402, M, "invalid_payload"),
+    ("MPP parameters", raw_header('PAYMENT id="x", realm="y"', "Authorization"), 402, M, "invalid_payload"),
+    ("MPP two words", raw_header("payment AAAA AAAA", "Authorization"), 402, M, "invalid_payload"),
     ("MPP bomb", raw_header("Payment " + BOMB, "Authorization"), 402, M, "invalid_payload"),
     ("MPP v2 content", lambda payer, asked: [("Authorization", "Payment " + payer.show(asked)[0][1])],
      402, M, "invalid_payload"),
@@ -329,13 +343,25 @@ async def test_a_challenge_expires(gateway: InProcessGateway, payer: Payer) -> N
     await check_nothing_happened(gateway, answer)
 
 
-async def test_members_outside_the_signature_decide_nothing(gateway: InProcessGateway, payer: Payer) -> None:
-    def embroider(content: dict[str, Any]) -> None:
-        content["accepted"] |= {"amount": "1", "payTo": str(ELSEWHERE), "extra": {"name": "Other"}}
-        content["resource"] = {"url": "https://evil.example/"}
-        content["extensions"] = {"nobody-knows": {"info": None}}
+def embroider_x402(content: dict[str, Any]) -> None:
+    content["accepted"] |= {"amount": "1", "payTo": str(ELSEWHERE), "extra": {"name": "Other"}}
+    content["accepted"]["maxTimeoutSeconds"] = 9_999
+    content["resource"] = {"url": "https://evil.example/"}
+    content["extensions"] = {"nobody-knows": {"info": None}}
 
-    answer = await payer.buy(edit=embroider)
+
+def embroider_mpp(content: dict[str, Any]) -> None:
+    content["source"] = "did:pkh:eip155:1:0x0"
+    content["challenge"]["description"] = "x"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "edit"), [(Dialect.X402_V2, embroider_x402), (Dialect.MPP, embroider_mpp)]
+)
+async def test_members_outside_the_signature_decide_nothing(
+    gateway: InProcessGateway, payer: Payer, dialect: Dialect, edit: Callable[[dict[str, Any]], None]
+) -> None:
+    answer = await payer.buy(dialect=dialect, edit=edit)
     assert answer.status == 200
     assert (gateway.earned, payer.balance) == (PRICE, 9 * PRICE)
 

@@ -2,8 +2,6 @@
 test wants it. Loaded by `conftest.py`. It shares no code with what reads its headers.
 """
 
-import base64
-import json
 import secrets
 import time
 from dataclasses import dataclass, replace
@@ -173,11 +171,3 @@ def dress(dialect: str, encoded: bytes) -> Header:
 
 def undress(header: Header) -> Any:
     return decode_header(header[1].removeprefix("Payment ").encode())
-
-
-def encode_text(text: str) -> bytes:
-    return base64.b64encode(text.encode())
-
-
-def encode_json(content: Any) -> bytes:
-    return encode_text(json.dumps(content))

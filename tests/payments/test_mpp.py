@@ -147,6 +147,8 @@ def with_request(content: Content, **changes: Any) -> None:
         lambda c: c["challenge"].update(digest="sha-256=:AAAA:"),
         lambda c: with_request(c, amount="1"),
         lambda c: with_request(c, recipient="0x" + "11" * 20),
+        lambda c: with_request(c, currency="0x" + "11" * 20),
+        lambda c: with_request(c, methodDetails={"chainId": 8453}),
     ],
 )
 def test_a_changed_challenge_is_refused(tamper: Callable[[Content], None]) -> None:

@@ -138,6 +138,7 @@ BROKEN: list[tuple[str, Any]] = [
     ("validAfter", None),
     ("validBefore", "soon"),
     ("validBefore", str(2**256)),
+    ("nonce", "0x" + "0" * 62),
     ("nonce", "0x" + "0" * 63),
     ("nonce", "0x" + "0" * 66),
     ("nonce", "0" * 64),
