@@ -186,32 +186,36 @@ def code_of(reply: Reply) -> str | None:
 # ---- Headers.
 
 
-@pytest.mark.parametrize("name", CONTROL)
-@pytest.mark.parametrize("way", ["nominated", "underscored", "twice", "twice in other case"])
-async def test_a_disguised_control_header_is_refused_and_goes_nowhere(harness, name, way):
-    rest = f"/{way.replace(' ', '-')}/{name.lower()}"
-    value = secrets.token_hex(8)
-    lines = {
+def disguise(way: str, name: str, value: str) -> list[str]:
+    return {
         "nominated": [f"Connection: {name}", f"{name}: {value}"],
         "underscored": [f"{name.replace('-', '_')}_: {value}"],
         "twice": [f"{name}: {value}", f"{name}: {value}"],
         "twice in other case": [f"{name.lower()}: {value}", f"{name.upper()}: {value}"],
     }[way]
-    reply = await harness.call(rest, *lines)
-    assert (reply.status, code_of(reply)) == (400, "invalid_request")
-    assert harness.head_of(rest) is None
-    assert value.encode() not in reply.body
 
 
-@pytest.mark.parametrize("name", CONTROL)
+@pytest.mark.parametrize("way", ["nominated", "underscored", "twice", "twice in other case"])
+async def test_a_disguised_control_header_is_refused_and_goes_nowhere(harness, way):
+    seen = {}
+    for name in CONTROL:
+        rest, value = f"/{way.replace(' ', '-')}/{name.lower()}", secrets.token_hex(8)
+        reply = await harness.call(rest, *disguise(way, name, value))
+        leaks = value.encode() in reply.body
+        seen[name] = (reply.status, code_of(reply), harness.head_of(rest), leaks)
+    assert seen == dict.fromkeys(CONTROL, (400, "invalid_request", None, False))
+
+
 @pytest.mark.parametrize("change", [str.lower, str.upper, str.title])
-async def test_in_any_case_it_is_the_gateways_and_not_the_upstreams(harness, name, change):
-    rest, value = f"/{change.__name__}/{name.lower()}", secrets.token_hex(8)
-    reply = await harness.call(rest, f"{change(name)}: {value}")
-    head = harness.head_of(rest)
-    assert value.encode() not in (head or b"")
-    assert value.encode() not in b"".join(harness.upstream.heads)
-    assert reply.status < 500
+async def test_in_any_case_it_is_the_gateways_and_not_the_upstreams(harness, change):
+    values = {name: secrets.token_hex(8) for name in CONTROL}
+    statuses = {
+        name: (await harness.call(f"/{change.__name__}/{name.lower()}", f"{change(name)}: {value}")).status
+        for name, value in values.items()
+    }
+    heads = b"".join(harness.upstream.heads)
+    assert [name for name, value in values.items() if value.encode() in heads] == []
+    assert [name for name, status in statuses.items() if status >= 500] == []
 
 
 async def test_the_upstreams_word_never_passes_for_the_gateways(harness):
