@@ -1,5 +1,6 @@
 """The panel of a listing's page that calls and pays, over a gateway with listings, and a wallet of the sandbox: what the tests of pay and try have in common."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -11,9 +12,11 @@ from playwright.async_api import Browser, Page
 
 from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage, watch_page
+from tollway.sandbox.chain import ChainDriver
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
 OTHER_CHAIN, CHAIN = 1, 84532
+BLOCK_S = 0.1
 LOST_AFTER = timedelta(minutes=6)
 """Longer than a page waits before it offers to give a transfer up."""
 
@@ -79,9 +82,47 @@ UPLOADS = {
 """A form with files behind a reference, as FastAPI writes it, for the echo of the sample provider."""
 
 
+class BlockClock:
+    """Mines a block ten times a second, so that confirmations come by themselves. `stop`: transactions stay in the pool until `start`."""
+
+    def __init__(self, driver: ChainDriver) -> None:
+        self._driver = driver
+        self._is_on = asyncio.Event()
+
+    def start(self) -> None:
+        self._is_on.set()
+
+    def stop(self) -> None:
+        self._is_on.clear()
+
+    async def run(self) -> None:
+        while True:
+            await self._is_on.wait()
+            await self._driver.rpc("evm_mine")
+            await asyncio.sleep(BLOCK_S)
+
+
+@contextlib.asynccontextmanager
+async def run_blocks(driver: ChainDriver) -> AsyncIterator[BlockClock]:
+    """The only miner of the chain while it is open."""
+    blocks = BlockClock(driver)
+    await driver.rpc("evm_setAutomine", False)
+    try:
+        async with asyncio.TaskGroup() as group:
+            blocks.start()
+            running = group.create_task(blocks.run())
+            try:
+                yield blocks
+            finally:
+                running.cancel()
+    finally:
+        await driver.rpc("evm_setAutomine", True)
+
+
 @dataclass(kw_only=True)
 class Site:
     cluster: Any
+    blocks: BlockClock
     gateway: Any
     provider: Any
     apis: dict[str, str]
@@ -99,19 +140,19 @@ class Site:
         assert report.wrong == ()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(cluster: Any) -> AsyncIterator[Site]:
-    gas = await cluster.wallet()
-    config = cluster.folder / "pages.toml"
+@contextlib.asynccontextmanager
+async def run_site(cluster: Any, blocks: BlockClock, **settings: str) -> AsyncIterator[Site]:
+    """A gateway of its own, with five listings."""
+    gas, provider = await cluster.wallets(2)
+    config = cluster.folder / f"pages-{gas.address}.toml"
     config.write_text(
         f'[[networks]]\npreset = "sandbox"\nrpc_urls = ["{cluster.driver.rpc_url}"]\nconfirmations = 2\n'
         f'gas_keys = ["{gas.private_key}"]\nname = "Sandbox"\nwallet_rpc_url = "https://rpc.example.com"\n'
         'explorer_url = "https://explorer.example.com"\n'
     )
     config.chmod(0o600)
-    settings = {"TOLLWAY_CONFIG": str(config), "TOLLWAY_RPC_SANDBOX": ""}
-    async with cluster.gateway(settings=settings) as gateway:
-        provider = await cluster.wallet()
+    given = {"TOLLWAY_CONFIG": str(config), "TOLLWAY_RPC_SANDBOX": "", **settings}
+    async with cluster.gateway(settings=given) as gateway:
         quotes = {"name": "Sample quotes", "openapi": SAMPLE_DOCUMENT}
         apis = {
             "paid": await cluster.publish(gateway, provider, **quotes),
@@ -120,12 +161,13 @@ async def site(cluster: Any) -> AsyncIterator[Site]:
             "uploads": await cluster.publish(gateway, provider, name="Sample pages", openapi=UPLOADS),
             "any path": await cluster.publish(gateway, provider, name="Any path", timeoutSeconds=1),
         }
-        await cluster.driver.rpc("evm_setIntervalMining", 1)  # two confirmations come by themselves
-        try:
-            yield Site(cluster=cluster, gateway=gateway, provider=provider, apis=apis)
-        finally:
-            await cluster.driver.rpc("evm_setIntervalMining", 0)
-            await cluster.driver.rpc("evm_setAutomine", True)
+        yield Site(cluster=cluster, blocks=blocks, gateway=gateway, provider=provider, apis=apis)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(cluster: Any) -> AsyncIterator[Site]:
+    async with run_blocks(cluster.driver) as blocks, run_site(cluster, blocks) as site:
+        yield site
 
 
 @contextlib.asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.async_api import Browser, FilePayload, Request, expect
 
-from tests.browser.call_panel import Site, edit, open_panel, pay_button, site, slip, stamp
+from tests.browser.call_panel import Site, edit, open_panel, pay_button, run_site, site, slip, stamp
 from tests.browser.watched_page import watch_page
 
 __all__ = ["site"]
@@ -166,7 +166,7 @@ async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
     """Blocks come one by one here."""
     wallet = await site.wallet(chain_id=84532)
     rpc = site.cluster.driver.rpc
-    await rpc("evm_setIntervalMining", 0)
+    site.blocks.stop()
     try:
         async with open_panel(browser, site, wallet) as watched:
             page = watched.page
@@ -183,7 +183,7 @@ async def test_the_confirmations_of_a_transaction_are_counted_on_the_ticket(
             await expect(count).to_contain_text("2 of 2")
             await expect(slip(page)).not_to_contain_text("Asking again in")
     finally:
-        await rpc("evm_setIntervalMining", 1)
+        site.blocks.start()
     assert wallet.counts["eth_sendTransaction"] == 1
 
 
@@ -416,29 +416,30 @@ async def test_a_reload_after_the_signature_sends_the_same_payment(browser: Brow
 
 
 async def test_an_unknown_outcome_is_one_charge_also_after_a_reload(browser: Browser, site: Site) -> None:
-    wallet = await site.wallet(chain_id=84532)
-    served = site.cluster.provider.count("/quote/XMR")
-    await site.cluster.driver.rpc("evm_setIntervalMining", 0)
-    try:
-        async with open_panel(browser, site, wallet) as watched:
-            page = watched.page
-            await page.get_by_label("symbol").fill("XMR")
-            answers: list[int] = []
-            page.on("response", lambda response: answers.append(response.status))
-            await pay_button(page).click()
-            await expect(slip(page)).to_contain_text("Asking again in", timeout=100_000)
-            assert 503 in answers
-            await page.reload()
-            await page.get_by_role("button", name="Ask again").click()
-            await site.cluster.driver.rpc("evm_setIntervalMining", 1)
-            await expect(stamp(page)).to_have_text("CHARGED", timeout=60_000)
-    finally:
-        await site.cluster.driver.rpc("evm_setIntervalMining", 1)
-    assert wallet.counts["eth_signTypedData_v4"] == 1
-    (call,) = await site.calls(wallet)
-    assert call["payment"]["state"] == "charged"
-    assert site.cluster.provider.count("/quote/XMR") == served + 1
-    await site.check_books()
+    async with run_site(site.cluster, site.blocks, TOLLWAY_LIMIT_SETTLE_WAIT_S="1") as impatient:
+        wallet = await impatient.wallet(chain_id=84532)
+        served = impatient.cluster.provider.count("/quote/XMR")
+        impatient.blocks.stop()
+        try:
+            async with open_panel(browser, impatient, wallet) as watched:
+                page = watched.page
+                await page.get_by_label("symbol").fill("XMR")
+                answers: list[int] = []
+                page.on("response", lambda response: answers.append(response.status))
+                await pay_button(page).click()
+                await expect(slip(page)).to_contain_text("Asking again in", timeout=100_000)
+                assert 503 in answers
+                await page.reload()
+                await page.get_by_role("button", name="Ask again").click()
+                impatient.blocks.start()
+                await expect(stamp(page)).to_have_text("CHARGED", timeout=60_000)
+        finally:
+            impatient.blocks.start()
+        assert wallet.counts["eth_signTypedData_v4"] == 1
+        (call,) = await impatient.calls(wallet)
+        assert call["payment"]["state"] == "charged"
+        assert impatient.cluster.provider.count("/quote/XMR") == served + 1
+        await impatient.check_books()
 
 
 async def test_a_failed_call_is_released_and_says_so_as_large_as_a_charge(

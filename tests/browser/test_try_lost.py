@@ -282,14 +282,14 @@ async def test_a_transfer_that_comes_after_it_was_given_up_pays_the_call(
         page = watched.page
         await send_and_wait(page)
         await page.get_by_label(NONE_SENT).check()
-        await site.cluster.driver.rpc("evm_setIntervalMining", 0)
+        site.blocks.stop()
         try:
             await wallet.release()
             await again_button(page).click()
             await expect(slip(page)).to_contain_text("The transfer waits on its network", timeout=30_000)
             await expect(page.get_by_label(NONE_SENT)).to_be_hidden()
         finally:
-            await site.cluster.driver.rpc("evm_setIntervalMining", 1)
+            site.blocks.start()
         await site.cluster.driver.rpc("evm_mine")  # the transfer is in a block before the page asks
         await again_button(page).click()
         await expect(stamp(page)).to_have_text("CHARGED", timeout=30_000)
