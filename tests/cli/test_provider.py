@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import pty
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -20,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route, Router
 from typer.testing import CliRunner, Result
 
+from tests.kit.gateway import serve_app
 from tests.kit.ledger_records import operator_origin
 from tests.kit.listing_routes import BODY, ListingRoutesHarness, open_listing_routes
 from tests.kit.routes import ALICE, authenticate_as
@@ -32,7 +32,6 @@ from tollway.limits import Limits
 from tollway.registry.draft import ListingBody
 from tollway.registry.listing_patch import KEPT_MEMBERS
 from tollway.registry.moderation import restore_listing, suspend_listing
-from tollway.web.server import HttpServer
 
 OPERATIONS = [
     {"method": "GET", "path": "/a", "pricePerRequest": "0.5"},
@@ -137,20 +136,12 @@ async def open_setup(key_file: Path) -> AsyncIterator[Setup]:
             Route("/api/v2/history/{callId}/resolution", keep, methods=["POST"]),
         ]
     )
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    async with open_listing_routes(lambda _: others, authenticate=authenticate) as harness:
+    async with (
+        open_listing_routes(lambda _: others, authenticate=authenticate) as harness,
+        serve_app(harness.app, limits=Limits()) as port,
+    ):
         setup = Setup(harness, f"http://127.0.0.1:{port}", key_file)
-        server = HttpServer(harness.app, host="127.0.0.1", port=port, limits=Limits())
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve())
-            try:
-                async with asyncio.timeout(10):
-                    await server.wait_up()
-                yield setup
-            finally:
-                server.stop()
+        yield setup
 
 
 # ---- Publish.

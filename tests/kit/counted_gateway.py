@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from tests.kit.fixed_limits import load_with_fixed_limits, name_variable
 from tests.kit.gateway_cluster import PRICE_UNITS, bound, plain
-from tests.kit.gateway_process import READY_DEADLINE_S, answers, poll
+from tests.kit.gateway_process import answers, poll
 from tests.kit.ports import find_low_port
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.kit.work_counter import (
@@ -90,7 +90,7 @@ class CountedGateway:
             def is_over() -> bool:
                 return self.counter.open == 0 and span.take().count(r"UPDATE call .*delivery") >= finishes
 
-            await poll(is_over, deadline_s=DEADLINE_S, what="the last write of a call")
+            await poll(is_over, what="the last write of a call")
             return span.take()
 
     async def count_alone(self, ask: Callable[[], Awaitable[Any]], *, finishes: int = 1) -> Work:
@@ -168,10 +168,8 @@ async def run_counted_gateway(
             api_id="",
             free_id="",
         )
-        await poll(lambda: answers(port, "/readyz"), deadline_s=READY_DEADLINE_S, what="readiness")
-        await poll(
-            lambda: has_done_first_rounds(app), deadline_s=DEADLINE_S, what="the first rounds of all tasks"
-        )
+        await poll(lambda: answers(port, "/readyz"), what="readiness")
+        await poll(lambda: has_done_first_rounds(app), what="the first rounds of all tasks")
         api_id = await cluster.publish(it, provider, endpoint=upstream.url)
         free_id = await cluster.publish(it, provider, endpoint=upstream.url, pricePerRequest="0")
         object.__setattr__(it, "api_id", api_id)

@@ -171,7 +171,7 @@ async def run_edge(edge: Edge) -> AsyncIterator[Edge]:
             writer.close()
             return True
 
-        await poll(is_up, deadline_s=UP_DEADLINE_S, what=edge.name)
+        await poll(is_up, what=edge.name)
         yield edge
     finally:
         process.terminate()

@@ -7,7 +7,6 @@ application behind the real server.
 
 import asyncio
 import itertools
-import socket
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from tests.kit.chain import MemoryChain
 from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import find_block_in, sample_listing
 from tests.kit.payer import KeyWallet
+from tests.kit.ports import find_low_port
 from tests.kit.settlement import MinedRules, SettlementServices
 from tests.kit.stores import InlineDatabase, open_catalog
 from tests.kit.upstream import LoopbackUpstream, run_upstream
@@ -679,15 +679,12 @@ async def serve(gateway: InProcessGateway) -> AsyncIterator[int]:
 @asynccontextmanager
 async def serve_app(app: ASGIApp, *, limits: Limits) -> AsyncIterator[int]:
     """The port of loopback at which the real server serves this application."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = find_low_port()
     server = HttpServer(app, host="127.0.0.1", port=port, limits=limits)
     async with asyncio.TaskGroup() as group:
         group.create_task(server.serve())
         try:
-            async with asyncio.timeout(10):
-                await server.wait_up()
+            await server.wait_up()
             yield port
         finally:
             server.stop()

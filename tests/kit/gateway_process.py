@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tests.kit.fixed_limits import INSTALL, TEST_PREFIX
 from tests.kit.forkserver import Forkserver
+from tests.kit.upstream import WAIT_S
 
 ROOT = Path(__file__).parents[2]
 TOLLWAY = (sys.executable, "-c", "from tollway.cli import main; main()")
@@ -24,8 +25,6 @@ TOLLWAY_WITH_LIMITS = (
     "-c",
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); {INSTALL}; from tollway.cli import main; main()",
 )
-READY_DEADLINE_S = 60.0
-STOP_DEADLINE_S = 30.0
 ANSWER_DEADLINE_S = 5.0
 POLL_S = 0.01
 LOG_CHARS_MAX = 8_000
@@ -109,11 +108,11 @@ class GatewayProcess:
             )
             return await answers(self.port, path)
 
-        await poll(is_ready, deadline_s=READY_DEADLINE_S, what="readiness")
+        await poll(is_ready, what="readiness")
 
     async def wait_ended(self) -> int:
         """The exit code; minus the signal's number if a signal ended it."""
-        await poll(lambda: not self.is_running, deadline_s=STOP_DEADLINE_S, what="the gateway's end")
+        await poll(lambda: not self.is_running, what="the gateway's end")
         assert self.process.returncode is not None
         return self.process.returncode
 
@@ -125,7 +124,7 @@ class GatewayProcess:
     def kill(self) -> None:
         """SIGKILL; the process has ended when this returns."""
         self.process.kill()
-        self.process.wait(STOP_DEADLINE_S)
+        self.process.wait(WAIT_S)
 
     def pause(self) -> None:
         """SIGSTOP: the process keeps its connections and does nothing."""
@@ -154,8 +153,9 @@ def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONFAULTHANDLER": "1", **settings}
 
 
-async def poll(test: Callable[[], Any], *, deadline_s: float, what: str) -> Any:
-    """The first true result of `test`, which may be a coroutine function; an AssertionError after the deadline."""
+async def poll(test: Callable[[], Any], *, what: str, deadline_s: float = WAIT_S) -> Any:
+    """The first true result of `test`, which may be a coroutine function; an AssertionError after the deadline, which ends a test that hangs and is longer
+    than a busy machine pauses."""
     deadline = time.monotonic() + deadline_s
     while True:
         found = test()

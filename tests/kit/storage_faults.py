@@ -16,7 +16,7 @@ from tests.kit.ledger_records import NOW_MS, new_payment
 from tests.kit.payer import has_terms
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import make_sealer
-from tests.kit.upstream import Arrived, plain, run_upstream
+from tests.kit.upstream import WAIT_S, Arrived, plain, run_upstream
 from tests.model.ledger import MemoryLedger
 from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
@@ -134,7 +134,7 @@ def once() -> Callable[[], bool]:
 
 
 async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(WAIT_S):
         while not is_true():
             await asyncio.sleep(0)
 

@@ -27,6 +27,7 @@ class Arrived:
         return frozenset(key.lower() for key, _ in self.headers)
 
 
+WAIT_S = 60.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -141,9 +142,7 @@ async def run_upstream() -> AsyncIterator[LoopbackUpstream]:
     finally:
         server.close()
         upstream.stop()
-        async with asyncio.timeout(5):
-            while upstream.ended < upstream.accepted:
-                await asyncio.sleep(0.001)
+        await until(lambda: upstream.ended == upstream.accepted)
 
 
 async def _run(answer: Answerer, arrived: Arrived, writer: asyncio.StreamWriter) -> None:
@@ -180,8 +179,8 @@ def _parse_head(head: bytes) -> Arrived:
     return Arrived(method=method, target=target, headers=headers)
 
 
-async def until(condition: Callable[[], bool], *, deadline_s: float = 60.0) -> None:
-    """Returns once `condition` holds; TimeoutError after the deadline."""
+async def until(condition: Callable[[], bool], *, deadline_s: float = WAIT_S) -> None:
+    """Returns once `condition` holds; TimeoutError after the deadline, which ends a test that hangs and is longer than a busy machine pauses."""
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.001)

@@ -281,7 +281,7 @@ async def count_postgres(url: str, counter: WorkCounter) -> AsyncIterator[str]:
         yield f"postgresql://postgres@127.0.0.1:{port}{parts.path}"
     finally:
         server.close()
-        await poll(lambda: running == 0, deadline_s=10.0, what="the end of the lines to PostgreSQL")
+        await poll(lambda: running == 0, what="the end of the lines to PostgreSQL")
 
 
 async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, wire: "_Wire | None") -> None:

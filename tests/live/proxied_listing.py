@@ -11,7 +11,6 @@ from tests.kit.gateway_process import poll
 from tests.kit.node_proxy import NodeProxy, run_node_proxy
 from tests.kit.signed_calls import QUICK, PaidListing, SignedCall, count_sent
 
-DEADLINE_S = 60.0
 SETTINGS = {
     **QUICK,
     "TOLLWAY_LIMIT_SETTLE_WAIT_S": "1.5",
@@ -47,7 +46,7 @@ class ProxiedListing:
             replies.append(await call.send())
             return bool(replies[-1].status == 200)
 
-        await poll(is_served, deadline_s=DEADLINE_S, what="the answer that was paid for")
+        await poll(is_served, what="the answer that was paid for")
         for reply in replies[:-1]:
             assert_undecided(reply)
         return replies[-1]
@@ -59,7 +58,7 @@ class ProxiedListing:
             reply = await self.cluster.call(self.stall.gateways[0], self.stall.api_id, "/echo/offer")
             return "PAYMENT-REQUIRED" in reply.headers
 
-        await poll(is_offered, deadline_s=DEADLINE_S, what="a 402 that takes signed payments")
+        await poll(is_offered, what="a 402 that takes signed payments")
 
     async def check_settled(self, call: SignedCall) -> None:
         """Checks one transfer, one record, and that the next call can be settled too."""

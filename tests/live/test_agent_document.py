@@ -113,7 +113,7 @@ async def fetch_with_x402(harness: Harness) -> dict[str, Any]:
         agent = await harness.fetch_agent()
         return agent if any(rail["rail"] == "x402" for rail in agent["payment"]["rails"]) else None
 
-    found: dict[str, Any] = await poll(look, deadline_s=30, what="the rail x402")
+    found: dict[str, Any] = await poll(look, what="the rail x402")
     return found
 
 

@@ -43,7 +43,6 @@ RUBBISH = b"whatever"
 TIMEOUT_S = 1
 AT_ONCE = 20
 FAILED_CALLS = 3
-DEADLINE_S = 20.0
 BUDGET_ETH = Decimal("0.002")
 GAS_PRICE_MAX_WEI = 5 * 10**9
 """More than anvil ever asks for here."""
@@ -354,9 +353,7 @@ async def test_a_wallet_that_is_deployed_during_its_call_pays_all_the_same(harne
     before, seen = await newcomer.payer.balance(), harness.cluster.provider.count("/slow")
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(newcomer.pay(path))
-        await poll(
-            lambda: harness.cluster.provider.count("/slow") > seen, deadline_s=DEADLINE_S, what="the call"
-        )
+        await poll(lambda: harness.cluster.provider.count("/slow") > seen, what="the call")
         await newcomer.wallet.deploy(key=harness.provider.key)
     assert calling.result().status == 200, calling.result().body
     assert await newcomer.payer.balance() == before - PRICE_UNITS
@@ -454,7 +451,7 @@ async def test_a_factory_that_fails_only_in_its_block_burns_little(harness: Harn
     async def has_given_up() -> bool:
         return await harness.count_sent() >= sent + REVERTED_MAX
 
-    await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
+    await poll(has_given_up, what="the last try")
     assert await harness.count_sent() == sent + REVERTED_MAX
     assert harness.cluster.provider.count(path) == 1
     assert await newcomer.payer.balance() == before
@@ -478,9 +475,7 @@ async def test_a_wallet_that_refuses_at_the_head_gets_no_response_and_pays_nothi
 
     async with asyncio.TaskGroup() as group:
         calling = group.create_task(payer.call("/slow?seconds=0.5", [header]))
-        await poll(
-            lambda: harness.cluster.provider.count("/slow") > seen, deadline_s=DEADLINE_S, what="the call"
-        )
+        await poll(lambda: harness.cluster.provider.count("/slow") > seen, what="the call")
         await harness.cluster.driver.transact(wallet, "refuse", key=harness.provider.key)
     reply = calling.result()
 
@@ -513,7 +508,7 @@ async def test_a_wallet_that_pays_only_where_it_does_not_count_gets_nothing_and_
     async def has_given_up() -> bool:
         return await harness.count_sent() >= sent + REVERTED_MAX
 
-    await poll(has_given_up, deadline_s=DEADLINE_S, what="the last try")
+    await poll(has_given_up, what="the last try")
     again = await payer.call(path, [header])
     assert (again.status, again.code, again.state) == (503, "payment_outcome_unknown", "held")
     assert harness.cluster.provider.count(path) == 1
@@ -550,7 +545,7 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
             await set_clock(harness, valid_before + EXPIRY_SLACK_S - 1)
             assert not await is_released()
             await set_clock(harness, valid_before + EXPIRY_SLACK_S)
-            await poll(is_released, deadline_s=DEADLINE_S, what="the release")
+            await poll(is_released, what="the release")
             late = await payer.call(path, [header])
         finally:
             await set_clock(harness, int(time.time()))
@@ -595,7 +590,7 @@ async def test_wallets_with_code_stop_at_their_part_of_a_listing_s_gas_budget_an
             reply = await hostile.pay(fresh_path(), signature=RUBBISH)
             return reply.status == 402 and reply.json["reason"] == "wallet_gas_budget"
 
-        await poll(is_refused, deadline_s=DEADLINE_S, what="the end of the budget")
+        await poll(is_refused, what="the end of the budget")
 
         assert "PAYMENT-REQUIRED" in (await hostile.call("/echo")).headers
         spent_wei = gas_left_wei - await harness.gas_left_wei()

@@ -95,7 +95,7 @@ class Harness:
             charged = (call for call in calls if call["payment"]["state"] == "charged")
             return (calls,) if all(call["responseBytes"] is not None for call in charged) else None
 
-        (calls,) = await poll(find, deadline_s=30, what="the end of every answer")
+        (calls,) = await poll(find, what="the end of every answer")
         return calls
 
 

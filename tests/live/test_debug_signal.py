@@ -28,7 +28,7 @@ async def test_a_signal_logs_paid_calls_and_the_next_one_ends_it(cluster: Any) -
             async def has_changed() -> bool:
                 return len(read_events("log_level_changed")) == count
 
-            await poll(has_changed, deadline_s=20.0, what="the change of the level")
+            await poll(has_changed, what="the change of the level")
             assert read_events("log_level_changed")[-1]["now"] == level
 
         async def call(path: str) -> None:

@@ -169,7 +169,7 @@ async def test_a_program_that_cancels_and_repeats_pays_once(harness: Harness, ra
         wish = {"apiId": harness.api_id, "path": target}
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(agent.client.call_tool("call_api", wish))
-            await poll(lambda: harness.served(target), deadline_s=30, what="the call")
+            await poll(lambda: harness.served(target), what="the call")
             asking.cancel()
         worked, told = await agent.use("call_api", **wish)
         assert (worked, told["body"]) == (True, {"seconds": 1.5})
@@ -185,7 +185,7 @@ async def test_a_server_that_is_killed_over_a_call_pays_once(harness: Harness, r
     before, wish = await harness.balance(payer), {"apiId": harness.api_id, "path": target}
     async with harness.agent("--rail", rail, payer=payer) as agent, asyncio.TaskGroup() as group:
         asking = group.create_task(_until_it_breaks(agent, wish))
-        await poll(lambda: harness.served(target), deadline_s=30, what="the call")
+        await poll(lambda: harness.served(target), what="the call")
         os.kill(int(agent.pid_file.read_text()), signal.SIGKILL)
         assert await asking
     async with harness.agent("--rail", rail, payer=payer) as agent:
@@ -234,7 +234,7 @@ async def test_ctrl_c_ends_it_while_its_stdin_is_open(harness: Harness) -> None:
         await agent.use("wallet_status")
         pid = int(agent.pid_file.read_text())
         os.kill(pid, signal.SIGINT)
-        await poll(lambda: not _is_alive(pid), deadline_s=10, what="its end")
+        await poll(lambda: not _is_alive(pid), what="its end")
 
 
 def _is_alive(pid: int) -> bool:

@@ -114,7 +114,7 @@ async def test_an_api_behind_the_middleware_is_paid_through_the_gateway_and_by_n
         [sys.executable, str(sample), str(port)], env=clean_environment(settings), cwd=tmp_path
     )
     try:
-        await poll(lambda: listens(port), deadline_s=60, what="the sample")
+        await poll(lambda: listens(port), what="the sample")
         options = {"wallet": Wallet.from_key(payer.private_key), "store_path": tmp_path / "store"}
         rpc_urls = {cluster.driver.chain_id: cluster.driver.rpc_url}
         async with AsyncTollwayClient(stage.gateway.base_url, rpc_urls=rpc_urls, **options) as client:

@@ -63,7 +63,7 @@ class CallerGroup:
         async with asyncio.TaskGroup() as group:
             for number in range(len(self.payers)):
                 group.create_task(self.call_on(number))
-            await poll(lambda: len(self.served) >= WARM_CALLS, deadline_s=20, what="a crowd that is served")
+            await poll(lambda: len(self.served) >= WARM_CALLS, what="a crowd that is served")
             yield
 
     async def check(self, gateway: Any) -> None:
@@ -260,7 +260,7 @@ async def wait_recovered(cluster: Any, gateway: Any, people: list[Any]) -> None:
         pending = [await cluster.history(gateway, one, "&status=pending") for one in people]
         return not any(pending)
 
-    await poll(is_settled, deadline_s=20, what="recovery")
+    await poll(is_settled, what="recovery")
 
 
 async def test_sigterm_under_load_loses_nothing(cluster: Any, wallets: list[Any], lines: Any) -> None:
@@ -274,9 +274,7 @@ async def test_sigterm_under_load_loses_nothing(cluster: Any, wallets: list[Any]
             group.create_task(cluster.call(gateway, api_id, f"/slow?seconds=0.5&n={number}", headers=headers))
             for number in range(10)
         ]
-        await poll(
-            lambda: cluster.provider.count("/slow") == before + 10, deadline_s=20, what="ten calls under way"
-        )
+        await poll(lambda: cluster.provider.count("/slow") == before + 10, what="ten calls under way")
         assert await gateway.stop() == 0
     assert [task.result().status for task in slow] == [200] * 10  # in flight: finished
 

@@ -18,7 +18,6 @@ from tests.kit.signed_calls import QUICK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
-DEADLINE_S = 20.0
 """Of a busy machine; the second itself is held by `storage/test_catalog_store_cache.py`, on a clock of its own."""
 DUTIES = ("sweeper", "watcher", "reputation", "webhooks")
 
@@ -158,7 +157,7 @@ async def test_a_change_of_a_listing_reaches_the_other_gateway(pair: Pair) -> No
         assert changed.status == 200, changed.body
 
     async def hears(what: str, test: Any) -> None:
-        await poll(test, deadline_s=DEADLINE_S, what=what)
+        await poll(test, what=what)
 
     async def is_code(code: str, reason: str | None = None) -> bool:
         reply = await ask()
@@ -197,7 +196,7 @@ async def test_a_blocked_wallet_is_blocked_at_every_gateway(pair: Pair) -> None:
 
     async def reaches_both(code: str | None) -> None:
         for gateway in (pair.one, pair.two):
-            await poll(lambda at=gateway: is_code(at, code), deadline_s=DEADLINE_S, what=f"{code}")
+            await poll(lambda at=gateway: is_code(at, code), what=f"{code}")
 
     await reaches_both(None)
     block = ("wallets", "block", str(caller.address), "--reason", "test")
@@ -223,7 +222,7 @@ async def find_leader(pair: Pair) -> tuple[Any, Any]:
     def is_everything_led() -> bool:
         return all(leads(pair.one, duty) != leads(pair.two, duty) for duty in DUTIES)
 
-    await poll(is_everything_led, deadline_s=DEADLINE_S, what="a leader for each duty")
+    await poll(is_everything_led, what="a leader for each duty")
     return (pair.one, pair.two) if leads(pair.one, "sweeper") else (pair.two, pair.one)
 
 
@@ -231,7 +230,6 @@ async def succeeds(successor: Any, *, after: str) -> None:
     """Returns when it leads every duty."""
     await poll(
         lambda: all(leads(successor, duty) for duty in DUTIES),
-        deadline_s=DEADLINE_S,
         what=f"a successor of a gateway that {after}",
     )
 
@@ -244,9 +242,7 @@ async def test_a_leader_is_succeeded_when_it_stalls_and_when_it_dies(pair: Pair)
         await succeeds(second, after="stalled")
     finally:
         first.resume()
-    await poll(
-        lambda: not any(leads(first, duty) for duty in DUTIES), deadline_s=DEADLINE_S, what="a step back"
-    )
+    await poll(lambda: not any(leads(first, duty) for duty in DUTIES), what="a step back")
     assert "leadership_lost" in first.read_log()
     second.kill()
     await succeeds(first, after="was killed")

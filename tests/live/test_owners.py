@@ -21,7 +21,6 @@ from tests.kit.upstream import plain as answered
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DEADLINE_S = 30.0
 WELL_KNOWN = "/.well-known/tollway-verification"
 SETTINGS = {
     "TOLLWAY_REQUIRE_OWNERSHIP": "true",
@@ -78,7 +77,7 @@ class Square:
             answers = [await self.cluster.call(gateway, api_id) for gateway in (self.one, self.two)]
             return all(answer.status == status for answer in answers)
 
-        await poll(is_so, deadline_s=DEADLINE_S, what=f"calls of {api_id} answered {status} everywhere")
+        await poll(is_so, what=f"calls of {api_id} answered {status} everywhere")
 
 
 @pytest_asyncio.fixture(
@@ -209,7 +208,7 @@ async def test_calls_stop_while_the_upstream_is_down(cluster: Any) -> None:
             async def is_back() -> bool:
                 return (await cluster.call(gateway, api_id)).status == 402
 
-            await poll(is_back, deadline_s=DEADLINE_S, what="the upstream")
+            await poll(is_back, what="the upstream")
             assert origin.arrived == []
             paid = await cluster.call(gateway, api_id, headers=plain(caller, tx_hash))
             assert (paid.status, paid.body) == (200, b"ok")

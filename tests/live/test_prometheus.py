@@ -87,13 +87,13 @@ class Server:
         async def has_next() -> bool:
             return await self.count_scrapes() >= before + 2
 
-        await poll(has_next, deadline_s=60.0, what="a scrape of the gateway")
+        await poll(has_next, what="a scrape of the gateway")
 
     async def wait_series(self, name: str) -> None:
         async def has_series() -> bool:
             return bool(await self.query(name))
 
-        await poll(has_series, deadline_s=60.0, what=name)
+        await poll(has_series, what=name)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -13,7 +13,6 @@ from tests.kit.gateway_process import poll
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DEADLINE_S = 30.0
 GOOD, BAD = 16, 6
 OFTEN = {"TEST_LIMIT_QUALITY_FLUSH_S": "0.2"}
 NOTHING = {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
@@ -58,7 +57,7 @@ class Harness:
             quality = (await self.read(f"/apis/{api_id}"))["quality"]
             return quality if quality["calls30d"] == calls else None
 
-        return await poll(look, deadline_s=DEADLINE_S, what=f"the quality of {calls} calls")
+        return await poll(look, what=f"the quality of {calls} calls")
 
     async def find(self, query: str) -> list[str]:
         return [one["id"] for one in (await self.read(f"/apis?{query}"))["apis"]]

@@ -17,7 +17,7 @@ import pytest
 from tests.kit.databases import create_database, write_newer_migrations
 from tests.kit.fault_injection import MIGRATIONS
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
-from tests.kit.gateway_process import READY_DEADLINE_S, TOLLWAY, poll
+from tests.kit.gateway_process import TOLLWAY, WAIT_S, poll
 from tests.kit.ports import find_low_port
 from tollway.storage.creation_store import creation_table
 from tollway.storage.database import connect_database
@@ -79,7 +79,7 @@ async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(READY_DEADLINE_S):
+    async with asyncio.timeout(WAIT_S):
         told, complaint = await process.communicate()
     assert process.returncode is not None
     return process.returncode, json.loads(told or complaint)
@@ -177,7 +177,7 @@ async def test_old_and_new_code_serve_while_the_tables_change_under_them(cluster
                 group.create_task(call_on(old))
                 await prepare(url, migrations=newer)
                 before = harness.served
-                await poll(lambda: harness.served > before + 3, deadline_s=20, what="service on newer tables")
+                await poll(lambda: harness.served > before + 3, what="service on newer tables")
                 shared = {"database_url": url, "public_url": public_url}
                 beside = cluster.gateway(settings={MIGRATIONS: str(newer)}, **shared)
                 new = await gateways.enter_async_context(beside)
@@ -225,7 +225,7 @@ async def test_tables_whose_floor_is_above_this_code_stop_its_start(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(READY_DEADLINE_S):
+    async with asyncio.timeout(WAIT_S):
         _, complaint = await process.communicate()
     assert process.returncode == 2
     assert "needs a newer version of Tollway" in complaint.decode()

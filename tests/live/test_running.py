@@ -20,7 +20,6 @@ from tollway.sandbox.chain import ChainDriver
 
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 BLOCKS = read_blocks(PAGE.read_text())
-READY_DEADLINE_S = 60.0
 OWN_RUN = [block for block in BLOCKS if block.machine == "operator"]
 
 
@@ -63,7 +62,7 @@ async def wait_ready(port: int, machine: Machine) -> None:
         except httpx.TransportError:
             return False
 
-    await poll(is_ready, deadline_s=READY_DEADLINE_S, what="readiness")
+    await poll(is_ready, what="readiness")
 
 
 async def test_a_reader_runs_backs_up_and_restores_a_gateway(

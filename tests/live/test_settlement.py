@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.gateway_process import poll
 from tests.kit.payer import UndeployedSigner
 from tests.kit.settlement import NodeCall, NodeSettlement
 from tests.kit.undeployed_wallets import CONTRACTS, install_multicall, plan_owned_wallet
@@ -275,6 +276,7 @@ async def _send_dearly(bench: Bench, call: NodeCall) -> None:
 
 
 async def _wait_pending(chain: ChainDriver, count: int) -> None:
-    async with asyncio.timeout(10):
-        while int((await chain.rpc("txpool_status"))["pending"], 16) < count:
-            await asyncio.sleep(0.005)
+    async def is_there() -> bool:
+        return int((await chain.rpc("txpool_status"))["pending"], 16) >= count
+
+    await poll(is_there, what=f"{count} transactions in the pool")

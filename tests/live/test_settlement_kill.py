@@ -19,7 +19,6 @@ from tests.kit.signed_calls import QUICK, SOON_DEAD, PaidListing, SignedCall, co
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DEADLINE_S = 60.0
 _RUNS = itertools.count(1)
 
 
@@ -91,9 +90,7 @@ class Harness:
         )
 
     async def wait_halted(self, path: str) -> None:
-        await poll(
-            find_mark(self.cluster.folder, path).exists, deadline_s=DEADLINE_S, what=f"a halt at {path}"
-        )
+        await poll(find_mark(self.cluster.folder, path).exists, what=f"a halt at {path}")
 
     def at(self, *steps: str) -> dict[tuple[str, str], SignedCall]:
         return {key: call for key, call in self.calls.items() if key[1] in steps}
@@ -119,7 +116,7 @@ class Harness:
             async def is_finished(call: SignedCall = call) -> bool:
                 return not await self.cluster.history(gateway, call.wallet, "&status=pending")
 
-            await poll(is_finished, deadline_s=DEADLINE_S, what=f"the end of {call.path}")
+            await poll(is_finished, what=f"the end of {call.path}")
 
 
 async def _lose(call: SignedCall) -> None:
@@ -245,7 +242,7 @@ async def test_a_running_gateway_finishes_the_settlements_of_a_killed_one(cluste
         await check_undecided(harness, living)
         async with asyncio.TaskGroup() as group:
             behind = group.create_task(harness.behind.send(living))
-            await poll(lambda: harness.behind.seen, deadline_s=DEADLINE_S, what="a call behind the others")
+            await poll(lambda: harness.behind.seen, what="a call behind the others")
             await resume_mining(cluster)
         assert behind.result().status == 200
         await harness.wait_finished(living)

@@ -176,7 +176,7 @@ async def test_a_settlement_that_was_front_run_is_paid_and_buys_nothing_else(har
     token = cluster.playground.token.address
     async with unmined(cluster.driver), asyncio.TaskGroup() as group:
         task = group.create_task(call.send())
-        ours = await poll(lambda: find_waiting(harness), deadline_s=DEADLINE_S, what="our transaction")
+        ours = await poll(lambda: find_waiting(harness), what="our transaction")
         theirs = await send_dearly(cluster, stranger, token, call.calldata)
         await cluster.driver.mine(1)
     reply = task.result()
@@ -259,7 +259,7 @@ async def wait_state(call: SignedCall, gateway: Any) -> Any:
         records = await call.payer.cluster.history(gateway, call.wallet)
         return records and records[0]["status"] not in ("pending",) and records[0]
 
-    return await poll(find, deadline_s=DEADLINE_S, what="the call's end")
+    return await poll(find, what="the call's end")
 
 
 async def test_a_caller_that_leaves_before_the_head_pays_by_it(harness: Harness) -> None:
@@ -268,7 +268,7 @@ async def test_a_caller_that_leaves_before_the_head_pays_by_it(harness: Harness)
     before = call.seen
     async with asyncio.TaskGroup() as group:
         task = group.create_task(call.send(gateway))
-        await poll(lambda: call.seen > before, deadline_s=DEADLINE_S, what="a call under way")
+        await poll(lambda: call.seen > before, what="a call under way")
         await leave(task)
     record = await wait_state(call, gateway)
     assert (record["status"], record["payment"]["state"]) == ("succeeded", "charged")
@@ -288,7 +288,7 @@ async def test_a_caller_that_leaves_during_the_settlement_gets_the_stored_respon
     call = harness.stall.sign(await cluster.wallet(), fresh("left"), method=method, body=body)
     async with unmined(cluster.driver), asyncio.TaskGroup() as group:
         task = group.create_task(call.send(gateway))
-        await poll(lambda: find_waiting(harness), deadline_s=DEADLINE_S, what="our transaction")
+        await poll(lambda: find_waiting(harness), what="our transaction")
         await leave(task)
         repeat = await call.send(gateway)
         assert (repeat.status, repeat.code) in NO_TERMS

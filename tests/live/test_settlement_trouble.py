@@ -17,8 +17,6 @@ from tollway.ids import TxHash
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-DEADLINE_S = 60.0
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def trouble(cluster: Any) -> AsyncIterator[ProxiedListing]:
@@ -60,7 +58,7 @@ async def test_a_node_that_is_down_at_the_head_causes_no_second_402(trouble: Pro
     before = call.seen
     async with asyncio.TaskGroup() as group:
         task = group.create_task(call.send())
-        await poll(lambda: call.seen > before, deadline_s=DEADLINE_S, what="a call under way")
+        await poll(lambda: call.seen > before, what="a call under way")
         trouble.line.is_cut = True
     assert_undecided(task.result())
     assert await call.transfers() == []
@@ -115,7 +113,7 @@ async def wait_state(call: SignedCall, state: str) -> Any:
         record = await call.record()
         return record["payment"]["state"] == state and record
 
-    return await poll(find, deadline_s=DEADLINE_S, what=f"the state {state}")
+    return await poll(find, what=f"the state {state}")
 
 
 async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is_mined_again(
@@ -135,7 +133,7 @@ async def test_a_settlement_that_a_reorganisation_takes_back_is_owed_until_it_is
         assert (refused.status, refused.code, next_one.seen) == (403, "payer_in_debt", 0)
         repeat = await call.send()
         assert (repeat.status, repeat.code, call.seen) == (409, "payment_already_used", 1)
-        await poll(lambda: is_waiting(trouble, moved), deadline_s=DEADLINE_S, what="a transaction sent again")
+        await poll(lambda: is_waiting(trouble, moved), what="a transaction sent again")
     finally:
         await driver.rpc("evm_setAutomine", True)
         await driver.mine(1)

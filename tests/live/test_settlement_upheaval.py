@@ -14,7 +14,7 @@ from sqlalchemy import text
 from tests.kit.gateway_process import poll
 from tests.kit.node_proxy import SEND, run_node_proxy
 from tests.kit.signed_calls import SOON_DEAD, PaidListing, SignedCall, count_sent, find_pending, unmined
-from tests.live.proxied_listing import DEADLINE_S, SETTINGS
+from tests.live.proxied_listing import SETTINGS
 from tollway.storage.database import connect_database
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
@@ -79,7 +79,6 @@ async def test_a_database_that_breaks_off_again_and_again_settles_nothing_twice(
                     lambda done=done: (
                         sum(task.done() for task in tasks) >= done or sum(call.seen for call in calls) >= done
                     ),
-                    deadline_s=DEADLINE_S,
                     what="some answers",
                 )
                 await pair.break_off()
@@ -104,7 +103,7 @@ async def insist(call: SignedCall, gateway: Any) -> Any:
         assert not replies[-1].asks_for_money, replies[-1].body
         return replies[-1].status == 200 or replies[-1].code == "payment_already_used"
 
-    await poll(is_decided, deadline_s=DEADLINE_S, what="a decision")
+    await poll(is_decided, what="a decision")
     return replies[-1]
 
 
@@ -123,18 +122,16 @@ async def test_a_gateway_that_slept_finds_its_calls_in_the_hands_of_another(clus
 
         async with asyncio.TaskGroup() as group:
             async with unmined(cluster.driver):
-                asleep = [group.create_task(waiting.send(one, deadline_s=DEADLINE_S))]
-                await poll(
-                    lambda: find_pending(cluster, pair.gas.address), deadline_s=DEADLINE_S, what="ours"
-                )
-                asleep.append(group.create_task(thinking.send(one, deadline_s=DEADLINE_S)))
-                await poll(lambda: thinking.seen > before, deadline_s=DEADLINE_S, what="a call under way")
+                asleep = [group.create_task(waiting.send(one))]
+                await poll(lambda: find_pending(cluster, pair.gas.address), what="ours")
+                asleep.append(group.create_task(thinking.send(one)))
+                await poll(lambda: thinking.seen > before, what="a call under way")
                 one.pause()
             try:
                 assert (await insist(waiting, two)).status == 200
-                await poll(is_unknown, deadline_s=DEADLINE_S, what="recovery")
+                await poll(is_unknown, what="recovery")
                 again = group.create_task(thinking.send(two))
-                await poll(lambda: thinking.seen > before + 1, deadline_s=DEADLINE_S, what="a second run")
+                await poll(lambda: thinking.seen > before + 1, what="a second run")
             finally:
                 one.resume()
         assert again.result().status == 200
@@ -172,7 +169,7 @@ async def test_a_paused_gateway_with_an_unsent_nonce_delays_no_other_gateway(
             line.cut_at(SEND, is_heard=False)
             async with asyncio.TaskGroup() as group:
                 first = group.create_task(send_or_lose(asleep, one))
-                await poll(lambda: line.is_cut, deadline_s=DEADLINE_S, what="a transaction at the line")
+                await poll(lambda: line.is_cut, what="a transaction at the line")
                 one.pause()
                 try:
                     replies = await asyncio.gather(*(call.send(two) for call in awake))
@@ -205,7 +202,7 @@ async def test_a_gateway_that_is_stopped_leaves_its_settlements_to_the_next(clus
                 assert not answered, "nothing is mined, so nothing is settled"
                 return len(await find_pending(cluster, pair.gas.address)) == len(calls)
 
-            await poll(are_sent, deadline_s=DEADLINE_S, what="both transactions")
+            await poll(are_sent, what="both transactions")
             assert await one.stop() == 0
         for task in tasks:
             reply = task.result()

@@ -142,7 +142,7 @@ class Scene:
         return self.debian.run(self.adapt(block.text))
 
     async def wait_serving(self, path: str = TRAFFIC) -> None:
-        await poll(lambda: answers(self.port, path), deadline_s=READY_DEADLINE_S, what=path)
+        await poll(lambda: answers(self.port, path), what=path)
 
     def main_pid(self) -> int:
         """The process of the unit, in the numbers of the machine; 0 without one."""
@@ -255,7 +255,7 @@ async def test_a_hung_process_is_replaced_by_the_watchdog(scene: Scene) -> None:
 
 async def test_a_killed_process_is_started_again(scene: Scene) -> None:
     scene.signal(signal.SIGKILL)
-    await poll(lambda: scene.debian.show(UNIT, "NRestarts")["NRestarts"] == "2", deadline_s=30, what="restart")  # fmt: skip
+    await poll(lambda: scene.debian.show(UNIT, "NRestarts")["NRestarts"] == "2", what="restart")  # fmt: skip
     await scene.wait_serving()
     assert (await scene.call("/quote/ETH")).state == "charged"
 
@@ -266,7 +266,7 @@ async def test_a_stop_under_load_loses_no_call(scene: Scene) -> None:
     async with asyncio.TaskGroup() as group:
         for _ in range(CALLERS):
             group.create_task(scene.call_until_away("/echo/stop", outcomes))
-        await poll(lambda: outcomes["200 charged"] >= CALLS_MIN, deadline_s=60, what="calls under load")
+        await poll(lambda: outcomes["200 charged"] >= CALLS_MIN, what="calls under load")
         await asyncio.to_thread(scene.debian.run, f"systemctl stop {UNIT}")
     found = scene.debian.show(UNIT, "ActiveState", "Result", "ExecMainStatus")
     assert found == {"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}
@@ -294,13 +294,13 @@ async def test_a_timer_that_is_due_runs_its_service(scene: Scene, duty: str) -> 
         found = scene.debian.show(service, "ExecMainExitTimestampMonotonic", "Result", "ExecMainStatus")
         return found.pop("ExecMainExitTimestampMonotonic") != "0" and found == {"Result": "success", "ExecMainStatus": "0"}  # fmt: skip
 
-    await poll(has_run, deadline_s=READY_DEADLINE_S, what=service)
+    await poll(has_run, what=service)
 
     async def is_exposed() -> bool:
         async with scene.cluster.session.get(f"{scene.admin_url}/metrics") as response:
             return f"\ntollway_{duty}_last_seconds 1" in await response.text()
 
-    await poll(is_exposed, deadline_s=READY_DEADLINE_S, what=f"tollway_{duty}_last_seconds")
+    await poll(is_exposed, what=f"tollway_{duty}_last_seconds")
     if duty == "backup":
         assert scene.debian.run(f"stat -c %a {BACKUP}") == "600\n"
 
@@ -345,7 +345,7 @@ async def test_a_gas_key_is_handed_over_as_the_page_says(scene: Scene) -> None:
         reply = await scene.cluster.call(scene, scene.api_id, "/quote/ETH")
         return {option["rail"] for option in reply.json["payment"]["options"]} > {"tx"}
 
-    await poll(is_offered, deadline_s=READY_DEADLINE_S, what="an offer of signed payments")
+    await poll(is_offered, what="an offer of signed payments")
     found = scene.debian.run(
         f". /etc/tollway/operator.sh; TOLLWAY_GAS_KEYS_SANDBOX=/run/credentials/{UNIT}/gas.key tollway gateway doctor"
     )

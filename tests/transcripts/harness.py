@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.kit.ports import find_low_port
 from tests.transcripts import adapter
 from tests.transcripts.databases import PostgresServer, Rows
 from tests.transcripts.forks import EPOCH_MS
@@ -179,7 +179,7 @@ class Harness:
         self.database_url = (
             f"sqlite:///{self.folder}/gateway.sqlite3" if server is None else server.make(self.clock.path)
         )
-        self._port = _find_port()
+        self._port = find_low_port()
         nodes = (self.node.url, self.second.url)
         self._env = {
             **settings_of(self.folder, database_url=self.database_url, port=self._port, nodes=nodes),
@@ -487,12 +487,6 @@ def wait_for(test: Callable[[], bool], *, what: str, pause_s: float = 0.005) -> 
     while not test():
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(pause_s)
-
-
-def _find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 __all__ = ["API", "SECOND_CHAIN", "SECOND_TOKEN", "Answer", "Forks", "Harness", "checksum"]

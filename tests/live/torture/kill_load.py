@@ -394,7 +394,7 @@ class KillLoad:
             is_in_its_own_way = reply.code in USED and reply.json["callId"] not in known
             return None if reply.code in WAITING or is_in_its_own_way else reply
 
-        return await poll(ask, deadline_s=TRY_DEADLINE_S, what="an answer")
+        return await poll(ask, what="an answer")
 
     async def _check_signed(self, gateway: Any, persistent: PersistentRequest) -> str:
         calls = await self._history(gateway, persistent.payer)

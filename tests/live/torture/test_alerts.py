@@ -123,7 +123,7 @@ class Fleet:
             self.scrapes.pop()
             return len(found) == 1
 
-        await poll(has_one, deadline_s=30.0, what="a leader")
+        await poll(has_one, what="a leader")
         return found[0]
 
 

@@ -75,7 +75,7 @@ class Story:
         assert self.seen == seen
         # Block times are in seconds, and the chain's clock may be one second behind.
         later_s = time.time() + 2
-        await poll(lambda: time.time() > later_s, deadline_s=20, what="a block of after the restore")
+        await poll(lambda: time.time() > later_s, what="a block of after the restore")
         fresh = await self.cluster.send_tokens(self.caller, self.provider.address, PRICE_UNITS)
         assert (await self.call(gateway, fresh)).status == 200
         assert self.seen == seen + 1
@@ -209,7 +209,7 @@ async def check_found(story: Story, gateway: Any) -> None:
         answers.append((reply.status, reply.code))
         return answers[-1] == HELD
 
-    await poll(is_held, deadline_s=30, what="the hold")
+    await poll(is_held, what="the hold")
     assert set(answers) <= {HELD, *AWAY}
     assert story.seen == seen
     assert gateway.read_log().count("database_went_back") == 1

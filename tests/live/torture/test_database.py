@@ -91,13 +91,11 @@ class Callers:
         """Returns when a caller was refused and no gateway is ready."""
         await self.wait_refused()
         for process in self.processes:
-            await poll(
-                lambda process=process: self._is_unready(process), deadline_s=20, what="an unready gateway"
-            )
+            await poll(lambda process=process: self._is_unready(process), what="an unready gateway")
 
     async def wait_refused(self) -> None:
         goal = len(self.refused) + 5
-        await poll(lambda: len(self.refused) > goal, deadline_s=BACK_DEADLINE_S, what="refusals")
+        await poll(lambda: len(self.refused) > goal, what="refusals")
 
     async def _is_unready(self, process: Any) -> bool:
         reply = await self.cluster.send(process.base_url + "/readyz")
@@ -117,7 +115,7 @@ class Callers:
         can resolve them."""
         gateway = self.processes[0]
         assert (await self.show_unseen()).status == 200
-        await poll(lambda: self._is_settled(gateway), deadline_s=BACK_DEADLINE_S, what="recovery")
+        await poll(lambda: self._is_settled(gateway), what="recovery")
         seen = {key: count for key, count in self.upstream.heads.items() if f"/{self.run}/" in key[1]}
         assert set(seen.values()) <= {1}, "sent twice"
         states: dict[tuple[str, str], str] = {}
@@ -256,7 +254,7 @@ async def test_a_read_only_database_serves_nothing_unpaid(place: Place, pair: An
         await callers.wait_trouble()
         reached = sum(place.upstream.heads.values())
         refused = len(callers.refused)
-        await poll(lambda: len(callers.refused) > refused + 10, deadline_s=20, what="refusals")
+        await poll(lambda: len(callers.refused) > refused + 10, what="refusals")
         assert sum(place.upstream.heads.values()) == reached
         await pair.primary.ask(
             "SET default_transaction_read_only = off",
@@ -278,7 +276,7 @@ async def test_a_full_disk_of_the_database_server_serves_nothing_unpaid(
     callers = await place.gather()
     async with callers.calling():
         size = "SELECT pg_relation_size('call')"
-        await poll(lambda: _is_above(pair, size, 1_200_000), deadline_s=60, what="a table of some size")
+        await poll(lambda: _is_above(pair, size, 1_200_000), what="a table of some size")
         pair.primary.limit_files(await pair.primary.ask(size))
         await callers.wait_refused()
         pair.primary.limit_files(None)

@@ -30,7 +30,6 @@ LOSSES = ("silent", "stall", "reset", "half", "close")
 TIMEOUT_S = 1
 CROWD = 20
 DAY_MS = 24 * 3600 * 1000
-DEADLINE_S = 30.0
 UNHURRIED = {"TOLLWAY_LIMIT_HEADER_DEADLINE_S": "120"}
 """No connection of ours is closed while it idles."""
 ORDER = b'{"order": 1}'
@@ -140,7 +139,7 @@ class Lost:
             record = await self.record(1)
             return bool(record["payment"]["state"] == "charged" and record["payment"]["transaction"])
 
-        await poll(is_charged, deadline_s=DEADLINE_S, what="the settlement of the charge")
+        await poll(is_charged, what="the settlement of the charge")
 
     async def check_refused(self, reply: Any, call_id: str, state: str) -> None:
         assert (reply.status, reply.code) == (409, "payment_already_used"), reply.body
@@ -269,7 +268,7 @@ async def test_a_request_is_sent_three_times_at_most_and_then_held_for_a_day(
     async def is_released() -> bool:
         return bool((await call.record())["payment"]["state"] == "released")
 
-    await poll(is_released, deadline_s=DEADLINE_S, what="the release after a day")
+    await poll(is_released, what="the release after a day")
     other = await call.send(1, path="/echo/other")
     assert (other.status, other.state) == (200, "charged"), other.body
     payments = await harness.cluster.control(harness.gateways[0], call.payer, "GET", "/payments")

@@ -238,7 +238,7 @@ class Place:
             return not missing or any(case.is_answered_wrongly for case in missing)
 
         with contextlib.suppress(AssertionError):
-            await poll(are_there, deadline_s=DEADLINE_S, what="every call at its point")
+            await poll(are_there, what="every call at its point")
         told = "\n".join(f"{case.row.id}: {case.path}, told {case.told}" for case in missing)
         assert not missing, f"{len(missing)} of {len(cases)} calls are not at their points:\n{told}"
 
@@ -295,27 +295,27 @@ class Place:
         """The caller leaves while the gateway is halted; then the gateway continues."""
         row, mark = case.row, self._mark(case)
         caller = await self.send(case)
-        await poll(mark.exists, deadline_s=DEADLINE_S, what=f"{case.path} there")
+        await poll(mark.exists, what=f"{case.path} there")
         if row.act != "hold":
             caller.leave()
         case.told = RawResponse(status=None, is_whole=False)
         if row.halt == "dialled":
-            await poll(lambda: is_old(mark), deadline_s=DEADLINE_S, what="a dial that takes too long")
+            await poll(lambda: is_old(mark), what="a dial that takes too long")
             if row.act != "hold":
                 pid = self.gateway.pid
                 what = "a server that has seen its caller leave"
-                await poll(lambda: not caller.is_known_to(pid), deadline_s=DEADLINE_S, what=what)
+                await poll(lambda: not caller.is_known_to(pid), what=what)
         mark.with_suffix(".go").touch()
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")
             caller.leave()
             left = self.upstream.left
-            await poll(lambda: case.path in left, deadline_s=DEADLINE_S, what="the upstream left")
+            await poll(lambda: case.path in left, what="the upstream left")
         if row.state is not None:
             await self._wait_decided(case)
 
     async def _wait_decided(self, case: CallCase) -> None:
-        await poll(lambda: self._is_decided(case), deadline_s=DEADLINE_S, what=f"the end of {case.path}")
+        await poll(lambda: self._is_decided(case), what=f"the end of {case.path}")
 
     async def _is_decided(self, case: CallCase) -> bool:
         record = await self.record(case)
@@ -327,7 +327,7 @@ class Place:
         if row.act == "hold":
             await caller.hear(b"\r\n\r\n")
         arrived = upstream.heads if row.sends is not None else upstream.wholes
-        await poll(lambda: arrived[key] == 1, deadline_s=DEADLINE_S, what=f"{case.path} at the upstream")
+        await poll(lambda: arrived[key] == 1, what=f"{case.path} at the upstream")
         caller.leave()
         case.told = RawResponse(status=row.told, is_whole=True)
         if row.act == "late":
@@ -386,7 +386,7 @@ class Place:
             replies.append(await self.call(case))
             return not case.row.is_replayed or (replies[-1].status, replies[-1].code) != RUNNING
 
-        await poll(is_final, deadline_s=DEADLINE_S, what=f"a final answer to {case.path}")
+        await poll(is_final, what=f"a final answer to {case.path}")
         return replies[-1]
 
     async def _wait_delivered(self, call_id: str) -> str:
@@ -396,7 +396,6 @@ class Place:
         try:
             return await poll(
                 lambda: database.read(lambda connection: connection.execute(query).scalar_one()),
-                deadline_s=DEADLINE_S,
                 what=f"the finish of {call_id}",
             )
         finally:

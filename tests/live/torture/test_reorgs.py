@@ -94,7 +94,7 @@ class Harness:
             states = await self.read_payments(tx_hashes)
             return all(states[one][0] == "gone" for one in tx_hashes)
 
-        await poll(are_gone, deadline_s=DEADLINE_S, what="payments that are gone")
+        await poll(are_gone, what="payments that are gone")
 
     async def wait_moved(self, tx_hashes: list[TxHash]) -> None:
         """Returns when the ledger has the new blocks of the payments."""
@@ -104,7 +104,7 @@ class Harness:
             states = await self.read_payments(tx_hashes)
             return all(states[one.tx_hash] == ("unfinal", one.block_hash) for one in receipts)
 
-        await poll(are_known, deadline_s=DEADLINE_S, what="the new blocks in the books")
+        await poll(are_known, what="the new blocks in the books")
 
     async def sign_transfer(self, customer: Customer, calls: int) -> tuple[bytes, TxHash]:
         token = self.cluster.playground.token
@@ -222,7 +222,7 @@ async def test_what_may_be_spent_before_it_is_final_has_the_operators_limit(
         )  # the payment of the debt is not final either
         harness.line.is_final = True
         await harness.driver.mine(5)
-        await poll(lambda: is_served(harness, customer, rest), deadline_s=DEADLINE_S, what="finality")
+        await poll(lambda: is_served(harness, customer, rest), what="finality")
         await check_paid(harness, customer)
         await harness.check_ledger()
 
@@ -269,7 +269,7 @@ async def mine_together(harness: Harness, customers: list[Customer]) -> None:
             async def are_waiting() -> bool:
                 return len(await find_pending(harness.cluster, harness.gas.address)) == len(signed)
 
-            await poll(are_waiting, deadline_s=DEADLINE_S, what="the settlements")
+            await poll(are_waiting, what="the settlements")
             await harness.driver.mine(1)
         assert [call.result().status for call in calls] == [200] * len(signed)
     finally:
@@ -386,8 +386,8 @@ async def wait_honest(harness: Harness, customer: Customer) -> None:
     async def is_charged() -> bool:
         return bool((await signed.record())["payment"]["state"] == "charged")
 
-    await poll(is_mined, deadline_s=DEADLINE_S, what="a settlement that is mined again")
-    await poll(is_charged, deadline_s=DEADLINE_S, what="a settlement that is paid again")
+    await poll(is_mined, what="a settlement that is mined again")
+    await poll(is_charged, what="a settlement that is paid again")
 
 
 # ---- And what comes after.

@@ -36,7 +36,6 @@ SETTINGS = {
     "TEST_LIMIT_SHARED_RATES_DEADLINE_S": "5",
     "TEST_LIMIT_SHARED_RATES_RETRY_S": "0.1",
 }
-BACK_DEADLINE_S = 20.0
 _NUMBERS = itertools.count(1)
 
 
@@ -60,7 +59,7 @@ class Pair:
                     return False
             return True
 
-        await poll(is_told, deadline_s=BACK_DEADLINE_S, what=f"tollway_shared_rates_up {value}")
+        await poll(is_told, what=f"tollway_shared_rates_up {value}")
 
     def count_told(self, event: str) -> list[int]:
         lines = [line for gateway in self.gateways for line in gateway.read_log().splitlines()]
@@ -71,9 +70,7 @@ class Pair:
         """Makes so many free calls of one new listing at each gateway, all at once. Returns how many each served."""
         api_id = await self.cluster.publish(self.gateways[0], self.stall.provider, pricePerRequest="0")
         for gateway in self.gateways:
-            await poll(
-                lambda gateway=gateway: self._knows(gateway, api_id), deadline_s=10, what="the listing"
-            )
+            await poll(lambda gateway=gateway: self._knows(gateway, api_id), what="the listing")
 
         async def count_passed(gateway: Any) -> int:
             replies = await asyncio.gather(
