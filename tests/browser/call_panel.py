@@ -12,6 +12,7 @@ from playwright.async_api import Browser, Page
 
 from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage, watch_page
+from tests.kit.upstream import raw, run_upstream
 from tollway.sandbox.chain import ChainDriver
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 
@@ -142,7 +143,7 @@ class Site:
 
 @contextlib.asynccontextmanager
 async def run_site(cluster: Any, blocks: BlockClock, **settings: str) -> AsyncIterator[Site]:
-    """A gateway of its own, with five listings."""
+    """A gateway of its own, with six listings. A paid call of `garbled` is held, because its provider answers with bytes that are no HTTP."""
     gas, provider = await cluster.wallets(2)
     config = cluster.folder / f"pages-{gas.address}.toml"
     config.write_text(
@@ -152,14 +153,16 @@ async def run_site(cluster: Any, blocks: BlockClock, **settings: str) -> AsyncIt
     )
     config.chmod(0o600)
     given = {"TOLLWAY_CONFIG": str(config), "TOLLWAY_RPC_SANDBOX": "", **settings}
-    async with cluster.gateway(settings=given) as gateway:
+    async with run_upstream() as garbled, cluster.gateway(settings=given) as gateway:
+        garbled.answer = raw(b"SSH-2.0-OpenSSH_9.6\r\n\r\n", close=True)
         quotes = {"name": "Sample quotes", "openapi": SAMPLE_DOCUMENT}
         apis = {
             "paid": await cluster.publish(gateway, provider, **quotes),
             "free": await cluster.publish(gateway, provider, **quotes, pricePerRequest="0"),
             "edited": await cluster.publish(gateway, provider, **quotes),
             "uploads": await cluster.publish(gateway, provider, name="Sample pages", openapi=UPLOADS),
-            "any path": await cluster.publish(gateway, provider, name="Any path", timeoutSeconds=1),
+            "any path": await cluster.publish(gateway, provider, name="Any path"),
+            "garbled": await cluster.publish(gateway, provider, name="Garbled", endpoint=garbled.url),
         }
         yield Site(cluster=cluster, blocks=blocks, gateway=gateway, provider=provider, apis=apis)
 

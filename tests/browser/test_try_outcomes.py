@@ -85,11 +85,12 @@ async def test_the_ticket_of_every_outcome_fits_and_is_as_large(
         browser, site, wallet, "any path", operation="call", color_scheme=theme, viewport=viewport
     ) as watched:
         page = watched.page
-        for path, word in (
-            ("/quote/ETH", "CHARGED"),
-            ("/status/500", "RELEASED"),
-            ("/slow?seconds=9", "HELD"),
+        for api, path, word in (
+            ("any path", "/quote/ETH", "CHARGED"),
+            ("any path", "/status/500", "RELEASED"),
+            ("garbled", "/", "HELD"),
         ):
+            await watched.goto(f"/apis/{site.apis[api]}?operation=call")
             await page.get_by_label("Path below the endpoint").fill(path)
             await pay_button(page).click()
             await expect(stamp(page)).to_have_text(word, timeout=30_000)
@@ -108,9 +109,9 @@ async def test_the_ticket_of_every_outcome_fits_and_is_as_large(
 
 async def test_a_held_call_is_not_paid_again_after_a_reload(browser: Browser, site: Site) -> None:
     wallet = await site.wallet(chain_id=CHAIN)
-    async with open_panel(browser, site, wallet, "any path", operation="call") as watched:
+    async with open_panel(browser, site, wallet, "garbled", operation="call") as watched:
         page = watched.page
-        await page.get_by_label("Path below the endpoint").fill("/slow?seconds=8")
+        await page.get_by_label("Path below the endpoint").fill("/")
         await pay_button(page).click()
         await expect(stamp(page)).to_have_text("HELD", timeout=30_000)
         await page.reload()

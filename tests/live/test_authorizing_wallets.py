@@ -40,7 +40,6 @@ SIMULATION_FAILED = "invalid_exact_evm_transaction_simulation_failed"
 BAD_SIGNATURE = "invalid_exact_evm_payload_signature"
 FACTORY_REFUSED = "eip6492_factory_not_allowed"
 RUBBISH = b"whatever"
-TIMEOUT_S = 1
 AT_ONCE = 20
 FAILED_CALLS = 3
 BUDGET_ETH = Decimal("0.002")
@@ -155,7 +154,7 @@ async def harness(
         "TEST_LIMIT_SWEEP_INTERVAL_S": "0.05",
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
-        api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
+        api_id = await own_chain_cluster.publish(gateway, provider)
         yield Harness(
             cluster=own_chain_cluster,
             gateway=gateway,
@@ -527,7 +526,7 @@ async def test_what_was_never_paid_is_dropped_once_it_has_expired(own_chain_clus
         "TEST_LIMIT_SETTLEMENT_ATTEMPTS_MAX": "1",
     }
     async with own_chain_cluster.gateway(settings=settings) as gateway:
-        api_id = await own_chain_cluster.publish(gateway, provider, timeoutSeconds=TIMEOUT_S)
+        api_id = await own_chain_cluster.publish(gateway, provider)
         harness = Harness(
             cluster=own_chain_cluster, gateway=gateway, gas=gas, provider=provider, api_id=api_id
         )
