@@ -1,8 +1,8 @@
 """A server that forks gateways: it has the gateway's code imported, so a gateway starts in a tenth of a second, where a new
 interpreter takes seconds. Each gateway is a process of its own, with its own settings, that ends by signals like any other.
 
-`Forkserver` is the client, in the test's process. As a program this module is the server. One JSON line in, one out:
-`{"start": {"env", "log", "folder"}}` gives a pid, `{"kill": pid, "signal"}` and `{"poll": pid}` give an exit code (minus the
+`Forkserver` is the client, in the test's process. As a program this module is the server; `serve` is that of a program of its own
+(`tests/transcripts/forks.py`). One JSON line in, one out: `{"start": {"env", "log", "folder", ...}}` gives a pid, `{"kill": pid, "signal"}` and `{"poll": pid}` give an exit code (minus the
 signal's number), or null while the process runs. When its input ends, it kills what runs and ends. It must stay
 single-threaded and without an event loop: what it forks inherits both.
 """
@@ -18,11 +18,12 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-STOP_DEADLINE_S = 20.0
+STOP_DEADLINE_S = 120.0
 POLL_S = 0.01
 _PR_SET_PDEATHSIG = 1
 
@@ -31,12 +32,12 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Forkserver:
-    """A running server. Safe to use from any loop and thread; each command takes milliseconds. It imports while the first
-    test still prepares."""
+    """A running server: the program of `module`. Safe to use from any loop and thread; each command takes milliseconds. It
+    imports while the first test still prepares."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "tests.kit.forkserver") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.forkserver"],
+            [sys.executable, "-m", module],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -46,9 +47,10 @@ class Forkserver:
         self._lock = threading.Lock()
         self._is_ready = False
 
-    def start(self, *, env: dict[str, str], log: Path, folder: Path) -> "ForkedProcess":
-        """A gateway with that environment, whose output is appended to `log` and whose working folder is `folder`."""
-        wanted = {"env": env, "log": str(log), "folder": str(folder)}
+    def start(self, *, env: dict[str, str], log: Path, folder: Path, **more: Any) -> "ForkedProcess":
+        """A gateway with that environment, whose output is appended to `log` and whose working folder is `folder`. `more`: what the program of another module
+        reads."""
+        wanted = {"env": env, "log": str(log), "folder": str(folder), **more}
         return ForkedProcess(self, self.command({"start": wanted})["pid"])
 
     def command(self, command: dict[str, Any]) -> Any:
@@ -97,16 +99,25 @@ class ForkedProcess:
 
 # ---- The server.
 
+Run = Callable[[dict[str, Any]], None]
+
 
 def main() -> None:
     _import_gateway()
+    serve(_run_gateway)
+
+
+def serve(run: Run) -> None:
+    """Forks a process for each `start`, which runs `run` with what `start` names, until the input ends."""
     codes: dict[int, int | None] = {}
+    gc.collect()
     gc.freeze()
+    assert threading.active_count() == 1, threading.enumerate()
     _answer({"ready": os.getpid()})
     for line in sys.stdin:
         match json.loads(line):
             case {"start": wanted}:
-                pid = _fork(wanted)
+                pid = _fork(run, wanted)
                 codes[pid] = None
                 _answer({"pid": pid})
             case {"kill": pid, "signal": number}:
@@ -133,14 +144,17 @@ def _import_gateway() -> None:
     assert all((uvloop, fault_injection, process_dump, lifecycle, operator, command_line))
 
 
-def _fork(wanted: dict[str, Any]) -> int:
+def _fork(run: Run, wanted: dict[str, Any]) -> int:
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
         _detach(wanted["env"], wanted["log"], wanted["folder"])
-        code = _run_gateway()
+        run(wanted)
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -149,19 +163,15 @@ def _fork(wanted: dict[str, Any]) -> int:
         os._exit(code)
 
 
-def _run_gateway() -> int:
-    """`tollway gateway serve`, with the faults that the environment asks for. Gives the exit code."""
+def _run_gateway(wanted: dict[str, Any]) -> None:
+    """`tollway gateway serve`, with the faults that the environment asks for."""
     from tests.kit import fault_injection, process_dump
     from tollway.cli.main import main as run_command
 
     process_dump.install()
     fault_injection.install(os.environ)
     sys.argv = ["tollway", "serve"]
-    try:
-        run_command()
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0 if ended.code is None else 1
-    return 0
+    run_command()
 
 
 def _detach(env: dict[str, str], log: str, folder: str) -> None:

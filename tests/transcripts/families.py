@@ -8,8 +8,9 @@ from types import ModuleType
 import pytest
 from _pytest.mark.structures import ParameterSet
 
+from tests.kit.forkserver import Forkserver
 from tests.transcripts.databases import KINDS, PostgresServer
-from tests.transcripts.harness import Forks, Harness, settings_of
+from tests.transcripts.harness import Harness, settings_of, start_command
 from tests.transcripts.recorder import Recorder, compare, path_of
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -39,12 +40,12 @@ def cases(group: str) -> list[ParameterSet]:
 class Run:
     """What is started once and used by all families."""
 
-    forks: Forks
+    forks: Forkserver
     server: PostgresServer | None = None
 
     @classmethod
     def begin(cls) -> "Run":
-        return cls(Forks())
+        return cls(Forkserver("tests.transcripts.forks"))
 
     def play(self, name: str, kind: str) -> Recorder:
         """The transcript of one family over one database."""
@@ -75,8 +76,8 @@ class Run:
         env = settings_of(
             folder, database_url=url, port=1, nodes=("http://127.0.0.1:1", "http://127.0.0.1:2")
         )
-        pid = self.forks.start(["migrate"], env=env, folder=folder, clock=clock)
-        assert self.forks.wait(pid) == 0, (folder / "log").read_text()
+        migrating = start_command(self.forks, "migrate", env=env, folder=folder, clock=clock)
+        assert migrating.wait() == 0, (folder / "log").read_text()
 
     def close(self) -> None:
         self.forks.close()

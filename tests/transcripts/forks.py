@@ -2,20 +2,14 @@
 transcript's own: every clock that Python code can read shows the 8 bytes of one file (milliseconds). The event loop's
 timers stay real.
 
-One JSON line in, one out: `{"start": {"arguments", "env", "log", "folder", "clock"}}` gives a pid, `{"signal": pid,
-"number"}` sends one, `{"poll": pid}` gives its exit code or null. When its input ends, everything ends.
+`start` names `arguments` and `clock` beside what `tests/kit/forkserver.py` reads.
 """
 
 import contextlib
-import gc
-import json
 import mmap
 import os
-import signal
 import sys
-import threading
 import time
-import traceback
 from typing import Any
 
 sys.path.insert(0, os.getcwd())
@@ -26,6 +20,7 @@ import queue  # noqa: F401
 import selectors  # noqa: F401
 import subprocess  # noqa: F401
 
+from tests.kit import forkserver
 from tests.transcripts import adapter
 
 EPOCH_MS = 1_800_000_000_000
@@ -67,67 +62,14 @@ def set_clocks() -> None:
 def main() -> None:
     set_clocks()
     adapter.load()
-    gc.collect()
-    gc.freeze()
-    assert threading.active_count() == 1, threading.enumerate()
-    codes: dict[int, int | None] = {}
-    _tell({"ready": os.getpid()})
-    for line in sys.stdin:
-        match json.loads(line):
-            case {"start": wanted}:
-                pid = _fork(wanted)
-                codes[pid] = None
-                _tell({"pid": pid})
-            case {"signal": pid, "number": number}:
-                if _poll(codes, pid) is None:
-                    os.kill(pid, number)
-                _tell({})
-            case {"poll": pid}:
-                _tell({"code": _poll(codes, pid)})
-    for pid in codes:
-        if _poll(codes, pid) is None:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
+    forkserver.serve(run_command)
 
 
-def _fork(wanted: dict[str, Any]) -> int:
+def run_command(wanted: dict[str, Any]) -> None:
     global _clock
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        log = os.open(wanted["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for target, source in ((0, nothing), (1, log), (2, log)):
-            os.dup2(source, target)
-        os.environ.clear()
-        os.environ.update(wanted["env"])
-        os.chdir(wanted["folder"])
-        with open(wanted["clock"], "r+b") as file:
-            _clock = mmap.mmap(file.fileno(), 8)
-        adapter.run(wanted["arguments"])
-        code = 0
-    except SystemExit as exit_:
-        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def _poll(codes: dict[int, int | None], pid: int) -> int | None:
-    if codes[pid] is None:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        codes[pid] = os.waitstatus_to_exitcode(status) if ended else None
-    return codes[pid]
-
-
-def _tell(answer: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    with open(wanted["clock"], "r+b") as file:
+        _clock = mmap.mmap(file.fileno(), 8)
+    adapter.run(wanted["arguments"])
 
 
 if __name__ == "__main__":

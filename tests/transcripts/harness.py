@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tests.kit.forkserver import ForkedProcess, Forkserver
 from tests.kit.ports import find_low_port
 from tests.transcripts import adapter
 from tests.transcripts.databases import PostgresServer, Rows
@@ -39,48 +38,11 @@ QUIET_LOOK_S = 0.01
 Headers = list[tuple[str, str]]
 
 
-class Forks:
-    """The process that gateways are forked from."""
-
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.transcripts.forks"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, "the forking process has ended"
-        return json.loads(line)
-
-    def ask(self, question: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def start(self, arguments: list[str], *, env: dict[str, str], folder: Path, clock: Path) -> int:
-        wanted = {"arguments": arguments, "env": env, "log": str(folder / "log")}
-        return int(self.ask({"start": {**wanted, "folder": str(folder), "clock": str(clock)}})["pid"])
-
-    def wait(self, pid: int) -> int:
-        deadline = time.monotonic() + DEADLINE_S
-        while (code := self.ask({"poll": pid})["code"]) is None:
-            assert time.monotonic() < deadline, f"process {pid} goes on"
-            time.sleep(0.005)
-        return int(code)
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(DEADLINE_S)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+def start_command(
+    forks: Forkserver, *arguments: str, env: dict[str, str], folder: Path, clock: Path
+) -> ForkedProcess:
+    """A command line of `tollway` under that clock."""
+    return forks.start(env=env, log=folder / "log", folder=folder, arguments=arguments, clock=str(clock))
 
 
 def settings_of(folder: Path, *, database_url: str, port: int, nodes: tuple[str, str]) -> dict[str, str]:
@@ -160,7 +122,7 @@ class Harness:
 
     def __init__(
         self,
-        forks: Forks,
+        forks: Forkserver,
         server: PostgresServer | None,
         *,
         settings: dict[str, str] | None = None,
@@ -199,11 +161,11 @@ class Harness:
     # ---- The process.
 
     def start(self) -> None:
-        self._pid = self._fork("serve")
+        self._process = self._fork("serve")
         deadline = time.monotonic() + DEADLINE_S
         while not self._is_ready():
             assert time.monotonic() < deadline, f"never ready\n{self.read_log()}"
-            assert self._forks.ask({"poll": self._pid})["code"] is None, f"ended at once\n{self.read_log()}"
+            assert self._process.poll() is None, f"ended at once\n{self.read_log()}"
             time.sleep(0.01)
         self._rows.open()
         self._left_open |= self._rows.calls()
@@ -213,11 +175,13 @@ class Harness:
     def _hold_clock(self) -> Iterator[None]:
         """Inside, the gateway is not between asking its database for the time and comparing that with its own."""
         with self._rows.clock_held():
-            wait_for(lambda: not is_running(self._pid), what="an idle gateway", pause_s=0.001)
+            wait_for(lambda: not is_running(self._process.pid), what="an idle gateway", pause_s=0.001)
             yield
 
-    def _fork(self, *arguments: str) -> int:
-        return self._forks.start(list(arguments), env=self._env, folder=self.folder, clock=self.clock.path)
+    def _fork(self, *arguments: str) -> ForkedProcess:
+        return start_command(
+            self._forks, *arguments, env=self._env, folder=self.folder, clock=self.clock.path
+        )
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(OSError):
@@ -246,17 +210,19 @@ class Harness:
     def _is_idle(self) -> bool:
         """Whether nothing of this gateway runs or waits for a processor, its database, or a chain node."""
         return not (
-            self.node.is_busy or self.second.is_busy or is_running(self._pid) or self._rows.is_database_busy
+            self.node.is_busy
+            or self.second.is_busy
+            or is_running(self._process.pid)
+            or self._rows.is_database_busy
         )
 
     def kill(self) -> None:
-        self._forks.ask({"signal": self._pid, "number": signal.SIGKILL})
-        self._forks.wait(self._pid)
+        self._process.kill()
         self._rows.close()
 
     def stop(self) -> None:
-        self._forks.ask({"signal": self._pid, "number": signal.SIGTERM})
-        code = self._forks.wait(self._pid)
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait()
         assert code == 0, f"exit code {code}\n{self.read_log()}"
         self._rows.close()
 
@@ -292,7 +258,7 @@ class Harness:
 
     def operate(self, *arguments: str) -> None:
         """A command of `tollway gateway`, with this gateway's settings."""
-        code = self._forks.wait(self._fork("gateway", *arguments))
+        code = self._fork("gateway", *arguments).wait()
         assert code == 0, f"{arguments}: exit code {code}\n{self.read_log()}"
         self.note("operator: tollway gateway " + " ".join(arguments))
 
@@ -307,7 +273,7 @@ class Harness:
         """Everything that the stage started. What fails here hides no failure of a section."""
         with contextlib.suppress(Exception):
             self.upstream.release()
-        if self._forks.ask({"poll": self._pid})["code"] is None:
+        if self._process.poll() is None:
             self.kill()
         self.node.close()
         self.second.close()
@@ -489,4 +455,4 @@ def wait_for(test: Callable[[], bool], *, what: str, pause_s: float = 0.005) -> 
         time.sleep(pause_s)
 
 
-__all__ = ["API", "SECOND_CHAIN", "SECOND_TOKEN", "Answer", "Forks", "Harness", "checksum"]
+__all__ = ["API", "SECOND_CHAIN", "SECOND_TOKEN", "Answer", "Harness", "checksum"]
