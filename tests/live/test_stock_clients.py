@@ -131,43 +131,115 @@ def fresh(path: str) -> str:
     return f"/echo/{path}-{next(_NUMBERS)}"
 
 
-@each_client
-async def test_a_get_is_paid_answered_and_receipted(harness: Harness, client: Any) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purchase:
+    """A GET that a client has paid. `before`, `after`: the balances of payer and provider."""
+
+    client: Any
+    payer: Any
+    path: str
+    target: str
+    told: Any
+    exchanges: list[Any]
+    before: tuple[int, int]
+    after: tuple[int, int]
+
+    @property
+    def shown(self) -> list[tuple[str, str]]:
+        return [self.exchanges[-1].shown_payment]
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="module", params=stock.CLIENTS, ids=lambda client: client.name
+)
+async def purchase(harness: Harness, request: pytest.FixtureRequest) -> Purchase:
+    """One of each client, for all tests that look at it: a client takes seconds to start."""
     payer, path = await harness.cluster.wallet(), fresh("get")
-    before = await harness.balance(payer.address), await harness.balance(harness.provider.address)
+    target = f"{path}?city=Wien%20Mitte"
 
-    told, exchanges = await harness.pay(client, payer, f"{path}?city=Wien%20Mitte")
+    async def balances() -> tuple[int, int]:
+        return await harness.balance(payer.address), await harness.balance(harness.provider.address)
 
+    before = await balances()
+    told, exchanges = await harness.pay(request.param, payer, target)
+    return Purchase(
+        client=request.param,
+        payer=payer,
+        path=path,
+        target=target,
+        told=told,
+        exchanges=exchanges,
+        before=before,
+        after=await balances(),
+    )
+
+
+async def test_a_get_is_paid_answered_and_receipted(harness: Harness, purchase: Purchase) -> None:
+    told, client = purchase.told, purchase.client
     assert (told.error, told.status) == (None, 200)
-    assert json.loads(told.body)["target"] == f"{path}?city=Wien%20Mitte"
-    await harness.check_transfer(told.transaction, payer)
-    assert await harness.balance(payer.address) == before[0] - PRICE_UNITS
-    assert await harness.balance(harness.provider.address) == before[1] + PRICE_UNITS
+    assert json.loads(told.body)["target"] == purchase.target
+    await harness.check_transfer(told.transaction, purchase.payer)
+    assert purchase.after == (purchase.before[0] - PRICE_UNITS, purchase.before[1] + PRICE_UNITS)
 
-    asked, paid = exchanges
+    asked, paid = purchase.exchanges
     assert (asked.status, asked.shown_payment) == (402, None)
     assert paid.shown_payment[0] == client.payment_header
     assert paid.receipts == [client.receipt_header], "the answer speaks the dialect that paid"
     assert paid.answer_headers["Tollway-Payment-State"] == "charged"
-    assert harness.cluster.provider.count(path) == 1
-    (call,) = await harness.cluster.history(harness.gateway, payer)
+    assert harness.cluster.provider.count(purchase.path) == 1
+    (call,) = await harness.cluster.history(harness.gateway, purchase.payer)
     assert (call["payment"]["state"], call["payment"]["rail"]) == ("charged", client.rail)
     assert call["payment"]["transaction"] == told.transaction
     await harness.check_ledger()
 
 
-@each_client
-async def test_the_receipt_names_payer_and_network_in_its_dialect(harness: Harness, client: Any) -> None:
-    payer = await harness.cluster.wallet()
-    told, exchanges = await harness.pay(client, payer, fresh("receipt"))
+async def test_the_receipt_names_payer_and_network_in_its_dialect(purchase: Purchase) -> None:
+    told, client = purchase.told, purchase.client
     if client.rail == "mpp":
-        challenge = stock.decode_header(exchanges[-1].shown_payment[1])["challenge"]
+        challenge = stock.decode_header(purchase.exchanges[-1].shown_payment[1])["challenge"]
         assert (told.receipt["status"], told.receipt["method"]) == ("success", "evm")
         assert told.receipt["challengeId"] == challenge["id"]
     else:
         network = "base-sepolia" if client is stock.FETCH_V1 else "eip155:84532"
         assert (told.receipt["success"], told.receipt["network"]) == (True, network)
-        assert Address.parse(told.receipt["payer"]) == payer.address
+        assert Address.parse(told.receipt["payer"]) == purchase.payer.address
+
+
+async def test_the_provider_sees_neither_payment_nor_sign_in(purchase: Purchase) -> None:
+    shown = {name.lower() for name, _ in json.loads(purchase.told.body)["headers"]}
+    assert not shown & {name.lower() for name in (*stock.PAYMENT_HEADERS, "Payment-Retry", "Accept-Payment")}
+
+
+async def test_a_payment_presented_again_buys_nothing_and_gets_no_402(
+    harness: Harness, purchase: Purchase
+) -> None:
+    path, target, headers = purchase.path, purchase.target, purchase.shown
+    other = await harness.cluster.publish(
+        harness.gateway, harness.provider, name="As dear, and paid to the same wallet"
+    )
+
+    replies = [
+        await harness.cluster.call(harness.gateway, harness.api_id, target, headers=headers),
+        await harness.cluster.call(harness.gateway, harness.api_id, path + "/elsewhere", headers=headers),
+        await harness.cluster.call(
+            harness.gateway, harness.api_id, target, method="POST", headers=headers, content=b"x"
+        ),
+        await harness.cluster.call(harness.gateway, other, target, headers=headers),
+    ]
+
+    assert not any(reply.asks_for_money for reply in replies)
+    assert {(reply.status, reply.code) for reply in replies} == {(409, "payment_already_used")}
+    assert [harness.cluster.provider.count(path + rest) for rest in ("", "/elsewhere")] == [1, 0]
+    assert await harness.balance(purchase.payer.address) == purchase.after[0]
+
+
+async def test_the_transfer_of_an_authorisation_is_no_tx_payment(
+    harness: Harness, purchase: Purchase
+) -> None:
+    path, headers = fresh("as-tx"), plain(purchase.payer, TxHash.parse(purchase.told.transaction))
+    reply = await harness.cluster.call(harness.gateway, harness.api_id, path, headers=headers)
+    assert reply.status != 200
+    assert harness.cluster.provider.count(path) == 0
 
 
 @each_client
@@ -183,15 +255,6 @@ async def test_a_post_arrives_once_with_its_body(harness: Harness, client: Any) 
     assert answer["body"] == {"bytes": len(body.encode()), "sha256": sha256(body.encode()).hexdigest()}
     assert harness.cluster.provider.count(path) == 1
     await harness.check_transfer(told.transaction, payer)
-
-
-@each_client
-async def test_the_provider_sees_neither_payment_nor_sign_in(harness: Harness, client: Any) -> None:
-    payer, path = await harness.cluster.wallet(), fresh("headers")
-    told, _ = await harness.pay(client, payer, path)
-    assert told.status == 200
-    shown = {name.lower() for name, _ in json.loads(told.body)["headers"]}
-    assert not shown & {name.lower() for name in (*stock.PAYMENT_HEADERS, "Payment-Retry", "Accept-Payment")}
 
 
 @each_client
@@ -226,43 +289,6 @@ async def test_a_wallet_without_balance_reaches_no_provider(harness: Harness, cl
     assert harness.cluster.provider.count(path) == 0
     assert await harness.balance(payer.address) == PRICE_UNITS - 1
     assert await harness.cluster.history(harness.gateway, payer) == []
-
-
-@each_client
-async def test_a_payment_presented_again_buys_nothing_and_gets_no_402(harness: Harness, client: Any) -> None:
-    payer, path = await harness.cluster.wallet(), fresh("again")
-    told, exchanges = await harness.pay(client, payer, path)
-    after = await harness.balance(payer.address)
-    headers = [exchanges[-1].shown_payment]
-    other = await harness.cluster.publish(
-        harness.gateway, harness.provider, name="As dear, and paid to the same wallet"
-    )
-
-    replies = [
-        await harness.cluster.call(harness.gateway, harness.api_id, path, headers=headers),
-        await harness.cluster.call(harness.gateway, harness.api_id, path + "/elsewhere", headers=headers),
-        await harness.cluster.call(
-            harness.gateway, harness.api_id, path, method="POST", headers=headers, content=b"x"
-        ),
-        await harness.cluster.call(harness.gateway, other, path, headers=headers),
-    ]
-
-    assert told.status == 200
-    assert not any(reply.asks_for_money for reply in replies)
-    assert {(reply.status, reply.code) for reply in replies} == {(409, "payment_already_used")}
-    assert [harness.cluster.provider.count(path + rest) for rest in ("", "/elsewhere")] == [1, 0]
-    assert await harness.balance(payer.address) == after
-
-
-@each_client
-async def test_the_transfer_of_an_authorisation_is_no_tx_payment(harness: Harness, client: Any) -> None:
-    payer, path = await harness.cluster.wallet(), fresh("as-tx")
-    told, _ = await harness.pay(client, payer, fresh("settled"))
-    reply = await harness.cluster.call(
-        harness.gateway, harness.api_id, path, headers=plain(payer, TxHash.parse(told.transaction))
-    )
-    assert reply.status != 200
-    assert harness.cluster.provider.count(path) == 0
 
 
 @each_dialect
