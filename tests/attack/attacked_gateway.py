@@ -1,20 +1,16 @@
-"""A gateway to be attacked: the real command `tollway gateway serve`, in an interpreter of its own, with the settings of production but
-for what an attack needs. No chain: what is attacked here comes before any payment.
-"""
+"""A gateway to be attacked: the real command `tollway gateway serve`, with the settings of production but for what an attack needs. No chain: what is attacked here comes before any payment."""
 
 import contextlib
 import json
 import secrets
-import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.kit.gateway_process import GatewayProcess, clean_environment
+from tests.kit.forkserver import Forkserver
+from tests.kit.gateway_process import GatewayProcess, clean_environment, sign_control
 from tests.kit.ports import find_low_port
 from tollway.client.wallet import Wallet
-from tollway.identity.http_signatures import SignedRequest
-from tollway.identity.siwe import parse_origin
 from tollway.ids import ChainId
 
 MANY = "1000000"
@@ -24,7 +20,14 @@ class AttackedGateway(GatewayProcess):
     """Its database, unless the settings name one, is `attacked.sqlite3` in `folder`."""
 
     def __init__(
-        self, folder: Path, *, host: str, port: int, public_url: str, environment: Mapping[str, str]
+        self,
+        folder: Path,
+        *,
+        host: str,
+        port: int,
+        public_url: str,
+        environment: Mapping[str, str],
+        forkserver: Forkserver | None = None,
     ) -> None:
         settings = {
             "TOLLWAY_RPC_BASE": "http://127.0.0.1:9",
@@ -39,7 +42,8 @@ class AttackedGateway(GatewayProcess):
             "TOLLWAY_LIMIT_SIGNED_REQUESTS_PER_MINUTE": MANY,
             "TOLLWAY_LIMIT_AUTHENTICATED_REQUESTS_PER_MINUTE": MANY,
         }
-        super().__init__(env=clean_environment({**settings, **environment}), folder=folder)
+        env = clean_environment({**settings, **environment})
+        super().__init__(env=env, folder=folder, forkserver=forkserver)
 
     async def wait_up(self) -> None:
         """`/healthz`: without a chain it is never ready."""
@@ -58,23 +62,12 @@ class AttackedGateway(GatewayProcess):
 
     def sign_body(self, wallet: Wallet, method: str, path: str, body: bytes) -> dict[str, str]:
         """The headers of a request with exactly that body, valid or not."""
-        raw_path, _, query = path.encode().partition(b"?")
-        headers = {"Content-Type": "application/json"} if body else {}
-        request = SignedRequest(
-            method=method,
-            raw_path=raw_path,
-            query=query,
-            headers=[(name.lower().encode(), value.encode()) for name, value in headers.items()],
-            body=body,
+        chain_id = ChainId(8453)
+        return dict(
+            sign_control(
+                wallet, public_url=self.public_url, chain_id=chain_id, method=method, path=path, body=body
+            )
         )
-        signed = wallet.sign_request(
-            request,
-            origin=parse_origin(self.public_url),
-            chain_id=ChainId(8453),
-            now_s=int(time.time()),
-            nonce=secrets.token_hex(16),
-        )
-        return {**headers, **dict(signed)}
 
 
 @contextlib.asynccontextmanager
@@ -82,18 +75,18 @@ async def run_attacked_gateway(
     folder: Path,
     *,
     environment: Mapping[str, str],
-    host: str = "127.0.0.1",
-    port: int | None = None,
+    forkserver: Forkserver,
     public_url: str | None = None,
 ) -> AsyncIterator[AttackedGateway]:
     """A gateway that is up; stopped on the way out, killed if it does not stop."""
-    port = port or find_low_port()
+    port = find_low_port()
     gateway = AttackedGateway(
         folder,
-        host=host,
+        host="127.0.0.1",
         port=port,
         public_url=public_url or f"http://127.0.0.1:{port}",
         environment=environment,
+        forkserver=forkserver,
     )
     try:
         await gateway.wait_up()

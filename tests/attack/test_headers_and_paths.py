@@ -19,7 +19,7 @@ import pytest_asyncio
 from eth_account import Account
 
 from tests.attack import strict_upstream
-from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
+from tests.attack.attacked_gateway import free_listing
 from tests.kit.ports import find_low_port
 from tollway.client.wallet import Wallet
 
@@ -147,7 +147,7 @@ class Harness:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+async def harness(tmp_path_factory: pytest.TempPathFactory, run_gateway: Any) -> AsyncIterator[Harness]:
     folder, admin_port = tmp_path_factory.mktemp("tables"), find_low_port()
     settings = {
         "TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true",
@@ -155,7 +155,7 @@ async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Har
         "TOLLWAY_ADMIN_LISTEN": f"127.0.0.1:{admin_port}",
     }
     async with (
-        run_attacked_gateway(folder, environment=settings) as gateway,
+        run_gateway(folder, environment=settings) as gateway,
         strict_upstream.run_upstream() as upstream,
     ):
         upstream.extra = b"".join(f"{name}: leaked\r\n".encode() for name in NOT_FROM_UPSTREAM)

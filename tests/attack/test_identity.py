@@ -7,12 +7,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from tests.attack.attacked_gateway import run_attacked_gateway
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.signatures import eip191_digest
@@ -65,9 +65,9 @@ async def _attack(url: str) -> Report:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def report(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Report]:
+async def report(tmp_path_factory: pytest.TempPathFactory, run_gateway: Any) -> AsyncIterator[Report]:
     folder = tmp_path_factory.mktemp("identity")
-    async with run_attacked_gateway(folder, public_url=URL, environment={}) as gateway:
+    async with run_gateway(folder, public_url=URL, environment={}) as gateway:
         yield await _attack(gateway.base_url)
 
 

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from tests.attack.attacked_gateway import AttackedGateway, run_attacked_gateway
+from tests.attack.attacked_gateway import AttackedGateway
 from tests.kit.payer import KeyWallet
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import eip191_digest
@@ -45,8 +45,10 @@ OPERATIONS = list_operations()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[AttackedGateway]:
-    async with run_attacked_gateway(tmp_path_factory.mktemp("private"), environment={}) as gateway:
+async def gateway(
+    tmp_path_factory: pytest.TempPathFactory, run_gateway: Any
+) -> AsyncIterator[AttackedGateway]:
+    async with run_gateway(tmp_path_factory.mktemp("private"), environment={}) as gateway:
         yield gateway
 
 

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
+from tests.attack.attacked_gateway import free_listing
 from tests.kit.fixed_limits import name_variable
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import run_upstream
@@ -229,12 +229,12 @@ async def attack_free_calls(harness: Harness) -> None:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+async def harness(tmp_path_factory: pytest.TempPathFactory, run_gateway: Any) -> AsyncIterator[Harness]:
     folder: Path = tmp_path_factory.mktemp("rates")
     settings = {name_variable(name): str(most) for name, most in LIMITS.items()}
     settings |= {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_TRUSTED_PROXIES": "127.0.0.1"}
     async with (
-        run_attacked_gateway(folder, public_url=URL, environment=settings) as gateway,
+        run_gateway(folder, public_url=URL, environment=settings) as gateway,
         run_upstream() as upstream,
         httpx.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=60) as http,
     ):

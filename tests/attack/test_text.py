@@ -24,7 +24,7 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
+from tests.attack.attacked_gateway import free_listing
 from tests.kit.databases import create_database
 from tollway.client.wallet import Wallet
 
@@ -180,7 +180,7 @@ class Harness:
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)],
 )
 async def harness(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, run_gateway: Any
 ) -> AsyncIterator[Harness]:
     """SQLite with a log for machines, PostgreSQL with one for people."""
     folder = tmp_path_factory.mktemp("text")
@@ -199,7 +199,7 @@ async def harness(
     }
     limits = httpx.Limits(max_connections=CROWD)
     async with (
-        run_attacked_gateway(folder, environment=settings) as gateway,
+        run_gateway(folder, environment=settings) as gateway,
         httpx.AsyncClient(trust_env=False, timeout=REST_S, limits=limits) as http,
     ):
         harness = Harness(

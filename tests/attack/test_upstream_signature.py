@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from eth_account import Account
 
-from tests.attack.attacked_gateway import free_listing, run_attacked_gateway
+from tests.attack.attacked_gateway import free_listing
 from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tollway.client.provider import ForwardedRefused, ForwardedVerifier
 from tollway.client.wallet import Wallet
@@ -110,10 +110,10 @@ async def publish(gateway: Any, endpoint: str) -> str:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def harness(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harness]:
+async def harness(tmp_path_factory: pytest.TempPathFactory, run_gateway: Any) -> AsyncIterator[Harness]:
     settings = {"TOLLWAY_ALLOW_PRIVATE_ENDPOINTS": "true", "TOLLWAY_SECRET_KEY": OLD}
     folder = tmp_path_factory.mktemp("forwarded")
-    async with run_attacked_gateway(folder, environment=settings) as gateway, run_upstream() as upstream:
+    async with run_gateway(folder, environment=settings) as gateway, run_upstream() as upstream:
         endpoint = upstream.url + "/base"
         own, thief = await publish(gateway, endpoint), await publish(gateway, endpoint)
         harness = Harness(gateway=gateway, upstream=upstream, api_id=own, thief_id=thief)

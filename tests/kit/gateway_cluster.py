@@ -26,12 +26,10 @@ from yarl import URL
 
 from tests.kit.csv_exports import Sums, assert_exports_equal_ledger
 from tests.kit.forkserver import Forkserver
-from tests.kit.gateway_process import GatewayProcess, clean_environment
+from tests.kit.gateway_process import GatewayProcess, clean_environment, sign_control
 from tests.kit.ports import find_low_ports
 from tollway.cli.main import make_app
 from tollway.client.wallet import Wallet
-from tollway.identity.http_signatures import SignedRequest
-from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import CallState
@@ -317,23 +315,13 @@ class GatewayCluster:
         self, gateway: GatewayAddress, account: FundedAccount, method: str, path: str, content: bytes = b""
     ) -> list[tuple[str, str]]:
         """The headers of such a request, good for one time."""
-        headers = [("Content-Type", "application/json")] if content else []
-        raw_path, _, query = (API + path).encode().partition(b"?")
-        shown = SignedRequest(
+        return sign_control(
+            Wallet.from_key(account.key),
+            public_url=gateway.public_url,
+            chain_id=self.driver.chain_id,
             method=method,
-            raw_path=raw_path,
-            query=query,
-            headers=[(name.lower().encode(), value.encode()) for name, value in headers],
+            path=API + path,
             body=content,
-        )
-        return headers + list(
-            Wallet.from_key(account.key).sign_request(
-                shown,
-                origin=parse_origin(gateway.public_url),
-                chain_id=self.driver.chain_id,
-                now_s=int(time.time()),
-                nonce=secrets.token_hex(16),
-            )
         )
 
     async def publish(self, gateway: GatewayAddress, provider: FundedAccount, **fields: Any) -> str:

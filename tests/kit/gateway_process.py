@@ -5,6 +5,7 @@ file. `Forkserver` starts it in a tenth of a second; a command line starts it as
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -16,6 +17,10 @@ from typing import Any, Protocol
 from tests.kit.fixed_limits import INSTALL, TEST_PREFIX
 from tests.kit.forkserver import Forkserver
 from tests.kit.upstream import WAIT_S
+from tollway.client.wallet import Wallet
+from tollway.identity.http_signatures import SignedRequest
+from tollway.identity.siwe import parse_origin
+from tollway.ids import ChainId
 
 ROOT = Path(__file__).parents[2]
 TOLLWAY = (sys.executable, "-c", "from tollway.cli import main; main()")
@@ -153,6 +158,29 @@ def clean_environment(settings: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONFAULTHANDLER": "1", **settings}
 
 
+def sign_control(
+    wallet: Wallet, *, public_url: str, chain_id: ChainId, method: str, path: str, body: bytes = b""
+) -> list[tuple[str, str]]:
+    """The headers of a request of the control plane with exactly that body, signed by the wallet (ERC-8128). Good for one time."""
+    headers = [("Content-Type", "application/json")] if body else []
+    raw_path, _, query = path.encode().partition(b"?")
+    request = SignedRequest(
+        method=method,
+        raw_path=raw_path,
+        query=query,
+        headers=[(name.lower().encode(), value.encode()) for name, value in headers],
+        body=body,
+    )
+    signed = wallet.sign_request(
+        request,
+        origin=parse_origin(public_url),
+        chain_id=chain_id,
+        now_s=int(time.time()),
+        nonce=secrets.token_hex(16),
+    )
+    return [*headers, *signed]
+
+
 async def poll(test: Callable[[], Any], *, what: str, deadline_s: float = WAIT_S) -> Any:
     """The first true result of `test`, which may be a coroutine function; an AssertionError after the deadline, which ends a test that hangs and is longer
     than a busy machine pauses."""
@@ -164,6 +192,15 @@ async def poll(test: Callable[[], Any], *, what: str, deadline_s: float = WAIT_S
             return found
         assert time.monotonic() < deadline, f"{what} did not come within {deadline_s} s"
         await asyncio.sleep(POLL_S)
+
+
+def is_busy(pid: int) -> bool:
+    """Whether a thread of that process runs, or would if a processor were free. Unknown, hence no, outside Linux."""
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 async def listens(port: int) -> bool:

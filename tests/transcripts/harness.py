@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.forkserver import ForkedProcess, Forkserver
+from tests.kit.gateway_process import is_busy
 from tests.kit.ports import find_low_port
 from tests.transcripts import adapter
 from tests.transcripts.databases import PostgresServer, Rows
@@ -175,7 +176,7 @@ class Harness:
     def _hold_clock(self) -> Iterator[None]:
         """Inside, the gateway is not between asking its database for the time and comparing that with its own."""
         with self._rows.clock_held():
-            wait_for(lambda: not is_running(self._process.pid), what="an idle gateway", pause_s=0.001)
+            wait_for(lambda: not is_busy(self._process.pid), what="an idle gateway", pause_s=0.001)
             yield
 
     def _fork(self, *arguments: str) -> ForkedProcess:
@@ -212,7 +213,7 @@ class Harness:
         return not (
             self.node.is_busy
             or self.second.is_busy
-            or is_running(self._process.pid)
+            or is_busy(self._process.pid)
             or self._rows.is_database_busy
         )
 
@@ -437,15 +438,6 @@ class Harness:
 
 def format_time(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
-
-
-def is_running(pid: int) -> bool:
-    """Whether a thread of that process runs, or would if a processor were free. Unknown, hence no, outside Linux."""
-    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] in "RD":
-                return True
-    return False
 
 
 def wait_for(test: Callable[[], bool], *, what: str, pause_s: float = 0.005) -> None:
