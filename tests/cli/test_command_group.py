@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 import tollway
 from tollway.cli.command_group import find_near_commands, load_command
-from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, ROLES, CommandRow
+from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, ROLES
 from tollway.cli.main import make_app
 
 NAMES = [row.name for row in COMMANDS]
@@ -24,16 +24,12 @@ def run(*words: str) -> Result:
     )
 
 
-def named(row: CommandRow) -> str:
-    return row.name
-
-
-@pytest.mark.parametrize("row", COMMANDS, ids=named)
-def test_a_command_explains_itself_with_its_example(row: CommandRow) -> None:
-    shown = run(*row.name.split(), "--help")
-    assert shown.exit_code == 0
-    assert "Example:\n" in shown.stdout
-    assert row.example in shown.stdout
+def test_a_command_explains_itself_with_its_example() -> None:
+    for row in COMMANDS:
+        shown = run(*row.name.split(), "--help")
+        assert shown.exit_code == 0, row.name
+        assert "Example:\n" in shown.stdout, row.name
+        assert row.example in shown.stdout, row.name
 
 
 @pytest.mark.parametrize("role", ROLES, ids=lambda role: role.title)

@@ -78,15 +78,13 @@ async def test_stream_ends_after_its_last_event(http):
         assert (await response.read()).count(b"event: tick") == 3
 
 
-@pytest.mark.parametrize(
-    "status", [200, 201, 204, 205, 299, 302, 304, 401, 402, 404, 418, 429, 500, 503, 599]
-)
 @pytest.mark.parametrize("method", ["GET", "POST"])
-async def test_status_answers_with_that_status(http, status, method):
-    async with http.request(method, f"/status/{status}", allow_redirects=False) as response:
-        assert response.status == status
-        assert bool(await response.read()) is (status not in (204, 205, 304))
-        assert ("Location" in response.headers) is (status == 302)
+async def test_status_answers_with_that_status(http, method):
+    for status in (200, 201, 204, 205, 299, 302, 304, 401, 402, 404, 418, 429, 500, 503, 599):
+        async with http.request(method, f"/status/{status}", allow_redirects=False) as response:
+            assert response.status == status
+            assert bool(await response.read()) is (status not in (204, 205, 304)), status
+            assert ("Location" in response.headers) is (status == 302), status
 
 
 async def test_slow_answers_after_its_time(http):
