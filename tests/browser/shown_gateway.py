@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
 import coincurve
 from sqlalchemy import delete
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.forkserver import Forkserver
-from tests.kit.gateway_cluster import GatewayCluster, plain
+from tests.kit.gateway_cluster import GatewayCluster, plain, run_cluster
 from tests.kit.gateway_process import GatewayProcess
 from tests.kit.ports import find_low_port
 from tollway.identity.admin_sessions import create_code
@@ -29,13 +28,11 @@ from tollway.ids import ListingId
 from tollway.money import Price
 from tollway.registry.quality import FAILED, bucket_of, day_of
 from tollway.sandbox.chain import (
-    ChainDriver,
     FundedAccount,
     fund_accounts,
-    prepare_playground,
     run_anvil,
 )
-from tollway.sandbox.provider import SAMPLE_DOCUMENT, run_provider
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.storage.database import connect_database
 from tollway.storage.ledger_tables import owner_table
 from tollway.storage.operator_acts import SqlAdminSessions
@@ -181,18 +178,12 @@ async def run_shown_gateway() -> AsyncIterator[ShownGateway]:
         "/dev/shm" if os.path.isdir("/dev/shm") else None
     )  # a disk under load is a finding of the operator's page
     with contextlib.closing(forkserver), tempfile.TemporaryDirectory(dir=memory) as folder:
-        async with run_anvil() as anvil, aiohttp.ClientSession() as session, run_provider() as provider:
-            driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-            cluster = GatewayCluster(
-                driver=driver,
-                playground=await prepare_playground(driver),
-                provider=provider,
-                session=session,
-                folder=Path(folder),
-                forkserver=forkserver,
-                make_postgres=_no_postgres,
-            )
-            await fund_accounts(driver, cluster.playground.token, (READER, PROVIDER, AGENT, VISITOR, GAS))
+        async with (
+            run_anvil() as anvil,
+            run_cluster(anvil, folder=Path(folder), forkserver=forkserver) as cluster,
+        ):
+            wallets = (READER, PROVIDER, AGENT, VISITOR, GAS)
+            await fund_accounts(cluster.driver, cluster.playground.token, wallets)
             settings = _write_settings(cluster)
             url = f"sqlite:///{folder}/shown.sqlite3"
             async with cluster.gateway(database_url=url, settings=settings) as gateway:
@@ -206,10 +197,6 @@ async def run_shown_gateway() -> AsyncIterator[ShownGateway]:
                 yield ShownGateway(
                     cluster=cluster, gateway=gateway, ids=ids, admin_url=f"http://127.0.0.1:{port}"
                 )
-
-
-async def _no_postgres() -> str:
-    raise NotImplementedError
 
 
 def _write_settings(cluster: GatewayCluster) -> dict[str, str]:

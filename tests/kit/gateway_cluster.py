@@ -28,6 +28,7 @@ from tests.kit.csv_exports import Sums, assert_exports_equal_ledger
 from tests.kit.forkserver import Forkserver
 from tests.kit.gateway_process import GatewayProcess, clean_environment, sign_control
 from tests.kit.ports import find_low_ports
+from tests.kit.stranded_transactions import resend_stranded
 from tollway.cli.main import make_app
 from tollway.client.wallet import Wallet
 from tollway.ids import Address, TxHash
@@ -35,8 +36,16 @@ from tollway.ledger.ledger import AuditReport
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import HOUR_MS, SUM_STATES, SalesQuery, SpendingQuery, ceil_to, floor_to
 from tollway.limits import DEFAULT_LIMITS
-from tollway.sandbox.chain import ChainDriver, FundedAccount, Playground, fund_accounts, make_account
-from tollway.sandbox.provider import SampleProvider
+from tollway.sandbox.chain import (
+    Anvil,
+    ChainDriver,
+    FundedAccount,
+    Playground,
+    fund_accounts,
+    make_account,
+    prepare_playground,
+)
+from tollway.sandbox.provider import SampleProvider, run_provider
 from tollway.storage.closed_periods import ClosedPeriods
 from tollway.storage.database import connect_database, is_shared_write_safe
 from tollway.storage.history import audit
@@ -83,6 +92,10 @@ class Reply:
     @property
     def asks_for_money(self) -> bool:
         return self.status == 402 or "payment" in (self.json if self.code else {})
+
+
+async def _refuse_postgres() -> str:
+    raise NotImplementedError
 
 
 class GatewayAddress(Protocol):
@@ -354,6 +367,33 @@ class GatewayCluster:
         reply = await self.control(gateway, account, "GET", f"/payments/{tx_hash}")
         assert reply.status == 200, reply.body
         return reply.json
+
+
+@contextlib.asynccontextmanager
+async def run_cluster(
+    anvil: Anvil,
+    playground: Playground | None = None,
+    *,
+    folder: Path,
+    forkserver: Forkserver,
+    make_postgres: Callable[[], Awaitable[str]] = _refuse_postgres,
+) -> AsyncIterator[GatewayCluster]:
+    """A cluster on that chain, with a sample provider of its own. `playground`: what the chain has already, else it is made."""
+    # An idle connection is closed long before a gateway does (10 s), so that no request meets the close.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3)
+    async with aiohttp.ClientSession(connector=connector) as session, run_provider() as provider:
+        session._retry_connection = False  # aiohttp would repeat a GET by itself when a gateway is killed
+        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
+        async with resend_stranded(driver):
+            yield GatewayCluster(
+                driver=driver,
+                playground=playground or await prepare_playground(driver),
+                provider=provider,
+                session=session,
+                folder=folder,
+                forkserver=forkserver,
+                make_postgres=make_postgres,
+            )
 
 
 def plain(account: FundedAccount, tx_hash: TxHash) -> list[tuple[str, str]]:

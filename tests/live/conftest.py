@@ -19,8 +19,7 @@ from eth_account import Account
 
 from tests.kit.databases import create_database, postgres_server, postgres_template
 from tests.kit.forkserver import Forkserver
-from tests.kit.gateway_cluster import GatewayCluster
-from tests.kit.stranded_transactions import resend_stranded
+from tests.kit.gateway_cluster import run_cluster
 from tollway.ids import Address, TxHash
 from tollway.sandbox.chain import (
     Anvil,
@@ -33,7 +32,6 @@ from tollway.sandbox.chain import (
     prepare_playground,
     run_anvil,
 )
-from tollway.sandbox.provider import run_provider
 
 CONTRACTS = Path(__file__).parent / "contracts"
 HERE = Path(__file__).parent
@@ -118,12 +116,6 @@ def forkserver() -> Iterator[Forkserver]:
         running.close()
 
 
-def open_session() -> aiohttp.ClientSession:
-    """An HTTP session that closes an idle connection long before a gateway does (10 s), so that no request meets the
-    close."""
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=3))
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def cluster(
     anvil: Anvil,
@@ -139,25 +131,13 @@ async def cluster(
         template = request.getfixturevalue("postgres_template")
         return await create_database(server, f"live_{next(_DATABASES)}", template=template)
 
-    async with (
-        open_session() as session,
-        run_provider() as provider,
-    ):
-        session._retry_connection = False  # aiohttp would repeat a GET by itself when a gateway is killed
-        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        # A revert to a snapshot sets the chain's clock back too. No snapshot is made here: a cluster has wallets of its
-        # own.
-        await driver.rpc("evm_setTime", int(time.time()))
-        async with resend_stranded(driver):
-            yield GatewayCluster(
-                driver=driver,
-                playground=furnished,
-                provider=provider,
-                session=session,
-                folder=tmp_path_factory.mktemp("cluster"),
-                forkserver=forkserver,
-                make_postgres=make_postgres,
-            )
+    folder = tmp_path_factory.mktemp("cluster")
+    async with run_cluster(
+        anvil, furnished, folder=folder, forkserver=forkserver, make_postgres=make_postgres
+    ) as cluster:
+        # A revert to a snapshot sets the chain's clock back too. No snapshot is made here: a cluster has wallets of its own.
+        await cluster.driver.rpc("evm_setTime", int(time.time()))
+        yield cluster
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -165,26 +145,9 @@ async def own_chain_cluster(
     forkserver: Forkserver, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[object]:
     """A cluster on its own chain, whose clock the tests of one file set."""
-
-    async def make_postgres() -> str:
-        raise NotImplementedError
-
-    async with (
-        run_anvil() as anvil,
-        open_session() as session,
-        run_provider() as provider,
-    ):
-        driver = ChainDriver(session, anvil.rpc_url, anvil.chain_id)
-        async with resend_stranded(driver):
-            yield GatewayCluster(
-                driver=driver,
-                playground=await prepare_playground(driver),
-                provider=provider,
-                session=session,
-                folder=tmp_path_factory.mktemp("quiet"),
-                forkserver=forkserver,
-                make_postgres=make_postgres,
-            )
+    folder = tmp_path_factory.mktemp("quiet")
+    async with run_anvil() as anvil, run_cluster(anvil, folder=folder, forkserver=forkserver) as cluster:
+        yield cluster
 
 
 @pytest.fixture
