@@ -82,7 +82,9 @@ async def dump_gateway(gateway: Any) -> str:
     if not gateway.is_running:
         return f"---- {gateway.base_url} has ended: {gateway.process.returncode}\n{gateway.read_log()[-LOG_CHARS_MAX:]}"
     before = len(gateway.read_log())
-    state = Path(f"/proc/{gateway.pid}/stat").read_text()
+    state = ""
+    with contextlib.suppress(OSError):  # it ends meanwhile
+        state = Path(f"/proc/{gateway.pid}/stat").read_text()
     for number in (SHOW_THREADS, SHOW_TASKS):
         gateway.process.send_signal(number)
     deadline = time.monotonic() + ANSWER_DEADLINE_S

@@ -87,7 +87,9 @@ class SystemdMachine:
             assert self._process.poll() is None, self.log.read_text(errors="replace")
             assert time.monotonic() < deadline, f"{output}\n{self.log.read_text(errors='replace')}"
             time.sleep(POLL_S)
-            children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
+            children = ""
+            with contextlib.suppress(OSError):  # it ends meanwhile: the next round says so
+                children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text()
             if children:
                 self._init = int(children.split()[0])
                 output = self.try_run("systemctl is-system-running").stdout.strip()

@@ -313,12 +313,12 @@ async def test_a_client_that_reads_nothing_is_disconnected() -> None:
             await line.send(ask("GET", "", *header_lines(gateway.plain_proof(payment.tx_hash))))
             await line.head()
             line.reader._transport.pause_reading()  # type: ignore[attr-defined]
-            await until(lambda: gateway.upstream.ended == 1, deadline_s=10)
+            await until(lambda: gateway.upstream.ended == 1)
             (call,) = await gateway.history()
             assert (call.state, call.delivery) == (CallState.CONSUMED, Delivery.PARTIAL)
             # The kernel's timer closes the socket too; otherwise nothing could, and the server would never stop.
             caller = line.writer.get_extra_info("sockname")
-            await until(lambda: not is_held(caller), deadline_s=15)
+            await until(lambda: not is_held(caller))
 
 
 def is_held(peer: tuple[str, int]) -> bool:
@@ -341,7 +341,7 @@ async def test_a_disconnect_closes_the_upstream_connection(free: ServedGateway) 
         await line.head()
         assert await line.chunk() == b"hello"
         assert free.gateway.upstream.ended == 0
-    await until(lambda: free.gateway.upstream.ended == 1, deadline_s=1)
+    await until(lambda: free.gateway.upstream.ended == 1)
 
 
 async def test_a_disconnect_in_the_middle_of_the_body_releases_the_call() -> None:
