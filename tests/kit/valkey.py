@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from tests.kit.ports import find_low_port
 
-START_DEADLINE_S = 20.0
+START_DEADLINE_S = 60.0
 POLL_S = 0.01
 
 

@@ -5,22 +5,15 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 
 import aiohttp
 import psutil
 import pytest
 
+from tests.kit.upstream import until
 from tollway.sandbox import chain as anvil_module
 from tollway.sandbox.anvil_binary import AnvilUnavailable
 from tollway.sandbox.chain import ChainDriver, run_anvil
-
-
-async def eventually(is_true) -> None:
-    deadline = time.monotonic() + 5
-    while not is_true():
-        assert time.monotonic() < deadline, "not within five seconds"
-        await asyncio.sleep(0.005)
 
 
 def is_running(pid: int) -> bool:
@@ -99,7 +92,7 @@ async def test_dies_with_a_parent_that_is_killed():
         finally:
             parent.kill()
     try:
-        await eventually(lambda: not is_running(pid))
+        await until(lambda: not is_running(pid))
     finally:
         if is_running(pid):
             os.kill(pid, signal.SIGKILL)
