@@ -20,6 +20,7 @@ from eth_account import Account
 from tests.kit.databases import create_database, postgres_server, postgres_template
 from tests.kit.forkserver import Forkserver
 from tests.kit.gateway_cluster import run_cluster
+from tests.kit.stranded_transactions import resend_stranded
 from tollway.ids import Address, TxHash
 from tollway.sandbox.chain import (
     Anvil,
