@@ -88,56 +88,56 @@ async def test_records_a_payment_once(ledger: Any) -> None:
     assert (first.value_units, first.taken_units, first.state) == (10, 0, PaymentState.FINAL)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"chain_id": 1},
-        {"asset": "native"},
-        {"payer": Address(b"\x01" * 20)},
-        {"payee": Address(b"\x02" * 20)},
-    ],
-)
-async def test_every_part_of_the_key_makes_another_payment(ledger: Any, other: dict[str, Any]) -> None:
-    recorded = await ledger.record_payments([new_payment(10), new_payment(5, **other)], now_ms=NOW_MS)
-    assert [one.value_units for one in recorded] == [10, 5]
-    assert len(await ledger.find_payments(tx_hash("tx"))) == 2
+OTHER_ACCOUNTS: list[dict[str, Any]] = [
+    {"chain_id": 1},
+    {"asset": "native"},
+    {"payer": Address(b"\x01" * 20)},
+    {"payee": Address(b"\x02" * 20)},
+]
 
 
-@pytest.mark.parametrize("units", [-1, 2**63])
-async def test_refuses_an_amount_that_no_balance_holds(ledger: Any, units: int) -> None:
-    with pytest.raises(ValueError, match="2\\^63"):
-        await paid(ledger, units)
+async def test_every_part_of_the_key_makes_another_payment(ledger: Any) -> None:
+    payments = [new_payment(10), *(new_payment(5, **other) for other in OTHER_ACCOUNTS)]
+    recorded = await ledger.record_payments(payments, now_ms=NOW_MS)
+    assert [one.value_units for one in recorded] == [10, 5, 5, 5, 5]
+    assert len(await ledger.find_payments(tx_hash("tx"))) == 5
+
+
+async def test_refuses_an_amount_that_no_balance_holds(ledger: Any) -> None:
+    for units in (-1, 2**63):
+        with pytest.raises(ValueError, match="2\\^63"):
+            await paid(ledger, units)
     payment = await paid(ledger, 2**63 - 1)
-    with pytest.raises(ValueError, match="2\\^63"):
-        await ledger.claim(claim_on(payment, units))
+    for units in (-1, 2**63):
+        with pytest.raises(ValueError, match="2\\^63"):
+            await ledger.claim(claim_on(payment, units))
     assert isinstance(await ledger.claim(claim_on(payment, 2**63 - 1)), Claimed)
 
 
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"call_id": "c" * 65}, "call_id"),
-        ({"listing_id": "a" * 65}, "listing_id"),
-        ({"method": "M" * 33}, "method"),
-        ({"price": "1" * 41}, "price"),
-        ({"currency": "C" * 33}, "currency"),
-        ({"asset": "0x" + "a" * 41}, "asset"),
-        ({"request_id": "r" * 129}, "request_id"),
-        ({"listing_name": "a\0b"}, "listing_name"),
-        ({"path": "/a\0b"}, "path"),
-        ({"path": "/\ud800"}, "path"),
-        ({"idempotency_key": "\0"}, "idempotency_key"),
-        ({"decimals": 2**31}, "decimals"),
-        ({"created_ms": 2**63}, "moment"),
-        ({"chain_id": 2**63}, "chain"),
-    ],
-)
-async def test_refuses_a_claim_that_no_row_holds(ledger: Any, changes: dict[str, Any], named: str) -> None:
+BEYOND_A_ROW: list[tuple[dict[str, Any], str]] = [
+    ({"call_id": "c" * 65}, "call_id"),
+    ({"listing_id": "a" * 65}, "listing_id"),
+    ({"method": "M" * 33}, "method"),
+    ({"price": "1" * 41}, "price"),
+    ({"currency": "C" * 33}, "currency"),
+    ({"asset": "0x" + "a" * 41}, "asset"),
+    ({"request_id": "r" * 129}, "request_id"),
+    ({"listing_name": "a\0b"}, "listing_name"),
+    ({"path": "/a\0b"}, "path"),
+    ({"path": "/\ud800"}, "path"),
+    ({"idempotency_key": "\0"}, "idempotency_key"),
+    ({"decimals": 2**31}, "decimals"),
+    ({"created_ms": 2**63}, "moment"),
+    ({"chain_id": 2**63}, "chain"),
+]
+
+
+async def test_refuses_a_claim_that_no_row_holds(ledger: Any) -> None:
     payment = await paid(ledger, 10)
-    claim = claim_on(payment, **changes)
-    with pytest.raises(ValueError, match=named):
-        await ledger.claim(claim)
-    assert await ledger.find_payments(payment.tx_hash) == (payment,)
+    for changes, named in BEYOND_A_ROW:
+        with pytest.raises(ValueError, match=named):
+            await ledger.claim(claim_on(payment, **changes))
+        assert await ledger.find_payments(payment.tx_hash) == (payment,), named
     assert isinstance(await ledger.claim(claim_on(payment, method="M" * 32, path="/" + "a" * 4_000)), Claimed)
     await assert_balanced(ledger)
 
@@ -254,38 +254,33 @@ SIBLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("values", "price", "shown", "expected"), SIBLINGS)
-async def test_the_difference_comes_from_small_siblings_oldest_first(
-    ledger: Any, values: tuple[int, ...], price: int, shown: int, expected: Any
-) -> None:
-    payments = [await paid(ledger, value, f"tx{n}", block_number=100 + n) for n, value in enumerate(values)]
-    claim = claim_on(payments[shown], price)
-    outcome = await ledger.claim(claim)
-    rests = tuple([await rest(ledger, f"tx{n}") for n in range(len(values))])
-    if isinstance(expected, int):
-        assert outcome == Exhausted(remaining_units=expected)
-        assert rests == values
-    else:
-        assert isinstance(outcome, Claimed)
-        assert (outcome.remaining_units, rests) == (rests[shown], expected)
-    await assert_balanced(ledger)
-    await ledger.close(close_of(claim, CallState.RELEASED))
-    assert tuple([await rest(ledger, f"tx{n}") for n in range(len(values))]) == values
-    await assert_balanced(ledger)
+async def test_the_difference_comes_from_small_siblings_oldest_first(ledger: Any) -> None:
+    for number, row in enumerate(SIBLINGS, start=1):
+        values, price, shown, expected = row
+        names = [f"tx {number} {place}" for place in range(len(values))]
+        account = {"payer": Address(bytes([number]) * 20)}
+        payments = [
+            await paid(ledger, value, name, block_number=100 + place, **account)
+            for place, (value, name) in enumerate(zip(values, names, strict=True))
+        ]
+        claim = claim_on(payments[shown], price)
+        outcome = await ledger.claim(claim)
+        rests = tuple([await rest(ledger, name) for name in names])
+        if isinstance(expected, int):
+            assert (outcome, rests) == (Exhausted(remaining_units=expected), values), row
+        else:
+            assert isinstance(outcome, Claimed), row
+            assert (outcome.remaining_units, rests) == (rests[shown], expected), row
+        await assert_balanced(ledger)
+        await ledger.close(close_of(claim, CallState.RELEASED))
+        assert tuple([await rest(ledger, name) for name in names]) == values, row
+        await assert_balanced(ledger)
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"payer": Address(b"\x01" * 20)},
-        {"payee": Address(b"\x02" * 20)},
-        {"asset": "native"},
-        {"chain_id": 1},
-    ],
-)
-async def test_only_payments_of_the_same_account_add_to_a_price(ledger: Any, other: dict[str, Any]) -> None:
+async def test_only_payments_of_the_same_account_add_to_a_price(ledger: Any) -> None:
     payment = await paid(ledger, 6)
-    await paid(ledger, 4, "other", **other)
+    for number, other in enumerate(OTHER_ACCOUNTS):
+        await paid(ledger, 4, f"other {number}", **other)
     assert await ledger.claim(claim_on(payment, 10)) == Exhausted(remaining_units=6)
 
 
@@ -296,22 +291,18 @@ async def test_a_spent_payment_is_not_repaired(ledger: Any) -> None:
     assert await ledger.claim(claim_on(payment, 2)) == Exhausted(remaining_units=0, held_units=1)
 
 
-@pytest.mark.parametrize(
-    ("before", "held_units"),
-    [
-        (CallState.FORWARDING, 4),
-        (CallState.UNKNOWN, 4),
-        (CallState.CONSUMED, 0),
-        (CallState.RELEASED, 0),
-    ],
-)
-async def test_an_exhausted_claim_gets_the_units_that_calls_without_an_outcome_hold(
-    ledger: Any, before: CallState, held_units: int
-) -> None:
-    payment = await paid(ledger, 5)
-    await bring(ledger, payment, before)
-    outcome = await ledger.claim(claim_on(payment, 10))
-    assert outcome == Exhausted(remaining_units=await rest(ledger), held_units=held_units)
+async def test_an_exhausted_claim_gets_the_units_that_calls_without_an_outcome_hold(ledger: Any) -> None:
+    held_units = {
+        CallState.FORWARDING: 4,
+        CallState.UNKNOWN: 4,
+        CallState.CONSUMED: 0,
+        CallState.RELEASED: 0,
+    }
+    for number, (before, units) in enumerate(held_units.items(), start=1):
+        payment = await paid(ledger, 5, before, payer=Address(bytes([number]) * 20))
+        await bring(ledger, payment, before)
+        outcome = await ledger.claim(claim_on(payment, 10))
+        assert outcome == Exhausted(remaining_units=await rest(ledger, before), held_units=units), before
 
 
 async def test_held_units_include_those_of_calls_on_other_payments(ledger: Any) -> None:
@@ -413,40 +404,44 @@ async def test_a_call_that_was_cut_and_repeated_has_an_end_when_its_provider_dec
     assert (record.state, record.completed_ms) == (CallState.CONSUMED, NOW_MS + 7)
 
 
-@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN])
-async def test_a_close_moves_the_call_and_only_a_release_gives_back(ledger: Any, after: CallState) -> None:
-    payment = await paid(ledger, 10)
-    claim = claim_on(payment, 4)
-    await ledger.claim(claim)
-    left = 6 if after in TAKING else 10
-    assert await ledger.close(close_of(claim, after, error="why")) == Closed(remaining_units=left)
-    record = await ledger.find_call(claim.call_id)
-    assert (record.state, record.upstream_status, record.latency_ms, record.error) == (after, 200, 12, "why")
-    assert await rest(ledger) == left
-    await assert_balanced(ledger)
+CLOSING = (CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN)
 
 
-ENDED = [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN, CallState.REORGED]
+async def test_a_close_moves_the_call_and_only_a_release_gives_back(ledger: Any) -> None:
+    for after in CLOSING:
+        claim = claim_on(await paid(ledger, 10, after), 4)
+        await ledger.claim(claim)
+        left = 6 if after in TAKING else 10
+        assert await ledger.close(close_of(claim, after, error="why")) == Closed(remaining_units=left)
+        record = await ledger.find_call(claim.call_id)
+        ended = (record.state, record.upstream_status, record.latency_ms, record.error)
+        assert ended == (after, 200, 12, "why")
+        assert await rest(ledger, after) == left, after
+        await assert_balanced(ledger)
 
 
-@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN])
-@pytest.mark.parametrize("before", ENDED)
-async def test_a_close_of_what_is_not_forwarding_is_fenced(
-    ledger: Any, before: CallState, after: CallState
-) -> None:
-    claim = await bring(ledger, await paid(ledger, 10, is_final=False), before)
-    record, left = await ledger.find_call(claim.call_id), await rest(ledger)
-    assert await ledger.close(close_of(claim, after, upstream_status=500)) == Fenced()
-    assert (await ledger.find_call(claim.call_id), await rest(ledger)) == (record, left)
-    await assert_balanced(ledger)
+ENDED = (*CLOSING, CallState.REORGED)
+"""The last one leaves a debt to the next claims of the payer."""
 
 
-@pytest.mark.parametrize("after", [CallState.FORWARDING, CallState.REORGED])
-async def test_no_close_ends_in_a_state_that_is_not_an_end(ledger: Any, after: CallState) -> None:
+async def test_a_close_of_what_is_not_forwarding_is_fenced(ledger: Any) -> None:
+    for before in ENDED:
+        claim = await bring(ledger, await paid(ledger, 10, before, is_final=False), before)
+        record, left = await ledger.find_call(claim.call_id), await rest(ledger, before)
+        for after in CLOSING:
+            outcome = await ledger.close(close_of(claim, after, upstream_status=500))
+            assert outcome == Fenced(), (before, after)
+            assert await ledger.find_call(claim.call_id) == record, (before, after)
+            assert await rest(ledger, before) == left, (before, after)
+            await assert_balanced(ledger)
+
+
+async def test_no_close_ends_in_a_state_that_is_not_an_end(ledger: Any) -> None:
     claim = await bring(ledger, await paid(ledger, 10), CallState.FORWARDING)
-    with pytest.raises(ValueError, match="never ends"):
-        await ledger.close(close_of(claim, after))
-    assert await state(ledger, claim.call_id) is CallState.FORWARDING
+    for after in (CallState.FORWARDING, CallState.REORGED):
+        with pytest.raises(ValueError, match="never ends"):
+            await ledger.close(close_of(claim, after))
+        assert await state(ledger, claim.call_id) is CallState.FORWARDING, after
 
 
 async def test_a_close_by_another_gateway_or_epoch_is_fenced(ledgers: Any) -> None:
@@ -458,14 +453,12 @@ async def test_a_close_by_another_gateway_or_epoch_is_fenced(ledgers: Any) -> No
     assert await state(one, claim.call_id) is CallState.FORWARDING
 
 
-@pytest.mark.parametrize(
-    "before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED, CallState.REORGED]
-)
-async def test_only_an_unknown_call_is_reopened(ledger: Any, before: CallState) -> None:
-    claim = await bring(ledger, await paid(ledger, 10, is_final=False), before)
-    record = await ledger.find_call(claim.call_id)
-    assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
-    assert await ledger.find_call(claim.call_id) == record
+async def test_only_an_unknown_call_is_reopened(ledger: Any) -> None:
+    for before in (CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED, CallState.REORGED):
+        claim = await bring(ledger, await paid(ledger, 10, before, is_final=False), before)
+        record = await ledger.find_call(claim.call_id)
+        assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced(), before
+        assert await ledger.find_call(claim.call_id) == record, before
 
 
 async def test_a_reopened_call_keeps_its_claim_and_has_a_new_epoch(ledgers: Any) -> None:
@@ -571,17 +564,16 @@ async def test_a_finish_is_kept_with_the_call(ledger: Any) -> None:
 
 
 @pytest.mark.parametrize("after", [CallState.RELEASED, CallState.CONSUMED])
-@pytest.mark.parametrize("before", [*ENDED, CallState.FORWARDING])
-async def test_the_provider_decides_unknown_calls_only(
-    ledger: Any, before: CallState, after: CallState
-) -> None:
-    claim = await bring(ledger, await paid(ledger, 10, is_final=False), before)
-    left = await rest(ledger)
-    is_unknown = before is CallState.UNKNOWN
-    assert await ledger.resolve(claim.call_id, after, now_ms=NOW_MS) is (after if is_unknown else None)
-    assert await state(ledger, claim.call_id) is (after if is_unknown else before)
-    assert await rest(ledger) == (10 if is_unknown and after is CallState.RELEASED else left)
-    await assert_balanced(ledger)
+async def test_the_provider_decides_unknown_calls_only(ledger: Any, after: CallState) -> None:
+    for before in (CallState.FORWARDING, *ENDED):
+        claim = await bring(ledger, await paid(ledger, 10, before, is_final=False), before)
+        left = await rest(ledger, before)
+        is_unknown = before is CallState.UNKNOWN
+        decided = await ledger.resolve(claim.call_id, after, now_ms=NOW_MS)
+        assert decided is (after if is_unknown else None), before
+        assert await state(ledger, claim.call_id) is (after if is_unknown else before)
+        assert await rest(ledger, before) == (10 if is_unknown and after is CallState.RELEASED else left)
+        await assert_balanced(ledger)
 
 
 # Recovery
@@ -787,26 +779,21 @@ async def test_transfers_into_another_account_pay_no_debt(ledger: Any) -> None:
     assert (await ledger.debts(PAYER))[0].units == 4
 
 
-@pytest.mark.parametrize(
-    ("after", "ends"),
-    [
-        (CallState.CONSUMED, CallState.REORGED),
-        (CallState.RELEASED, CallState.RELEASED),
-        (CallState.UNKNOWN, CallState.UNKNOWN),
-    ],
-)
-async def test_a_call_that_runs_while_its_payment_leaves(
-    ledger: Any, after: CallState, ends: CallState
-) -> None:
-    payment = await paid(ledger, 10, is_final=False)
-    claim = await bring(ledger, payment, CallState.FORWARDING)
-    assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 0
-    assert await state(ledger, claim.call_id) is CallState.FORWARDING
-    assert isinstance(await ledger.close(close_of(claim, after)), Closed)
-    assert await state(ledger, claim.call_id) is ends
-    assert sum(debt.units for debt in await ledger.debts(PAYER)) == (4 if ends is CallState.REORGED else 0)
-    assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
-    await assert_balanced(ledger)
+async def test_a_call_that_runs_while_its_payment_leaves(ledger: Any) -> None:
+    for after, ends, debt_units in (
+        (CallState.RELEASED, CallState.RELEASED, 0),
+        (CallState.UNKNOWN, CallState.UNKNOWN, 0),
+        (CallState.CONSUMED, CallState.REORGED, 4),
+    ):
+        payment = await paid(ledger, 10, after, is_final=False)
+        claim = await bring(ledger, payment, CallState.FORWARDING)
+        assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 0
+        assert await state(ledger, claim.call_id) is CallState.FORWARDING
+        assert isinstance(await ledger.close(close_of(claim, after)), Closed)
+        assert await state(ledger, claim.call_id) is ends
+        assert sum(debt.units for debt in await ledger.debts(PAYER)) == debt_units, after
+        assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
+        await assert_balanced(ledger)
 
 
 async def test_a_call_that_a_gone_sibling_helped_owes_that_part(ledger: Any) -> None:
