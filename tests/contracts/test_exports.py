@@ -1,6 +1,7 @@
 """The exports over a database: row by row the JSON list, for each filter; and their sums are those of the ledger and its audit."""
 
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -107,17 +108,13 @@ FILTERS = [
 ]
 
 
-@pytest.mark.parametrize("query", FILTERS)
-@pytest.mark.parametrize("page_rows", [2, 100])
-async def test_the_file_has_the_rows_of_the_list(
-    database: Database, books: Any, query: str, page_rows: int
-) -> None:
+async def test_the_file_has_the_rows_of_the_list(database: Database, books: Any) -> None:
     store = HistoryStore(database, limits=DEFAULT_LIMITS)
     app = export_app(store, now_ms=LATER_MS, find_asset=find_asset)
-    for wallet in (PAYER, PROVIDER, STRANGER):
+    for query, page_rows, wallet in product(FILTERS, (2, 100), (PAYER, PROVIDER, STRANGER)):
         rows = await read_rows(app, f"history.csv?{query}&limit={page_rows}", wallet)
         listed = (await store.history(read_history_query(query.encode(), wallet))).calls
-        assert [row["callId"] for row in rows] == [call.id for call in listed]
+        assert [row["callId"] for row in rows] == [call.id for call in listed], (query, page_rows, wallet)
         for row, call in zip(rows, listed, strict=True):
             record = call_json(call, find_asset)
             payment = record.pop("payment")
@@ -129,16 +126,21 @@ async def test_the_file_has_the_rows_of_the_list(
             assert (row["units"], row["state"]) == (payment["amount"] or "", payment["state"])
 
 
-@pytest.mark.parametrize("query", ["", "role=provider", f"from={format_time(NOW_MS + 1)}"])
-async def test_the_file_has_the_payments_of_the_list(database: Database, books: Any, query: str) -> None:
+PAYMENT_FILTERS: list[tuple[str, dict[str, Any]]] = [
+    ("", {}),
+    ("role=provider", {"role": "provider"}),
+    (f"from={format_time(NOW_MS + 1)}", {"from_ms": NOW_MS + 1}),
+]
+
+
+async def test_the_file_has_the_payments_of_the_list(database: Database, books: Any) -> None:
     store = HistoryStore(database, limits=DEFAULT_LIMITS)
     app = export_app(store, now_ms=LATER_MS, find_asset=find_asset)
-    role: Any = "provider" if "role" in query else "payer"
-    for wallet in (PAYER, PAYEE, PROVIDER, STRANGER):
+    for (query, fields), wallet in product(PAYMENT_FILTERS, (PAYER, PAYEE, PROVIDER, STRANGER)):
         rows = await read_rows(app, f"payments.csv?{query}&limit=1", wallet)
-        from_ms = NOW_MS + 1 if "from" in query else None
-        listed = await store.read_payments(PaymentQuery(wallet=wallet, role=role, from_ms=from_ms))
-        assert [row["transaction"] for row in rows] == [str(one.payment.tx_hash) for one in listed]
+        listed = await store.read_payments(PaymentQuery(wallet=wallet, **fields))
+        listed_hashes = [str(one.payment.tx_hash) for one in listed]
+        assert [row["transaction"] for row in rows] == listed_hashes, (query, wallet)
         for row, one in zip(rows, listed, strict=True):
             members = payment_members(
                 one.payment, find_asset, is_restored=False, is_held_by_call=one.has_unknown_call

@@ -7,6 +7,7 @@ import pytest
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, operator_origin
 from tests.kit.payer import has_terms
 from tests.kit.storage_faults import open_faulty_gateways
+from tollway.ids import Address
 from tollway.ledger.ledger import Claimed, Exhausted, Unspendable
 from tollway.ledger.records import CallState
 from tollway.storage.database import Database
@@ -19,33 +20,33 @@ async def paid(ledger: Any, value_units: int, name: str = "tx", **fields: Any) -
     return payment
 
 
-@pytest.mark.parametrize(
-    ("siblings", "refusal"),
-    [
-        ([(4, True)], Exhausted(remaining_units=6, held_units=4, is_payment_held=True)),
-        ([(2, True), (2, True)], Exhausted(remaining_units=6, held_units=4, is_payment_held=True)),
-        ([(2, True), (2, False)], Exhausted(remaining_units=8, held_units=2, is_payment_held=True)),
-        # More is missing than is held: the payer sends what is missing.
-        ([(3, True)], Exhausted(remaining_units=6)),
-        # A prepayment of its own completes no other.
-        ([(10, True)], Exhausted(remaining_units=6)),
-        ([(2, False), (2, False)], None),
-        ([(2, False), (9, True), (2, False)], None),
-    ],
-)
-async def test_held_siblings_that_complete_the_price_are_held_units(
-    ledger: Any, siblings: list[tuple[int, bool]], refusal: Exhausted | None
-) -> None:
-    shown = await paid(ledger, 6)
-    others = [
-        await paid(ledger, value, f"sibling {number}", **UNFINAL)
-        for number, (value, _) in enumerate(siblings)
-    ]
-    held = [other.id for other, (_, is_held) in zip(others, siblings, strict=True) if is_held]
-    await ledger.hold_disputed(held)
-    outcome = await ledger.claim(claim_on(shown, 10))
-    assert isinstance(outcome, Claimed) if refusal is None else outcome == refusal
-    assert (await ledger.audit()).wrong == ()
+SIBLINGS: list[tuple[list[tuple[int, bool]], Exhausted | None]] = [
+    ([(4, True)], Exhausted(remaining_units=6, held_units=4, is_payment_held=True)),
+    ([(2, True), (2, True)], Exhausted(remaining_units=6, held_units=4, is_payment_held=True)),
+    ([(2, True), (2, False)], Exhausted(remaining_units=8, held_units=2, is_payment_held=True)),
+    # More is missing than is held: the payer sends what is missing.
+    ([(3, True)], Exhausted(remaining_units=6)),
+    # A prepayment of its own completes no other.
+    ([(10, True)], Exhausted(remaining_units=6)),
+    ([(2, False), (2, False)], None),
+    ([(2, False), (9, True), (2, False)], None),
+]
+"""Value of each other payment and whether it is held -> the refusal of a price of 10 on a payment of 6."""
+
+
+async def test_held_siblings_that_complete_the_price_are_held_units(ledger: Any) -> None:
+    for number, (siblings, refusal) in enumerate(SIBLINGS, start=1):
+        account = {"payer": Address(bytes([number]) * 20)}
+        shown = await paid(ledger, 6, f"{number} shown", **account)
+        others = [
+            await paid(ledger, value, f"{number} sibling {place}", **account, **UNFINAL)
+            for place, (value, _) in enumerate(siblings)
+        ]
+        held = [other.id for other, (_, is_held) in zip(others, siblings, strict=True) if is_held]
+        await ledger.hold_disputed(held)
+        outcome = await ledger.claim(claim_on(shown, 10))
+        assert isinstance(outcome, Claimed) if refusal is None else outcome == refusal, siblings
+        assert (await ledger.audit()).wrong == ()
 
 
 async def test_a_held_sibling_completes_the_price_once_it_is_free(ledger: Any) -> None:
