@@ -73,9 +73,8 @@ def test_an_underscore_hides_no_name() -> None:
     assert find_dropped("example_cdn-cache_control") is find_dropped("cdn-cache-control")
 
 
-@pytest.mark.parametrize("name", RETURNED.split())
-def test_every_other_header_is_returned(name: str) -> None:
-    assert find_dropped(name) is None
+def test_every_other_header_is_returned() -> None:
+    assert [name for name in RETURNED.split() if find_dropped(name) is not None] == []
 
 
 def test_each_row_has_a_source_and_names_in_lower_case() -> None:

@@ -34,10 +34,9 @@ def test_splits(text: str, words: tuple[str, ...]) -> None:
     assert split_words(text) == words
 
 
-@pytest.mark.parametrize("code", range(128))
-def test_splits_a_plain_text_as_it_splits_any_other(code: int) -> None:
-    plain = f"x{chr(code)}y z9"
-    assert split_words(plain) == split_words(plain + " ж")[:-1]
+def test_splits_a_plain_text_as_it_splits_any_other() -> None:
+    plain = [f"x{chr(code)}y z9" for code in range(128)]
+    assert [split_words(text) for text in plain] == [split_words(text + " ж")[:-1] for text in plain]
 
 
 def test_long_words_are_cut_alike_in_texts_and_queries() -> None:
@@ -63,9 +62,8 @@ def test_each_word_must_be_in_one_of_the_texts() -> None:
     assert not contains_all(["red door"], ())
 
 
-@pytest.mark.parametrize("text", ["Éclair", "ECLAIR", "ｅclair", "e\u0301clair"])
-def test_folding_removes_case_width_and_accents(text: str) -> None:
-    assert fold(text) == "eclair"
+def test_folding_removes_case_width_and_accents() -> None:
+    assert {fold(text) for text in ("Éclair", "ECLAIR", "ｅclair", "e\u0301clair")} == {"eclair"}
 
 
 def test_a_name_ranks_before_tags_and_tags_before_a_description() -> None:
