@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.kit.clocks import Clock
 from tests.kit.databases import (
     create_database,
     database_url,
@@ -24,6 +25,7 @@ from tests.kit.databases import (
     write_newer_migrations,
 )
 from tests.kit.ledger_records import NOW_MS
+from tests.kit.ledger_steps import outlive
 from tests.kit.sql_ledger import SqlLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
@@ -72,11 +74,23 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def database(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+def url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh, migrated database; the test runs once on each dialect."""
+    found: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return found
+
+
+@pytest.fixture
+async def database(url: str) -> AsyncIterator[Database]:
     """An open, migrated, empty database; the test runs once on each dialect."""
-    async with open_database(
-        request.getfixturevalue({"sqlite": "sqlite_url"}.get(request.param, "postgres_url"))
-    ) as it:
+    async with open_database(url) as it:
+        yield it
+
+
+@pytest.fixture
+async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
+    """An open, migrated, empty PostgreSQL database, for a test of what SQLite does not have."""
+    async with open_database(postgres_url) as it:
         yield it
 
 
@@ -110,24 +124,6 @@ def newer(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.fixture(name="open_database")
 def open_by_url() -> Callable[[str], contextlib.AbstractAsyncContextManager[Database]]:
     return open_database
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self, ms: int) -> None:
-        self.ms = ms
-
-    def __call__(self) -> int:
-        return self.ms
-
-
-async def outlive(shared: Clock, *living: Any) -> None:
-    """Lets a whole lease pass in which only these gateways renew, without a gap."""
-    for _ in range(10):
-        shared.ms += int(DEFAULT_LIMITS.owner_lease_s * 100)
-        for ledger in living:
-            await ledger.renew_ownership(now_ms=NOW_MS)
 
 
 class Ledgers:

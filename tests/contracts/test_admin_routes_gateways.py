@@ -2,6 +2,7 @@
 
 import os
 
+from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS, operator_origin
 from tests.kit.listings import sample_listing
 from tollway.app.lifecycle import MODERATION_INTERVAL_S
@@ -18,15 +19,8 @@ LISTING = sample_listing(provider=ALICE)
 WITHIN_MS = 2_000
 
 
-class Clock:
-    ms = NOW_MS
-
-    def __call__(self) -> int:
-        return self.ms
-
-
 async def test_a_change_reaches_a_second_gateway_within_two_seconds(database: Database) -> None:
-    clock = Clock()
+    clock = Clock(NOW_MS)
     here, there = (
         CatalogStore(database, sealer=Sealer(b"\x07" * 32, entropy=os.urandom), now_ms=clock)
         for _ in range(2)

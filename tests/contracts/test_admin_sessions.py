@@ -8,6 +8,7 @@ import coincurve
 import pytest
 
 from tests.kit.chain import MemoryChain
+from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS
 from tests.kit.lookup_counter import LookupCounter
 from tests.kit.payer import KeyWallet
@@ -28,14 +29,6 @@ WALLET = OPERATOR.address
 PUBLIC, ADMIN = parse_origin("https://gw.example.com"), parse_origin("http://127.0.0.1:9402")
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.ms = NOW_MS
-
-    def __call__(self) -> int:
-        return self.ms
-
-
 class Entropy:
     """Another byte for each draw."""
 
@@ -50,7 +43,7 @@ class Entropy:
 class Setup:
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.clock = Clock()
+        self.clock = Clock(NOW_MS)
         self.entropy = Entropy()
         self.store = SqlAdminSessions(database)
         self.sign_in = self.open_gateway(frozenset({WALLET}))

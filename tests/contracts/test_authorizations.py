@@ -18,6 +18,7 @@ from tests.kit.ledger_records import (
     new_payment,
     transfer_in,
 )
+from tests.kit.ledger_steps import assert_balanced, conclude
 from tollway.ids import Address
 from tollway.ledger.ledger import (
     AuthorizationTaken,
@@ -40,11 +41,6 @@ async def settle(ledger: Any, claim: Any, nonce: int | None = 0) -> None:
     assert settled == Closed(remaining_units=None)
 
 
-async def conclude(ledger: Any, claim: Any, **fields: Any) -> Any:
-    options = {"epoch": 1, "transfer": transfer_in(claim.call_id), "is_orphaned": False, "now_ms": NOW_MS}
-    return await ledger.conclude(claim.call_id, **{**options, **fields})
-
-
 async def bring(
     ledger: Any,
     to: CallState,
@@ -59,7 +55,7 @@ async def bring(
     if to in (CallState.SETTLING, CallState.CONSUMED, CallState.REORGED):
         await settle(ledger, claim, nonce)
         if to is not CallState.SETTLING:
-            assert await conclude(ledger, claim) is CallState.CONSUMED
+            assert await conclude(ledger, claim, claim.call_id) is CallState.CONSUMED
         if to is CallState.REORGED:
             (payment,) = await ledger.find_payments(transfer_in(claim.call_id).tx_hash)
             await ledger.mark_gone(payment.id, now_ms=NOW_MS)
@@ -67,10 +63,6 @@ async def bring(
         await ledger.close(close_of(claim, to))
     assert (await ledger.find_call(claim.call_id)).state is to
     return claim
-
-
-async def assert_balanced(ledger: Any) -> None:
-    assert (await ledger.audit()).wrong == ()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, insert, select, text, update
 
-from tests.contracts.conftest import Clock
 from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.clocks import Clock
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,

@@ -2,12 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
+from tests.kit.clocks import Clock
 from tests.kit.listings import sample_listing
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ListingId
@@ -35,14 +36,6 @@ DAY_MS = CREATION_KEY_TTL_S * 1000
 
 
 @dataclass
-class Clock:
-    now_ms: int = 1_700_000_000_000
-
-    def __call__(self, *_: object) -> int:
-        return self.now_ms
-
-
-@dataclass
 class Setup:
     clock: Clock
     make: Callable[[Limits], tuple[Creations, Catalog]]
@@ -66,18 +59,16 @@ def answer_for(listing_id: str, body: bytes | None = b"{}") -> CreationResponse:
     return CreationResponse(listing_id=ListingId(listing_id), location="/there", etag='"r1-x"', body=body)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
-    clock = Clock()
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    async with request.getfixturevalue("open_database")(url) as database:
+@pytest.fixture
+def setup(database: Database) -> Setup:
+    clock = Clock(1_700_000_000_000)
 
-        def store(limits: Limits) -> tuple[Creations, Catalog]:
-            sealer = Sealer(bytes(32), entropy=os.urandom)
-            catalog = CatalogStore(database, sealer=sealer, now_ms=clock)
-            return CreationStore(database, now_ms=clock, limits=limits, shared_clock=clock), catalog
+    def store(limits: Limits) -> tuple[Creations, Catalog]:
+        sealer = Sealer(bytes(32), entropy=os.urandom)
+        catalog = CatalogStore(database, sealer=sealer, now_ms=clock)
+        return CreationStore(database, now_ms=clock, limits=limits, shared_clock=clock.read_shared), catalog
 
-        yield Setup(clock, store)
+    return Setup(clock, store)
 
 
 async def test_what_was_created_under_a_key_is_answered_again(setup: Setup) -> None:
@@ -106,7 +97,7 @@ async def test_a_running_creation_has_a_longest_wait(setup: Setup) -> None:
     await setup.begin()
     assert await setup.begin() == CreationInProgress(wait_s=60)
     assert await setup.begin(body=b"b") == OtherRequest()
-    setup.clock.now_ms += LEASE_MS - 1
+    setup.clock.ms += LEASE_MS - 1
     assert await setup.begin() == CreationInProgress(wait_s=1)
 
 
@@ -118,7 +109,7 @@ async def test_one_that_failed_frees_its_key_for_any_body(setup: Setup) -> None:
 async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -> None:
     """The creation that lost the key can neither create its listing nor free the key of the other."""
     slow = await setup.begin()
-    setup.clock.now_ms += LEASE_MS
+    setup.clock.ms += LEASE_MS
     quick = await setup.begin(body=b"b")
     assert isinstance(quick, CreationBegun)
     assert not await setup.publish(slow, "api_slow")
@@ -134,14 +125,14 @@ async def test_a_key_whose_creation_died_is_free_after_its_lease(setup: Setup) -
 
 async def test_a_late_creation_counts_while_no_other_request_has_its_key(setup: Setup) -> None:
     begun = await setup.begin()
-    setup.clock.now_ms += 2 * LEASE_MS
+    setup.clock.ms += 2 * LEASE_MS
     assert await setup.publish(begun)
     assert await setup.begin() == answer_for("api_1")
 
 
 async def test_a_clock_that_is_set_back_makes_no_lease_longer(setup: Setup) -> None:
     await setup.begin()
-    setup.clock.now_ms -= 3_600_000
+    setup.clock.ms -= 3_600_000
     assert isinstance(await setup.begin(), CreationBegun)
 
 
@@ -164,14 +155,14 @@ async def test_a_listing_that_cannot_be_written_leaves_no_answer(setup: Setup) -
 
 async def test_a_key_is_remembered_for_a_day(setup: Setup) -> None:
     assert await setup.publish(await setup.begin(), "api_1")
-    setup.clock.now_ms += DAY_MS - 1
+    setup.clock.ms += DAY_MS - 1
     assert await setup.begin() == answer_for("api_1")
     assert await setup.creations.prune() == 0
-    setup.clock.now_ms += 1
+    setup.clock.ms += 1
     again = await setup.begin(body=b"b")
     assert isinstance(again, CreationBegun)
     assert await setup.publish(again, "api_2")
-    setup.clock.now_ms += DAY_MS
+    setup.clock.ms += DAY_MS
     assert await setup.creations.prune() == 1
     assert await setup.creations.prune() == 0
     assert isinstance(await setup.begin(), CreationBegun)
@@ -186,7 +177,7 @@ async def test_a_wallet_has_a_maximum_number_of_keys(setup: Setup) -> None:
     assert isinstance(await setup.begin(wallet=BOB), CreationBegun)
     await setup.creations.release(second)
     assert isinstance(await setup.begin(key="3"), CreationBegun)
-    setup.clock.now_ms += DAY_MS
+    setup.clock.ms += DAY_MS
     assert isinstance(await setup.begin(key="4"), CreationBegun)
 
 
@@ -196,7 +187,7 @@ async def test_the_oldest_answers_go_and_their_keys_stay(setup: Setup) -> None:
     for number in range(4):
         begun = await setup.begin(wallet=Address(bytes([number]) * 20))
         await setup.publish(begun, f"api_{number}", b"0123456789")
-        setup.clock.now_ms += 1
+        setup.clock.ms += 1
     told = [await setup.begin(wallet=Address(bytes([number]) * 20)) for number in range(4)]
     bodies = [None, None, b"0123456789", b"0123456789"]
     assert told == [answer_for(f"api_{number}", body) for number, body in enumerate(bodies)]
@@ -208,7 +199,7 @@ async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
     setup.creations, setup.catalog = setup.make(limits)
     for number in range(100):
         await setup.publish(await setup.begin(key=str(number)), f"api_{number}", b"0123456789")
-        setup.clock.now_ms += 1
+        setup.clock.ms += 1
     told = [await setup.begin(key=str(number)) for number in range(100)]
     kept = [number for number in range(100) if told[number].body is not None]
     assert kept == list(range(kept[0], 100))
@@ -217,7 +208,7 @@ async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
 
 async def test_tables_without_keys_refuse_keyed_creations_and_accept_others(database: Database) -> None:
     """New code on the tables of a release that had no such table."""
-    clock = Clock()
+    clock = Clock(1_700_000_000_000)
     await database.write(creation_table.drop)
     catalog = CatalogStore(database, sealer=Sealer(bytes(32), entropy=os.urandom), now_ms=clock)
     creations = CreationStore(database, now_ms=clock)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.conftest import Clock, Ledgers
+from tests.contracts.conftest import Ledgers
+from tests.kit.clocks import Clock
 from tests.kit.csv_exports import assert_exports_equal_ledger, export_app, read_rows
 from tests.kit.ledger_records import (
     NOW_MS,

@@ -17,6 +17,7 @@ from tests.kit.ledger_records import (
     transfer_in,
     tx_hash,
 )
+from tests.kit.ledger_steps import assert_balanced, read_state
 from tollway.ids import Address
 from tollway.ledger.ledger import Claimed, Closed, NotCovered
 from tollway.ledger.records import CallState, PaymentState
@@ -54,15 +55,6 @@ async def balance(ledger: Any, name: str) -> tuple[int, int]:
     return (found.value_units, found.taken_units)
 
 
-async def state(ledger: Any, claim: Any) -> CallState:
-    found: CallState = (await ledger.find_call(claim.call_id)).state
-    return found
-
-
-async def assert_balanced(ledger: Any) -> None:
-    assert (await ledger.audit()).wrong == ()
-
-
 @pytest.mark.parametrize("is_final", [False, True])
 async def test_a_call_stays_paid_when_its_units_move_to_another_payment(ledger: Any, is_final: bool) -> None:
     claim = await settled(ledger)
@@ -78,7 +70,7 @@ async def test_a_call_stays_paid_when_its_units_move_to_another_payment(ledger: 
     left = await payment(ledger, "settled")
     assert (left.value_units, left.taken_units) == (0, 0)
     assert await ledger.mark_gone(left.id, now_ms=NOW_MS) == 0
-    assert (await state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
+    assert (await read_state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
     await assert_balanced(ledger)
 
 
@@ -87,7 +79,7 @@ async def test_a_debt_ends_when_another_payment_covers_it(ledger: Any) -> None:
     await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS)
     assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
     assert await move_transfer(ledger, claim) is True
-    assert (await state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
+    assert (await read_state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
     assert await balance(ledger, "elsewhere") == (4, 4)
     (back,) = await ledger.record_payments([new_payment(4, "settled")], now_ms=NOW_MS)
     assert (back.value_units, back.remaining_units) == (0, 0)  # units that moved away do not count twice
@@ -98,7 +90,7 @@ async def test_what_was_paid_twice_because_of_it_is_credit(ledger: Any) -> None:
     claim = await settled(ledger)
     await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS)
     await ledger.record_payments([new_payment(4, "the debt")], now_ms=NOW_MS)
-    assert (await state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
+    assert (await read_state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
     assert await move_transfer(ledger, claim) is True
     assert (await balance(ledger, "elsewhere"), await balance(ledger, "the debt")) == ((4, 0), (4, 4))
     assert isinstance(await ledger.claim(claim_on(await payment(ledger, "elsewhere"), 4)), Claimed)
@@ -114,7 +106,10 @@ async def test_an_older_debt_of_the_account_is_paid_first(ledger: Any) -> None:
     for name in ("lost", "settled"):
         await ledger.mark_gone((await payment(ledger, name)).id, now_ms=NOW_MS)
     assert await move_transfer(ledger, claim) is True
-    assert (await state(ledger, owing), await state(ledger, claim)) == (CallState.CONSUMED, CallState.REORGED)
+    assert (await read_state(ledger, owing), await read_state(ledger, claim)) == (
+        CallState.CONSUMED,
+        CallState.REORGED,
+    )
     assert [debt.units for debt in await ledger.debts(PAYER)] == [3]
     await assert_balanced(ledger)
 
@@ -127,7 +122,7 @@ async def test_credit_moves_with_the_authorisation_that_it_came_from(ledger: Any
     assert await move_transfer(ledger, claim) is True
     assert await balance(ledger, "elsewhere") == (4, 3)
     assert await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS) == 0
-    assert (await state(ledger, claim), await state(ledger, spent)) == (
+    assert (await read_state(ledger, claim), await read_state(ledger, spent)) == (
         CallState.RELEASED,
         CallState.CONSUMED,
     )
@@ -143,7 +138,7 @@ async def test_credit_that_was_gone_pays_for_what_it_had_bought(ledger: Any) -> 
     await ledger.close(close_of(spent))
     assert await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS) == 3
     assert await move_transfer(ledger, claim) is True
-    assert (await state(ledger, spent), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
+    assert (await read_state(ledger, spent), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
     assert await balance(ledger, "elsewhere") == (4, 3)
     await assert_balanced(ledger)
 
@@ -163,7 +158,7 @@ async def test_only_the_own_part_of_a_transaction_moves(ledger: Any) -> None:
     assert (await balance(ledger, "settled"), await balance(ledger, "third")) == ((3, 3), (2, 1))
     await assert_balanced(ledger)
     assert await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS) == 3
-    assert (await state(ledger, first), await state(ledger, second)) == (
+    assert (await read_state(ledger, first), await read_state(ledger, second)) == (
         CallState.CONSUMED,
         CallState.REORGED,
     )
@@ -194,7 +189,10 @@ async def test_what_is_sorted_out_may_be_moved_back(ledger: Any) -> None:
         4,
     )
     assert await ledger.mark_gone((await payment(ledger, "elsewhere")).id, now_ms=NOW_MS) == 0
-    assert (await state(ledger, claim), await balance(ledger, "elsewhere")) == (CallState.CONSUMED, (0, 0))
+    assert (await read_state(ledger, claim), await balance(ledger, "elsewhere")) == (
+        CallState.CONSUMED,
+        (0, 0),
+    )
     await assert_balanced(ledger)
 
 
@@ -206,10 +204,13 @@ async def test_a_call_that_runs_again_during_a_move_keeps_its_own_end(ledger: An
     await ledger.conclude(claim.call_id, epoch=1, transfer=transfer_in(), is_orphaned=True, now_ms=NOW_MS)
     assert isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
     assert await move_transfer(ledger, claim) is True
-    assert (await balance(ledger, "elsewhere"), await state(ledger, claim)) == ((4, 4), CallState.FORWARDING)
+    assert (await balance(ledger, "elsewhere"), await read_state(ledger, claim)) == (
+        (4, 4),
+        CallState.FORWARDING,
+    )
     await ledger.mark_gone((await payment(ledger, "settled")).id, now_ms=NOW_MS)
     assert await ledger.close(close_of(claim, epoch=2)) == Closed(remaining_units=0)
-    assert (await state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
+    assert (await read_state(ledger, claim), await ledger.debts(PAYER)) == (CallState.CONSUMED, ())
     await assert_balanced(ledger)
 
 

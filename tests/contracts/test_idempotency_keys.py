@@ -4,8 +4,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import pytest
-
 from tests.kit.ledger_records import (
     NOW_MS,
     PAYER,
@@ -15,10 +13,9 @@ from tests.kit.ledger_records import (
     claim_on,
     close_of,
     finish_of,
-    new_payment,
-    tx_hash,
     wait_finished,
 )
+from tests.kit.ledger_steps import pay, read_rest
 from tollway.ids import Address
 from tollway.ledger.ledger import Claimed, StoredResponse
 from tollway.ledger.records import CallState, Delivery, KeyedCall, KeyTaken
@@ -29,25 +26,15 @@ TTL_MS = DEFAULT_LIMITS.answer_ttl_s * 1000
 OTHER = Address(b"\x01" * 20)
 
 
-async def paid(ledger: Any, value_units: int = 100, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
-    return payment
-
-
-async def rest(ledger: Any, name: str = "tx") -> int:
-    (payment,) = await ledger.find_payments(tx_hash(name))
-    return payment.remaining_units
-
-
 def keyed(payment: Any, key: str | None = KEY, **fields: Any) -> Any:
     return claim_on(payment, 1, idempotency_key=key, **fields)
 
 
 async def test_finds_the_call_of_a_key_and_what_it_holds(ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger, 100)
     claim = keyed(payment, created_ms=NOW_MS)
     await ledger.claim(claim)
-    await ledger.claim(keyed(await paid(ledger, name="other", payer=OTHER)))
+    await ledger.claim(keyed(await pay(ledger, name="other", payer=OTHER)))
     await ledger.claim(keyed(payment, "another"))
     await ledger.close(close_of(claim, CallState.UNKNOWN))
     named = KeyedCall(
@@ -68,29 +55,29 @@ async def test_finds_the_call_of_a_key_and_what_it_holds(ledger: Any) -> None:
 
 
 async def test_a_key_is_claimed_once_and_costs_nothing_more(ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger, 100)
     first = keyed(payment)
     assert isinstance(await ledger.claim(first), Claimed)
     named = await ledger.find_keyed_call(PAYER, KEY, since_ms=0)
     for _ in range(2):
         assert await ledger.claim(keyed(payment)) == KeyTaken(call=named)
-    assert await rest(ledger) == 99
+    assert await read_rest(ledger) == 99
     assert isinstance(await ledger.claim(keyed(payment, "another")), Claimed)
     assert isinstance(await ledger.claim(keyed(payment, None)), Claimed)
     assert isinstance(await ledger.claim(keyed(payment, None)), Claimed)
 
 
 async def test_a_key_belongs_to_its_wallet_on_every_rail(ledger: Any) -> None:
-    claim = keyed(await paid(ledger))
+    claim = keyed(await pay(ledger, 100))
     await ledger.claim(claim)
-    other = keyed(await paid(ledger, name="second"))
+    other = keyed(await pay(ledger, name="second"))
     authorized = authorized_claim(authorization_of(), idempotency_key=KEY)
     for again in (other, authorized):
         outcome = await ledger.claim(again)
         assert isinstance(outcome, KeyTaken)
         assert outcome.call.call_id == claim.call_id
     assert await ledger.find_authorized_call(authorized.authorization.key) is None
-    stranger = keyed(await paid(ledger, name="other", payer=OTHER))
+    stranger = keyed(await pay(ledger, name="other", payer=OTHER))
     assert isinstance(await ledger.claim(stranger), Claimed)
 
 
@@ -103,7 +90,7 @@ async def test_the_call_of_a_key_names_the_authorisation_that_pays_it(ledger: An
 
 
 async def test_a_released_call_gives_its_key_back(ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger, 100)
     first = keyed(payment)
     await ledger.claim(first)
     await ledger.close(close_of(first, CallState.RELEASED))
@@ -113,7 +100,7 @@ async def test_a_released_call_gives_its_key_back(ledger: Any) -> None:
 
 async def test_a_later_released_call_hides_no_other_call_of_the_key(ledger: Any) -> None:
     """The order of arrival and the order of claims differ, because bodies take time to arrive."""
-    payment = await paid(ledger)
+    payment = await pay(ledger, 100)
     late, early = keyed(payment, created_ms=NOW_MS + 5), keyed(payment, created_ms=NOW_MS)
     await ledger.claim(late)
     await ledger.close(close_of(late, CallState.RELEASED))
@@ -122,26 +109,19 @@ async def test_a_later_released_call_hides_no_other_call_of_the_key(ledger: Any)
     assert isinstance(await ledger.claim(keyed(payment)), KeyTaken)
 
 
-@pytest.mark.parametrize(
-    ("to", "is_taken"),
-    [
-        (CallState.FORWARDING, True),
-        (CallState.CONSUMED, True),
-        (CallState.UNKNOWN, True),
-        (CallState.RELEASED, False),
-    ],
-)
-async def test_a_key_is_taken_until_its_call_is_released(ledger: Any, to: CallState, is_taken: bool) -> None:
-    payment = await paid(ledger)
-    claim = keyed(payment)
-    await ledger.claim(claim)
-    if to is not CallState.FORWARDING:
-        await ledger.close(close_of(claim, to))
-    assert isinstance(await ledger.claim(keyed(payment)), KeyTaken) is is_taken
+async def test_a_key_is_taken_until_its_call_is_released(ledger: Any) -> None:
+    payment = await pay(ledger, 100)
+    for to in (CallState.FORWARDING, CallState.CONSUMED, CallState.UNKNOWN, CallState.RELEASED):
+        claim = keyed(payment, to)
+        await ledger.claim(claim)
+        if to is not CallState.FORWARDING:
+            await ledger.close(close_of(claim, to))
+        is_taken = isinstance(await ledger.claim(keyed(payment, to)), KeyTaken)
+        assert is_taken is (to is not CallState.RELEASED), to
 
 
 async def test_a_key_is_deleted_with_its_response(ledgers: Any, ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger, 100)
     await ledger.claim(keyed(payment, created_ms=NOW_MS))
     ledgers.clock.ms += TTL_MS
     assert isinstance(await ledger.claim(keyed(payment, created_ms=NOW_MS + TTL_MS)), KeyTaken)
@@ -150,7 +130,7 @@ async def test_a_key_is_deleted_with_its_response(ledgers: Any, ledger: Any) -> 
 
 
 async def test_a_key_goes_before_every_other_refusal(ledger: Any) -> None:
-    payment = await paid(ledger, 1)
+    payment = await pay(ledger, 1)
     claim = keyed(payment, nonce=b"\x07" * 32, ends_plain=True)
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
@@ -165,7 +145,7 @@ async def test_a_free_call_has_no_wallet_whose_key_it_could_be(ledger: Any) -> N
 
 
 async def test_a_key_is_still_taken_while_its_call_runs_again(ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger, 100)
     claim = keyed(payment)
     await ledger.claim(claim)
     await ledger.close(close_of(claim, CallState.UNKNOWN))
@@ -175,35 +155,35 @@ async def test_a_key_is_still_taken_while_its_call_runs_again(ledger: Any) -> No
     assert (outcome.call.state, outcome.call.epoch) == (CallState.FORWARDING, 2)
 
 
-@pytest.mark.parametrize(
-    ("finish", "is_lost", "is_delivered"),
-    [
-        (None, False, False),
-        ({}, False, True),
-        ({"delivery": Delivery.PARTIAL}, False, True),
-        ({"delivery": Delivery.PARTIAL, "is_cut": True}, True, True),
-    ],
-)
-async def test_the_call_of_a_key_has_the_end_of_its_response(
-    ledgers: Any, ledger: Any, finish: Any, is_lost: bool, is_delivered: bool
-) -> None:
-    claim = keyed(await paid(ledger))
-    await ledger.claim(claim)
-    await ledger.close(close_of(claim))
-    if finish is not None:
-        ledger.finish(finish_of(claim, **finish))
-        await wait_finished(ledger, claim.call_id)
+FINISHES: list[tuple[dict[str, Any] | None, bool, bool]] = [
+    (None, False, False),
+    ({}, False, True),
+    ({"delivery": Delivery.PARTIAL}, False, True),
+    ({"delivery": Delivery.PARTIAL, "is_cut": True}, True, True),
+]
+"""The end of a body -> whether the response is lost, and whether it is delivered."""
+
+
+async def test_the_call_of_a_key_has_the_end_of_its_response(ledgers: Any, ledger: Any) -> None:
     stored = StoredResponse(status=200, headers=(), body=b"")
-    await ledgers.answers().keep(claim.call_id, stored, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
-    call = await ledger.find_keyed_call(PAYER, KEY, since_ms=0)
-    assert (call.is_lost, call.is_delivered, call.has_stored_response) == (is_lost, is_delivered, True)
+    for finish, is_lost, is_delivered in FINISHES:
+        claim = keyed(await pay(ledger, 100), f"key {finish}")
+        await ledger.claim(claim)
+        await ledger.close(close_of(claim))
+        if finish is not None:
+            ledger.finish(finish_of(claim, **finish))
+            await wait_finished(ledger, claim.call_id)
+        await ledgers.answers().keep(claim.call_id, stored, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
+        call = await ledger.find_keyed_call(PAYER, f"key {finish}", since_ms=0)
+        ended = (call.is_lost, call.is_delivered, call.has_stored_response)
+        assert ended == (is_lost, is_delivered, True), finish
 
 
 async def test_of_claims_under_one_key_at_two_gateways_one_is_granted(ledgers: Any, ledger: Any) -> None:
     """Each claim has another payment, so that they share only the key."""
     both = (ledger, await ledgers.gateway("two"))
     for round_number in range(15):
-        claims = [keyed(await paid(ledger, 1, f"tx {round_number} {n}"), f"{round_number}") for n in range(4)]
+        claims = [keyed(await pay(ledger, 1, f"tx {round_number} {n}"), f"{round_number}") for n in range(4)]
         outcomes = await asyncio.gather(*(both[n % 2].claim(claim) for n, claim in enumerate(claims)))
         granted = [claim for claim, one in zip(claims, outcomes, strict=True) if isinstance(one, Claimed)]
         taken = {one.call.call_id for one in outcomes if isinstance(one, KeyTaken)}
@@ -213,7 +193,7 @@ async def test_of_claims_under_one_key_at_two_gateways_one_is_granted(ledgers: A
 
 async def test_of_claims_under_one_key_on_two_rails_one_is_granted(ledgers: Any, ledger: Any) -> None:
     both = (ledger, await ledgers.gateway("two"))
-    claims = [keyed(await paid(ledger, 1, f"tx {n}")) for n in range(10)]
+    claims = [keyed(await pay(ledger, 1, f"tx {n}")) for n in range(10)]
     claims += [authorized_claim(authorization_of(), idempotency_key=KEY) for _ in range(10)]
     outcomes = await asyncio.gather(*(both[n % 2].claim(claim) for n, claim in enumerate(claims)))
     assert sum(isinstance(outcome, Claimed) for outcome in outcomes) == 1
@@ -224,7 +204,7 @@ async def test_many_keys_at_two_gateways_wait_for_each_other_and_never_for_ever(
     ledgers: Any, ledger: Any
 ) -> None:
     other = await ledgers.gateway("two")
-    payments = [await paid(ledger, 50, f"tx {n}") for n in range(3)]
+    payments = [await pay(ledger, 50, f"tx {n}") for n in range(3)]
     claims = [keyed(payments[n % 3], f"key {n % 40}") for n in range(120)]
     outcomes = await asyncio.gather(
         *((ledger, other)[n // 60].claim(claim) for n, claim in enumerate(claims))

@@ -8,21 +8,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of, new_payment, tx_hash
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of
+from tests.kit.ledger_steps import pay, read_rest
 from tollway.ledger.ledger import Claimed, Fenced
 from tollway.ledger.records import CallState, RepeatsOpenCall
 
 DIGEST = b"\x05" * 32
-
-
-async def paid(ledger: Any, value_units: int = 10, name: str = "tx") -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name)], now_ms=NOW_MS)
-    return payment
-
-
-async def rest(ledger: Any, name: str = "tx") -> int:
-    (payment,) = await ledger.find_payments(tx_hash(name))
-    return int(payment.remaining_units)
 
 
 def same(payment: Any, **fields: Any) -> Any:
@@ -40,26 +31,26 @@ async def leave_open(ledger: Any, payment: Any, **fields: Any) -> Any:
 async def test_the_same_request_gets_the_open_call_at_every_gateway_and_pays_nothing(
     ledgers: Any, ledger: Any
 ) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger)
     await leave_open(ledger, payment)
     open_call = await ledger.find_open_call(payment.id, DIGEST)
     for gateway in (ledger, await ledgers.gateway("two")):
         for _ in range(2):
             assert await gateway.claim(same(payment)) == RepeatsOpenCall(call=open_call)
-    assert await rest(ledger) == 6
+    assert await read_rest(ledger) == 6
 
 
 async def test_while_the_call_runs_again_elsewhere_the_same_request_is_another_call(
     ledgers: Any, ledger: Any
 ) -> None:
-    other, payment = await ledgers.gateway("two"), await paid(ledger)
+    other, payment = await ledgers.gateway("two"), await pay(ledger)
     claim = await leave_open(ledger, payment)
     told = (await other.claim(same(payment))).call
     again = await other.reopen(told.call_id, epoch=told.epoch, now_ms=NOW_MS)
     assert isinstance(again, Claimed)
     assert await ledger.reopen(told.call_id, epoch=told.epoch, now_ms=NOW_MS) == Fenced()
     assert isinstance(await ledger.claim(same(payment)), Claimed)
-    assert await rest(ledger) == 2
+    assert await read_rest(ledger) == 2
     await other.close(close_of(claim, epoch=again.epoch))
     assert (await ledger.audit()).wrong == ()
 
@@ -72,28 +63,28 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("fields", OTHERS.values(), ids=OTHERS)
-async def test_every_other_claim_is_granted_beside_it(ledger: Any, fields: dict[str, Any]) -> None:
-    payment = await paid(ledger)
-    await leave_open(ledger, payment)
-    assert isinstance(await ledger.claim(same(payment, **fields)), Claimed)
+async def test_every_other_claim_is_granted_beside_it(ledger: Any) -> None:
+    for name, fields in OTHERS.items():
+        payment = await pay(ledger, name=name)
+        await leave_open(ledger, payment)
+        assert isinstance(await ledger.claim(same(payment, **fields)), Claimed), name
 
 
-@pytest.mark.parametrize("after", [CallState.RELEASED, CallState.CONSUMED])
-async def test_once_it_is_decided_the_same_request_is_another_call(ledger: Any, after: CallState) -> None:
-    payment = await paid(ledger)
-    claim = await leave_open(ledger, payment)
-    await ledger.resolve(claim.call_id, after, now_ms=NOW_MS)
-    assert isinstance(await ledger.claim(same(payment)), Claimed)
+async def test_once_it_is_decided_the_same_request_is_another_call(ledger: Any) -> None:
+    for after in (CallState.RELEASED, CallState.CONSUMED):
+        payment = await pay(ledger, name=after)
+        claim = await leave_open(ledger, payment)
+        await ledger.resolve(claim.call_id, after, now_ms=NOW_MS)
+        assert isinstance(await ledger.claim(same(payment)), Claimed), after
 
 
 async def test_another_payment_is_for_another_call(ledger: Any) -> None:
-    await leave_open(ledger, await paid(ledger))
-    assert isinstance(await ledger.claim(same(await paid(ledger, name="other"))), Claimed)
+    await leave_open(ledger, await pay(ledger))
+    assert isinstance(await ledger.claim(same(await pay(ledger, name="other"))), Claimed)
 
 
 async def test_a_claim_that_was_refused_for_it_may_be_made_anew_under_its_id(ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger)
     await leave_open(ledger, payment)
     claim = same(payment)
     assert isinstance(await ledger.claim(claim), RepeatsOpenCall)
@@ -102,7 +93,7 @@ async def test_a_claim_that_was_refused_for_it_may_be_made_anew_under_its_id(led
 
 async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_once(ledger: Any) -> None:
     """The finish is written with a delay; a claim immediately after it still sees it."""
-    payment = await paid(ledger)
+    payment = await pay(ledger)
     claim = same(payment)
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
@@ -119,7 +110,7 @@ async def test_an_answer_that_its_upstream_cut_short_is_run_again_at_once_and_on
 
 async def test_a_claim_immediately_after_a_cut_response_finds_it(ledger: Any) -> None:
     """On PostgreSQL plain claims and ends have their own sessions; a cut is still written before later claims."""
-    payment = await paid(ledger, 1_000)
+    payment = await pay(ledger, 1_000)
     for _ in range(30):  # the terms of the first call are not known yet
         claim = same(payment)
         assert isinstance(await ledger.claim(claim), Claimed)
@@ -132,7 +123,7 @@ async def test_a_claim_immediately_after_a_cut_response_finds_it(ledger: Any) ->
 
 
 async def test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open(ledger: Any) -> None:
-    payment = await paid(ledger)
+    payment = await pay(ledger)
     claim = same(payment)
     await ledger.claim(claim)
     await ledger.close(close_of(claim))
@@ -150,7 +141,7 @@ async def test_a_repeat_of_a_cut_answer_that_gets_no_head_leaves_it_open(ledger:
 
 
 async def test_a_race_at_two_gateways_for_one_open_call_reopens_it_once(ledgers: Any, ledger: Any) -> None:
-    both, payment = (ledger, await ledgers.gateway("two")), await paid(ledger, 1_000)
+    both, payment = (ledger, await ledgers.gateway("two")), await pay(ledger, 1_000)
     open_claim = await leave_open(ledger, payment)
 
     async def repeat(gateway: Any) -> Any:
@@ -164,7 +155,7 @@ async def test_a_race_at_two_gateways_for_one_open_call_reopens_it_once(ledgers:
     reopened = [one for one in outcomes if isinstance(one, Claimed) and one.epoch == 2]
     granted = [one for one in outcomes if isinstance(one, Claimed) and one.epoch == 1]
     assert len(reopened) == 1
-    assert await rest(ledger) == 1_000 - 4 * (1 + len(granted))
+    assert await read_rest(ledger) == 1_000 - 4 * (1 + len(granted))
     assert (await ledger.find_call(open_claim.call_id)).state is CallState.FORWARDING
     assert (await ledger.audit()).wrong == ()
 
@@ -175,7 +166,7 @@ async def test_a_race_at_two_gateways_for_one_open_call_reopens_it_once(ledgers:
 async def test_a_batch_searches_open_calls_once_and_only_for_claims_that_may_repeat_one(
     ledgers: Any, ledger: Any
 ) -> None:
-    payment = await paid(ledger, 1_000)
+    payment = await pay(ledger, 1_000)
     seen: Counter[str] = Counter()
 
     def count(_connection: Any, _cursor: Any, sql: str, *_: Any) -> None:

@@ -1,6 +1,7 @@
 """The contract of `Database`, for SQLite in a file and for the kit's SQLite in memory."""
 
 from collections.abc import AsyncIterator
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -53,23 +54,20 @@ async def test_work_that_raises_leaves_nothing(database: Database) -> None:
     assert await count(database) == 0
 
 
-@pytest.mark.parametrize(
-    ("statement", "values", "error"),
-    [
-        (insert(signin_nonce_table), [ROW, ROW], IntegrityError),
-        (insert(signin_nonce_table), [{**ROW, "expires_ms": 2**70}], ValueRefused),
-        (insert(signin_nonce_table), [{**ROW, "nonce": "\ud800"}], ValueRefused),
-        (text("SELECT * FROM no_such_table"), None, StorageUnavailable),
-        (insert(quality_table), [NO_LISTING], IntegrityError),
-    ],
-    ids=["twice", "too large", "no text", "no table", "no listing"],
-)
-async def test_distinguishes_each_fault(
-    database: Database, statement: Any, values: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error):
-        await database.write(lambda connection: connection.execute(statement, values))
-    assert await count(database) == 0
+FAULTS: dict[str, tuple[Any, Any, type[Exception]]] = {
+    "twice": (insert(signin_nonce_table), [ROW, ROW], IntegrityError),
+    "too large": (insert(signin_nonce_table), [{**ROW, "expires_ms": 2**70}], ValueRefused),
+    "no text": (insert(signin_nonce_table), [{**ROW, "nonce": "\ud800"}], ValueRefused),
+    "no table": (text("SELECT * FROM no_such_table"), None, StorageUnavailable),
+    "no listing": (insert(quality_table), [NO_LISTING], IntegrityError),
+}
+
+
+async def test_distinguishes_each_fault(database: Database) -> None:
+    for name, (statement, values, error) in FAULTS.items():
+        with pytest.raises(error):
+            await database.write(methodcaller("execute", statement, values))
+        assert await count(database) == 0, name
 
 
 async def test_two_databases_share_nothing_and_two_beside_each_other_all() -> None:

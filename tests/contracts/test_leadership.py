@@ -338,19 +338,18 @@ CHOICES = (
 )
 
 
-@pytest.mark.parametrize(("held", "wanted", "others", "chosen"), CHOICES)
-def test_the_gateway_with_the_smallest_handicap_leads(
-    held: int, wanted: int, others: tuple[int, ...], chosen: int | None
-) -> None:
-    assert choose_lock(held, wanted=wanted, others=others) == chosen
+def test_the_gateway_with_the_smallest_handicap_leads() -> None:
+    found = [
+        (held, wanted, others, choose_lock(held, wanted=wanted, others=others))
+        for held, wanted, others, _ in CHOICES
+    ]
+    assert found == list(CHOICES)
 
 
-@pytest.mark.parametrize("before", list(itertools.product(range(3), repeat=3)))
-def test_for_every_set_of_lost_networks_one_gateway_with_the_most_networks_leads(
-    before: tuple[int, ...],
-) -> None:
+def test_for_every_set_of_lost_networks_one_gateway_with_the_most_networks_leads() -> None:
     """Three gateways check one after another, from every combination of states to every other."""
-    for after in itertools.product(range(3), repeat=3):
+    states = list(itertools.product(range(3), repeat=3))
+    for before, after in itertools.product(states, states):
         locks: dict[int, int] = {}  # gateway -> the handicap whose lock it holds
         for turn, handicaps in enumerate([before] * 3 + [after] * 3):
             for gateway, wanted in enumerate(handicaps):

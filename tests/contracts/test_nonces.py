@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of, new_payment
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, finish_of
+from tests.kit.ledger_steps import pay
 from tollway.ids import keccak256
 from tollway.ledger.ledger import Claim, Claimed, Exhausted, Fenced, NonceUsed, PlainEnded
 from tollway.ledger.records import CallState
@@ -13,11 +14,6 @@ from tollway.ledger.records import CallState
 DIGEST = keccak256(b"the request")
 FIRST, SECOND, THIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 SILENT = {"http_status": None, "upstream_status": None}
-
-
-async def pay(ledger: Any, value_units: int = 100, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
-    return payment
 
 
 def bound(payment: Any, nonce: bytes, **fields: Any) -> Claim:
@@ -43,7 +39,7 @@ async def reopen(ledger: Any, claim: Claim, nonce: bytes | None, *, epoch: int =
 @pytest.mark.parametrize("key", [None, "key"], ids=["plain", "decided"])
 async def test_a_nonce_that_ran_a_call_again_buys_no_other_call(ledger: Any, key: str | None) -> None:
     await learn_terms(ledger)
-    payment = await pay(ledger)
+    payment = await pay(ledger, 100)
     claim = await run_unknown(ledger, bound(payment, FIRST))
     assert isinstance(await reopen(ledger, claim, SECOND), Claimed)
     running = await ledger.claim(bound(payment, SECOND, idempotency_key=key))
@@ -69,7 +65,7 @@ async def test_a_used_nonce_is_found_on_a_spent_payment(ledger: Any) -> None:
 async def test_the_nonce_of_another_call_runs_no_call_again(ledgers: Any) -> None:
     """The signed request of one call, in the hands of another caller, must not take the repeat of the next call."""
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
-    payment = await pay(one)
+    payment = await pay(one, 100)
     served = bound(payment, FIRST)
     await one.claim(served)
     await one.close(close_of(served))
@@ -84,19 +80,19 @@ async def test_the_nonce_of_another_call_runs_no_call_again(ledgers: Any) -> Non
 
 
 async def test_a_call_runs_again_with_its_own_nonces(ledger: Any) -> None:
-    claim = await run_unknown(ledger, bound(await pay(ledger), FIRST))
+    claim = await run_unknown(ledger, bound(await pay(ledger, 100), FIRST))
     assert isinstance(await reopen(ledger, claim, SECOND), Claimed)
     await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2, **SILENT))
     assert isinstance(await reopen(ledger, claim, SECOND, epoch=2), Claimed)
 
 
 async def test_a_call_runs_again_with_the_nonce_of_its_claim(ledger: Any) -> None:
-    claim = await run_unknown(ledger, bound(await pay(ledger), FIRST))
+    claim = await run_unknown(ledger, bound(await pay(ledger, 100), FIRST))
     assert isinstance(await reopen(ledger, claim, FIRST), Claimed)
 
 
 async def test_the_nonces_of_a_released_call_are_free(ledger: Any) -> None:
-    payment = await pay(ledger)
+    payment = await pay(ledger, 100)
     claim = await run_unknown(ledger, bound(payment, FIRST))
     await reopen(ledger, claim, SECOND)
     await ledger.close(close_of(claim, CallState.UNKNOWN, epoch=2, **SILENT))
@@ -111,7 +107,7 @@ async def test_the_nonces_of_a_released_call_are_free(ledger: Any) -> None:
 
 
 async def test_a_nonce_counts_in_its_transaction_only(ledger: Any) -> None:
-    claim = await run_unknown(ledger, bound(await pay(ledger), FIRST))
+    claim = await run_unknown(ledger, bound(await pay(ledger, 100), FIRST))
     await reopen(ledger, claim, SECOND)
     assert isinstance(await ledger.claim(bound(await pay(ledger, 100, "other"), SECOND)), Claimed)
 
@@ -121,7 +117,7 @@ async def test_a_bound_signature_that_runs_a_call_again_ends_the_plain_form(
     ledger: Any, is_cut: bool
 ) -> None:
     await learn_terms(ledger)
-    payment = await pay(ledger)
+    payment = await pay(ledger, 100)
     claim = claim_on(payment, 4, digest=DIGEST, is_plain=True)
     if is_cut:
         await ledger.claim(claim)
@@ -138,7 +134,7 @@ async def test_a_bound_signature_that_runs_a_call_again_ends_the_plain_form(
 
 
 async def test_a_reopen_that_is_refused_takes_no_nonce(ledger: Any) -> None:
-    payment = await pay(ledger)
+    payment = await pay(ledger, 100)
     claim = await run_unknown(ledger, bound(payment, FIRST))
     assert await reopen(ledger, claim, SECOND, epoch=2) == Fenced()
     other = bound(payment, SECOND, digest=keccak256(b"another"))

@@ -105,19 +105,16 @@ CHANGES: dict[str, tuple[Change | None, Change, ActKind, str]] = {
 """The change before, the change, and its act. A second such change changes nothing."""
 
 
-@pytest.mark.parametrize("name", CHANGES)
-async def test_a_change_is_one_act_and_a_repeat_that_changes_nothing_is_none(
-    stores: Stores, name: str
-) -> None:
-    before, change, kind, target = CHANGES[name]
-    if before is not None:
-        await before(stores, operator_origin(1))
-    earlier = await stores.list_acts()
-    for at_ms in (2, 3):
-        await change(stores, operator_origin(at_ms, reason="because"))
-    assert await stores.list_acts() == [(kind, target), *earlier]
-    (newest,) = await stores.acts.list_acts(limit=1)
-    assert newest.origin == ActOrigin(actor="alice@desk.example", at_ms=2, reason="because")
+async def test_a_change_is_one_act_and_a_repeat_that_changes_nothing_is_none(stores: Stores) -> None:
+    for name, (before, change, kind, target) in CHANGES.items():
+        if before is not None:
+            await before(stores, operator_origin(1))
+        earlier = await stores.list_acts()
+        for at_ms in (2, 3):
+            await change(stores, operator_origin(at_ms, reason="because"))
+        assert await stores.list_acts() == [(kind, target), *earlier], name
+        (newest,) = await stores.acts.list_acts(limit=1)
+        assert newest.origin == ActOrigin(actor="alice@desk.example", at_ms=2, reason="because"), name
 
 
 async def test_each_hold_after_a_restore_is_an_act(stores: Stores) -> None:
@@ -126,16 +123,15 @@ async def test_each_hold_after_a_restore_is_an_act(stores: Stores) -> None:
     assert await stores.list_acts() == [("hold_balances", "ledger")] * 2
 
 
-@pytest.mark.parametrize("name", CHANGES)
-async def test_a_change_whose_act_cannot_be_written_is_undone(stores: Stores, name: str) -> None:
-    before, change, _, _ = CHANGES[name]
-    if before is not None:
-        await before(stores, operator_origin(1))
-    earlier = await read_state(stores)
-    async with refused_acts(stores.database):
-        with pytest.raises(StorageUnavailable):
-            await change(stores, operator_origin(2))
-    assert await read_state(stores) == earlier
+async def test_a_change_whose_act_cannot_be_written_is_undone(stores: Stores) -> None:
+    for name, (before, change, _, _) in CHANGES.items():
+        if before is not None:
+            await before(stores, operator_origin(1))
+        earlier = await read_state(stores)
+        async with refused_acts(stores.database):
+            with pytest.raises(StorageUnavailable):
+                await change(stores, operator_origin(2))
+        assert await read_state(stores) == earlier, name
 
 
 class refused_acts:

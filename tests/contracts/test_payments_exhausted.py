@@ -2,16 +2,12 @@
 
 from typing import Any
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of
+from tests.kit.ledger_steps import pay
 from tollway.ledger.ledger import Claimed, Exhausted, InDebt, NonceUsed
 from tollway.ledger.records import CallState
 
 NONCE = b"\x07" * 32
-
-
-async def paid(ledger: Any, value_units: int, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
-    return payment
 
 
 async def spend(ledger: Any, payment: Any) -> None:
@@ -21,7 +17,7 @@ async def spend(ledger: Any, payment: Any) -> None:
 
 
 async def test_finds_the_refusal_of_a_spent_payment_without_a_claim(ledger: Any) -> None:
-    payment = await paid(ledger, 8)
+    payment = await pay(ledger, 8)
     asked = claim_on(payment, 4)
     assert await ledger.find_exhausted(asked) is None  # the ledger would grant it
     first = claim_on(payment, 4, nonce=NONCE)
@@ -43,9 +39,9 @@ async def test_finds_the_refusal_of_a_spent_payment_without_a_claim(ledger: Any)
 
 
 async def test_decides_nothing_for_a_payer_in_debt(ledger: Any) -> None:
-    payment = await paid(ledger, 4)
+    payment = await pay(ledger, 4)
     await spend(ledger, payment)
-    lost = await paid(ledger, 4, "lost", is_final=False)
+    lost = await pay(ledger, 4, "lost", is_final=False)
     await spend(ledger, lost)
     await ledger.mark_gone(lost.id, now_ms=NOW_MS)
     assert await ledger.find_exhausted(claim_on(payment, 4)) is None
@@ -53,7 +49,7 @@ async def test_decides_nothing_for_a_payer_in_debt(ledger: Any) -> None:
 
 
 async def test_decides_nothing_for_a_gone_payment(ledger: Any) -> None:
-    payment = await paid(ledger, 4, is_final=False)
+    payment = await pay(ledger, 4, is_final=False)
     await spend(ledger, payment)
     await ledger.mark_gone(payment.id, now_ms=NOW_MS)
     assert await ledger.find_exhausted(claim_on(payment, 4)) is None

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, operator_origin
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, operator_origin
+from tests.kit.ledger_steps import pay
 from tests.kit.payer import has_terms
 from tests.kit.storage_faults import open_faulty_gateways
 from tollway.ids import Address
@@ -13,11 +14,6 @@ from tollway.ledger.records import CallState
 from tollway.storage.database import Database
 
 UNFINAL = {"is_final": False}
-
-
-async def paid(ledger: Any, value_units: int, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
-    return payment
 
 
 SIBLINGS: list[tuple[list[tuple[int, bool]], Exhausted | None]] = [
@@ -37,9 +33,9 @@ SIBLINGS: list[tuple[list[tuple[int, bool]], Exhausted | None]] = [
 async def test_held_siblings_that_complete_the_price_are_held_units(ledger: Any) -> None:
     for number, (siblings, refusal) in enumerate(SIBLINGS, start=1):
         account = {"payer": Address(bytes([number]) * 20)}
-        shown = await paid(ledger, 6, f"{number} shown", **account)
+        shown = await pay(ledger, 6, f"{number} shown", **account)
         others = [
-            await paid(ledger, value, f"{number} sibling {place}", **account, **UNFINAL)
+            await pay(ledger, value, f"{number} sibling {place}", **account, **UNFINAL)
             for place, (value, _) in enumerate(siblings)
         ]
         held = [other.id for other, (_, is_held) in zip(others, siblings, strict=True) if is_held]
@@ -50,7 +46,7 @@ async def test_held_siblings_that_complete_the_price_are_held_units(ledger: Any)
 
 
 async def test_a_held_sibling_completes_the_price_once_it_is_free(ledger: Any) -> None:
-    shown, other = await paid(ledger, 6), await paid(ledger, 4, "other", **UNFINAL)
+    shown, other = await pay(ledger, 6), await pay(ledger, 4, "other", **UNFINAL)
     await ledger.hold_disputed([other.id])
     assert isinstance(await ledger.claim(claim_on(shown, 10)), Exhausted)
     await ledger.free_disputed([other.id])
@@ -58,14 +54,14 @@ async def test_a_held_sibling_completes_the_price_once_it_is_free(ledger: Any) -
 
 
 async def test_a_sibling_that_left_its_chain_is_not_held(ledger: Any) -> None:
-    shown, other = await paid(ledger, 6), await paid(ledger, 4, "other", **UNFINAL)
+    shown, other = await pay(ledger, 6), await pay(ledger, 4, "other", **UNFINAL)
     await ledger.hold_disputed([other.id])
     await ledger.mark_gone(other.id, now_ms=NOW_MS)
     assert await ledger.claim(claim_on(shown, 10)) == Exhausted(remaining_units=6)
 
 
 async def test_a_held_sibling_whose_plain_form_ended_is_none_for_a_plain_signature(ledger: Any) -> None:
-    shown, other = await paid(ledger, 6), await paid(ledger, 5, "other", **UNFINAL)
+    shown, other = await pay(ledger, 6), await pay(ledger, 5, "other", **UNFINAL)
     await ledger.claim(bound := claim_on(other, 1, ends_plain=True))
     await ledger.close(close_of(bound))
     await ledger.hold_disputed([other.id])
@@ -76,7 +72,7 @@ async def test_a_held_sibling_whose_plain_form_ended_is_none_for_a_plain_signatu
 
 
 async def test_units_that_a_call_holds_are_held_units_beside_those_of_a_sibling(ledger: Any) -> None:
-    shown, other = await paid(ledger, 8), await paid(ledger, 5, "other", **UNFINAL)
+    shown, other = await pay(ledger, 8), await pay(ledger, 5, "other", **UNFINAL)
     await ledger.claim(running := claim_on(shown, 3))
     await ledger.close(close_of(running, CallState.UNKNOWN, http_status=None, upstream_status=None))
     await ledger.hold_disputed([other.id])
@@ -86,8 +82,8 @@ async def test_units_that_a_call_holds_are_held_units_beside_those_of_a_sibling(
 
 
 async def test_after_a_restore_the_claimed_payment_is_held_itself(ledger: Any) -> None:
-    shown = await paid(ledger, 6)
-    await paid(ledger, 4, "other")
+    shown = await pay(ledger, 6)
+    await pay(ledger, 4, "other")
     await ledger.mark_restored(origin=operator_origin())
     assert await ledger.claim(claim_on(shown, 10)) == Unspendable(is_held=True)
 

@@ -27,6 +27,7 @@ from tests.kit.ledger_records import (
     new_payment,
     operator_origin,
 )
+from tests.kit.ledger_steps import pay
 from tests.kit.storage_faults import FaultyLedger, start, until
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, keccak256
@@ -70,17 +71,6 @@ OTHER = Address(b"\x77" * 20)
 NONCE = b"\x09" * 32
 UNFINAL = {"is_final": False}
 RULES = BatchRules(owner_id="one", attempts_max=3, unfinal_max_nano={}, answer_ttl_ms=86_400_000)
-
-
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-def url(request: pytest.FixtureRequest) -> Any:
-    """The URL of a fresh, migrated database of each kind."""
-    return request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-
-
-async def pay(ledger: Any, value_units: int, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
-    return payment
 
 
 def write_terms_of(connection: Connection, claims: Sequence[Claim]) -> list[TermsReference]:

@@ -1,7 +1,6 @@
 """The contract of `QualityRecords`, on SQLite and on PostgreSQL."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 import asyncpg
@@ -37,7 +36,7 @@ class Setup:
     book: QualityRecords
     neighbour: QualityRecords
     """The same, as another gateway opens it."""
-    database: Database | None = None
+    database: Database
 
     async def quality(self, listing_id: ListingId = ONE) -> Quality | None:
         return (await self.catalog.reputation(listing_id)).quality
@@ -46,22 +45,13 @@ class Setup:
         await self.book.add({(listing_id, bucket): calls for bucket, calls in counts}, day=day)
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
-async def setup(request: pytest.FixtureRequest) -> AsyncIterator[Setup]:
-    url = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
-    database = connect_database(url)
-    await database.open()
-    try:
-        catalog = CatalogStore(database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
-        await publish(catalog)
-        yield Setup(
-            catalog=catalog,
-            book=QualityStore(database),
-            neighbour=QualityStore(database),
-            database=database,
-        )
-    finally:
-        await database.close()
+@pytest.fixture
+async def setup(database: Database) -> Setup:
+    catalog = CatalogStore(database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
+    await publish(catalog)
+    return Setup(
+        catalog=catalog, book=QualityStore(database), neighbour=QualityStore(database), database=database
+    )
 
 
 async def publish(catalog: Catalog) -> None:

@@ -2,32 +2,24 @@
 
 from typing import Any
 
-import pytest
-
 from tests.kit.ledger_records import (
     NOW_MS,
-    PAYER,
     authorization_of,
     authorized_claim,
     claim_on,
     close_of,
     finish_of,
-    new_payment,
     transfer_in,
     tx_hash,
     wait_finished,
 )
-from tollway.ids import CallId
+from tests.kit.ledger_steps import pay
+from tollway.ids import Address, CallId
 from tollway.ledger.history import JoinedCredit
 from tollway.ledger.ledger import Claimed, Closed
 from tollway.ledger.records import CallRecord, CallState
 
 LATER_MS = NOW_MS + 90_000
-
-
-async def pay(ledger: Any, units: int, name: str = "tx", **fields: Any) -> Any:
-    (payment,) = await ledger.record_payments([new_payment(units, name, **fields)], now_ms=NOW_MS)
-    return payment
 
 
 async def find(ledger: Any, claim: Any) -> CallRecord:
@@ -93,25 +85,30 @@ async def test_a_transfer_that_moved_to_another_transaction_has_a_later_time(led
     assert call.moved_ms == LATER_MS
 
 
-@pytest.mark.parametrize(
-    ("values", "price", "limit", "expected"),
-    [
-        ((9,), 4, 9, []),
-        ((4, 3, 9), 6, 9, [("tx1", 2)]),
-        ((2, 3, 4), 9, 9, [("tx1", 3), ("tx2", 4)]),
-        ((2, 3, 4), 9, 1, [("tx1", 3)]),
-    ],
-)
-async def test_lists_the_joined_credit_of_a_call(
-    ledger: Any, values: tuple[int, ...], price: int, limit: int, expected: list[tuple[str, int]]
-) -> None:
-    payments = [await pay(ledger, value, f"tx{n}", block_number=100 + n) for n, value in enumerate(values)]
-    claim = claim_on(payments[0], price)
-    assert isinstance(await ledger.claim(claim), Claimed)
-    joined = await ledger.joined_credit(claim.call_id, limit=limit)
-    assert joined == tuple(JoinedCredit(tx_hash=tx_hash(name), units=units) for name, units in expected)
-    call = await find(ledger, claim)
-    assert (call.payer, call.tx_hash) == (PAYER, tx_hash("tx0"))
+JOINED: list[tuple[tuple[int, ...], int, int, list[tuple[int, int]]]] = [
+    ((9,), 4, 9, []),
+    ((4, 3, 9), 6, 9, [(1, 2)]),
+    ((2, 3, 4), 9, 9, [(1, 3), (2, 4)]),
+    ((2, 3, 4), 9, 1, [(1, 3)]),
+]
+"""Values of the payments, price, limit -> which payments were joined, with how many units."""
+
+
+async def test_lists_the_joined_credit_of_a_call(ledger: Any) -> None:
+    for number, (values, price, limit, expected) in enumerate(JOINED, start=1):
+        payer = Address(bytes([number]) * 20)
+        payments = [
+            await pay(ledger, value, f"{number} tx{place}", block_number=100 + place, payer=payer)
+            for place, value in enumerate(values)
+        ]
+        claim = claim_on(payments[0], price)
+        assert isinstance(await ledger.claim(claim), Claimed)
+        joined = await ledger.joined_credit(claim.call_id, limit=limit)
+        assert joined == tuple(
+            JoinedCredit(tx_hash=payments[place].tx_hash, units=units) for place, units in expected
+        ), values
+        call = await find(ledger, claim)
+        assert (call.payer, call.tx_hash) == (payer, payments[0].tx_hash)
 
 
 async def test_an_unknown_call_has_no_joined_credit(ledger: Any) -> None:

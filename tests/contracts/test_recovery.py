@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ import pytest
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
-from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, operator_origin, tx_hash
+from tests.kit.clocks import Clock
+from tests.kit.ledger_records import NOW_MS, claim_on, close_of, operator_origin, tx_hash
+from tests.kit.ledger_steps import outlive, pay
 from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import ledger_store
-from tollway.storage.database import Database, SqliteDatabase, connect_database
+from tollway.storage.database import Database, SqliteDatabase
 from tollway.storage.postgres import COMMAND_TIMEOUT_S
 from tollway.storage.recovery import (
     OWNER_KEPT_MS,
@@ -39,16 +41,6 @@ NO_MARK: Callable[[Connection], str] = lambda _: ""  # noqa: E731
 LEASE_MS = int(DEFAULT_LIMITS.owner_lease_s * 1000)
 
 
-class SharedClock:
-    """The database's clock, set by the test."""
-
-    def __init__(self) -> None:
-        self.ms = NOW_MS
-
-    def __call__(self, connection: Connection, now_ms: int) -> int:
-        return self.ms
-
-
 class Gateway:
     """The ledger of one gateway, from start to stop."""
 
@@ -65,21 +57,8 @@ class Gateway:
         await self._task
 
 
-async def paid(ledger: Any, value_units: int = 10, name: str = "tx") -> Any:
-    (payment,) = await ledger.record_payments([new_payment(value_units, name)], now_ms=NOW_MS)
-    return payment
-
-
 async def execute(database: Database, sql: str, **values: object) -> None:
     await database.write(lambda c: c.execute(text(sql), values))
-
-
-async def outlive(clock: SharedClock, *living: Any) -> None:
-    """Lets a whole lease pass in which only these renew, without a gap."""
-    for _ in range(10):
-        clock.ms += LEASE_MS // 10
-        for ledger in living:
-            await ledger.renew_ownership(now_ms=NOW_MS)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +72,11 @@ async def outlive(clock: SharedClock, *living: Any) -> None:
 async def test_the_clock_releases_unless_a_power_loss_may_have_lost_the_close(
     database: Database, before: Any, after: Any, ends: CallState
 ) -> None:
-    clock = SharedClock()
-    async with Gateway(database, boot_mark=before, shared_clock=clock) as one:
-        claim = claim_on(await paid(one))
+    clock = Clock(NOW_MS)
+    async with Gateway(database, boot_mark=before, shared_clock=clock.read_shared) as one:
+        claim = claim_on(await pay(one))
         await one.claim(claim)
-    async with Gateway(database, "two", boot_mark=after, shared_clock=clock) as two:
+    async with Gateway(database, "two", boot_mark=after, shared_clock=clock.read_shared) as two:
         await outlive(clock, two)
         await two.recover(now_ms=NOW_MS)
         assert (await two.find_call(claim.call_id)).state is CallState.UNKNOWN
@@ -110,15 +89,15 @@ async def test_the_clock_releases_unless_a_power_loss_may_have_lost_the_close(
 
 async def test_a_doubt_that_a_power_loss_left_outlives_a_repeat(database: Database) -> None:
     """Its first response may have reached the caller, so a second run without a response releases nothing."""
-    clock = SharedClock()
-    async with Gateway(database, boot_mark=LIFE_ONE, shared_clock=clock) as one:
-        claim = claim_on(await paid(one))
+    clock = Clock(NOW_MS)
+    async with Gateway(database, boot_mark=LIFE_ONE, shared_clock=clock.read_shared) as one:
+        claim = claim_on(await pay(one))
         await one.claim(claim)
-    async with Gateway(database, "two", boot_mark=LIFE_TWO, shared_clock=clock) as two:
+    async with Gateway(database, "two", boot_mark=LIFE_TWO, shared_clock=clock.read_shared) as two:
         await outlive(clock, two)
         await two.recover(now_ms=NOW_MS)
         assert isinstance(await two.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
-    async with Gateway(database, "three", boot_mark=LIFE_TWO, shared_clock=clock) as three:
+    async with Gateway(database, "three", boot_mark=LIFE_TWO, shared_clock=clock.read_shared) as three:
         await outlive(clock, three)
         await three.recover(now_ms=NOW_MS)  # the second run stayed open too
         await three.recover(now_ms=NOW_MS + HOLD_MS)
@@ -131,7 +110,7 @@ async def test_a_doubt_that_a_power_loss_left_outlives_a_repeat(database: Databa
 
 async def test_a_close_that_the_database_server_lost_does_not_strand_the_call(database: Database) -> None:
     async with Gateway(database) as one:
-        claim = claim_on(await paid(one))
+        claim = claim_on(await pay(one))
         await one.claim(claim)
         await one.close(close_of(claim))
         assert await one.recover(now_ms=NOW_MS) == 0
@@ -146,7 +125,7 @@ async def test_recovery_does_not_change_calls_that_are_claimed_or_closed_at_the_
     database: Database,
 ) -> None:
     async with Gateway(database) as one:
-        payment = await paid(one, 1000)
+        payment = await pay(one, 1000)
 
         async def call() -> None:
             claim = claim_on(payment)
@@ -165,28 +144,21 @@ async def test_what_moved_on_since_it_was_found_is_left_alone(
     database: Database, epoch: int, before: CallState
 ) -> None:
     async with Gateway(database) as one:
-        claim = claim_on(await paid(one))
+        claim = claim_on(await pay(one))
         await one.claim(claim)
         stale = AbandonedCall(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
         assert await database.write(lambda c: recover_calls(c, [stale], now_ms=NOW_MS)) == []
         assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING
 
 
-@pytest.fixture
-async def shared_database(postgres_url: str) -> AsyncIterator[Database]:
-    database = connect_database(postgres_url)
-    yield database
-    await database.close()
-
-
 @pytest.mark.postgres
-async def test_a_gateway_that_renews_is_alive_with_any_clock_of_its_own(shared_database: Database) -> None:
-    clock = SharedClock()
+async def test_a_gateway_that_renews_is_alive_with_any_clock_of_its_own(postgres_database: Database) -> None:
+    clock = Clock(NOW_MS)
     async with (
-        Gateway(shared_database, shared_clock=clock) as one,
-        Gateway(shared_database, "two", shared_clock=clock) as two,
+        Gateway(postgres_database, shared_clock=clock.read_shared) as one,
+        Gateway(postgres_database, "two", shared_clock=clock.read_shared) as two,
     ):
-        claim = claim_on(await paid(one))
+        claim = claim_on(await pay(one))
         await one.claim(claim)
         await outlive(clock, one, two)
         assert await two.recover(now_ms=NOW_MS + HOLD_MS) == 0
@@ -195,20 +167,20 @@ async def test_a_gateway_that_renews_is_alive_with_any_clock_of_its_own(shared_d
 
 
 @pytest.mark.postgres
-async def test_the_shared_clock_is_the_database_s(shared_database: Database) -> None:
-    first = await shared_database.read(lambda connection: read_shared_clock(connection, 1))
-    assert NOW_MS // 10 < first <= await shared_database.read(lambda c: read_shared_clock(c, 1))
+async def test_the_shared_clock_is_the_database_s(postgres_database: Database) -> None:
+    first = await postgres_database.read(lambda connection: read_shared_clock(connection, 1))
+    assert NOW_MS // 10 < first <= await postgres_database.read(lambda c: read_shared_clock(c, 1))
 
 
 @pytest.mark.postgres
-async def test_a_stall_of_all_gateways_fences_none(shared_database: Database) -> None:
-    clock, lapses = SharedClock(), []
-    options = {"shared_clock": clock, "on_lapse": lambda: lapses.append(1)}
+async def test_a_stall_of_all_gateways_fences_none(postgres_database: Database) -> None:
+    clock, lapses = Clock(NOW_MS), []
+    options = {"shared_clock": clock.read_shared, "on_lapse": lambda: lapses.append(1)}
     async with (
-        Gateway(shared_database, **options) as one,
-        Gateway(shared_database, "two", **options) as two,
+        Gateway(postgres_database, **options) as one,
+        Gateway(postgres_database, "two", **options) as two,
     ):
-        claim = claim_on(await paid(one))
+        claim = claim_on(await pay(one))
         await one.claim(claim)
         await outlive(clock, one, two)
         assert not lapses
@@ -238,19 +210,19 @@ def test_the_lease_outlives_every_timeout_of_the_database() -> None:
 
 
 async def test_rows_of_stopped_gateways_are_deleted_unless_they_have_open_calls(database: Database) -> None:
-    clock = SharedClock()
-    async with Gateway(database, "busy", shared_clock=clock) as busy:
-        await busy.claim(claim_on(await paid(busy)))
-    async with Gateway(database, "idle", shared_clock=clock):
+    clock = Clock(NOW_MS)
+    async with Gateway(database, "busy", shared_clock=clock.read_shared) as busy:
+        await busy.claim(claim_on(await pay(busy)))
+    async with Gateway(database, "idle", shared_clock=clock.read_shared):
         pass
     clock.ms += OWNER_KEPT_MS
-    async with Gateway(database, "late", shared_clock=clock):
+    async with Gateway(database, "late", shared_clock=clock.read_shared):
         assert await owners(database) >= {"idle"}
     clock.ms += 1
-    ledger = Gateway(database, "new", shared_clock=clock).ledger
+    ledger = Gateway(database, "new", shared_clock=clock.read_shared).ledger
     await ledger.renew_ownership(now_ms=NOW_MS)
     await execute(database, "UPDATE call SET state = 'forwarding'")
-    await database.write(lambda c: prune_owners(c, "new", now_ms=NOW_MS, shared_clock=clock))
+    await database.write(lambda c: prune_owners(c, "new", now_ms=NOW_MS, shared_clock=clock.read_shared))
     assert await owners(database) == {"busy", "late", "new"}
 
 
@@ -261,10 +233,10 @@ async def owners(database: Database) -> set[str]:
 
 async def test_the_audit_finds_an_imbalance(database: Database) -> None:
     async with Gateway(database) as one:
-        payment = await paid(one)
+        payment = await pay(one)
         for _ in range(2):
             await one.claim(claim_on(payment, 3))
-        helped = claim_on(await paid(one, 3, "short"), 5)
+        helped = claim_on(await pay(one, 3, "short"), 5)
         assert isinstance(await one.claim(helped), Claimed)
         assert (await one.audit()).is_balanced
         await execute(
@@ -282,7 +254,7 @@ async def test_the_audit_finds_an_imbalance(database: Database) -> None:
 async def test_the_audit_names_sums_that_no_column_can_hold(database: Database) -> None:
     """Wrong rows, but rows that a database can have: the audit must not fail over them."""
     async with Gateway(database) as one:
-        payment = await paid(one, 2**63 - 1)
+        payment = await pay(one, 2**63 - 1)
         for _ in range(6):
             await one.claim(claim_on(payment, 1))
         await execute(database, f"UPDATE call SET price_units = {2**62}, taken_units = {2**62}")
@@ -300,7 +272,7 @@ async def test_the_audit_names_sums_that_no_column_can_hold(database: Database) 
 
 async def test_a_payment_that_was_debited_outside_the_ledger_is_not_overspent(database: Database) -> None:
     async with Gateway(database) as one:
-        payment = await paid(one)
+        payment = await pay(one)
         await execute(database, "UPDATE payment SET taken_units = 10")
         assert not isinstance(await one.claim(claim_on(payment)), Claimed)
 
@@ -324,7 +296,7 @@ async def held_before(ledger: Any) -> int | None:
 
 async def test_a_restored_file_holds_its_balances_until_released(sqlite_url: str, tmp_path: Path) -> None:
     path, backup = tmp_path / "tollway.sqlite3", tmp_path / "backup"
-    payment = await restarted(path, "one", paid)
+    payment = await restarted(path, "one", pay)
     shutil.copyfile(path, backup)
     outcome = await restarted(path, "two", lambda ledger: ledger.claim(claim_on(payment)))
     assert isinstance(outcome, Claimed)  # an ordinary restart
@@ -356,7 +328,7 @@ async def test_a_copy_in_the_place_of_a_database_is_a_restore(
     sqlite_url: str, tmp_path: Path, has_mark: bool
 ) -> None:
     path = tmp_path / "tollway.sqlite3"
-    await restarted(path, "one", paid)
+    await restarted(path, "one", pay)
     database = SqliteDatabase(path)
     await database.write(mark_as_backup)
     await database.close()
@@ -371,7 +343,7 @@ async def test_a_copy_in_the_place_of_a_database_is_a_restore(
 @pytest.mark.parametrize("mark", [None, "", "garbage"])
 async def test_a_lost_mark_is_not_a_restore(sqlite_url: str, tmp_path: Path, mark: str | None) -> None:
     path = tmp_path / "tollway.sqlite3"
-    await restarted(path, "one", paid)
+    await restarted(path, "one", pay)
     mark_path(path).unlink()
     if mark is not None:
         mark_path(path).write_text(mark)

@@ -11,9 +11,9 @@ from tests.kit.ledger_records import (
     authorized_claim,
     claim_on,
     close_of,
-    new_payment,
     transfer_in,
 )
+from tests.kit.ledger_steps import assert_balanced, pay, read_state
 from tollway.ledger.ledger import AuthorizationTaken, Claimed, Fenced, NotCovered
 from tollway.ledger.records import UNKNOWN_DIGEST, CallState, Rail
 
@@ -41,15 +41,6 @@ async def recover_with(ledger: Any, claim: Any, transfer: Any, epoch: int = 1) -
     return state
 
 
-async def state_of(ledger: Any, claim: Any) -> CallState:
-    state: CallState = (await ledger.find_call(claim.call_id)).state
-    return state
-
-
-async def assert_balanced(ledger: Any) -> None:
-    assert (await ledger.audit()).wrong == ()
-
-
 async def test_a_charge_settles_the_authorisation_and_takes_nothing_before_the_transfer(ledger: Any) -> None:
     claim = await held(ledger)
     assert await decide(ledger, claim) is CallState.SETTLING
@@ -62,21 +53,25 @@ async def test_a_charge_settles_the_authorisation_and_takes_nothing_before_the_t
     await assert_balanced(ledger)
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"method": "POST"}, {"digest": UNKNOWN_DIGEST}, {"idempotency_key": "key"}]
-)
-async def test_a_charged_call_is_consumed_by_its_transfer_and_never_runs_again(
-    ledger: Any, fields: dict[str, Any]
-) -> None:
-    claim = await held(ledger, **fields)
-    await decide(ledger, claim)
-    assert await recover_with(ledger, claim, transfer_in("paid")) is CallState.CONSUMED
-    found = await ledger.find_authorized_call(claim.authorization.key)
-    assert (found.state, found.is_lost) == (CallState.CONSUMED, False)
-    assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
-    (payment,) = await ledger.find_payments(transfer_in("paid").tx_hash)
-    assert (payment.value_units, payment.taken_units) == (4, 4)
-    await assert_balanced(ledger)
+CALLS: list[dict[str, Any]] = [
+    {},
+    {"method": "POST"},
+    {"digest": UNKNOWN_DIGEST},
+    {"idempotency_key": "key"},
+]
+
+
+async def test_a_charged_call_is_consumed_by_its_transfer_and_never_runs_again(ledger: Any) -> None:
+    for fields in CALLS:
+        claim, transfer = await held(ledger, **fields), transfer_in(str(fields))
+        await decide(ledger, claim)
+        assert await recover_with(ledger, claim, transfer) is CallState.CONSUMED, fields
+        found = await ledger.find_authorized_call(claim.authorization.key)
+        assert (found.state, found.is_lost) == (CallState.CONSUMED, False), fields
+        assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced(), fields
+        (payment,) = await ledger.find_payments(transfer.tx_hash)
+        assert (payment.value_units, payment.taken_units) == (4, 4), fields
+        await assert_balanced(ledger)
 
 
 async def test_a_charge_without_a_transfer_is_released_and_frees_the_authorisation(ledger: Any) -> None:
@@ -103,16 +98,16 @@ async def test_a_decision_is_final(ledger: Any, first: CallState) -> None:
     after = await decide(ledger, claim, first)
     for outcome in (CHARGE, RELEASE):
         assert await decide(ledger, claim, outcome) is None
-    assert await state_of(ledger, claim) is after
+    assert await read_state(ledger, claim) is after
 
 
-@pytest.mark.parametrize("order", [(CHARGE, RELEASE), (RELEASE, CHARGE), (CHARGE, CHARGE)])
-async def test_of_two_decisions_at_once_one_counts(ledger: Any, order: tuple[CallState, CallState]) -> None:
-    claim = await held(ledger)
-    moved = await asyncio.gather(*(decide(ledger, claim, outcome) for outcome in order))
-    (after,) = [one for one in moved if one is not None]
-    assert await state_of(ledger, claim) is after
-    await assert_balanced(ledger)
+async def test_of_two_decisions_at_once_one_counts(ledger: Any) -> None:
+    for order in ((CHARGE, RELEASE), (RELEASE, CHARGE), (CHARGE, CHARGE)):
+        claim = await held(ledger)
+        moved = await asyncio.gather(*(decide(ledger, claim, outcome) for outcome in order))
+        (after,) = [one for one in moved if one is not None]
+        assert await read_state(ledger, claim) is after, order
+        await assert_balanced(ledger)
 
 
 @pytest.mark.parametrize("is_first", [True, False])
@@ -123,10 +118,10 @@ async def test_a_charge_and_a_repeat_at_once_do_not_both_count(ledger: Any, is_f
     moved, reopened = outcomes if is_first else outcomes[::-1]
     if moved is None:
         assert reopened == Claimed(epoch=2, remaining_units=0, rail=Rail.X402, before=CallState.UNKNOWN)
-        assert await state_of(ledger, claim) is CallState.FORWARDING
+        assert await read_state(ledger, claim) is CallState.FORWARDING
     else:
         assert (moved, reopened) == (CallState.SETTLING, Fenced())
-        assert await state_of(ledger, claim) is CallState.SETTLING
+        assert await read_state(ledger, claim) is CallState.SETTLING
     await assert_balanced(ledger)
 
 
@@ -181,7 +176,7 @@ async def test_the_authorisation_of_a_call_is_found_by_its_id(ledger: Any) -> No
     claim = await held(ledger)
     by_id = await ledger.find_call_authorization(claim.call_id)
     assert by_id == await ledger.find_authorized_call(claim.authorization.key)
-    (payment,) = await ledger.record_payments([new_payment(9)], now_ms=NOW_MS)
+    payment = await pay(ledger, 9)
     paid = claim_on(payment, 3)
     await ledger.claim(paid)
     assert await ledger.find_call_authorization(paid.call_id) is None
@@ -193,4 +188,4 @@ async def test_no_other_outcome_is_decided(ledger: Any, outcome: CallState) -> N
     claim = await held(ledger)
     with pytest.raises(ValueError, match="released or consumed"):
         await decide(ledger, claim, outcome)
-    assert await state_of(ledger, claim) is CallState.UNKNOWN
+    assert await read_state(ledger, claim) is CallState.UNKNOWN

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, text
 from structlog.testing import capture_logs
 
+from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, operator_origin, tx_hash
 from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
@@ -20,16 +21,6 @@ SEEN = "UPDATE gateway_owner SET seen_ms = seen_ms - 1 WHERE id = 'one'"
 ROW = "DELETE FROM gateway_owner WHERE id = 'one'"
 CALLS = "DELETE FROM call"
 UNTAKEN = "UPDATE payment SET taken_units = 0, calls = 0"
-
-
-class Clock:
-    """The database's clock, set by the test."""
-
-    def __init__(self) -> None:
-        self.ms = NOW_MS
-
-    def __call__(self, connection: Connection, now_ms: int) -> int:
-        return self.ms
 
 
 class Harness:
@@ -87,12 +78,12 @@ def restores() -> list[int]:
 
 @pytest.fixture
 async def harness(database: Database, restores: list[int]) -> AsyncIterator[Harness]:
-    clock = Clock()
+    clock = Clock(NOW_MS)
     gateway = SqlLedger(
         database,
         owner_id="one",
         now_ms=lambda: NOW_MS,
-        shared_clock=clock,
+        shared_clock=clock.read_shared,
         on_restore=lambda: restores.append(1),
     )
     writing = asyncio.get_running_loop().create_task(gateway.run())

@@ -23,6 +23,7 @@ from tests.kit.ledger_records import (
     tx_hash,
     wait_finished,
 )
+from tests.kit.ledger_steps import assert_balanced, conclude, open_authorized, pay, read_state, settle
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery, PaymentQuery
@@ -43,19 +44,8 @@ SETTLED = Closed(remaining_units=None)
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 
 
-async def opened(ledger: Any, price_units: int = 4, **fields: Any) -> Any:
-    claim = authorized_claim(authorization_of(price_units), **fields)
-    assert isinstance(await ledger.claim(claim), Claimed)
-    return claim
-
-
-async def settle(ledger: Any, claim: Any, nonce: int | None = 0, **fields: Any) -> Any:
-    attempt = None if nonce is None else attempt_of(claim, nonce)
-    return await ledger.settle(close_of(claim, CallState.SETTLING, **fields), attempt=attempt, digest=None)
-
-
 async def settling(ledger: Any, price_units: int = 4, nonce: int | None = 0, **fields: Any) -> Any:
-    claim = await opened(ledger, price_units, **fields)
+    claim = await open_authorized(ledger, price_units, **fields)
     assert await settle(ledger, claim, nonce) == SETTLED
     return claim
 
@@ -66,26 +56,11 @@ async def orphaned(ledger: Any, **fields: Any) -> Any:
     return claim
 
 
-async def conclude(ledger: Any, claim: Any, name: str = "settled", **fields: Any) -> Any:
-    options = {"epoch": 1, "transfer": transfer_in(name), "is_orphaned": False, "now_ms": NOW_MS}
-    return await ledger.conclude(claim.call_id, **{**options, **fields})
-
-
-async def state(ledger: Any, claim: Any) -> CallState:
-    record = await ledger.find_call(claim.call_id)
-    found: CallState = record.state
-    return found
-
-
-async def assert_balanced(ledger: Any) -> None:
-    assert (await ledger.audit()).wrong == ()
-
-
 # To settling
 
 
 async def test_a_charged_response_goes_to_settling_with_its_transaction(ledger: Any) -> None:
-    claim = await opened(ledger)
+    claim = await open_authorized(ledger)
     attempt = attempt_of(claim, fee_max_wei=2**80)
     close = close_of(claim, CallState.SETTLING, upstream_status=201, upstream_latency_ms=7)
     assert await ledger.settle(close, attempt=attempt, digest=b"\x08" * 32) == SETTLED
@@ -107,25 +82,25 @@ async def test_a_call_may_settle_before_there_is_a_transaction(ledger: Any) -> N
     assert (await ledger.find_authorized_call(claim.authorization.key)).digest == claim.digest
 
 
-@pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN])
-async def test_to_settle_leads_to_settling_only(ledger: Any, after: CallState) -> None:
-    claim = await opened(ledger)
-    with pytest.raises(ValueError, match="settl"):
-        await ledger.settle(close_of(claim, after), attempt=None, digest=None)
-    assert await state(ledger, claim) is CallState.FORWARDING
+async def test_to_settle_leads_to_settling_only(ledger: Any) -> None:
+    claim = await open_authorized(ledger)
+    for after in (CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN):
+        with pytest.raises(ValueError, match="settl"):
+            await ledger.settle(close_of(claim, after), attempt=None, digest=None)
+        assert await read_state(ledger, claim) is CallState.FORWARDING
 
 
 async def test_only_an_authorised_call_settles(ledger: Any) -> None:
-    (payment,) = await ledger.record_payments([new_payment(10)], now_ms=NOW_MS)
+    payment = await pay(ledger, 10)
     for claim in (claim_on(payment), claim_on(None)):
         await ledger.claim(claim)
         assert await settle(ledger, claim) == Fenced()
-        assert await state(ledger, claim) is CallState.FORWARDING
+        assert await read_state(ledger, claim) is CallState.FORWARDING
 
 
 async def test_to_settle_by_another_gateway_epoch_or_twice_is_fenced(ledgers: Any) -> None:
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
-    claim = await opened(one)
+    claim = await open_authorized(one)
     assert await settle(two, claim) == Fenced()
     assert await settle(one, claim, epoch=2) == Fenced()
     assert await settle(one, authorized_claim(authorization_of())) == Fenced()
@@ -162,23 +137,23 @@ async def test_the_latency_of_a_settled_call_includes_its_settlement(ledgers: An
 
 
 async def test_consecutive_nonces_settle_in_order(ledger: Any) -> None:
-    claims = [await opened(ledger) for _ in range(10)]
+    claims = [await open_authorized(ledger) for _ in range(10)]
     outcomes = await asyncio.gather(*(settle(ledger, claim, nonce) for nonce, claim in enumerate(claims)))
     assert outcomes == [SETTLED] * 10
 
 
-@pytest.mark.parametrize("nonce", [0, 2, 7])
-async def test_a_nonce_that_is_not_the_next_one_changes_nothing(ledger: Any, nonce: int) -> None:
+async def test_a_nonce_that_is_not_the_next_one_changes_nothing(ledger: Any) -> None:
     await settling(ledger, nonce=0)
-    claim = await opened(ledger)
-    assert await settle(ledger, claim, nonce) == NonceUnavailable(next_nonce=1)
-    assert await state(ledger, claim) is CallState.FORWARDING
-    assert await ledger.attempts_of(claim.call_id) == ()
+    claim = await open_authorized(ledger)
+    for nonce in (0, 2, 7):
+        assert await settle(ledger, claim, nonce) == NonceUnavailable(next_nonce=1)
+        assert await read_state(ledger, claim) is CallState.FORWARDING
+        assert await ledger.attempts_of(claim.call_id) == ()
     assert await settle(ledger, claim, 1) == SETTLED
 
 
 async def test_one_of_many_settlements_gets_the_nonce(ledger: Any) -> None:
-    claims = [await opened(ledger) for _ in range(10)]
+    claims = [await open_authorized(ledger) for _ in range(10)]
     outcomes = await asyncio.gather(*(settle(ledger, claim, 0) for claim in claims))
     assert [one == SETTLED for one in outcomes].count(True) == 1
     assert outcomes.count(NonceUnavailable(next_nonce=1)) == 9
@@ -187,7 +162,7 @@ async def test_one_of_many_settlements_gets_the_nonce(ledger: Any) -> None:
 async def test_every_signer_and_chain_has_its_own_nonces(ledger: Any) -> None:
     await settling(ledger, nonce=0)
     for number, other in enumerate(({"sender": PAYEE}, {"chain_id": 1})):
-        claim = await opened(ledger)
+        claim = await open_authorized(ledger)
         attempt = attempt_of(claim, 0, f"lane {number}", **other)
         settled = await ledger.settle(close_of(claim, CallState.SETTLING), attempt=attempt, digest=None)
         assert settled == SETTLED
@@ -210,16 +185,25 @@ async def test_a_fee_bump_takes_the_same_nonce_and_a_second_try_the_next(ledger:
     ]
 
 
-@pytest.mark.parametrize("before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED])
-async def test_an_attempt_is_added_while_the_call_settles_only(ledger: Any, before: CallState) -> None:
-    claim = await opened(ledger)
-    if before is not CallState.FORWARDING:
+NOT_SETTLING = (CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED)
+
+
+async def bring(ledger: Any, to: CallState) -> Any:
+    """Makes a call in that state of `NOT_SETTLING`."""
+    claim = await open_authorized(ledger)
+    if to is not CallState.FORWARDING:
         await settle(ledger, claim, None)
-        await conclude(ledger, claim, transfer=transfer_in() if before is CallState.CONSUMED else None)
-    assert await state(ledger, claim) is before
-    assert await ledger.add_attempt(attempt_of(claim, 0)) is False
-    assert await ledger.attempts_of(claim.call_id) == ()
-    assert await settle(ledger, await opened(ledger), 0) == SETTLED
+        await conclude(ledger, claim, transfer=transfer_in() if to is CallState.CONSUMED else None)
+    assert await read_state(ledger, claim) is to
+    return claim
+
+
+async def test_an_attempt_is_added_while_the_call_settles_only(ledger: Any) -> None:
+    for before in NOT_SETTLING:
+        claim = await bring(ledger, before)
+        assert await ledger.add_attempt(attempt_of(claim, 0)) is False, before
+        assert await ledger.attempts_of(claim.call_id) == (), before
+    assert await settle(ledger, await open_authorized(ledger), 0) == SETTLED
 
 
 @pytest.mark.parametrize("after", [CallState.CONSUMED, CallState.RELEASED])
@@ -233,9 +217,9 @@ async def test_an_open_nonce_is_replaced_in_every_state_of_its_call(ledger: Any,
         await ledger.add_attempt(filler, is_filling=True) is True
     )  # the same entry again, after its response was lost
     assert len(await ledger.attempts_of(claim.call_id)) == 2
-    assert await state(ledger, claim) is after
+    assert await read_state(ledger, claim) is after
     assert (await ledger.audit()).is_balanced
-    assert await settle(ledger, await opened(ledger), 1) == SETTLED
+    assert await settle(ledger, await open_authorized(ledger), 1) == SETTLED
 
 
 async def test_filling_takes_no_nonce_that_another_call_has_or_that_comes_next(ledger: Any) -> None:
@@ -249,33 +233,31 @@ async def test_filling_takes_no_nonce_that_another_call_has_or_that_comes_next(l
     ghost = attempt_of(claim, 0, "ghost", call_id="call_unknown")
     assert await ledger.add_attempt(ghost, is_filling=True) is False
     assert [len(await ledger.attempts_of(one.call_id)) for one in (claim, other)] == [1, 1]
-    assert await settle(ledger, await opened(ledger), 2) == SETTLED
+    assert await settle(ledger, await open_authorized(ledger), 2) == SETTLED
 
 
 # Conclusions of the gateway that waits
 
 
-@pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("is_final", [False, True])
-async def test_a_settled_transfer_is_a_payment_taken_by_its_call(
-    ledger: Any, method: str, is_final: bool
-) -> None:
-    claim = await settling(ledger, method=method)
-    transfer = transfer_in(is_final=is_final)
-    assert await conclude(ledger, claim, transfer=transfer) is CallState.CONSUMED
-    (payment,) = await ledger.find_payments(transfer.tx_hash)
-    assert (payment.chain_id, payment.asset, payment.payer, payment.payee) == (CHAIN, USDC, PAYER, PAYEE)
-    assert (payment.value_units, payment.taken_units, payment.calls) == (4, 4, 1)
-    assert payment.state is (PaymentState.FINAL if is_final else PaymentState.UNFINAL)
-    assert (payment.block_number, payment.block_hash) == (transfer.block_number, transfer.block_hash)
-    assert (payment.block_time, payment.is_authorized) == (transfer.block_time, True)
-    record = await ledger.find_call(claim.call_id)
-    assert (record.state, record.rail, record.tx_hash) == (CallState.CONSUMED, Rail.X402, transfer.tx_hash)
-    found = await ledger.find_authorized_call(claim.authorization.key)
-    assert (found.state, found.transfer, found.is_lost) == (CallState.CONSUMED, transfer.tx_hash, False)
-    assert await ledger.spending_calls(payment.id, limit=9) == (claim.call_id,)
-    assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
-    await assert_balanced(ledger)
+async def test_a_settled_transfer_is_a_payment_taken_by_its_call(ledger: Any) -> None:
+    for method, is_final in (("GET", False), ("GET", True), ("POST", False), ("POST", True)):
+        claim = await settling(ledger, nonce=None, method=method)
+        transfer = transfer_in(f"{method} {is_final}", is_final=is_final)
+        assert await conclude(ledger, claim, transfer=transfer) is CallState.CONSUMED
+        (payment,) = await ledger.find_payments(transfer.tx_hash)
+        assert (payment.chain_id, payment.asset, payment.payer, payment.payee) == (CHAIN, USDC, PAYER, PAYEE)
+        assert (payment.value_units, payment.taken_units, payment.calls) == (4, 4, 1)
+        assert payment.state is (PaymentState.FINAL if is_final else PaymentState.UNFINAL)
+        assert (payment.block_number, payment.block_hash) == (transfer.block_number, transfer.block_hash)
+        assert (payment.block_time, payment.is_authorized) == (transfer.block_time, True)
+        record = await ledger.find_call(claim.call_id)
+        ended = (record.state, record.rail, record.tx_hash)
+        assert ended == (CallState.CONSUMED, Rail.X402, transfer.tx_hash)
+        found = await ledger.find_authorized_call(claim.authorization.key)
+        assert (found.state, found.transfer, found.is_lost) == (CallState.CONSUMED, transfer.tx_hash, False)
+        assert await ledger.spending_calls(payment.id, limit=9) == (claim.call_id,)
+        assert await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) == Fenced()
+        await assert_balanced(ledger)
 
 
 async def test_a_settled_transfer_buys_nothing_else(ledger: Any) -> None:
@@ -283,7 +265,7 @@ async def test_a_settled_transfer_buys_nothing_else(ledger: Any) -> None:
     await conclude(ledger, claim)
     (payment,) = await ledger.find_payments(tx_hash("settled"))
     assert await ledger.claim(claim_on(payment)) == Exhausted(remaining_units=0)
-    (again,) = await ledger.record_payments([new_payment(4, "settled")], now_ms=NOW_MS)
+    again = await pay(ledger, 4, "settled")
     assert (again.id, again.remaining_units, again.is_authorized) == (payment.id, 0, True)
 
 
@@ -326,7 +308,7 @@ async def test_authorisations_that_add_up_to_more_than_64_bits_are_refused(
     (payment,) = await ledger.find_payments(tx_hash("settled"))
     assert (payment.value_units, payment.taken_units) == (2**62 + 5, 0 if is_credit else 2**62 + 5)
     assert type(payment.value_units) is int
-    assert await state(ledger, beyond) is CallState.SETTLING
+    assert await read_state(ledger, beyond) is CallState.SETTLING
     await assert_balanced(ledger)
 
 
@@ -350,14 +332,12 @@ async def test_the_same_transaction_on_another_chain_or_account_is_another_payme
     assert [one.value_units for one in await ledger.find_payments(tx_hash("settled"))] == [4] * 4
 
 
-@pytest.mark.parametrize("wrong", [{"epoch": 2}, {"is_orphaned": True}])
-async def test_a_conclusion_of_another_epoch_or_form_finds_nothing(
-    ledger: Any, wrong: dict[str, Any]
-) -> None:
+async def test_a_conclusion_of_another_epoch_or_form_finds_nothing(ledger: Any) -> None:
     claim = await settling(ledger)
-    assert await conclude(ledger, claim, **wrong) is None
-    assert await state(ledger, claim) is CallState.SETTLING
-    assert await ledger.find_payments(tx_hash("settled")) == ()
+    for wrong in ({"epoch": 2}, {"is_orphaned": True}):
+        assert await conclude(ledger, claim, **wrong) is None, wrong
+        assert await read_state(ledger, claim) is CallState.SETTLING, wrong
+        assert await ledger.find_payments(tx_hash("settled")) == (), wrong
 
 
 async def test_another_gateway_concludes_only_orphaned_calls(ledgers: Any) -> None:
@@ -375,17 +355,14 @@ async def test_another_gateway_concludes_only_orphaned_calls(ledgers: Any) -> No
     await assert_balanced(one)
 
 
-@pytest.mark.parametrize("before", [CallState.FORWARDING, CallState.CONSUMED, CallState.RELEASED])
-async def test_only_what_settles_is_concluded(ledger: Any, before: CallState) -> None:
-    claim = await opened(ledger)
-    if before is not CallState.FORWARDING:
-        await settle(ledger, claim, None)
-        await conclude(ledger, claim, transfer=transfer_in() if before is CallState.CONSUMED else None)
-    for form in (False, True):
-        assert await conclude(ledger, claim, "other", is_orphaned=form) is None
-    assert await ledger.mark_orphaned(claim.call_id, epoch=1) is False
-    assert await state(ledger, claim) is before
-    assert await ledger.find_payments(tx_hash("other")) == ()
+async def test_only_what_settles_is_concluded(ledger: Any) -> None:
+    for before in NOT_SETTLING:
+        claim = await bring(ledger, before)
+        for form in (False, True):
+            assert await conclude(ledger, claim, "other", is_orphaned=form) is None, before
+        assert await ledger.mark_orphaned(claim.call_id, epoch=1) is False, before
+        assert await read_state(ledger, claim) is before
+        assert await ledger.find_payments(tx_hash("other")) == (), before
 
 
 # Adrift
@@ -425,40 +402,36 @@ async def test_a_postponed_call_is_taken_later_and_delays_no_other_call(ledgers:
     assert idle.call_id in {one.call_id for one in await ledger.unsettled(limit=9)}
 
 
-@pytest.mark.parametrize(
-    ("method", "is_stored", "ends", "is_lost"),
-    [
-        ("POST", True, CallState.CONSUMED, False),
-        ("GET", True, CallState.CONSUMED, False),
-        ("GET", False, CallState.CONSUMED, True),
-        ("HEAD", False, CallState.CONSUMED, True),
-        ("POST", False, CallState.RELEASED, False),
-        ("DELETE", False, CallState.RELEASED, False),
-    ],
-)
-async def test_the_end_of_an_orphaned_call_with_a_transfer(
-    ledgers: Any, method: str, is_stored: bool, ends: CallState, is_lost: bool
-) -> None:
+ORPHANED_ENDS = [
+    ("POST", True, CallState.CONSUMED, False),
+    ("GET", True, CallState.CONSUMED, False),
+    ("GET", False, CallState.CONSUMED, True),
+    ("HEAD", False, CallState.CONSUMED, True),
+    ("POST", False, CallState.RELEASED, False),
+    ("DELETE", False, CallState.RELEASED, False),
+]
+"""Method, whether its response is stored -> the end, and whether the response is lost."""
+
+
+async def test_the_end_of_an_orphaned_call_with_a_transfer(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
-    claim = await orphaned(ledger, method=method)
-    if is_stored:
-        assert await ledgers.answers().keep(
-            claim.call_id, ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS
-        )
-    assert await conclude(ledger, claim, is_orphaned=True) is ends
-    found = await ledger.find_authorized_call(claim.authorization.key)
-    assert (found.state, found.is_lost, found.has_stored_response, found.is_orphaned) == (
-        ends,
-        is_lost,
-        is_stored,
-        False,
-    )
-    assert found.transfer == tx_hash("settled")
-    record = await ledger.find_call(claim.call_id)
-    assert (record.tx_hash, record.completed_ms) == (tx_hash("settled"), NOW_MS)
-    (payment,) = await ledger.find_payments(tx_hash("settled"))
-    assert (payment.value_units, payment.remaining_units) == (4, 0 if ends is CallState.CONSUMED else 4)
-    await assert_balanced(ledger)
+    for row in ORPHANED_ENDS:
+        method, is_stored, ends, is_lost = row
+        claim = await orphaned(ledger, method=method)
+        if is_stored:
+            assert await ledgers.answers().keep(
+                claim.call_id, ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS
+            )
+        assert await conclude(ledger, claim, str(row), is_orphaned=True) is ends, row
+        found = await ledger.find_authorized_call(claim.authorization.key)
+        assert (found.state, found.is_lost, found.is_orphaned) == (ends, is_lost, False), row
+        assert (found.has_stored_response, found.transfer) == (is_stored, tx_hash(str(row))), row
+        record = await ledger.find_call(claim.call_id)
+        assert (record.tx_hash, record.completed_ms) == (tx_hash(str(row)), NOW_MS), row
+        (payment,) = await ledger.find_payments(tx_hash(str(row)))
+        left = 0 if ends is CallState.CONSUMED else 4
+        assert (payment.value_units, payment.remaining_units) == (4, left), row
+        await assert_balanced(ledger)
 
 
 async def test_a_call_that_no_request_can_repeat_becomes_credit(ledger: Any) -> None:
@@ -467,7 +440,7 @@ async def test_a_call_that_no_request_can_repeat_becomes_credit(ledger: Any) -> 
     assert await conclude(ledger, claim, is_orphaned=True) is CallState.RELEASED
     (payment,) = await ledger.find_payments(tx_hash("settled"))
     assert payment.remaining_units == 4
-    known = await opened(ledger, method="GET", digest=UNKNOWN_DIGEST)
+    known = await open_authorized(ledger, method="GET", digest=UNKNOWN_DIGEST)
     await ledger.settle(close_of(known, CallState.SETTLING), attempt=None, digest=b"\x08" * 32)
     await ledger.mark_orphaned(known.call_id, epoch=1)
     assert await conclude(ledger, known, "another", is_orphaned=True) is CallState.CONSUMED
@@ -475,7 +448,7 @@ async def test_a_call_that_no_request_can_repeat_becomes_credit(ledger: Any) -> 
 
 async def test_what_has_run_as_often_as_it_may_is_credit(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one", limits=Limits(attempts_max=2))
-    claim = await opened(ledger)
+    claim = await open_authorized(ledger)
     await ledger.close(close_of(claim, CallState.UNKNOWN))
     assert isinstance(await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS), Claimed)
     assert await settle(ledger, claim, None, epoch=2) == SETTLED
@@ -530,7 +503,7 @@ async def test_what_an_unanswered_call_moved_is_credit_of_its_payer(ledger: Any)
 
 
 async def test_credit_pays_the_debt_of_its_account_first(ledger: Any) -> None:
-    (lost,) = await ledger.record_payments([new_payment(3, "lost", is_final=False)], now_ms=NOW_MS)
+    lost = await pay(ledger, 3, "lost", is_final=False)
     owing, claim = claim_on(lost, 3), await orphaned(ledger, method="POST")
     await ledger.claim(owing)
     await ledger.close(close_of(owing))
@@ -540,7 +513,7 @@ async def test_credit_pays_the_debt_of_its_account_first(ledger: Any) -> None:
     assert await ledger.debts(PAYER) == ()
     (payment,) = await ledger.find_payments(tx_hash("settled"))
     assert payment.remaining_units == 1
-    assert await state(ledger, owing) is CallState.CONSUMED
+    assert await read_state(ledger, owing) is CallState.CONSUMED
     await assert_balanced(ledger)
 
 
@@ -560,7 +533,7 @@ async def test_one_of_many_recoveries_concludes(ledgers: Any) -> None:
 
 async def unknown(ledger: Any, **fields: Any) -> Any:
     """A call that was sent and has no response head; its authorisation may have been settled."""
-    claim = await opened(ledger, **fields)
+    claim = await open_authorized(ledger, **fields)
     await ledger.close(close_of(claim, CallState.UNKNOWN, http_status=504, upstream_status=None))
     return claim
 
@@ -603,11 +576,11 @@ async def test_orphaned_and_unknown_calls_share_one_queue(ledgers: Any) -> None:
     assert {found.call_id for found in await ledger.unsettled(limit=9)} == set(ids)
 
 
-@pytest.mark.parametrize(("ahead_ms", "is_due"), [(POSTPONED_MS_MAX, False), (POSTPONED_MS_MAX + 1, True)])
-async def test_what_a_clock_set_back_has_put_far_off_is_due(ledger: Any, ahead_ms: int, is_due: bool) -> None:
+async def test_what_a_clock_set_back_has_put_far_off_is_due(ledger: Any) -> None:
     claim = await orphaned(ledger)
-    await ledger.postpone(claim.call_id, until_ms=NOW_MS + ahead_ms)
-    assert len(await ledger.unsettled(limit=9)) == is_due
+    for ahead_ms, is_due in ((POSTPONED_MS_MAX, False), (POSTPONED_MS_MAX + 1, True)):
+        await ledger.postpone(claim.call_id, until_ms=NOW_MS + ahead_ms)
+        assert len(await ledger.unsettled(limit=9)) == is_due
 
 
 async def test_a_call_that_was_postponed_while_unknown_is_taken_at_once_when_it_is_orphaned(
@@ -621,30 +594,28 @@ async def test_a_call_that_was_postponed_while_unknown_is_taken_at_once_when_it_
     assert [found.call_id for found in await ledger.unsettled(limit=9)] == [claim.call_id]
 
 
-@pytest.mark.parametrize(
-    ("fields", "ends", "is_lost"),
-    [
-        ({"method": "GET"}, CallState.CONSUMED, True),
-        ({"method": "POST"}, CallState.RELEASED, False),
-        ({"method": "GET", "digest": UNKNOWN_DIGEST}, CallState.RELEASED, False),
-    ],
-)
-async def test_what_moved_for_an_unknown_call_is_a_payment(
-    ledgers: Any, fields: dict[str, Any], ends: CallState, is_lost: bool
-) -> None:
+UNKNOWN_ENDS: list[tuple[dict[str, Any], CallState, bool]] = [
+    ({"method": "GET"}, CallState.CONSUMED, True),
+    ({"method": "POST"}, CallState.RELEASED, False),
+    ({"method": "GET", "digest": UNKNOWN_DIGEST}, CallState.RELEASED, False),
+]
+
+
+async def test_what_moved_for_an_unknown_call_is_a_payment(ledgers: Any) -> None:
     """A call with a result on the chain is concluded at once; only a check without a result is postponed."""
     one, two = await ledgers.gateway("one"), await ledgers.gateway("two")
-    claim = await unknown(one, **fields)
-    assert await conclude(two, claim, is_orphaned=True) is ends
-    assert await conclude(two, claim, "other", is_orphaned=True) is None
-    found = await one.find_authorized_call(claim.authorization.key)
-    assert (found.state, found.is_lost, found.transfer) == (ends, is_lost, tx_hash("settled"))
-    (payment,) = await one.find_payments(tx_hash("settled"))
-    assert (payment.value_units, payment.remaining_units) == (4, 0 if is_lost else 4)
-    assert await one.find_payments(tx_hash("other")) == ()
-    outcome = await one.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
-    assert isinstance(outcome, Claimed) is is_lost
-    await assert_balanced(one)
+    for fields, ends, is_lost in UNKNOWN_ENDS:
+        claim = await unknown(one, **fields)
+        assert await conclude(two, claim, str(fields), is_orphaned=True) is ends
+        assert await conclude(two, claim, "other", is_orphaned=True) is None
+        found = await one.find_authorized_call(claim.authorization.key)
+        assert (found.state, found.is_lost, found.transfer) == (ends, is_lost, tx_hash(str(fields)))
+        (payment,) = await one.find_payments(tx_hash(str(fields)))
+        assert (payment.value_units, payment.remaining_units) == (4, 0 if is_lost else 4), fields
+        assert await one.find_payments(tx_hash("other")) == (), fields
+        outcome = await one.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
+        assert isinstance(outcome, Claimed) is is_lost, fields
+        await assert_balanced(one)
 
 
 async def test_an_unknown_call_for_which_nothing_ever_moves_is_released(ledger: Any) -> None:
@@ -662,7 +633,7 @@ async def test_an_unknown_call_is_concluded_only_as_it_was_seen(ledger: Any) -> 
     await ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS)
     for epoch in (1, 2):
         assert await conclude(ledger, claim, is_orphaned=True, epoch=epoch) is None
-    assert await state(ledger, claim) is CallState.FORWARDING
+    assert await read_state(ledger, claim) is CallState.FORWARDING
     paid = await orphaned(ledger)
     await conclude(ledger, paid, "paid", is_orphaned=True)
     await ledger.reopen(paid.call_id, epoch=1, now_ms=NOW_MS)
@@ -705,14 +676,14 @@ async def test_a_settled_transfer_that_left_the_chain_is_a_debt_until_it_is_back
     (block,) = await ledger.unfinal_blocks(payment.chain_id, after=None, limit=9)
     assert [one.id for one in await ledger.unfinal_in(block, after_id=0, limit=9)] == [payment.id]
     assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 4
-    assert await state(ledger, claim) is CallState.REORGED
+    assert await read_state(ledger, claim) is CallState.REORGED
     assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
     await assert_balanced(ledger)
     back = new_payment(999, "settled", is_final=False, block_number=107)
     (again,) = await ledger.record_payments([back], now_ms=NOW_MS)
     assert (again.id, again.value_units, again.remaining_units) == (payment.id, 4, 0)
     assert (again.is_authorized, again.block_number) == (True, 107)
-    assert await state(ledger, claim) is CallState.CONSUMED
+    assert await read_state(ledger, claim) is CallState.CONSUMED
     assert await ledger.debts(PAYER) == ()
     await assert_balanced(ledger)
 
@@ -724,7 +695,7 @@ async def test_credit_that_left_the_chain_and_came_back_is_worth_the_same(ledger
     assert await ledger.mark_gone(payment.id, now_ms=NOW_MS) == 0
     (gone,) = await ledger.find_payments(tx_hash("settled"))
     assert (gone.state, gone.remaining_units) == (PaymentState.GONE, 0)
-    (back,) = await ledger.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    back = await pay(ledger, 0, "settled")
     assert (back.state, back.remaining_units) == (PaymentState.FINAL, 4)
     await assert_balanced(ledger)
 
@@ -739,9 +710,9 @@ async def test_a_second_authorisation_of_a_transaction_that_is_gone_owes_until_i
     assert await conclude(ledger, second) is CallState.REORGED
     assert [debt.units for debt in await ledger.debts(PAYER)] == [7]
     await assert_balanced(ledger)
-    (back,) = await ledger.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    back = await pay(ledger, 0, "settled")
     assert (back.value_units, back.remaining_units) == (7, 0)
-    assert [await state(ledger, one) for one in (first, second)] == [CallState.CONSUMED] * 2
+    assert [await read_state(ledger, one) for one in (first, second)] == [CallState.CONSUMED] * 2
     await assert_balanced(ledger)
 
 
@@ -755,7 +726,7 @@ async def test_credit_in_a_transaction_that_is_gone_pays_no_debt_until_it_is_bac
     assert await conclude(ledger, second, is_orphaned=True) is CallState.RELEASED
     assert [debt.units for debt in await ledger.debts(PAYER)] == [4]
     await assert_balanced(ledger)
-    (back,) = await ledger.record_payments([new_payment(0, "settled")], now_ms=NOW_MS)
+    back = await pay(ledger, 0, "settled")
     assert (back.value_units, back.remaining_units, await ledger.debts(PAYER)) == (7, 3, ())
     await assert_balanced(ledger)
 
@@ -773,7 +744,7 @@ async def test_history_names_transaction_and_payee_of_an_authorised_call(ledger:
 
 async def test_an_authorised_call_reports_its_stored_response(ledgers: Any) -> None:
     ledger = await ledgers.gateway("one")
-    claim = await opened(ledger, idempotency_key="key")
+    claim = await open_authorized(ledger, idempotency_key="key")
     await ledgers.answers().keep(claim.call_id, ANSWER, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
     assert (await ledger.find_authorized_call(claim.authorization.key)).has_stored_response is True
     assert (await ledger.find_keyed_call(PAYER, "key", since_ms=0)).has_stored_response is True

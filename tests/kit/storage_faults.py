@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from tests.kit.asgi_exchange import Exchange
+from tests.kit.clocks import Clock
 from tests.kit.gateway import InProcessGateway, Stores
 from tests.kit.ledger_records import NOW_MS, new_payment
 from tests.kit.payer import has_terms
@@ -153,14 +154,6 @@ class Fault:
 
     number: int
     landed: bool
-
-
-@dataclass(slots=True)
-class Clock:
-    ms: int
-
-    def __call__(self) -> int:
-        return self.ms
 
 
 class FaultyGateway:
