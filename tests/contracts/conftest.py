@@ -31,7 +31,7 @@ from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import postgres
+from tollway.storage import ledger_store, postgres
 from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.gas_store import GasStore
@@ -43,7 +43,8 @@ _NUMBERS = count(1)
 
 
 PAUSE_S = 60
-"""How long a test may pause within a transaction. A gateway may pause for `IDLE_S`, less than the pauses of a busy machine."""
+"""How long the machine may pause within a statement, a connection or a transaction of a test. A gateway has seconds for each of them, less
+than the pauses of a busy machine. A test of one of these deadlines sets it itself."""
 
 
 @pytest.fixture
@@ -52,6 +53,9 @@ def postgres_url(
 ) -> Iterator[str]:
     """The URL of a fresh, migrated PostgreSQL database."""
     monkeypatch.setitem(postgres._SESSION, "idle_in_transaction_session_timeout", f"{PAUSE_S}s")
+    for deadline in ("COMMAND_TIMEOUT_S", "CONNECT_DEADLINE_S", "POOL_TIMEOUT_S"):
+        monkeypatch.setattr(postgres, deadline, float(PAUSE_S))
+    monkeypatch.setattr(ledger_store, "RENEW_TIMEOUT_S", float(PAUSE_S))
     name = f"books_{next(_NUMBERS)}"
     run_in_thread(create_database(postgres_server, name, template=postgres_template))
     yield database_url(postgres_server, name)

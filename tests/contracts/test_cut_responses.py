@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable
 
 from tests.kit.asgi_exchange import Exchange, HeaderPairs
 from tests.kit.payer import has_terms
-from tests.kit.storage_faults import FaultyGateway, open_faulty_gateways, until
+from tests.kit.storage_faults import FaultyGateway, open_faulty_gateways
 from tests.kit.upstream import Arrived, plain
+from tests.kit.waits import until
 from tollway.ledger.ledger import Payment
 from tollway.storage.database import Database
 

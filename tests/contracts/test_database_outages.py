@@ -3,7 +3,6 @@ reported as durable, and a connection is not used after an outage.
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
+from tests.kit.waits import DEADLINE_S
 from tollway.errors import StorageUnavailable
 from tollway.storage import postgres
 from tollway.storage.operator_reads import read_server_settings
@@ -23,8 +23,6 @@ from tollway.storage.postgres import (
 from tollway.storage.postgres_address import PostgresAddress
 
 pytestmark = [pytest.mark.postgres, pytest.mark.dialects]
-
-DEADLINE_S = 20.0
 
 
 class InterruptedConnection(asyncpg.Connection):
@@ -213,10 +211,9 @@ async def wait_until_commits_wait(operator: Any, postgres_url: str) -> None:
 async def wait_for(operator: Any, condition: str) -> int:
     """The process id of the gateway session that meets this condition."""
     question = f"SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
-    deadline = time.monotonic() + DEADLINE_S
-    while (found := await operator.fetchval(question)) is None:
-        assert time.monotonic() < deadline, condition
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(DEADLINE_S):
+        while (found := await operator.fetchval(question)) is None:
+            await asyncio.sleep(0.01)
     return int(found)
 
 
@@ -274,11 +271,13 @@ async def test_writes_that_wait_for_a_paused_gateways_transaction_continue(
     database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session of the paused gateway ends before the others give up on its lock."""
+    assert postgres.IDLE_S < COMMAND_TIMEOUT_S * postgres.LOCK_SHARE
     monkeypatch.setitem(postgres._SESSION, "idle_in_transaction_session_timeout", f"{postgres.IDLE_S}s")
     await database.write(run("INSERT INTO t VALUES (1)"))
     still = await database.connector.connect_writable(statement_deadline_s=COMMAND_TIMEOUT_S)
-    await still.execute("BEGIN")
-    await still.execute("UPDATE t SET n = n + 1")
+    await still.execute(
+        "BEGIN; UPDATE t SET n = n + 1"
+    )  # at once: a pause between both would end the session
     await database.write(run("UPDATE t SET n = n + 10"))
     assert await numbers(database) == [11]
     # The third is what asyncpg raises while the end of the session is still being read.

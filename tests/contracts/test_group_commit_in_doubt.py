@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Connection, text
 
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of
-from tests.kit.storage_faults import FaultyLedger, once, start, until
+from tests.kit.storage_faults import FaultyLedger, once, start
+from tests.kit.waits import DEADLINE_S, until
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced
 from tollway.ledger.records import CallState
@@ -199,7 +200,7 @@ async def set_standby(operator: Any, name: str) -> None:
     await operator.execute("SET synchronous_commit = local")
     await operator.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
     await operator.execute("SELECT pg_reload_conf()")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(DEADLINE_S):
         while await operator.fetchval("SHOW synchronous_standby_names") != name:
             await asyncio.sleep(0.01)
 
@@ -215,7 +216,7 @@ async def test_a_file_that_another_process_writes_is_waited_for_twice_not_by_eac
 
     def write_for_long(connection: Connection) -> None:
         is_written.set()
-        is_done.wait(timeout=60)
+        is_done.wait(timeout=DEADLINE_S)
 
     writing = start(other.write(write_for_long))
     await until(is_written.is_set)

@@ -10,6 +10,7 @@ from sqlalchemy.util import await_only
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, claim_on, close_of, new_payment
 from tests.kit.sql_ledger import SqlLedger
+from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
 from tollway.limits import DEFAULT_LIMITS
@@ -108,7 +109,7 @@ async def test_sessions_that_count_for_one_wallet_do_not_wait_for_each_other(
 
             return write
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE_S):
             await asyncio.gather(*(database.write(work(number)) for number in (1, 2)))
         assert (await totals(database))["payer"] == 3
         slots = select(func.count()).select_from(call_total_table).where(call_total_table.c.wallet == PAYER)

@@ -16,6 +16,7 @@ from sqlalchemy import Executable
 
 from tests.kit.chain import MemoryChain
 from tests.kit.fixed_limits import load_with_fixed_limits
+from tests.kit.waits import DEADLINE_S
 from tollway.app.doctor_findings import Finding
 from tollway.app.lifecycle import App
 from tollway.cli.doctor import examine
@@ -32,7 +33,6 @@ pytestmark = pytest.mark.dialects
 QUICK = replace(DEFAULT_LIMITS, leader_poll_s=0.01, leader_lease_s=600.0)
 """A lease that no pause of the machine outlasts. The server ends the session of a leader that stalls after `SHORT_LEASE_S`."""
 SHORT_LEASE_S = 1.0
-DEADLINE_S = 100.0
 SECRET_KEY = "00112233445566778899aabbccddeeff" * 2
 
 T = TypeVar("T")

@@ -20,7 +20,8 @@ from tests.kit.ledger_records import (
     new_payment,
     tx_hash,
 )
-from tests.kit.storage_faults import NEVER_S, FaultyLedger, once, start, until
+from tests.kit.storage_faults import NEVER_S, FaultyLedger, once, start
+from tests.kit.waits import until
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.records import CallState

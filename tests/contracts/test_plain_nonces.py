@@ -12,7 +12,8 @@ import pytest
 from tests.contracts.test_plain_writes import OTHER, learn_terms, pay, wait_blocked, write_terms_of
 from tests.kit.databases import open_database
 from tests.kit.ledger_records import NOW_MS, claim_on
-from tests.kit.storage_faults import FaultyLedger, start, until
+from tests.kit.storage_faults import FaultyLedger, start
+from tests.kit.waits import until
 from tollway.ledger.ledger import Claimed, Exhausted, NonceUsed
 from tollway.money import UNITS_MAX
 from tollway.storage.database import Database

@@ -28,7 +28,8 @@ from tests.kit.ledger_records import (
     operator_origin,
 )
 from tests.kit.ledger_steps import pay
-from tests.kit.storage_faults import FaultyLedger, start, until
+from tests.kit.storage_faults import FaultyLedger, start
+from tests.kit.waits import DEADLINE_S, until
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, keccak256
 from tollway.ledger.claims import (
@@ -566,7 +567,7 @@ async def wait_blocked(database: Database, sessions: int = 1) -> None:
     blocked = text(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(DEADLINE_S):
         while await database.read(lambda c: c.execute(blocked).scalar_one()) < sessions:
             await asyncio.sleep(0)
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import Connection, func, select
 
 from tests.kit.listings import sample_listing
+from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address, ListingId
 from tollway.registry.catalog import Catalog, ListingQuery
 from tollway.registry.quality import (
@@ -160,7 +161,7 @@ async def test_a_sum_waits_for_another_one_and_contains_later_additions(postgres
     other = await asyncpg.connect(postgres_url)
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     try:
-        async with asyncio.TaskGroup() as group, asyncio.timeout(20), other.transaction():
+        async with asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S), other.transaction():
             await other.execute("SELECT id FROM listing WHERE id = $1 FOR NO KEY UPDATE", ONE)
             summing = group.create_task(book.update_sums([ONE], today=TODAY))
             while not summing.done() and not await other.fetchval(waiting):

@@ -16,6 +16,7 @@ from tests.kit.clocks import Clock
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, operator_origin, tx_hash
 from tests.kit.ledger_steps import outlive, pay
 from tests.kit.sql_ledger import SqlLedger
+from tests.kit.waits import DEADLINE_S
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.records import CallState
@@ -392,7 +393,7 @@ async def test_the_ledger_balances_after_kill_9(sqlite_url: str, tmp_path: Path)
     )
     assert child.stdout is not None
     lines: list[bytes] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(DEADLINE_S):
         while len(lines) < 2_000:
             line = await child.stdout.readline()
             assert line, "the child ended by itself"

@@ -19,7 +19,8 @@ from tests.kit.ledger_records import (
     transfer_in,
     tx_hash,
 )
-from tests.kit.storage_faults import FaultyLedger, once, start, until
+from tests.kit.storage_faults import FaultyLedger, once, start
+from tests.kit.waits import DEADLINE_S, until
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
 from tollway.ledger.ledger import AuthorizationTaken, Claimed, Closed, Fenced, NonceUnavailable, NotCovered
@@ -404,7 +405,7 @@ async def test_what_is_concluded_while_another_gateway_decides_counts(
         kind = "valid_before, call.state, call.price_units"
         with Barrier(database, kind, stop_before=stop_before) as searches:
             claiming = start(desks[1].ledger.claim(authorized_claim(authorization_of(4), balance_units=4)))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 await searches.reached.wait()
             assert await conclude(desks[0], ending) is CallState.CONSUMED
             searches.go_on.set()
@@ -427,7 +428,7 @@ async def test_a_conclude_that_read_the_call_before_it_was_unknown_is_tried_agai
         claim = await opened(desks[0])
         with Barrier(database, "FROM call.*FOR UPDATE") as locks:
             concluding = start(conclude(desks[1], claim, is_orphaned=True))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(DEADLINE_S):
                 await locks.reached.wait()
             await desks[0].ledger.close(close_of(claim, CallState.UNKNOWN))
             locks.go_on.set()

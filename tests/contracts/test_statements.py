@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import bindparam, delete, event, insert, select, text, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
+from tests.kit.waits import DEADLINE_S
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import Database
 from tollway.storage.ledger_tables import owner_table
@@ -140,7 +141,7 @@ async def test_a_caller_that_leaves_during_a_statement_does_not_affect_the_next(
 
         asleep = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
         task = asyncio.get_running_loop().create_task(database.write(work))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(DEADLINE_S):
             while not await database.read(lambda connection: connection.execute(asleep).scalar()):
                 await asyncio.sleep(0.01)
             task.cancel()

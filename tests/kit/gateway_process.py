@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from tests.kit.fixed_limits import INSTALL, TEST_PREFIX
 from tests.kit.forkserver import Forkserver
-from tests.kit.upstream import WAIT_S
+from tests.kit.waits import DEADLINE_S
 from tollway.client.wallet import Wallet
 from tollway.identity.http_signatures import SignedRequest
 from tollway.identity.siwe import parse_origin
@@ -129,7 +129,7 @@ class GatewayProcess:
     def kill(self) -> None:
         """SIGKILL; the process has ended when this returns."""
         self.process.kill()
-        self.process.wait(WAIT_S)
+        self.process.wait(DEADLINE_S)
 
     def pause(self) -> None:
         """SIGSTOP: the process keeps its connections and does nothing."""
@@ -181,7 +181,7 @@ def sign_control(
     return [*headers, *signed]
 
 
-async def poll(test: Callable[[], Any], *, what: str, deadline_s: float = WAIT_S) -> Any:
+async def poll(test: Callable[[], Any], *, what: str, deadline_s: float = DEADLINE_S) -> Any:
     """The first true result of `test`, which may be a coroutine function; an AssertionError after the deadline, which ends a test that hangs and is longer
     than a busy machine pauses."""
     deadline = time.monotonic() + deadline_s

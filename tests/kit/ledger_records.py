@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from tests.kit.upstream import WAIT_S
+from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claim, Close, Finish
 from tollway.ledger.records import (
@@ -177,6 +177,6 @@ def finish_of(claim: Claim, **fields: Any) -> Finish:
 
 async def wait_finished(ledger: Any, call_id: CallId) -> None:
     """A finish is written without a hurry, and on PostgreSQL beside the claims that come behind it."""
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(DEADLINE_S):
         while (await ledger.find_call(call_id)).delivery is None:
             await asyncio.sleep(0)

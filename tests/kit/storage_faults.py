@@ -17,7 +17,8 @@ from tests.kit.ledger_records import NOW_MS, new_payment
 from tests.kit.payer import has_terms
 from tests.kit.sql_ledger import SqlLedger
 from tests.kit.stores import make_sealer
-from tests.kit.upstream import WAIT_S, Arrived, plain, run_upstream
+from tests.kit.upstream import Arrived, plain, run_upstream
+from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
 from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
@@ -132,12 +133,6 @@ class FaultyLedger:
 def once() -> Callable[[], bool]:
     answers = iter([True])
     return lambda: next(answers, False)
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not is_true():
-            await asyncio.sleep(0)
 
 
 def start(job: Any) -> asyncio.Task[Any]:

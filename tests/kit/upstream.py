@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from tests.kit.waits import DEADLINE_S
+
 
 @dataclass(slots=True, kw_only=True)
 class Arrived:
@@ -27,7 +29,6 @@ class Arrived:
         return frozenset(key.lower() for key, _ in self.headers)
 
 
-WAIT_S = 60.0
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
@@ -179,8 +180,8 @@ def _parse_head(head: bytes) -> Arrived:
     return Arrived(method=method, target=target, headers=headers)
 
 
-async def until(condition: Callable[[], bool], *, deadline_s: float = WAIT_S) -> None:
-    """Returns once `condition` holds; TimeoutError after the deadline, which ends a test that hangs and is longer than a busy machine pauses."""
+async def until(condition: Callable[[], bool], *, deadline_s: float = DEADLINE_S) -> None:
+    """Returns once `condition` holds; TimeoutError after the deadline."""
     async with asyncio.timeout(deadline_s):
         while not condition():
             await asyncio.sleep(0.001)

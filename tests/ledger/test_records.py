@@ -1,7 +1,5 @@
 """The states of a call and their moves."""
 
-
-
 from tollway.ledger.records import MOVES, TAKING, CallState, is_move_allowed
 
 ALLOWED = {

@@ -17,8 +17,9 @@ import pytest
 from tests.kit.databases import create_database, write_newer_migrations
 from tests.kit.fault_injection import MIGRATIONS
 from tests.kit.gateway_cluster import PRICE_UNITS, plain
-from tests.kit.gateway_process import TOLLWAY, WAIT_S, poll
+from tests.kit.gateway_process import TOLLWAY, poll
 from tests.kit.ports import find_low_port
+from tests.kit.waits import DEADLINE_S
 from tollway.storage.creation_store import creation_table
 from tollway.storage.database import connect_database
 from tollway.storage.migrate import list_revisions, upgrade
@@ -79,7 +80,7 @@ async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(DEADLINE_S):
         told, complaint = await process.communicate()
     assert process.returncode is not None
     return process.returncode, json.loads(told or complaint)
@@ -225,7 +226,7 @@ async def test_tables_whose_floor_is_above_this_code_stop_its_start(
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(DEADLINE_S):
         _, complaint = await process.communicate()
     assert process.returncode == 2
     assert "needs a newer version of Tollway" in complaint.decode()

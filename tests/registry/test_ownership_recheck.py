@@ -8,6 +8,7 @@ import pytest
 
 from tests.kit.listings import sample_listing
 from tests.kit.stores import ControlStores
+from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
 from tollway.registry.listing import Listing
@@ -141,7 +142,7 @@ async def test_a_batch_without_a_written_result_ends_the_run(play: Play) -> None
         await play.catalog.revise(other, expected_revision=entry.listing.revision)
         return ("dns",)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(DEADLINE_S):
         await play.make_rounds(edit_again, batch_max=1).check_due()
     assert play.looked == [ORIGIN]
 

@@ -8,7 +8,8 @@ import pytest
 
 from tests.kit.ports import find_low_port
 from tests.kit.postgres_pair import run_pair
-from tests.kit.storage_faults import ConcurrentCalls, open_faulty_gateways, until
+from tests.kit.storage_faults import ConcurrentCalls, open_faulty_gateways
+from tests.kit.waits import until
 from tollway.storage.database import connect_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
