@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import asyncpg
 import pytest
-from sqlalchemy import Connection, event, insert, text
+from sqlalchemy import Connection, insert
 
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
 from tests.kit.listings import sample_listing
+from tests.kit.query_plans import as_if_large, plans_of, settle_down
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.registry.catalog import ListingQuery
@@ -34,24 +34,6 @@ pytestmark = pytest.mark.dialects
 CALLS, LISTINGS = 3_000, 1_500
 OTHER = Address(b"\x0c" * 20)
 STATES = {0: ("released", 503), 1: ("consumed", 404), 2: ("unknown", None), 3: ("forwarding", None)}
-
-
-def plans_of(connection: Connection, work: Callable[[Connection], object]) -> list[str]:
-    """The plan of each statement that `work` runs, on one line."""
-    asked: list[tuple[str, Any]] = []
-
-    def record_check(_connection: object, _cursor: object, sql: str, values: Any, *_rest: object) -> None:
-        asked.append((sql, values))
-
-    event.listen(connection, "before_cursor_execute", record_check)
-    work(connection)
-    event.remove(connection, "before_cursor_execute", record_check)
-    is_sqlite = connection.dialect.name == "sqlite"
-    words = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (COSTS OFF) "
-    return [
-        "; ".join(str(row[-1]).strip() for row in connection.exec_driver_sql(words + sql, values))
-        for sql, values in asked
-    ]
 
 
 def is_sorted(plan: str) -> bool:
@@ -80,20 +62,6 @@ def call_rows() -> list[dict[str, Any]]:
         rows.append(call_record_row(number, id=CallId(f"call_{number:026}"), payer=payer, **told))
     others = {"payer": OTHER, "provider": OTHER, "state": "unknown", "upstream_status": None}
     return rows + [call_record_row(number, **others) for number in range(CALLS, 2 * CALLS)]
-
-
-async def settle_down(request: pytest.FixtureRequest, database: Database) -> None:
-    """Updates the statistics of PostgreSQL and its visibility map."""
-    if database.dialect == "postgresql":
-        connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
-        await connection.execute("VACUUM ANALYZE")
-        await connection.close()
-
-
-def as_if_large(connection: Connection) -> None:
-    """Makes PostgreSQL use the indexes of short tables."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SET LOCAL enable_seqscan = off"))
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import asyncio
 from typing import Any
 
-import pytest
 from sqlalchemy import text
 
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER
@@ -31,23 +30,21 @@ async def kept(answers: Any, numbers: range, now_ms: int = NOW_MS) -> list[int]:
     return [n for n in numbers if await answers.find(name(n), now_ms=now_ms) is not None]
 
 
-@pytest.mark.parametrize(
-    "stored",
-    [
-        StoredResponse(
-            status=200, headers=((b"content-type", b"text/plain"), (b"x", b"\xff\x00")), body=b"hi"
-        ),
-        StoredResponse(status=404, headers=(), body=b""),
-        StoredResponse(status=201, headers=((b"a", b""), (b"a", b"2")), body=bytes(range(256)) * 1000),
-    ],
+STORED = (
+    StoredResponse(status=200, headers=((b"content-type", b"text/plain"), (b"x", b"\xff\x00")), body=b"hi"),
+    StoredResponse(status=404, headers=(), body=b""),
+    StoredResponse(status=201, headers=((b"a", b""), (b"a", b"2")), body=bytes(range(256)) * 1000),
 )
-async def test_an_answer_comes_back_as_it_was(ledgers: Any, stored: StoredResponse) -> None:
+
+
+async def test_an_answer_comes_back_as_it_was(ledgers: Any) -> None:
     answers = ledgers.answers()
-    assert await answers.find(name(1), now_ms=NOW_MS) is None
-    assert await answers.keep(name(1), stored, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS) is True
-    assert await answers.find(name(1), now_ms=NOW_MS) == stored
-    assert await answers.find(name(2), now_ms=NOW_MS) is None
-    assert await ledgers.answers().find(name(1), now_ms=NOW_MS) == stored
+    for number, stored in enumerate(STORED):
+        assert await answers.find(name(number), now_ms=NOW_MS) is None
+        assert await answers.keep(name(number), stored, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS) is True
+        assert await answers.find(name(number), now_ms=NOW_MS) == stored
+        assert await answers.find(name(number + 1), now_ms=NOW_MS) is None
+        assert await ledgers.answers().find(name(number), now_ms=NOW_MS) == stored
 
 
 async def test_a_later_answer_of_a_call_takes_the_place_of_the_first(ledgers: Any) -> None:

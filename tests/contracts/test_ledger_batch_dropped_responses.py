@@ -37,159 +37,67 @@ KEY = [("Idempotency-Key", "one")]
 HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 
 
-CLOSE_LOST, CLOSE_LANDED = Fault(number=1, landed=False), Fault(number=1, landed=True)
-SETTLE_LOST, SETTLE_LANDED = CLOSE_LOST, CLOSE_LANDED
-CONCLUDE_LOST, CONCLUDE_LANDED = Fault(number=2, landed=False), Fault(number=2, landed=True)
+SERVED = "200"
+UNKNOWN = "payment_outcome_unknown"
+CREDIT = "authorization_became_credit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Row:
-    """One row. `soon`: the response to the same request at once: 200, or the code of a refusal. `swept`: its response
-    after settlement recovery. `held`: the call is released after the hold, and its price is credit."""
+    """One row. `name`: rail, method, `key` where the request has one, and the write that fails, lost or committed (`landed`).
+    `soon`: the response to the same request at once: 200, or the code of a refusal. `swept`: its response after settlement
+    recovery. `held`: the call is released after the hold, and its price is credit."""
 
     name: str
-    rail: str
-    method: str
-    fault: Fault
     soon: str
     swept: str = ""
-    key: bool = False
     held: bool = False
 
+    @property
+    def rail(self) -> str:
+        return self.name.split()[0]
 
-SERVED = "200"
+    @property
+    def method(self) -> str:
+        return self.name.split()[1]
+
+    @property
+    def has_key(self) -> bool:
+        return "key" in self.name.split()
+
+    @property
+    def fault(self) -> Fault:
+        return Fault(number=2 if "conclude" in self.name else 1, landed=self.name.endswith("landed"))
+
+
 ROWS = (
     # A transaction: the close is the only write.
-    Row(name="tx GET lost", rail="tx", method="GET", fault=CLOSE_LOST, soon=SERVED),
-    Row(name="tx GET landed", rail="tx", method="GET", fault=CLOSE_LANDED, soon=SERVED),
-    Row(name="tx HEAD landed", rail="tx", method="HEAD", fault=CLOSE_LANDED, soon=SERVED),
-    Row(name="tx GET key lost", rail="tx", method="GET", key=True, fault=CLOSE_LOST, soon=SERVED),
-    Row(name="tx GET key landed", rail="tx", method="GET", key=True, fault=CLOSE_LANDED, soon=SERVED),
-    Row(name="tx POST key lost", rail="tx", method="POST", key=True, fault=CLOSE_LOST, soon=SERVED),
-    Row(name="tx POST key landed", rail="tx", method="POST", key=True, fault=CLOSE_LANDED, soon=SERVED),
-    Row(
-        name="tx POST lost",
-        rail="tx",
-        method="POST",
-        fault=CLOSE_LOST,
-        soon="payment_already_used",
-        held=True,
-    ),
-    Row(
-        name="tx POST landed",
-        rail="tx",
-        method="POST",
-        fault=CLOSE_LANDED,
-        soon="payment_already_used",
-        held=True,
-    ),
+    Row("tx GET lost", SERVED),
+    Row("tx GET landed", SERVED),
+    Row("tx HEAD landed", SERVED),
+    Row("tx GET key lost", SERVED),
+    Row("tx GET key landed", SERVED),
+    Row("tx POST key lost", SERVED),
+    Row("tx POST key landed", SERVED),
+    Row("tx POST lost", "payment_already_used", held=True),
+    Row("tx POST landed", "payment_already_used", held=True),
     # An authorisation: the call goes to `settling`, the transfer is made, the call is concluded.
-    Row(name="x402 GET settle lost", rail="x402", method="GET", fault=SETTLE_LOST, soon=SERVED),
-    Row(
-        name="x402 GET settle landed",
-        rail="x402",
-        method="GET",
-        fault=SETTLE_LANDED,
-        soon="payment_outcome_unknown",
-        swept=SERVED,
-    ),
-    Row(
-        name="x402 GET conclude lost",
-        rail="x402",
-        method="GET",
-        fault=CONCLUDE_LOST,
-        soon="payment_outcome_unknown",
-        swept=SERVED,
-    ),
-    Row(name="x402 GET conclude landed", rail="x402", method="GET", fault=CONCLUDE_LANDED, soon=SERVED),
-    Row(name="x402 GET key settle lost", rail="x402", method="GET", key=True, fault=SETTLE_LOST, soon=SERVED),
-    Row(
-        name="x402 GET key settle landed",
-        rail="x402",
-        method="GET",
-        key=True,
-        fault=SETTLE_LANDED,
-        soon="payment_outcome_unknown",
-        swept=SERVED,
-    ),
-    Row(
-        name="x402 GET key conclude lost",
-        rail="x402",
-        method="GET",
-        key=True,
-        fault=CONCLUDE_LOST,
-        soon="payment_outcome_unknown",
-        swept=SERVED,
-    ),
-    Row(
-        name="x402 GET key conclude landed",
-        rail="x402",
-        method="GET",
-        key=True,
-        fault=CONCLUDE_LANDED,
-        soon=SERVED,
-    ),
-    Row(
-        name="x402 POST key settle lost", rail="x402", method="POST", key=True, fault=SETTLE_LOST, soon=SERVED
-    ),
-    Row(
-        name="x402 POST key settle landed",
-        rail="x402",
-        method="POST",
-        key=True,
-        fault=SETTLE_LANDED,
-        soon="payment_outcome_unknown",
-        swept="authorization_became_credit",
-    ),
-    Row(
-        name="x402 POST key conclude lost",
-        rail="x402",
-        method="POST",
-        key=True,
-        fault=CONCLUDE_LOST,
-        soon="payment_outcome_unknown",
-        swept="authorization_became_credit",
-    ),
-    Row(
-        name="x402 POST key conclude landed",
-        rail="x402",
-        method="POST",
-        key=True,
-        fault=CONCLUDE_LANDED,
-        soon=SERVED,
-    ),
-    Row(
-        name="x402 POST settle lost",
-        rail="x402",
-        method="POST",
-        fault=SETTLE_LOST,
-        soon="authorization_used",
-        swept="authorization_used",
-    ),
-    Row(
-        name="x402 POST settle landed",
-        rail="x402",
-        method="POST",
-        fault=SETTLE_LANDED,
-        soon="payment_outcome_unknown",
-        swept="authorization_became_credit",
-    ),
-    Row(
-        name="x402 POST conclude lost",
-        rail="x402",
-        method="POST",
-        fault=CONCLUDE_LOST,
-        soon="payment_outcome_unknown",
-        swept="authorization_became_credit",
-    ),
-    Row(
-        name="x402 POST conclude landed",
-        rail="x402",
-        method="POST",
-        fault=CONCLUDE_LANDED,
-        soon="authorization_used",
-        held=True,
-    ),
+    Row("x402 GET settle lost", SERVED),
+    Row("x402 GET settle landed", UNKNOWN, swept=SERVED),
+    Row("x402 GET conclude lost", UNKNOWN, swept=SERVED),
+    Row("x402 GET conclude landed", SERVED),
+    Row("x402 GET key settle lost", SERVED),
+    Row("x402 GET key settle landed", UNKNOWN, swept=SERVED),
+    Row("x402 GET key conclude lost", UNKNOWN, swept=SERVED),
+    Row("x402 GET key conclude landed", SERVED),
+    Row("x402 POST key settle lost", SERVED),
+    Row("x402 POST key settle landed", UNKNOWN, swept=CREDIT),
+    Row("x402 POST key conclude lost", UNKNOWN, swept=CREDIT),
+    Row("x402 POST key conclude landed", SERVED),
+    Row("x402 POST settle lost", "authorization_used", swept="authorization_used"),
+    Row("x402 POST settle landed", UNKNOWN, swept=CREDIT),
+    Row("x402 POST conclude lost", UNKNOWN, swept=CREDIT),
+    Row("x402 POST conclude landed", "authorization_used", held=True),
 )
 
 
@@ -214,7 +122,7 @@ class Harness:
             payer = Payer(wallet=self.gateway.wallet, gateway=self.gateway)
             payer.fund(10 * PRICE)
             self.headers += payer.show(await payer.quote("GET", TARGET))
-        if self.row.key:
+        if self.row.has_key:
             self.headers += KEY
 
     def open(self, at: int = 0) -> Exchange:
@@ -299,10 +207,10 @@ async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool
         assert answer.headers["tollway-call-id"] == (await harness.call()).id
         assert answer.headers["tollway-payment-state"] == "charged"
         await harness.check_paid_once()
-        if row.rail == "tx" and not row.key:
+        if row.rail == "tx" and not row.has_key:
             assert told(await harness.ask(at)) == "payment_already_used"  # one repeat, not two
             await harness.check_paid_once()
-        if row.key:
+        if row.has_key:
             again = await harness.ask(1 - at if len(gateways) > 1 else at)
             assert again.headers["idempotency-replayed"] == "true"
             await harness.check_paid_once()
@@ -311,7 +219,7 @@ async def play(row: Row, gateways: list[FaultyGateway], *, at: int, leaves: bool
         assert call.state is CallState.UNKNOWN
         await harness.wait_hold()
         await harness.check_credit()
-    elif row.swept == "authorization_became_credit":
+    elif row.swept == CREDIT:
         await harness.check_credit()
     else:
         assert (harness.gateway.earned, harness.gateway.transfers) == (0, 0), "nothing has moved"
@@ -370,7 +278,7 @@ async def test_a_close_is_tried_again_before_its_answer_is_dropped(
     database: Database, rail: str, number: int, landed: bool
 ) -> None:
     """`number`: the first write that fails. Of a settled call the first stores the transaction, the second concludes."""
-    row = Row(name="", rail=rail, method="GET", fault=CLOSE_LOST, soon="")
+    row = Row(f"{rail} GET lost", SERVED)
     async with open_faulty_gateways(database, ["one"], close_patience_s=60.0, retry_s=0.001) as gateways:
         harness = Harness(gateways=gateways, row=row)
         await harness.pay()
@@ -386,7 +294,7 @@ async def test_a_close_is_tried_again_before_its_answer_is_dropped(
 
 
 async def test_the_retries_of_a_close_end(database: Database) -> None:
-    row = Row(name="", rail="tx", method="GET", fault=CLOSE_LOST, soon="")
+    row = Row("tx GET lost", SERVED)
     async with open_faulty_gateways(database, ["one"], close_patience_s=0.05, retry_s=0.001) as gateways:
         harness = Harness(gateways=gateways, row=row)
         await harness.pay()

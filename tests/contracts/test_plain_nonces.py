@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.contracts.test_plain_writes import OTHER, learn_terms, pay, wait_blocked, write_terms_of
 from tests.kit.databases import open_database
-from tests.kit.ledger_records import NOW_MS, claim_on
+from tests.kit.ledger_records import NOW_MS, PROVIDER, claim_on
+from tests.kit.ledger_steps import learn_terms, pay
+from tests.kit.sql_ledger import write_terms_of
 from tests.kit.storage_faults import FaultyLedger, start
-from tests.kit.waits import until
+from tests.kit.waits import until, wait_blocked
 from tollway.ledger.ledger import Claimed, Exhausted, NonceUsed
 from tollway.money import UNITS_MAX
 from tollway.storage.database import Database
@@ -88,7 +89,7 @@ async def test_a_demand_beyond_a_column_is_decided(postgres_url: str) -> None:
     async with open_gateway(postgres_url, "one") as (gateway, _):
         half = 2**62
         payment = await pay(gateway.ledger, UNITS_MAX)
-        other = await pay(gateway.ledger, 10, "other", payer=OTHER)
+        other = await pay(gateway.ledger, 10, "other", payer=PROVIDER)
         claims = [claim_on(payment, half) for _ in range(6)]
         outcomes = await asyncio.gather(*(gateway.ledger.claim(one) for one in [*claims, claim_on(other)]))
         assert [type(one) for one in outcomes] == [Claimed] + [Exhausted] * 5 + [Claimed]

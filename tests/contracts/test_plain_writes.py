@@ -27,9 +27,10 @@ from tests.kit.ledger_records import (
     new_payment,
     operator_origin,
 )
-from tests.kit.ledger_steps import pay
+from tests.kit.ledger_steps import learn_terms, pay
+from tests.kit.sql_ledger import write_terms_of
 from tests.kit.storage_faults import FaultyLedger, start
-from tests.kit.waits import DEADLINE_S, until
+from tests.kit.waits import until, wait_blocked
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, keccak256
 from tollway.ledger.claims import (
@@ -57,7 +58,7 @@ from tollway.ledger.ledger import (
     Unspendable,
 )
 from tollway.ledger.records import CallState, Delivery, KeyTaken, PaymentState, RepeatsOpenCall
-from tollway.storage.call_terms import KnownTerms, TermsReference, terms_of, write_terms
+from tollway.storage.call_terms import KnownTerms
 from tollway.storage.database import Database
 from tollway.storage.debts import BEFORE_ALL_CALLS, find_debts
 from tollway.storage.gone_payments import end_spending, move_chunk
@@ -72,21 +73,6 @@ OTHER = Address(b"\x77" * 20)
 NONCE = b"\x09" * 32
 UNFINAL = {"is_final": False}
 RULES = BatchRules(owner_id="one", attempts_max=3, unfinal_max_nano={}, answer_ttl_ms=86_400_000)
-
-
-def write_terms_of(connection: Connection, claims: Sequence[Claim]) -> list[TermsReference]:
-    """Writes the terms of each of these claims; they stay."""
-    terms = list(map(terms_of, claims))
-    written = write_terms(connection, set(terms)) if terms else {}
-    return [written[one] for one in terms]
-
-
-async def learn_terms(ledger: Any, *currencies: str) -> None:
-    """Afterwards this gateway knows the terms of such calls, paid and free: a claim with other terms is never plain."""
-    payment = await pay(ledger, 10, "of another payer", payer=OTHER)
-    for currency in currencies or ("USDC",):
-        await ledger.claim(claim_on(payment, currency=currency))
-        await ledger.claim(claim_on(None, currency=currency))
 
 
 # ---- A claim that is not plain is decided. Each case breaks one guard.
@@ -202,7 +188,17 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("is_alone", [True, False], ids=("alone", "in a batch"))
+@pytest.mark.parametrize(
+    ("ledgers", "is_alone"),
+    [
+        pytest.param("memory", False, id="memory"),  # it has no statement for one claim alone
+        pytest.param("sqlite", True, id="sqlite-alone"),
+        pytest.param("sqlite", False, id="sqlite-in a batch"),
+        pytest.param("postgresql", True, id="postgresql-alone", marks=pytest.mark.postgres),
+        pytest.param("postgresql", False, id="postgresql-in a batch", marks=pytest.mark.postgres),
+    ],
+    indirect=["ledgers"],
+)
 async def test_what_is_not_plain_is_decided(ledgers: Any, case: str, is_alone: bool) -> None:
     """The same outcome on every kind of ledger, also in a batch with granted claims."""
     ledger = await ledgers.gateway("one", unfinal_max_nano={"USDC": 5_000})
@@ -560,16 +556,6 @@ class HeldCommit:
             self.go_on.set()
             for engine in engines:
                 event.remove(engine, "commit", self._wait)
-
-
-async def wait_blocked(database: Database, sessions: int = 1) -> None:
-    """Returns when so many sessions wait for a lock."""
-    blocked = text(
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    )
-    async with asyncio.timeout(DEADLINE_S):
-        while await database.read(lambda c: c.execute(blocked).scalar_one()) < sessions:
-            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager

@@ -5,6 +5,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +139,14 @@ async def test_recovery_does_not_change_calls_that_are_claimed_or_closed_at_the_
         assert outcomes[100:] == [0] * 10
 
 
-@pytest.mark.parametrize(
-    ("epoch", "before"), [(2, CallState.FORWARDING), (1, CallState.UNKNOWN), (1, CallState.CONSUMED)]
-)
-async def test_what_moved_on_since_it_was_found_is_left_alone(
-    database: Database, epoch: int, before: CallState
-) -> None:
+async def test_what_moved_on_since_it_was_found_is_left_alone(database: Database) -> None:
     async with Gateway(database) as one:
         claim = claim_on(await pay(one))
         await one.claim(claim)
-        stale = AbandonedCall(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
-        assert await database.write(lambda c: recover_calls(c, [stale], now_ms=NOW_MS)) == []
-        assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING
+        for epoch, before in ((2, CallState.FORWARDING), (1, CallState.UNKNOWN), (1, CallState.CONSUMED)):
+            stale = AbandonedCall(call_id=claim.call_id, epoch=epoch, before=before, after=CallState.RELEASED)
+            assert await database.write(partial(recover_calls, abandoned=[stale], now_ms=NOW_MS)) == [], stale
+            assert (await one.find_call(claim.call_id)).state is CallState.FORWARDING, stale
 
 
 @pytest.mark.postgres

@@ -8,10 +8,10 @@ from typing import Any
 import asyncpg
 import pytest
 
-from tests.contracts.test_plain_writes import wait_blocked
 from tests.contracts.test_webhook_outbox import GONE, OK, SMALL, begin, emit
 from tests.kit.databases import open_database
 from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
+from tests.kit.waits import wait_blocked
 from tests.kit.webhooks import WebhookHarness
 from tollway.errors import StorageUnavailable
 from tollway.storage.database import Database

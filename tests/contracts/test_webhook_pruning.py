@@ -1,16 +1,18 @@
 """Old deliveries and messages of webhooks are found and deleted by an index, page by page, on SQLite and on PostgreSQL."""
 
 import asyncio
+from functools import partial
+from itertools import product
 from typing import Any
 
 import asyncpg
 import pytest
 from sqlalchemy import Connection, func, insert, select, update
 
-from tests.contracts.test_catalog_search_plans import as_if_large, plans_of, settle_down
-from tests.contracts.test_plain_writes import wait_blocked
 from tests.kit.databases import open_database
 from tests.kit.ledger_records import NOW_MS, PROVIDER
+from tests.kit.query_plans import as_if_large, plans_of, settle_down
+from tests.kit.waits import wait_blocked
 from tests.kit.webhooks import WebhookHarness
 from tollway.storage.database import Database
 from tollway.storage.webhook_pruning import (
@@ -129,18 +131,10 @@ async def test_two_that_delete_the_last_deliveries_of_an_event_delete_the_event(
         assert await count(database) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("state", KEPT_MS)
-@pytest.mark.parametrize(
-    ("rows", "settled"),
-    [(DELIVERIES, "ix_webhook_delivery_settled"), (MESSAGES, "ix_webhook_message_settled")],
-)
-async def test_pruning_reads_an_index(
-    database: Database,
-    request: pytest.FixtureRequest,
-    rows: Prunable,
-    settled: str,
-    state: DeliveryState,
-) -> None:
+SETTLED = ((DELIVERIES, "ix_webhook_delivery_settled"), (MESSAGES, "ix_webhook_message_settled"))
+
+
+async def test_pruning_reads_an_index(database: Database, request: pytest.FixtureRequest) -> None:
     await fill(
         database,
         rows_of("delivered", ROWS, at_ms=OLD_MS, first=10_000),
@@ -149,7 +143,7 @@ async def test_pruning_reads_an_index(
     )
     await settle_down(request, database)
 
-    def work(connection: Connection) -> None:
+    def work(connection: Connection, rows: Prunable, settled: str, state: DeliveryState) -> None:
         as_if_large(connection)
         (found,) = plans_of(
             connection,
@@ -157,11 +151,12 @@ async def test_pruning_reads_an_index(
         )
         named = [(10_001, 1), (10_002, 2)] if rows is DELIVERIES else [(10_001,), (10_002,)]
         deleted = plans_of(connection, lambda one: delete_settled(one, rows, named=named))
-        assert settled in found
-        assert "TEMP B-TREE" not in found
-        assert len(deleted) == (3 if rows is DELIVERIES else 1)
+        assert settled in found, state
+        assert "TEMP B-TREE" not in found, state
+        assert len(deleted) == (3 if rows is DELIVERIES else 1), state
         for plan in (found, *deleted):
-            assert "Seq Scan" not in plan
-            assert "SCAN webhook" not in plan
+            assert "Seq Scan" not in plan, state
+            assert "SCAN webhook" not in plan, state
 
-    await database.write(work)
+    for (rows, settled), state in product(SETTLED, KEPT_MS):
+        await database.write(partial(work, rows=rows, settled=settled, state=state))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert
 
-from tests.contracts.test_catalog_search_plans import as_if_large, plans_of, settle_down
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
+from tests.kit.query_plans import as_if_large, plans_of, settle_down
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS

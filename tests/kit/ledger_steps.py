@@ -5,9 +5,11 @@ from typing import Any
 from tests.kit.clocks import Clock
 from tests.kit.ledger_records import (
     NOW_MS,
+    PROVIDER,
     attempt_of,
     authorization_of,
     authorized_claim,
+    claim_on,
     close_of,
     new_payment,
     transfer_in,
@@ -23,6 +25,14 @@ async def pay(ledger: Any, value_units: int = 10, name: str = "tx", **fields: An
     payment: Payment
     (payment,) = await ledger.record_payments([new_payment(value_units, name, **fields)], now_ms=NOW_MS)
     return payment
+
+
+async def learn_terms(ledger: Any, *currencies: str) -> None:
+    """Afterwards this gateway knows the terms of such calls, paid and free: a claim with other terms is never plain."""
+    payment = await pay(ledger, 10, "of another payer", payer=PROVIDER)
+    for currency in currencies or ("USDC",):
+        await ledger.claim(claim_on(payment, currency=currency))
+        await ledger.claim(claim_on(None, currency=currency))
 
 
 async def read_rest(ledger: Any, name: str = "tx") -> int:

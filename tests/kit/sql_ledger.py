@@ -4,13 +4,17 @@ A gateway has one store for each port (`app/lifecycle`). The model in memory (`t
 that run on both name one ledger.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from sqlalchemy import Connection
+
 from tests.model.rows import Debt, debts_from
 from tollway.ids import Address
+from tollway.ledger.ledger import Claim
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.storage.call_terms import TermsReference, terms_of, write_terms
 from tollway.storage.database import Database
 from tollway.storage.debts import find_debts
 from tollway.storage.finality import FinalityStore
@@ -52,3 +56,10 @@ class SqlLedger(LedgerStore):
     async def debts(self, payer: Address) -> tuple[Debt, ...]:
         """What that payer owes, by account."""
         return debts_from(await self._database.read(partial(find_debts, payers=[payer])))
+
+
+def write_terms_of(connection: Connection, claims: Sequence[Claim]) -> list[TermsReference]:
+    """Writes the terms of each of these claims; they stay."""
+    terms = list(map(terms_of, claims))
+    written = write_terms(connection, set(terms)) if terms else {}
+    return [written[one] for one in terms]

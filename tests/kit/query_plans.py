@@ -1,0 +1,42 @@
+"""Plans of statements on both databases, and what makes a small table planned as a large one."""
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import Connection, event, text
+
+from tollway.storage.database import Database
+
+
+def plans_of(connection: Connection, work: Callable[[Connection], object]) -> list[str]:
+    """The plan of each statement that `work` runs, on one line."""
+    asked: list[tuple[str, Any]] = []
+
+    def record_check(_connection: object, _cursor: object, sql: str, values: Any, *_rest: object) -> None:
+        asked.append((sql, values))
+
+    event.listen(connection, "before_cursor_execute", record_check)
+    work(connection)
+    event.remove(connection, "before_cursor_execute", record_check)
+    is_sqlite = connection.dialect.name == "sqlite"
+    words = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN (COSTS OFF) "
+    return [
+        "; ".join(str(row[-1]).strip() for row in connection.exec_driver_sql(words + sql, values))
+        for sql, values in asked
+    ]
+
+
+async def settle_down(request: pytest.FixtureRequest, database: Database) -> None:
+    """Updates the statistics of PostgreSQL and its visibility map."""
+    if database.dialect == "postgresql":
+        connection = await asyncpg.connect(request.getfixturevalue("postgres_url"))
+        await connection.execute("VACUUM ANALYZE")
+        await connection.close()
+
+
+def as_if_large(connection: Connection) -> None:
+    """Makes PostgreSQL use the indexes of short tables."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SET LOCAL enable_seqscan = off"))
