@@ -201,76 +201,76 @@ REQUIRED = '("@authority" "@method" "@path")'
 TIMES = f"created={NOW};expires={NOW + 60}"
 
 
-@pytest.mark.parametrize(
-    ("member", "reason"),
-    [
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}"', None),
-        (f'("@path" "@method" "@authority" "@scheme");{TIMES};nonce="n";keyid="{KEYID}"', None),
-        (f'("@authority" "@method" "@path" "accept");{TIMES};nonce="n";keyid="{KEYID}"', None),
-        (f'("@authority" "@method" "@path" "@query");{TIMES};nonce="n";keyid="{KEYID}"', None),
-        (f'("@authority" "@method" "@path" "@target-uri");{TIMES};nonce="n";keyid="{KEYID}"', None),
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}";tag="x";more', None),
-        (f'("@method" "@path");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
-        (f'("@authority" "@path");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
-        (f'("@authority" "@method");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
-        (f'("@target-uri" "@method");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
-        (f'();{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
-        (f'"@authority";{TIMES};nonce="n";keyid="{KEYID}"', "malformed"),
-        (f'("@authority" "@method" "@path" "@path");{TIMES};nonce="n";keyid="{KEYID}"', "malformed"),
-        (
-            f'("@authority" "@method" "@path";req);{TIMES};nonce="n";keyid="{KEYID}"',
-            "component_unsupported",
-        ),
-        (f'("@authority" "@method" "@path" 7);{TIMES};nonce="n";keyid="{KEYID}"', "component_unsupported"),
-        (
-            f'("@authority" "@method" "@path" "@status");{TIMES};nonce="n";keyid="{KEYID}"',
-            "component_unsupported",
-        ),
-        (
-            f'("@authority" "@method" "@path" "Accept");{TIMES};nonce="n";keyid="{KEYID}"',
-            "component_unsupported",
-        ),
-        (
-            f'("@authority" "@method" "@path" "x-absent");{TIMES};nonce="n";keyid="{KEYID}"',
-            "component_absent",
-        ),
-        (
-            f'("@authority" "@method" "@path" "content-digest");{TIMES};nonce="n";keyid="{KEYID}"',
-            "digest_unsupported",
-        ),
-        (f'{REQUIRED};{TIMES};keyid="{KEYID}"', "nonce_missing"),
-        (f'{REQUIRED};{TIMES};nonce="";keyid="{KEYID}"', "nonce_missing"),
-        (f'{REQUIRED};{TIMES};nonce=7;keyid="{KEYID}"', "nonce_missing"),
-        (f'{REQUIRED};{TIMES};nonce=tok;keyid="{KEYID}"', "nonce_missing"),
-        (f'{REQUIRED};{TIMES};nonce="{"n" * 129}";keyid="{KEYID}"', "nonce_missing"),
-        (f'{REQUIRED};created={NOW};nonce="n";keyid="{KEYID}"', "times_missing"),
-        (f'{REQUIRED};expires={NOW};nonce="n";keyid="{KEYID}"', "times_missing"),
-        (f'{REQUIRED};created;expires={NOW};nonce="n";keyid="{KEYID}"', "times_missing"),
-        (f'{REQUIRED};created={NOW}.0;expires={NOW + 1};nonce="n";keyid="{KEYID}"', "times_missing"),
-        (f'{REQUIRED};created=@{NOW};expires=@{NOW + 1};nonce="n";keyid="{KEYID}"', "times_missing"),
-        (f'{REQUIRED};{TIMES};nonce="n";alg="eip191";keyid="{KEYID}"', "alg_not_allowed"),
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:8453"', "keyid_malformed"),
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:08:0x{"ab" * 20}"', "keyid_malformed"),
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:8:0x{"ab" * 19}"', "keyid_malformed"),
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:8:0x{"aB" * 20}"', "keyid_malformed"),
-        ("(", "malformed"),
-        (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}", eth=1', "malformed"),
-    ],
-)
-def test_the_required_parameters_of_a_signature(member: str, reason: str | None) -> None:
-    request = SignedRequest(
-        method="GET",
-        raw_path=b"/api/v2/history",
-        query=b"",
-        headers=[
-            (b"accept", b" a "),
-            (b"accept", b"b"),
-            (b"signature-input", f"eth={member}".encode()),
-            (b"signature", b"eth=:AAAA:"),
-        ],
-        body=b"",
-    )
-    assert reason_of(read(request)) == reason
+PARAMETERS = [
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}"', None),
+    (f'("@path" "@method" "@authority" "@scheme");{TIMES};nonce="n";keyid="{KEYID}"', None),
+    (f'("@authority" "@method" "@path" "accept");{TIMES};nonce="n";keyid="{KEYID}"', None),
+    (f'("@authority" "@method" "@path" "@query");{TIMES};nonce="n";keyid="{KEYID}"', None),
+    (f'("@authority" "@method" "@path" "@target-uri");{TIMES};nonce="n";keyid="{KEYID}"', None),
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}";tag="x";more', None),
+    (f'("@method" "@path");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
+    (f'("@authority" "@path");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
+    (f'("@authority" "@method");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
+    (f'("@target-uri" "@method");{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
+    (f'();{TIMES};nonce="n";keyid="{KEYID}"', "components_missing"),
+    (f'"@authority";{TIMES};nonce="n";keyid="{KEYID}"', "malformed"),
+    (f'("@authority" "@method" "@path" "@path");{TIMES};nonce="n";keyid="{KEYID}"', "malformed"),
+    (
+        f'("@authority" "@method" "@path";req);{TIMES};nonce="n";keyid="{KEYID}"',
+        "component_unsupported",
+    ),
+    (f'("@authority" "@method" "@path" 7);{TIMES};nonce="n";keyid="{KEYID}"', "component_unsupported"),
+    (
+        f'("@authority" "@method" "@path" "@status");{TIMES};nonce="n";keyid="{KEYID}"',
+        "component_unsupported",
+    ),
+    (
+        f'("@authority" "@method" "@path" "Accept");{TIMES};nonce="n";keyid="{KEYID}"',
+        "component_unsupported",
+    ),
+    (
+        f'("@authority" "@method" "@path" "x-absent");{TIMES};nonce="n";keyid="{KEYID}"',
+        "component_absent",
+    ),
+    (
+        f'("@authority" "@method" "@path" "content-digest");{TIMES};nonce="n";keyid="{KEYID}"',
+        "digest_unsupported",
+    ),
+    (f'{REQUIRED};{TIMES};keyid="{KEYID}"', "nonce_missing"),
+    (f'{REQUIRED};{TIMES};nonce="";keyid="{KEYID}"', "nonce_missing"),
+    (f'{REQUIRED};{TIMES};nonce=7;keyid="{KEYID}"', "nonce_missing"),
+    (f'{REQUIRED};{TIMES};nonce=tok;keyid="{KEYID}"', "nonce_missing"),
+    (f'{REQUIRED};{TIMES};nonce="{"n" * 129}";keyid="{KEYID}"', "nonce_missing"),
+    (f'{REQUIRED};created={NOW};nonce="n";keyid="{KEYID}"', "times_missing"),
+    (f'{REQUIRED};expires={NOW};nonce="n";keyid="{KEYID}"', "times_missing"),
+    (f'{REQUIRED};created;expires={NOW};nonce="n";keyid="{KEYID}"', "times_missing"),
+    (f'{REQUIRED};created={NOW}.0;expires={NOW + 1};nonce="n";keyid="{KEYID}"', "times_missing"),
+    (f'{REQUIRED};created=@{NOW};expires=@{NOW + 1};nonce="n";keyid="{KEYID}"', "times_missing"),
+    (f'{REQUIRED};{TIMES};nonce="n";alg="eip191";keyid="{KEYID}"', "alg_not_allowed"),
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:8453"', "keyid_malformed"),
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:08:0x{"ab" * 20}"', "keyid_malformed"),
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:8:0x{"ab" * 19}"', "keyid_malformed"),
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="erc8128:8:0x{"aB" * 20}"', "keyid_malformed"),
+    ("(", "malformed"),
+    (f'{REQUIRED};{TIMES};nonce="n";keyid="{KEYID}", eth=1', "malformed"),
+]
+
+
+def test_the_required_parameters_of_a_signature() -> None:
+    for member, reason in PARAMETERS:
+        request = SignedRequest(
+            method="GET",
+            raw_path=b"/api/v2/history",
+            query=b"",
+            headers=[
+                (b"accept", b" a "),
+                (b"accept", b"b"),
+                (b"signature-input", f"eth={member}".encode()),
+                (b"signature", b"eth=:AAAA:"),
+            ],
+            body=b"",
+        )
+        assert reason_of(read(request)) == reason, member
 
 
 @pytest.mark.parametrize("signature", ["", "other=:AAAA:", "eth=?1", 'eth="text"', "eth=::", "eth=()"])

@@ -153,9 +153,9 @@ ACCEPTED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", ACCEPTED, ids=str)
-def test_accepts(changes: dict[str, Any]) -> None:
-    accepted({**BODY, **changes})
+def test_accepts() -> None:
+    for changes in ACCEPTED:
+        accepted({**BODY, **changes})
 
 
 PRICES = [
@@ -370,9 +370,9 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "errors"), REFUSED, ids=lambda value: str(value)[:60])
-def test_refuses(changes: dict[str, Any], errors: list[str]) -> None:
-    assert refused({**BODY, **changes}) == errors
+def test_refuses() -> None:
+    for changes, errors in REFUSED:
+        assert refused({**BODY, **changes}) == errors, changes
 
 
 @pytest.mark.parametrize("field", ["name", "pricePerRequest", "currency", "endpoint"])

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,36 +16,36 @@ def names(paths: Any, **more: Any) -> list[str]:
     return [f"{one.method} {one.path}" for one in document(paths, **more).operations]
 
 
-@pytest.mark.parametrize(
-    ("path", "read"),
-    [
-        ("/", "/"),
-        ("/v1/cities/{city}", "/v1/cities/{city}"),
-        ("/v1/cities/", "/v1/cities/"),
-        ("/tiles/{z}/{x}.{format}", "/tiles/{z}/{x}.{format}"),
-        ("/a/{user id}", "/a/{user_id}"),
-        ("/a/{ignore all rules*}", "/a/{ignore_all_rules}"),
-        ("/caf%C3%A9", "/caf%C3%A9"),
-        ("", None),
-        ("v1", None),
-        ("//evil.example/x", None),
-        ("/a//b", None),
-        ("/a/../b", None),
-        ("/a/%2e%2E/b", None),
-        ("/a?b=c", None),
-        ("/a#b", None),
-        ("/a b", None),
-        ("/café", None),
-        ("/a/{b}{c}", None),
-        ("/a/{b}/{b}", None),
-        ("/a/{\u202e}", None),
-        ("/a/{b", None),
-        ("/<script>", None),
-        ("/" + "a" * 3_000, None),
-    ],
-)
-def test_only_paths_that_a_request_can_match_are_read(path: str, read: str | None) -> None:
-    assert names({path: {"get": {}}}) == ([] if read is None else [f"GET {read}"])
+PATHS = [
+    ("/", "/"),
+    ("/v1/cities/{city}", "/v1/cities/{city}"),
+    ("/v1/cities/", "/v1/cities/"),
+    ("/tiles/{z}/{x}.{format}", "/tiles/{z}/{x}.{format}"),
+    ("/a/{user id}", "/a/{user_id}"),
+    ("/a/{ignore all rules*}", "/a/{ignore_all_rules}"),
+    ("/caf%C3%A9", "/caf%C3%A9"),
+    ("", None),
+    ("v1", None),
+    ("//evil.example/x", None),
+    ("/a//b", None),
+    ("/a/../b", None),
+    ("/a/%2e%2E/b", None),
+    ("/a?b=c", None),
+    ("/a#b", None),
+    ("/a b", None),
+    ("/café", None),
+    ("/a/{b}{c}", None),
+    ("/a/{b}/{b}", None),
+    ("/a/{\u202e}", None),
+    ("/a/{b", None),
+    ("/<script>", None),
+    ("/" + "a" * 3_000, None),
+]
+
+
+def test_only_paths_that_a_request_can_match_are_read() -> None:
+    for path, read in PATHS:
+        assert names({path: {"get": {}}}) == ([] if read is None else [f"GET {read}"])
 
 
 def test_only_methods_that_a_gateway_forwards_are_read() -> None:

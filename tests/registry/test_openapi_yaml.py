@@ -6,33 +6,32 @@ import pytest
 
 from tollway.registry.openapi import YamlRefused, parse_yaml_object
 
+READ: list[tuple[str, dict[str, Any]]] = [
+    ("a: 1", {"a": 1}),
+    ("\ufeffa: 1", {"a": 1}),
+    ("{a: [1, -2.5, 1e3, 'x', \"y\"]}", {"a": [1, -2.5, 1000.0, "x", "y"]}),
+    ("a: true\nb: False\nc: null\nd: ~\ne:", {"a": True, "b": False, "c": None, "d": None, "e": None}),
+    ("a: yes\nb: on\nc: NO", {"a": "yes", "b": "on", "c": "NO"}),
+    ("a: 2020-01-01\nb: 1:30\nc: 0o17\nd: 1_000\ne: 010\nf: .5", {
+        "a": "2020-01-01", "b": "1:30", "c": "0o17", "d": "1_000", "e": "010", "f": ".5"}),
+    ("200: ok\non: 1\n~: 2", {"200": "ok", "on": 1, "~": 2}),
+    ("a: '1'\nb: !!str 1\nc: !!int 3", {"a": "1", "b": "1", "c": 3}),
+    ("a: |\n  x\n  y\n", {"a": "x\ny\n"}),
+    ("a: &here 1", {"a": 1}),
+    ("a: &x [1]\nb: *x", {"a": [1], "b": [1]}),
+    ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
+    ("a: &x {b: &y [2], c: *y}\nd: *x", {"a": {"b": [2], "c": [2]}, "d": {"b": [2], "c": [2]}}),
+    ("base: &x {a: 1, b: 2}\nc: {<<: *x, b: 3}", {"base": {"a": 1, "b": 2}, "c": {"a": 1, "b": 3}}),
+    ("c: {b: 3, <<: {a: 1, b: 2}}", {"c": {"a": 1, "b": 3}}),
+    ("c: {<<: [{a: 1}, {a: 2, b: 2}]}", {"c": {"a": 1, "b": 2}}),
+    ("c: {'<<': {a: 1}}", {"c": {"<<": {"a": 1}}}),
+    ("openapi: 3.0.1\ninfo:\n  version: 1.0\n", {"openapi": "3.0.1", "info": {"version": 1.0}}),
+]  # fmt: skip
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("a: 1", {"a": 1}),
-        ("\ufeffa: 1", {"a": 1}),
-        ("{a: [1, -2.5, 1e3, 'x', \"y\"]}", {"a": [1, -2.5, 1000.0, "x", "y"]}),
-        ("a: true\nb: False\nc: null\nd: ~\ne:", {"a": True, "b": False, "c": None, "d": None, "e": None}),
-        ("a: yes\nb: on\nc: NO", {"a": "yes", "b": "on", "c": "NO"}),
-        ("a: 2020-01-01\nb: 1:30\nc: 0o17\nd: 1_000\ne: 010\nf: .5", {
-            "a": "2020-01-01", "b": "1:30", "c": "0o17", "d": "1_000", "e": "010", "f": ".5"}),
-        ("200: ok\non: 1\n~: 2", {"200": "ok", "on": 1, "~": 2}),
-        ("a: '1'\nb: !!str 1\nc: !!int 3", {"a": "1", "b": "1", "c": 3}),
-        ("a: |\n  x\n  y\n", {"a": "x\ny\n"}),
-        ("a: &here 1", {"a": 1}),
-        ("a: &x [1]\nb: *x", {"a": [1], "b": [1]}),
-        ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
-        ("a: &x {b: &y [2], c: *y}\nd: *x", {"a": {"b": [2], "c": [2]}, "d": {"b": [2], "c": [2]}}),
-        ("base: &x {a: 1, b: 2}\nc: {<<: *x, b: 3}", {"base": {"a": 1, "b": 2}, "c": {"a": 1, "b": 3}}),
-        ("c: {b: 3, <<: {a: 1, b: 2}}", {"c": {"a": 1, "b": 3}}),
-        ("c: {<<: [{a: 1}, {a: 2, b: 2}]}", {"c": {"a": 1, "b": 2}}),
-        ("c: {'<<': {a: 1}}", {"c": {"<<": {"a": 1}}}),
-        ("openapi: 3.0.1\ninfo:\n  version: 1.0\n", {"openapi": "3.0.1", "info": {"version": 1.0}}),
-    ],
-)  # fmt: skip
-def test_reads_the_data_model_of_json(text: str, found: dict[str, Any]) -> None:
-    assert parse_yaml_object(text.encode()) == found
+
+def test_reads_the_data_model_of_json() -> None:
+    for text, found in READ:
+        assert parse_yaml_object(text.encode()) == found
 
 
 @pytest.mark.parametrize(

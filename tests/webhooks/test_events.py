@@ -29,34 +29,32 @@ FORWARDING, SETTLING, CONSUMED, RELEASED, UNKNOWN, REORGED = (
 CHARGED, HELD, RESOLVED = EventType.CALL_CHARGED, EventType.CALL_HELD, EventType.CALL_RESOLVED
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "given", "expected"),
-    [
-        (FORWARDING, CONSUMED, {}, CHARGED),
-        (SETTLING, CONSUMED, {"rail": "x402"}, CHARGED),
-        (FORWARDING, CONSUMED, {"attempts": 2}, CHARGED),
-        (FORWARDING, CONSUMED, {"rail": "none"}, None),
-        (FORWARDING, CONSUMED, {"cut": "repeated", "attempts": 2}, None),
-        (FORWARDING, SETTLING, {"rail": "mpp"}, None),
-        (FORWARDING, RELEASED, {}, None),
-        (SETTLING, RELEASED, {"rail": "x402"}, None),
-        (FORWARDING, RELEASED, {"attempts": 2}, RESOLVED),
-        (FORWARDING, UNKNOWN, {}, HELD),
-        (FORWARDING, UNKNOWN, {"rail": "none"}, None),
-        (CONSUMED, UNKNOWN, {}, HELD),
-        (CONSUMED, FORWARDING, {}, None),
-        (UNKNOWN, FORWARDING, {}, None),
-        (UNKNOWN, RELEASED, {}, RESOLVED),
-        (UNKNOWN, CONSUMED, {}, RESOLVED),
-        (CONSUMED, REORGED, {}, None),
-        (REORGED, CONSUMED, {}, None),
-    ],
-)
-def test_a_move_of_a_call_is_at_most_one_event(
-    before: CallState, after: CallState, given: dict[str, Any], expected: EventType | None
-) -> None:
-    facts: dict[str, Any] = {"rail": "tx", "cut": "", "attempts": 1, **given}
-    assert call_event_of(before, after, **facts) is expected
+MOVES: list[tuple[CallState, CallState, dict[str, Any], EventType | None]] = [
+    (FORWARDING, CONSUMED, {}, CHARGED),
+    (SETTLING, CONSUMED, {"rail": "x402"}, CHARGED),
+    (FORWARDING, CONSUMED, {"attempts": 2}, CHARGED),
+    (FORWARDING, CONSUMED, {"rail": "none"}, None),
+    (FORWARDING, CONSUMED, {"cut": "repeated", "attempts": 2}, None),
+    (FORWARDING, SETTLING, {"rail": "mpp"}, None),
+    (FORWARDING, RELEASED, {}, None),
+    (SETTLING, RELEASED, {"rail": "x402"}, None),
+    (FORWARDING, RELEASED, {"attempts": 2}, RESOLVED),
+    (FORWARDING, UNKNOWN, {}, HELD),
+    (FORWARDING, UNKNOWN, {"rail": "none"}, None),
+    (CONSUMED, UNKNOWN, {}, HELD),
+    (CONSUMED, FORWARDING, {}, None),
+    (UNKNOWN, FORWARDING, {}, None),
+    (UNKNOWN, RELEASED, {}, RESOLVED),
+    (UNKNOWN, CONSUMED, {}, RESOLVED),
+    (CONSUMED, REORGED, {}, None),
+    (REORGED, CONSUMED, {}, None),
+]
+
+
+def test_a_move_of_a_call_is_at_most_one_event() -> None:
+    for before, after, given, expected in MOVES:
+        facts: dict[str, Any] = {"rail": "tx", "cut": "", "attempts": 1, **given}
+        assert call_event_of(before, after, **facts) is expected, (before, after, given)
 
 
 def record(**fields: Any) -> CallRecord:
