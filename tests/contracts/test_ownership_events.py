@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.kit.ledger_records import PROVIDER
-from tests.kit.listings import sample_listing
+from tests.kit.listings import make_challenge, sample_listing
 from tests.kit.stores import make_sealer
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address, ListingId
@@ -71,18 +71,6 @@ class Registry:
             (event.type, Address(event.wallet), event.subject, event.state)
             for event in await self.webhooks.new_events()
         ]
-
-
-def make_challenge(claim: OwnershipClaim) -> Challenge:
-    return Challenge(
-        listing_id=claim.listing_id,
-        origin=claim.endpoint,
-        host=None,
-        provider=claim.provider,
-        pay_to=claim.pay_to,
-        networks=claim.networks,
-        content="line",
-    )
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.money import Asset, Price, TokenDomain
 from tollway.registry.listing import ChargeOn, Listing
 from tollway.registry.moderation import BlockedWallet
+from tollway.registry.ownership import Challenge, OwnershipClaim
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 from tollway.web.listing_json import ListingEncoder
 from tollway.web.query import format_time
@@ -52,6 +53,19 @@ def sample_listing(*, provider: Address, created_ms: int = 1, **changes: Any) ->
         revision=1,
     )
     return replace(plain, **changes)
+
+
+def make_challenge(claim: OwnershipClaim) -> Challenge:
+    """What a check of an ownership looks for, with the whole endpoint as its origin."""
+    return Challenge(
+        listing_id=claim.listing_id,
+        origin=claim.endpoint,
+        host=None,
+        provider=claim.provider,
+        pay_to=claim.pay_to,
+        networks=claim.networks,
+        content="line",
+    )
 
 
 def sample_assets(chains: int) -> tuple[Asset, ...]:

@@ -3,6 +3,7 @@
 import pytest
 
 from tollway.rate_limits.redis_url import parse_redis_url
+from tollway.rate_limits.redis_windows import RedisWindows
 
 
 @pytest.mark.parametrize(
@@ -16,8 +17,9 @@ from tollway.rate_limits.redis_url import parse_redis_url
         "unix:///run/valkey.sock?db=1",
     ],
 )
-def test_a_usable_url_is_accepted_unchanged(url: str) -> None:
+async def test_a_usable_url_is_accepted_unchanged_and_makes_a_client(url: str) -> None:
     assert parse_redis_url(url) == url
+    RedisWindows(url, namespace="n", secret=b"", deadline_s=1.0, retry_s=1.0)
 
 
 @pytest.mark.parametrize(

@@ -289,21 +289,6 @@ async def test_records_are_not_kept_during_an_outage(server: Any, namespace: str
 # ---- Settings, and a gateway.
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "redis://cache.example",
-        "redis://cache.example:6380/3",
-        "rediss://me:pa55@cache.example/0",
-        "valkey://[::1]:6379",
-        "valkeys://:pa55@cache.example?db=2",
-        "unix:///run/valkey.sock?db=1",
-    ],
-)
-async def test_every_accepted_url_makes_a_client(url: str, namespace: str) -> None:
-    RedisWindows(url, namespace=namespace, secret=b"", deadline_s=1.0, retry_s=1.0)
-
-
 async def test_a_gateway_checks_periodically_whether_its_server_is_back(server: Any, tmp_path: Path) -> None:
     told = {
         "RPC_SANDBOX": "http://127.0.0.1:1",

@@ -1,10 +1,12 @@
 """Charged responses, and the time in which a version of the terms counts."""
 
+from dataclasses import replace
+
 import pytest
 
-from tollway.ids import Address, ChainId
-from tollway.money import Price
-from tollway.registry.listing import ChargeOn, Terms, UpstreamAuth, is_charged
+from tests.kit.listings import sample_listing
+from tollway.ids import Address
+from tollway.registry.listing import ChargeOn, UpstreamAuth, is_charged
 
 SUCCESSES = (200, 201, 204, 206, 299, 304)
 ANSWERS = (300, 301, 307, 400, 404, 409, 410, 415, 422, 451, 499)
@@ -25,20 +27,7 @@ def test_the_statuses_that_are_charged(charge_on: ChargeOn, charged: tuple[int, 
     ("until_ms", "is_in_force"), [(None, True), (1_001, True), (1_000, True), (999, False)]
 )
 def test_terms_in_force_since(until_ms: int | None, is_in_force: bool) -> None:
-    terms = Terms(
-        price=Price.parse("1"),
-        currency="USDC",
-        networks=(ChainId(1),),
-        pay_to=Address(20),
-        operations=(),
-        other_paths="serve",
-        methods=(),
-        described=(),
-        status="active",
-        charge_on=ChargeOn.SUCCESS,
-        since_ms=0,
-        until_ms=until_ms,
-    )
+    terms = replace(sample_listing(provider=Address(20)).current_terms(since_ms=0), until_ms=until_ms)
     assert terms.is_in_force_since(1_000) is is_in_force
 
 

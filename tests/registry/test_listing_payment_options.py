@@ -1,12 +1,14 @@
 """The payment options, with amounts in base units."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from tests.kit.listings import sample_listing
 from tollway.ids import Address, ChainId
 from tollway.money import Asset, Price, TokenDomain
-from tollway.registry.listing import ChargeOn, Terms, list_payment_options, list_transaction_options
+from tollway.registry.listing import Terms, list_payment_options, list_transaction_options
 
 PAYEE, TOKEN, OTHER = Address(b"\xaa" * 20), Address(b"\x11" * 20), Address(b"\x22" * 20)
 A, B, C = ChainId(1), ChainId(2), ChainId(3)
@@ -18,21 +20,12 @@ NATIVE = Asset(chain_id=A, token=None, symbol="ETH", decimals=18)
 ASSETS = (SIX, NATIVE, EIGHTEEN, TWO, BRIDGED)
 
 
+def terms_of(**changes: Any) -> Terms:
+    return sample_listing(provider=PAYEE, **changes).current_terms(since_ms=0)
+
+
 def options(price: str, currency: str, *networks: ChainId) -> list[tuple[Asset, int]]:
-    terms = Terms(
-        price=Price.parse("9"),
-        currency=currency,
-        networks=networks,
-        pay_to=PAYEE,
-        operations=(),
-        other_paths="serve",
-        methods=(),
-        described=(),
-        status="active",
-        charge_on=ChargeOn.SUCCESS,
-        since_ms=0,
-        until_ms=None,
-    )
+    terms = terms_of(price=Price.parse("9"), currency=currency, networks=networks)
     found = list_transaction_options(
         terms, Price.parse(price), assets=ASSETS, confirmations_for=lambda asset, units: 7
     )
@@ -67,20 +60,7 @@ def test_confirmations_depend_on_the_value_in_ledger_units() -> None:
         asked.append((asset, units))
         return 1
 
-    terms = Terms(
-        price=Price.parse("2"),
-        currency="USDC",
-        networks=(A, B),
-        pay_to=PAYEE,
-        operations=(),
-        other_paths="serve",
-        methods=(),
-        described=(),
-        status="active",
-        charge_on=ChargeOn.SUCCESS,
-        since_ms=0,
-        until_ms=None,
-    )
+    terms = terms_of(price=Price.parse("2"), currency="USDC", networks=(A, B))
     list_transaction_options(terms, terms.price, assets=(SIX, EIGHTEEN), confirmations_for=confirmations_for)
     assert asked == [(SIX, 2 * 10**6), (EIGHTEEN, 2 * 10**9)]
 
@@ -88,20 +68,7 @@ def test_confirmations_depend_on_the_value_in_ledger_units() -> None:
 def test_an_authorisation_follows_each_asset_that_supports_it_and_can_be_settled() -> None:
     domain = TokenDomain(name="USDC", version="2")
     signed, unsettled = replace(SIX, domain=domain), replace(BRIDGED, domain=domain)
-    terms = Terms(
-        price=Price.parse("9"),
-        currency="USDC",
-        networks=(B, A),
-        pay_to=PAYEE,
-        operations=(),
-        other_paths="serve",
-        methods=(),
-        described=(),
-        status="active",
-        charge_on=ChargeOn.SUCCESS,
-        since_ms=0,
-        until_ms=None,
-    )
+    terms = terms_of(price=Price.parse("9"), currency="USDC", networks=(B, A))
     asked: list[tuple[Asset, int]] = []
 
     def is_offered(asset: Asset, units: int) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from tests.kit.listings import sample_listing
+from tests.kit.listings import make_challenge, sample_listing
 from tests.kit.stores import ControlStores
 from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address, ListingId
@@ -35,22 +35,11 @@ class Play:
     def make_rounds(self, check: Look, *, batch_max: int = 200) -> OwnershipRecheck:
         return OwnershipRecheck(
             self.ownerships,
-            challenge=self.challenge,
+            challenge=make_challenge,
             check=check,
             limits=LIMITS,
             now_ms=lambda: self.now_ms,
             batch_max=batch_max,
-        )
-
-    def challenge(self, claim: OwnershipClaim) -> Challenge:
-        return Challenge(
-            listing_id=claim.listing_id,
-            origin=claim.endpoint,
-            host=None,
-            provider=claim.provider,
-            pay_to=claim.pay_to,
-            networks=claim.networks,
-            content="line",
         )
 
     async def check(self, challenge: Challenge) -> tuple[Method, ...]:
@@ -60,7 +49,7 @@ class Play:
     async def prove(self, name: str, *, origin: str = ORIGIN, provider: Address = ALICE) -> Listing:
         listing = sample_listing(id=ListingId(name), provider=provider, name=name, endpoint=origin)
         await self.catalog.publish(listing)
-        challenge = self.challenge(OwnershipClaim.of(listing))
+        challenge = make_challenge(OwnershipClaim.of(listing))
         await self.ownerships.record_check(challenge, ["dns"], now_ms=self.now_ms, failures_max=2)
         return listing
 
