@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from tests.kit.clocks import Clock
@@ -25,8 +26,9 @@ from tests.kit.databases import (
     write_newer_migrations,
 )
 from tests.kit.ledger_records import NOW_MS
-from tests.kit.ledger_steps import outlive
+from tests.kit.ledger_steps import assert_balanced, outlive
 from tests.kit.sql_ledger import SqlLedger
+from tests.kit.storage_faults import FaultyLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
@@ -96,6 +98,34 @@ async def postgres_database(postgres_url: str) -> AsyncIterator[Database]:
     """An open, migrated, empty PostgreSQL database, for a test of what SQLite does not have."""
     async with open_database(postgres_url) as it:
         yield it
+
+
+@pytest.fixture
+async def operator(postgres_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A session of the operator, beside those of the gateways."""
+    connection = await asyncpg.connect(postgres_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def faulty_ledger(database: Database) -> AsyncIterator[FaultyLedger]:
+    """The open ledger of a gateway whose writes the test holds or fails; balanced at the end of the test."""
+    it = FaultyLedger(database)
+    await it.ledger.open()
+    yield it
+    await it.close()
+    await assert_balanced(it.ledger)
+
+
+@pytest.fixture
+async def pair(database: Database) -> AsyncIterator[list[FaultyLedger]]:
+    """The ledgers of two gateways over one database; balanced at the end of the test."""
+    both = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
+    yield both
+    for it in both:
+        await it.close()
+    await assert_balanced(both[0].ledger)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])

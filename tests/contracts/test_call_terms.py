@@ -1,7 +1,6 @@
 """The terms of calls: written once with their first call, known after its commit, shared by all gateways, on both databases."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -32,12 +31,8 @@ TERMS = terms_of(claim_on(None))
 
 
 @pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
-    it = FaultyLedger(database)
-    await it.ledger.open()
-    yield it
-    await it.close()
-    assert (await it.ledger.audit()).wrong == ()
+def ledger(faulty_ledger: FaultyLedger) -> FaultyLedger:
+    return faulty_ledger
 
 
 async def count_terms(database: Database) -> int:

@@ -56,14 +56,6 @@ async def database(postgres_url: str, opened: list[InterruptedConnection]) -> As
     await it.close()
 
 
-@pytest.fixture
-async def operator(postgres_url: str) -> AsyncIterator[Any]:
-    """A session of the operator, beside those of the gateway."""
-    connection = await asyncpg.connect(postgres_url)
-    yield connection
-    await connection.close()
-
-
 def run(*statements: str) -> Any:
     def work(connection: Connection) -> None:
         for statement in statements:

@@ -2,11 +2,9 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import pytest
 from sqlalchemy import Connection, text
 
@@ -19,7 +17,7 @@ from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage import database as database_module
 from tollway.storage import postgres as postgres_module
-from tollway.storage.database import Database, connect_database
+from tollway.storage.database import connect_database
 
 pytestmark = pytest.mark.dialects
 
@@ -28,12 +26,8 @@ HOLD_MS = DEFAULT_LIMITS.unknown_hold_s * 1000
 
 
 @pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
-    it = FaultyLedger(database)
-    await it.ledger.open()
-    yield it
-    await it.close()
-    assert (await it.ledger.audit()).wrong == ()
+def ledger(faulty_ledger: FaultyLedger) -> FaultyLedger:
+    return faulty_ledger
 
 
 async def states(ledger: FaultyLedger) -> list[str]:
@@ -175,10 +169,9 @@ async def test_entries_that_fail_one_by_one_have_so_much_time_together(ledger: F
 
 @pytest.mark.postgres
 async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+    postgres_url: str, operator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgres_module, "COMMAND_TIMEOUT_S", 1.0)
-    operator = await asyncpg.connect(postgres_url)
     database = connect_database(postgres_url)
     ledger = FaultyLedger(database)
     payment = await ledger.pay(100)
@@ -193,7 +186,6 @@ async def test_a_standby_that_is_gone_is_waited_for_twice_not_by_each(
         await set_standby(operator, "")
         await ledger.close()
         await database.close()
-        await operator.close()
 
 
 async def set_standby(operator: Any, name: str) -> None:

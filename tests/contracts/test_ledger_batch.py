@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-import asyncpg
 import pytest
 from sqlalchemy import text
 from structlog.testing import capture_logs
@@ -29,19 +28,15 @@ from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.storage.advisory_locks import STRIPES
 from tollway.storage.authorizations import LOCK_SPACE
 from tollway.storage.batch_wait import BATCH_WAIT_ABOVE, BATCH_WAIT_RECENT_MS
-from tollway.storage.database import Database, connect_database
+from tollway.storage.database import Database
 from tollway.storage.outage import ValueRefused
 
 pytestmark = pytest.mark.dialects
 
 
 @pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
-    it = FaultyLedger(database)
-    await it.ledger.open()
-    yield it
-    await it.close()
-    assert (await it.ledger.audit()).wrong == ()
+def ledger(faulty_ledger: FaultyLedger) -> FaultyLedger:
+    return faulty_ledger
 
 
 async def states(ledger: FaultyLedger) -> list[str]:
@@ -576,24 +571,19 @@ async def test_after_the_stop_nothing_is_claimed_and_every_caller_gets_an_outcom
 
 
 @pytest.mark.parametrize("worth", [1, 10])
-async def test_two_gateways_share_one_payment(database: Database, worth: int) -> None:
-    ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
+async def test_two_gateways_share_one_payment(pair: list[FaultyLedger], worth: int) -> None:
     for number in range(5):
         name = f"tx{number}"
-        payment = await ledgers[0].pay(worth, name)
-        outcomes = await asyncio.gather(*(ledger.ledger.claim(claim_on(payment)) for ledger in ledgers * 25))
+        payment = await pair[0].pay(worth, name)
+        outcomes = await asyncio.gather(*(ledger.ledger.claim(claim_on(payment)) for ledger in pair * 25))
         assert sum(isinstance(one, Claimed) for one in outcomes) == worth
-        (payment,) = await ledgers[1].ledger.find_payments(tx_hash(name))
+        (payment,) = await pair[1].ledger.find_payments(tx_hash(name))
         assert payment.remaining_units == 0
-    for ledger in ledgers:
-        await ledger.close()
-    assert (await ledgers[0].ledger.audit()).wrong == ()
 
 
-async def test_two_gateways_repair_each_others_siblings_without_deadlock(database: Database) -> None:
-    ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
-    payments = [await ledgers[0].pay(7, f"tx{number}") for number in range(20)]
-    claims = [(ledgers[n % 2], claim_on(one, 10)) for n, one in enumerate([*payments, *payments[::-1]])]
+async def test_two_gateways_repair_each_others_siblings_without_deadlock(pair: list[FaultyLedger]) -> None:
+    payments = [await pair[0].pay(7, f"tx{number}") for number in range(20)]
+    claims = [(pair[n % 2], claim_on(one, 10)) for n, one in enumerate([*payments, *payments[::-1]])]
     outcomes = await asyncio.gather(*(ledger.ledger.claim(claim) for ledger, claim in claims))
     assert sum(isinstance(one, Claimed) for one in outcomes) == 14
     closes = [
@@ -602,34 +592,32 @@ async def test_two_gateways_repair_each_others_siblings_without_deadlock(databas
         if isinstance(one, Claimed)
     ]
     await asyncio.gather(*closes)
-    for ledger in ledgers:
-        await ledger.close()
-    report = await ledgers[0].ledger.audit()
+    report = await pair[0].ledger.audit()
     assert (report.wrong, report.payments) == ((), 20)
-    rests = [(await ledgers[0].ledger.find_payments(one.tx_hash))[0].remaining_units for one in payments]
+    rests = [(await pair[0].ledger.find_payments(one.tx_hash))[0].remaining_units for one in payments]
     assert rests == [7] * 20
 
 
 @pytest.mark.postgres
-async def test_an_unfinal_maximum_locks_only_the_payment_of_the_proof(postgres_url: str) -> None:
+async def test_an_unfinal_maximum_locks_only_the_payment_of_the_proof(
+    operator: Any, postgres_database: Database
+) -> None:
     """A wallet may have thousands of unfinal payments."""
-    operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
-    ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
+    ledger = FaultyLedger(postgres_database, unfinal_max_nano={"USDC": 10_000})
     await ledger.ledger.open()
     other, shown = [await ledger.pay(10, name, is_final=False) for name in ("other", "shown")]
     async with operator.transaction():
         await operator.execute("SELECT id FROM payment WHERE id = $1 FOR UPDATE", other.id)
         assert isinstance(await ledger.ledger.claim(claim_on(shown)), Claimed)
     await ledger.close()
-    await database.close()
-    await operator.close()
 
 
 @pytest.mark.postgres
-async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(postgres_url: str) -> None:
+async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(
+    operator: Any, postgres_database: Database
+) -> None:
     """Each claim sums the commits of the others: two claims at the same time would not see each other."""
-    operator, database = await asyncpg.connect(postgres_url), connect_database(postgres_url)
-    ledger = FaultyLedger(database, unfinal_max_nano={"USDC": 10_000})
+    ledger = FaultyLedger(postgres_database, unfinal_max_nano={"USDC": 10_000})
     await ledger.ledger.open()
     payment = await ledger.pay(10, is_final=False)
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
@@ -642,56 +630,46 @@ async def test_claims_with_an_unfinal_maximum_take_turns_by_wallet(postgres_url:
         assert not claiming.done()
     assert isinstance(await claiming, Claimed)
     await ledger.close()
-    await database.close()
-    await operator.close()
 
 
-async def test_a_nonce_counts_once_over_gateways_and_payments_of_a_transaction(database: Database) -> None:
-    ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
+async def test_a_nonce_counts_once_over_gateways_and_payments_of_a_transaction(
+    pair: list[FaultyLedger],
+) -> None:
     for number in range(5):
         both = [new_payment(9, f"tx{number}"), new_payment(9, f"tx{number}", asset="native")]
-        payments = await ledgers[0].ledger.record_payments(both, now_ms=NOW_MS)
+        payments = await pair[0].ledger.record_payments(both, now_ms=NOW_MS)
         nonce = bytes([number]) * 32
         jobs = [
             ledger.ledger.claim(claim_on(payment, nonce=nonce))
-            for ledger in ledgers
+            for ledger in pair
             for payment in payments
             for _ in range(5)
         ]
         outcomes = await asyncio.gather(*jobs)
         kinds = [type(one) for one in outcomes]
         assert (kinds.count(Claimed), kinds.count(NonceUsed)) == (1, 19)
-    for ledger in ledgers:
-        await ledger.close()
 
 
-async def test_two_gateways_pay_a_debt_once(database: Database) -> None:
-    ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
-    payment = await ledgers[0].pay(10, is_final=False)
+async def test_two_gateways_pay_a_debt_once(pair: list[FaultyLedger]) -> None:
+    payment = await pair[0].pay(10, is_final=False)
     claim = claim_on(payment, 10)
-    await ledgers[0].ledger.claim(claim)
-    await ledgers[0].ledger.close(close_of(claim))
-    await ledgers[1].ledger.mark_gone(payment.id, now_ms=NOW_MS)
-    fresh = await asyncio.gather(*(ledgers[n % 2].pay(4, f"tx{n}") for n in range(6)))
+    await pair[0].ledger.claim(claim)
+    await pair[0].ledger.close(close_of(claim))
+    await pair[1].ledger.mark_gone(payment.id, now_ms=NOW_MS)
+    fresh = await asyncio.gather(*(pair[n % 2].pay(4, f"tx{n}") for n in range(6)))
     assert sum(one.remaining_units for one in fresh) == 14
-    assert await ledgers[0].ledger.debts(PAYER) == ()
-    for ledger in ledgers:
-        await ledger.close()
-    assert (await ledgers[0].ledger.audit()).wrong == ()
+    assert await pair[0].ledger.debts(PAYER) == ()
 
 
-async def test_one_of_two_gateways_wins_a_repeat(database: Database) -> None:
-    ledgers = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
-    claim = claim_on(await ledgers[0].pay(10))
-    await ledgers[0].ledger.claim(claim)
-    await ledgers[0].ledger.close(close_of(claim, CallState.UNKNOWN))
+async def test_one_of_two_gateways_wins_a_repeat(pair: list[FaultyLedger]) -> None:
+    claim = claim_on(await pair[0].pay(10))
+    await pair[0].ledger.claim(claim)
+    await pair[0].ledger.close(close_of(claim, CallState.UNKNOWN))
     outcomes = await asyncio.gather(
-        *(ledger.ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) for ledger in ledgers * 5)
+        *(ledger.ledger.reopen(claim.call_id, epoch=1, now_ms=NOW_MS) for ledger in pair * 5)
     )
     kinds = [type(one) for one in outcomes]
     assert (kinds.count(Claimed), kinds.count(Fenced)) == (1, 9)
-    for ledger in ledgers:
-        await ledger.close()
 
 
 async def test_what_comes_after_the_end_fails_at_once(ledger: FaultyLedger) -> None:

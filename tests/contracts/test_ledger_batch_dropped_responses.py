@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import asyncpg
 import pytest
 
 from tests.kit.asgi_exchange import Exchange
@@ -29,7 +28,7 @@ from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, Faul
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import CallState, Delivery, RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database, connect_database
+from tollway.storage.database import Database
 
 PRICE = 10_000
 TARGET = "/quote?x=1"
@@ -390,25 +389,18 @@ OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg
 @pytest.mark.parametrize("patience_s", [60.0, 0.0])
 @pytest.mark.parametrize("how", ["pg_terminate_backend", "pg_cancel_backend"])
 async def test_sessions_that_end_between_head_and_close_lose_no_response(
-    postgres_url: str, how: str, patience_s: float
+    operator: Any, postgres_database: Database, how: str, patience_s: float
 ) -> None:
-    operator = await asyncpg.connect(postgres_url)
-    database = connect_database(postgres_url)
-
     async def trouble() -> None:
         for _ in range(ROUNDS):
             await operator.execute(f"SELECT {how}(pid) {OTHERS}")
 
-    try:
-        async with open_faulty_gateways(
-            database, ["one"], close_patience_s=patience_s, retry_s=0.01
-        ) as gateways:
-            calls = ConcurrentCalls(gateways=gateways)
-            await calls.prepare()
-            answers = await calls.run_during(trouble)
-            dropped = await calls.retry_dropped(answers)
-            assert patience_s == 0.0 or dropped == 0
-            await calls.check(dropped=dropped)
-    finally:
-        await database.close()
-        await operator.close()
+    async with open_faulty_gateways(
+        postgres_database, ["one"], close_patience_s=patience_s, retry_s=0.01
+    ) as gateways:
+        calls = ConcurrentCalls(gateways=gateways)
+        await calls.prepare()
+        answers = await calls.run_during(trouble)
+        dropped = await calls.retry_dropped(answers)
+        assert patience_s == 0.0 or dropped == 0
+        await calls.check(dropped=dropped)

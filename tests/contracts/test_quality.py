@@ -2,8 +2,8 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from typing import Any
 
-import asyncpg
 import pytest
 from sqlalchemy import Connection, func, select
 
@@ -22,7 +22,7 @@ from tollway.registry.quality import (
 )
 from tollway.storage.catalog_store import CatalogStore
 from tollway.storage.catalog_tables import quality_day_table
-from tollway.storage.database import Database, connect_database
+from tollway.storage.database import Database
 from tollway.storage.encryption import Sealer
 from tollway.storage.reputation_store import QualityStore
 
@@ -152,26 +152,21 @@ async def test_gateways_that_write_and_sum_up_at_once_lose_nothing(setup: Setup)
 
 
 @pytest.mark.postgres
-async def test_a_sum_waits_for_another_one_and_contains_later_additions(postgres_url: str) -> None:
-    database = connect_database(postgres_url)
-    await database.open()
-    catalog = CatalogStore(database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
+async def test_a_sum_waits_for_another_one_and_contains_later_additions(
+    operator: Any, postgres_database: Database
+) -> None:
+    catalog = CatalogStore(postgres_database, sealer=Sealer(b"k" * 32, entropy=bytes), now_ms=lambda: 1)
     await publish(catalog)
-    book = QualityStore(database)
-    other = await asyncpg.connect(postgres_url)
+    book = QualityStore(postgres_database)
     waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
-    try:
-        async with asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S), other.transaction():
-            await other.execute("SELECT id FROM listing WHERE id = $1 FOR NO KEY UPDATE", ONE)
-            summing = group.create_task(book.update_sums([ONE], today=TODAY))
-            while not summing.done() and not await other.fetchval(waiting):
-                await asyncio.sleep(0.001)
-            await book.add({(ONE, FAST): 20}, day=TODAY)  # without a wait
-            assert not summing.done()
-        assert summing.result() == {ONE: 20}
-    finally:
-        await other.close()
-        await database.close()
+    async with asyncio.TaskGroup() as group, asyncio.timeout(DEADLINE_S), operator.transaction():
+        await operator.execute("SELECT id FROM listing WHERE id = $1 FOR NO KEY UPDATE", ONE)
+        summing = group.create_task(book.update_sums([ONE], today=TODAY))
+        while not summing.done() and not await operator.fetchval(waiting):
+            await asyncio.sleep(0.001)
+        await book.add({(ONE, FAST): 20}, day=TODAY)  # without a wait
+        assert not summing.done()
+    assert summing.result() == {ONE: 20}
 
 
 async def test_the_calls_of_each_day_are_read_with_their_buckets(setup: Setup) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -32,12 +31,8 @@ SETTLED = Closed(remaining_units=None)
 
 
 @pytest.fixture
-async def ledger(database: Database) -> AsyncIterator[FaultyLedger]:
-    it = FaultyLedger(database)
-    await it.ledger.open()
-    yield it
-    await it.close()
-    assert (await it.ledger.audit()).wrong == ()
+def ledger(faulty_ledger: FaultyLedger) -> FaultyLedger:
+    return faulty_ledger
 
 
 async def opened(ledger: FaultyLedger, **fields: Any) -> Any:
@@ -292,35 +287,29 @@ async def test_the_settlements_of_another_stopped_gateway_are_orphaned(database:
 # Gateways that race
 
 
-async def test_fifty_authorisations_at_two_gateways_buy_what_the_balance_covers(database: Database) -> None:
-    desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
+async def test_fifty_authorisations_at_two_gateways_buy_what_the_balance_covers(
+    pair: list[FaultyLedger],
+) -> None:
     for number in range(4):
         payer = Address(bytes([number + 1]) * 20)
         claims = [authorized_claim(authorization_of(10, payer=payer), balance_units=79) for _ in range(50)]
-        outcomes = await asyncio.gather(*(desks[n % 2].ledger.claim(claim) for n, claim in enumerate(claims)))
+        outcomes = await asyncio.gather(*(pair[n % 2].ledger.claim(claim) for n, claim in enumerate(claims)))
         kinds = [type(one) for one in outcomes]
         assert (kinds.count(Claimed), kinds.count(NotCovered)) == (7, 43)
-    for ledger in desks:
-        await ledger.close()
-    assert (await desks[0].ledger.audit()).wrong == ()
 
 
-async def test_one_authorisation_at_two_gateways_opens_one_call(database: Database) -> None:
-    desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
+async def test_one_authorisation_at_two_gateways_opens_one_call(pair: list[FaultyLedger]) -> None:
     for _ in range(4):
         authorization = authorization_of(10)
         outcomes = await asyncio.gather(
-            *(ledger.ledger.claim(authorized_claim(authorization)) for ledger in desks * 25)
+            *(ledger.ledger.claim(authorized_claim(authorization)) for ledger in pair * 25)
         )
         kinds = [type(one) for one in outcomes]
         assert (kinds.count(Claimed), kinds.count(AuthorizationTaken)) == (1, 49)
-    for ledger in desks:
-        await ledger.close()
 
 
-async def test_two_gateways_with_one_signer_take_every_nonce_once(database: Database) -> None:
+async def test_two_gateways_with_one_signer_take_every_nonce_once(pair: list[FaultyLedger]) -> None:
     """All gateways of a database share a gas key; the later one reads the next nonce again."""
-    desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
 
     async def settle_some(ledger: FaultyLedger) -> None:
         for _ in range(10):
@@ -329,38 +318,31 @@ async def test_two_gateways_with_one_signer_take_every_nonce_once(database: Data
                 nonce = outcome.next_nonce
             assert outcome == SETTLED
 
-    await asyncio.gather(*(settle_some(ledger) for ledger in desks * 2))
+    await asyncio.gather(*(settle_some(ledger) for ledger in pair * 2))
     query = text("SELECT nonce FROM settlement_attempt ORDER BY nonce")
-    nonces = await database.read(lambda c: list(c.execute(query).scalars()))
+    nonces = await pair[0].database.read(lambda c: list(c.execute(query).scalars()))
     assert nonces == list(range(40))
-    for ledger in desks:
-        await ledger.close()
 
 
-async def test_two_gateways_conclude_into_one_payment_without_loss(database: Database) -> None:
-    desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
-    settled = [(ledger, await settling(ledger, n)) for n, ledger in enumerate(desks * 8)]
+async def test_two_gateways_conclude_into_one_payment_without_loss(pair: list[FaultyLedger]) -> None:
+    settled = [(ledger, await settling(ledger, n)) for n, ledger in enumerate(pair * 8)]
     done = await asyncio.gather(*(conclude(ledger, claim) for ledger, claim in settled))
     assert done == [CallState.CONSUMED] * 16
-    (payment,) = await desks[0].ledger.find_payments(tx_hash("settled"))
+    (payment,) = await pair[0].ledger.find_payments(tx_hash("settled"))
     assert (payment.value_units, payment.taken_units, payment.calls) == (64, 64, 16)
-    for ledger in desks:
-        await ledger.close()
-    assert (await desks[0].ledger.audit()).wrong == ()
 
 
-async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(database: Database) -> None:
+async def test_claims_at_one_gateway_and_conclusions_at_another_never_overspend(
+    pair: list[FaultyLedger],
+) -> None:
     """The balance was 40 in block 100; ten settlements of 4 leave it in block 101."""
-    desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
-    running = [await settling(desks[0], n) for n in range(10)]
+    running = [await settling(pair[0], n) for n in range(10)]
     fresh = [authorized_claim(authorization_of(4), balance_units=40) for _ in range(10)]
     outcomes = await asyncio.gather(
-        *(conclude(desks[0], claim) for claim in running),
-        *(desks[1].ledger.claim(claim) for claim in fresh),
+        *(conclude(pair[0], claim) for claim in running),
+        *(pair[1].ledger.claim(claim) for claim in fresh),
     )
     assert outcomes[10:] == [NotCovered(held_units=40)] * 10
-    for ledger in desks:
-        await ledger.close()
 
 
 class Barrier:
@@ -455,21 +437,19 @@ async def test_a_claim_on_one_chain_does_not_load_the_history_of_another(
     assert len(await database.read(lambda c: find_known(c, [near, far, stale]))) == 20
 
 
-async def test_settlement_recovery_and_a_gateway_that_gives_up_conclude_once(database: Database) -> None:
-    desks = [FaultyLedger(database, "one"), FaultyLedger(database, "two")]
+async def test_settlement_recovery_and_a_gateway_that_gives_up_conclude_once(
+    pair: list[FaultyLedger],
+) -> None:
     for number in range(5):
-        claim, name = await settling(desks[0], number, method="POST"), f"tx {number}"
+        claim, name = await settling(pair[0], number, method="POST"), f"tx {number}"
         await asyncio.gather(
-            desks[0].ledger.mark_orphaned(claim.call_id, epoch=1),
-            conclude(desks[0], claim, name),
-            *(conclude(ledger, claim, name, is_orphaned=True) for ledger in desks * 2),
+            pair[0].ledger.mark_orphaned(claim.call_id, epoch=1),
+            conclude(pair[0], claim, name),
+            *(conclude(ledger, claim, name, is_orphaned=True) for ledger in pair * 2),
         )
-        await conclude(desks[1], claim, name, is_orphaned=True)
-        (payment,) = await desks[0].ledger.find_payments(tx_hash(name))
+        await conclude(pair[1], claim, name, is_orphaned=True)
+        (payment,) = await pair[0].ledger.find_payments(tx_hash(name))
         assert payment.value_units == 4
-    for ledger in desks:
-        await ledger.close()
-    assert (await desks[0].ledger.audit()).wrong == ()
 
 
 async def test_the_audit_finds_an_authorised_call_that_took_without_paying(

@@ -129,28 +129,29 @@ async def test_a_missing_table_is_storage_unavailable(empty_database: Database) 
     assert await empty_database.read(lambda connection: connection.execute(text("SELECT 1")).scalar()) == 1
 
 
+@pytest.mark.postgres
 async def test_a_caller_that_leaves_during_a_statement_does_not_affect_the_next(
-    postgres_url: str, open_database: Any
+    postgres_database: Database,
 ) -> None:
     slow = Prepared(text("SELECT pg_sleep(:seconds)"))
-    async with open_database(postgres_url) as database:
 
-        def work(connection: Any) -> None:
-            ADD.run(connection, [owner("left")])
-            slow.fetch(connection, seconds=60.0)
+    def work(connection: Any) -> None:
+        ADD.run(connection, [owner("left")])
+        slow.fetch(connection, seconds=60.0)
 
-        asleep = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
-        task = asyncio.get_running_loop().create_task(database.write(work))
-        async with asyncio.timeout(DEADLINE_S):
-            while not await database.read(lambda connection: connection.execute(asleep).scalar()):
-                await asyncio.sleep(0.01)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await database.write(lambda connection: ADD.run(connection, [owner("stayed")]))
-        assert await found(database, "left", "stayed") == ["stayed"]
+    asleep = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")
+    task = asyncio.get_running_loop().create_task(postgres_database.write(work))
+    async with asyncio.timeout(DEADLINE_S):
+        while not await postgres_database.read(lambda connection: connection.execute(asleep).scalar()):
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await postgres_database.write(lambda connection: ADD.run(connection, [owner("stayed")]))
+    assert await found(postgres_database, "left", "stayed") == ["stayed"]
 
 
+@pytest.mark.postgres
 async def test_a_column_type_changed_by_another_process_fails_one_statement_only(
     postgres_url: str, open_database: Any
 ) -> None:
