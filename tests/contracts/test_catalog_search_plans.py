@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from sqlalchemy import Connection, insert
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
 from tests.kit.listings import sample_listing
-from tests.kit.query_plans import as_if_large, plans_of, settle_down
+from tests.kit.query_plans import read_plans, settle_down
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.registry.catalog import ListingQuery
@@ -108,12 +110,7 @@ async def test_a_history_is_read_by_its_index(of_calls: Database) -> None:
         for role, wallet in (("payer", PAYER), ("provider", PROVIDER)):
             query = HistoryQuery(wallet=wallet, role=role, limit=5, **asked)  # type: ignore[arg-type]
             wanted = (on_sqlite if of_calls.dialect == "sqlite" else on_postgresql).replace("payer", role)
-
-            def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
-                as_if_large(connection)
-                return plans_of(connection, lambda it: read_history(it, query, unknown_hold_ms=0))
-
-            pages = await of_calls.read(ask)
+            pages = await read_plans(of_calls, partial(read_history, query=query, unknown_hold_ms=0))
             page = pages[1 if query.before else 0]
             assert wanted in page, (asked, page)
             assert not [plan for plan in pages if "Seq Scan" in plan or "SCAN call;" in plan], (asked, pages)
@@ -126,12 +123,8 @@ async def test_the_total_of_a_wallet_is_kept_and_filtered_ones_are_counted_in_in
 ) -> None:
     for asked in ({}, *({"status": status} for status in ("succeeded", "failed", "unknown"))):
         query = HistoryQuery(wallet=PAYER, limit=5, **asked)  # type: ignore[arg-type]
-
-        def ask(connection: Connection, query: HistoryQuery = query) -> list[str]:
-            as_if_large(connection)
-            return plans_of(connection, lambda it: read_history(it, query, unknown_hold_ms=0))[1:]
-
-        for plan in await of_calls.read(ask):
+        plans = await read_plans(of_calls, partial(read_history, query=query, unknown_hold_ms=0))
+        for plan in plans[1:]:
             if not asked:
                 assert "call_total" in plan or "INTEGER PRIMARY KEY (rowid>?)" in plan, plan
                 assert "ix_call" not in plan, plan
@@ -195,12 +188,7 @@ async def test_due_proofs_and_the_holder_of_an_origin_are_found_by_their_index(
         ("origin", lambda connection: find_owner(connection, "https://a.example")),
     ]
     for name, question in asked:
-
-        def ask(connection: Connection, question: Callable[[Connection], object] = question) -> list[str]:
-            as_if_large(connection)
-            return plans_of(connection, question)
-
-        (plan,) = await of_listings.read(ask)
+        (plan,) = await read_plans(of_listings, question)
         assert f"ix_listing_ownership_{name}" in plan, plan
         assert "Seq Scan" not in plan, plan
         assert not is_sorted(plan), plan
@@ -276,12 +264,7 @@ PAGES: list[tuple[dict[str, Any], str, str]] = [
 async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Database) -> None:
     for asked, on_sqlite, on_postgresql in PAGES:
         query = ListingQuery(**asked)
-
-        def ask(connection: Connection, query: ListingQuery = query) -> list[str]:
-            as_if_large(connection)
-            return plans_of(connection, lambda it: find_page(it, query))
-
-        *counts, page = await of_listings.read(ask)
+        *counts, page = await read_plans(of_listings, partial(find_page, query=query))
         wanted = on_sqlite if of_listings.dialect == "sqlite" else on_postgresql
         assert wanted in page, (asked, page)
         one_row = "listing_total"
@@ -309,12 +292,7 @@ async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_pa
             min_success_rate=rate,
             sort=sort,  # type: ignore[arg-type]
         )
-
-        def ask(connection: Connection, query: ListingQuery = query) -> list[str]:
-            as_if_large(connection)
-            return plans_of(connection, lambda it: find_page(it, query))
-
-        page = (await of_listings.read(ask))[-1]
+        page = (await read_plans(of_listings, partial(find_page, query=query)))[-1]
         assert f" {index}" in page or (sort == "newest" and "tag" in page), page
         assert not is_sorted(page), page
 
@@ -324,12 +302,7 @@ async def test_a_large_measured_set_is_walked_by_age(
 ) -> None:
     monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
     query = ListingQuery(min_success_rate=0.0)
-
-    def ask(connection: Connection) -> list[str]:
-        as_if_large(connection)
-        return plans_of(connection, lambda it: find_page(it, query))
-
-    page = (await of_listings.read(ask))[-1]
+    page = (await read_plans(of_listings, partial(find_page, query=query)))[-1]
     wanted = {
         "sqlite": "SCAN measured",
         "postgresql": "pk_listing_quality",
@@ -351,29 +324,19 @@ async def test_what_a_wallet_has_spent_before_it_is_final_is_summed_by_one_index
 
     await database.write(fill)
     await settle_down(request, database)
-
-    def ask(connection: Connection) -> list[str]:
-        as_if_large(connection)
-        return plans_of(connection, lambda it: it.execute(unfinal_query(), {"payers": [PAYER]}))
-
-    (plan,) = await database.read(ask)
+    (plan,) = await read_plans(database, methodcaller("execute", unfinal_query(), {"payers": [PAYER]}))
     assert "ix_payment_unfinal_payer" in plan, plan
     assert "Seq Scan" not in plan, plan
 
 
-@pytest.mark.parametrize("words", [None, "weather"])
-async def test_facets_read_tags_and_networks_by_listing(of_listings: Database, words: str | None) -> None:
-    query = ListingQuery(words=words)
-
-    def ask(connection: Connection) -> list[str]:
-        as_if_large(connection)
-        return plans_of(connection, lambda it: count_facets(it, query))
-
-    *_, tags, networks, currencies = await of_listings.read(ask)
-    assert "ix_listing_tag_listing" in tags, tags
-    assert "ix_listing_network_listing" in networks, networks
-    for plan in (tags, networks, currencies):
-        assert "Seq Scan" not in plan, plan
+async def test_facets_read_tags_and_networks_by_listing(of_listings: Database) -> None:
+    for words in (None, "weather"):
+        count = partial(count_facets, query=ListingQuery(words=words))
+        *_, tags, networks, currencies = await read_plans(of_listings, count)
+        assert "ix_listing_tag_listing" in tags, tags
+        assert "ix_listing_network_listing" in networks, networks
+        for plan in (tags, networks, currencies):
+            assert "Seq Scan" not in plan, (words, plan)
 
 
 async def test_facets_count_the_newest_of_many_listings(

@@ -40,3 +40,13 @@ def as_if_large(connection: Connection) -> None:
     """Makes PostgreSQL use the indexes of short tables."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SET LOCAL enable_seqscan = off"))
+
+
+async def read_plans(database: Database, work: Callable[[Connection], object]) -> list[str]:
+    """The plan of each statement of `work`, which reads, with the tables taken for large ones."""
+
+    def explain(connection: Connection) -> list[str]:
+        as_if_large(connection)
+        return plans_of(connection, work)
+
+    return await database.read(explain)
