@@ -3,12 +3,14 @@
 import asyncio
 import gzip
 import json
+import threading
 import zlib
 
 import httpx
 import pytest
 
 from tests.client.conftest import do, sums
+from tests.kit.waits import DEADLINE_S
 from tollway.body_text import MEMBERS_MAX
 from tollway.client import (
     AnswerUnreadable,
@@ -621,6 +623,82 @@ async def test_a_call_that_is_cancelled_leaves_its_authorisation_to_the_same_req
         assert (await client.call(API)).payment.rail == "x402"
         assert gateway.seen[-1].headers["payment-signature"] == gateway.cashed[b"seen"]
         assert len(client.authorizations()) == 1
+
+
+class HeldStep:
+    """A step of the store that its thread has done and whose end it waits to be let to: what a slow disk does to a call that is cancelled meanwhile."""
+
+    def __init__(self, step):
+        self._step = step
+        self.is_begun, self._may_end = threading.Event(), threading.Event()
+
+    def __call__(self, *args, **options):
+        done = self._step(*args, **options)
+        self.is_begun.set()
+        assert self._may_end.wait(DEADLINE_S)
+        return done
+
+    async def cancel(self, call):
+        """Cancels the call while its step is in the thread, and lets the step end once the call has heard of it."""
+        await asyncio.to_thread(self.is_begun.wait, DEADLINE_S)
+        call.cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        is_over = call.done()
+        self._may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not is_over, "the call ends while its step still reserves a payment"
+
+
+async def test_a_call_cancelled_while_it_takes_an_authorisation_up_gives_it_back(
+    gateway, client_options, monkeypatch
+):
+    gateway.offer_authorizations()
+    unknown = gateway.refuse(503, "payment_outcome_unknown", {"paymentState": "held"})
+    gateway.answers = [gateway._call, *[lambda _: unknown] * 9]
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client:
+        with pytest.raises(CallHeld):
+            await client.call(API)
+        gateway.answers = []
+        (shown,) = client.authorizations()
+        with monkeypatch.context() as patched:
+            step = HeldStep(client._driver.store.lease_authorization)
+            patched.setattr(client._driver.store, "lease_authorization", step)
+            await step.cancel(asyncio.get_running_loop().create_task(client.call(API)))
+        await client.call(API)
+        assert [signed.nonce for signed in client.authorizations()] == [shown.nonce]
+        assert len(gateway.cashed) == 1
+
+
+async def test_a_call_cancelled_while_it_stores_its_payment_leaves_it_to_the_next_call(
+    gateway, client_options, chain, monkeypatch
+):
+    async with AsyncTollwayClient(GATEWAY, **client_options) as client:
+        with monkeypatch.context() as patched:
+            step = HeldStep(client._driver.store.store)
+            patched.setattr(client._driver.store, "store", step)
+            await step.cancel(asyncio.get_running_loop().create_task(client.call(API, rail="tx")))
+        for _ in range(2):
+            assert (await client.call(API, rail="tx")).status_code == 200
+    assert len(set(chain.broadcasts)) == 2
+
+
+async def test_a_cancelled_call_does_not_wait_for_the_question_of_its_caller(gateway, client_options):
+    asked, answered = threading.Event(), threading.Event()
+
+    def ask(quote):
+        asked.set()
+        assert answered.wait(DEADLINE_S)
+
+    async with AsyncTollwayClient(GATEWAY, **client_options, before_signing=ask) as client:
+        call = asyncio.get_running_loop().create_task(client.call(API))
+        await asyncio.to_thread(asked.wait, DEADLINE_S)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        answered.set()
+        assert client.payments() == ()
 
 
 async def test_two_equal_calls_at_once_are_two_calls(gateway, client_options):

@@ -7,6 +7,7 @@ import pytest
 
 from tollway.client import AsyncTollwayClient, CallResponse, ListingDetails, TollwayClient
 from tollway.client.client import PayingClient
+from tollway.client.control import ControlMethods
 
 API = "api_1"
 GATEWAY = "https://gateway.test"
@@ -175,3 +176,16 @@ def test_what_needs_the_gateway_is_awaited(wallet, store_path):
     first, second = (kind(GATEWAY, store_path=store_path) for kind in KINDS)
     assert isinstance(first.stream(API), AbstractContextManager)
     assert isinstance(second.stream(API), AbstractAsyncContextManager)
+
+
+@pytest.mark.parametrize("client", [TollwayClient, AsyncTollwayClient])
+def test_a_framework_sees_whether_a_method_is_a_coroutine_function(client):
+    """FastAPI and others unwrap a function before they decide whether to await it."""
+    names = ["call", "resume", *(name for name in vars(ControlMethods) if not name.startswith("_"))]
+    seen = {name for name in names if inspect.iscoroutinefunction(inspect.unwrap(getattr(client, name)))}
+    assert seen == (set(names) if client is AsyncTollwayClient else set())
+
+
+def test_an_error_of_the_synchronous_client_names_that_client():
+    with pytest.raises(TypeError, match=r"TollwayClient\.call\(\)"):
+        TollwayClient.call()

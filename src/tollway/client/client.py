@@ -4,6 +4,7 @@ the synchronous one runs it over an `Http` that never suspends. The other module
 
 import contextlib
 import functools
+import inspect
 import secrets
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -545,12 +546,16 @@ class AsyncTollwayClient(
 def _blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate["TollwayClient", P], T]:
-    """The method of the synchronous client for one of the asynchronous client."""
+    """The method of the synchronous client for one of the asynchronous client. Frameworks that unwrap a function to see whether it is a coroutine
+    function see this one, so it names its signature and no wrapped method."""
 
     @functools.wraps(method)
     def run(client: "TollwayClient", /, *args: P.args, **options: P.kwargs) -> T:
         return run_blocking(method(client, *args, **options))
 
+    vars(run)["__signature__"] = inspect.signature(method)
+    del run.__wrapped__
+    run.__qualname__ = f"TollwayClient.{method.__name__}"
     return run
 
 

@@ -3,6 +3,8 @@ which never suspends, and one for `httpx.AsyncClient`. The flows and this class 
 """
 
 import asyncio
+import contextlib
+import contextvars
 import functools
 import time
 from collections.abc import Callable, Coroutine
@@ -96,6 +98,10 @@ class BlockingHttp:
         """Runs work that may wait for the disk."""
         return work()
 
+    async def ask(self, question: Callable[[], T]) -> T:
+        """Runs a function of the caller, which may wait for a person."""
+        return question()
+
 
 class AsyncHttp:
     """As `BlockingHttp`, for the asynchronous client: suspends for the event loop, which ends each operation at its deadline."""
@@ -126,7 +132,22 @@ class AsyncHttp:
         await asyncio.sleep(seconds)
 
     async def run(self, work: Callable[[], T]) -> T:
-        return await asyncio.to_thread(work)
+        """A thread cannot be cancelled: the work stores and reserves payments after its call has been cancelled. So a cancelled call ends after its
+        work, and then gives back what the work reserved."""
+        context = contextvars.copy_context()
+        done = asyncio.get_running_loop().run_in_executor(None, lambda: context.run(work))
+        try:
+            return await asyncio.shield(done)
+        except asyncio.CancelledError:
+            while not done.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([done])
+            done.exception()
+            raise
+
+    async def ask(self, question: Callable[[], T]) -> T:
+        """A cancelled call does not wait for the response: a question reserves nothing."""
+        return await asyncio.to_thread(question)
 
 
 Http = BlockingHttp | AsyncHttp
@@ -167,15 +188,27 @@ async def perform(flow: Coroutine[Any, Any, T]) -> T:
     raise failure
 
 
-def local(
-    step: Callable[Concatenate["Exchange", P], T],
-) -> Callable[Concatenate["Exchange", P], Coroutine[Any, Any, T]]:
-    """Makes a step of work that needs no network and may wait for the disk."""
+Step = Callable[Concatenate["Exchange", P], T]
+AwaitedStep = Callable[Concatenate["Exchange", P], Coroutine[Any, Any, T]]
 
+
+def local(step: Step[P, T]) -> AwaitedStep[P, T]:
+    """Makes a step of work that needs no network and may wait for the disk."""
+    return _make_step(step, lambda http: http.run)
+
+
+def asked(step: Step[P, T]) -> AwaitedStep[P, T]:
+    """Makes a step of a function of the caller, which changes nothing of the client."""
+    return _make_step(step, lambda http: http.ask)
+
+
+def _make_step(
+    step: Step[P, T], find_operation: Callable[[Http], Callable[[Callable[[], T]], Coroutine[Any, Any, T]]]
+) -> AwaitedStep[P, T]:
     @functools.wraps(step)
     async def run(exchange: "Exchange", /, *args: P.args, **options: P.kwargs) -> T:
         try:
-            return await exchange.http.run(functools.partial(step, exchange, *args, **options))
+            return await find_operation(exchange.http)(functools.partial(step, exchange, *args, **options))
         except Exception as exc:
             raise StepFailed(exc) from exc
 
@@ -254,11 +287,11 @@ class Exchange:
 
     # ---- The caller and the wallet.
 
-    @local
+    @asked
     def report_progress(self, progress: PaymentProgress) -> None:
         self._driver.on_progress(progress)
 
-    @local
+    @asked
     def approve_payment(self, quote: PaymentQuote) -> OverBudget | None:
         driver = self._driver
         over = driver.session.find_excess(quote.asset, quote.amount) or driver.store.find_excess(
