@@ -12,8 +12,8 @@ from typing import Any
 from typer.models import ArgumentInfo, OptionInfo
 
 from deploy.prometheus.build import ALERTS
-from docsite.written import escape, write_table
-from tollway.cli.commands import COMMANDS, ROLES
+from docsite.written import describe_aliases, escape, write_table
+from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, ROLES
 from tollway.registry.openapi import METHODS
 from tollway.web.contract import CONTRACT_PATH, Site, load_contract
 
@@ -49,14 +49,17 @@ def write_commands() -> str:
     parts = []
     for role in ROLES:
         parts.append(f"## {role.title}\n")
-        for row in (row for row in COMMANDS if row.role == role):
+        for name, row in COMMANDS.items():
+            first = name.split()[0]
+            if first not in role.words:
+                continue
             module, _, function = row.target.partition(":")
             options = list(_list_options(getattr(import_module(module), function)))
-            extra = f" Needs `pip install 'tollway[{row.extra}]'`." if row.extra else ""
-            short = f" Short form: `tollway {row.alias}`." if row.alias else ""
+            extra = f" Needs `pip install 'tollway[{first}]'`." if first in EXTRA_PACKAGES else ""
+            short = describe_aliases(name)
             table = "\n" + write_table(("option", "meaning"), options) if options else ""
             parts.append(
-                f"### tollway {row.name}\n\n{escape(row.help)}{extra}{short}\n\n```sh\n{row.example}\n```\n{table}"
+                f"### tollway {name}\n\n{escape(row.help)}{extra}{short}\n\n```sh\n{row.example}\n```\n{table}"
             )
     return f"# Commands\n{WRITTEN}\n" + "\n".join(parts)
 

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Secret
 
 from tollway.chain.networks import PRESETS
-from tollway.cli.commands import CALLERS, COMMANDS, EVERYBODY, OPERATORS, PROVIDERS, CommandRow, Role
+from tollway.cli.commands import ALIASES, CALLERS, COMMANDS, EVERYBODY, OPERATORS, PROVIDERS, Role
 from tollway.client import errors
 from tollway.config.networks import NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, Settings
@@ -152,16 +152,21 @@ def write_headers(part: str) -> str:
 
 def write_commands(*roles: Role) -> Callable[[str], str]:
     def write(_: str) -> str:
+        words = frozenset[str]().union(*(role.words for role in roles))
         return write_table(
-            ("command", "what it does"), (_write_command(row) for row in COMMANDS if row.role in roles)
+            ("command", "what it does"),
+            (
+                (f"`tollway {name}`", f"{escape(row.help)}{describe_aliases(name)}")
+                for name, row in COMMANDS.items()
+                if name.split()[0] in words
+            ),
         )
 
     return write
 
 
-def _write_command(row: CommandRow) -> tuple[str, str]:
-    short = f" Short form: `tollway {row.alias}`." if row.alias else ""
-    return f"`tollway {row.name}`", f"{escape(row.help)}{short}"
+def describe_aliases(name: str) -> str:
+    return "".join(f" Short form: `tollway {alias}`." for alias, words in ALIASES.items() if words == name)
 
 
 def escape(text: str) -> str:

@@ -19,7 +19,7 @@ from docsite.written import PARTS, WRITTEN_PAGES, write_page
 from tests.kit.deploy_programs import run_check
 from tests.kit.page_blocks import PageBlock, read_blocks
 from tollway.chain.networks import PRESETS
-from tollway.cli.commands import COMMANDS, GROUPS, OPERATORS, CommandRow
+from tollway.cli.commands import ALIASES, COMMANDS, GROUPS
 from tollway.config.networks import ASSET_MEMBERS
 from tollway.config.settings import (
     CLIENT_NAMES,
@@ -107,16 +107,16 @@ def test_every_command_exists_with_its_options() -> None:
 
 def find_wrong_commands(page: Path) -> Iterator[str]:
     for words, rest in COMMAND.findall(page.read_text().replace("\\\n", " ")):
-        row = find_command(words.split())
-        if row is None:
+        command = find_command(words.split())
+        if command is None:
             yield words
             continue
-        module, _, function = row.target.partition(":")
+        module, _, function = (COMMANDS.get(command) or GROUPS[command]).target.partition(":")
         options = find_options(getattr(import_module(module), function))
         text = re.split(r"#|\s\|\s|[;&]|\$\(", rest)[0]
         for name in re.findall(r"(?<!\S)(--[a-z-]+)", text):
             if name not in options:
-                yield f"{row.name} {name}"
+                yield f"{command} {name}"
 
 
 DEPLOY_NAMES = frozenset({"TOLLWAY_DOMAIN", "TOLLWAY_GATEWAYS", "TOLLWAY_IMAGE"})
@@ -154,18 +154,12 @@ def test_every_node_of_a_caller_is_written_with_its_chain(page: Path) -> None:
     assert [node for node in nodes if not re.fullmatch(r"TOLLWAY_RPC=[1-9][0-9]*=https?://\S+", node)] == []
 
 
-def find_command(words: list[str]) -> CommandRow | None:
-    """The command that begins with the most of these words, or a short form of it."""
-    groups = {group.alias: name for name, group in GROUPS.items() if group.alias}
-    words = [*groups.get(words[0], words[0]).split(), *words[1:]]
-    for count in range(len(words), 0, -1):
-        name = " ".join(words[:count])
-        for row in COMMANDS:
-            if name in (row.name, row.alias):
-                return row
-        if name in GROUPS and GROUPS[name].target:
-            return CommandRow(name=name, role=OPERATORS, help="", target=GROUPS[name].target)
-    return None
+def find_command(words: list[str]) -> str | None:
+    """The command, or the group with a function, that begins with the most of these words."""
+    words = [*ALIASES.get(words[0], words[0]).split(), *words[1:]]
+    names = {*COMMANDS, *(name for name, group in GROUPS.items() if group.target)}
+    starts = (" ".join(words[:count]) for count in range(len(words), 0, -1))
+    return next((start for start in starts if start in names), None)
 
 
 def find_options(function: Any) -> set[str]:

@@ -44,7 +44,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("commands.md", [f"### tollway {row.name}\n" for row in COMMANDS]),
+        ("commands.md", [f"### tollway {name}\n" for name in COMMANDS]),
         (
             "contract.md",
             [

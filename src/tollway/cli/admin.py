@@ -25,7 +25,6 @@ LOG_LIMIT_DEFAULT, LOG_LIMIT_MAX = 50, 1_000
 
 
 def make_link(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    """Prints a link to the operator's pages. It counts once, within five minutes."""
 
     async def work(services: OperatorServices) -> None:
         origin = find_admin_origin(services.settings)
@@ -70,7 +69,6 @@ def list_acts(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the acts of the operators, newest first: suspensions, blocks, admissions, releases, key changes, restores."""
 
     async def work(services: OperatorServices) -> None:
         # One more than asked for shows whether older acts follow.

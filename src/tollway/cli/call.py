@@ -129,10 +129,7 @@ def call(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Calls an API, and pays if the gateway asks for payment.
-
-    Exit code 0: done; 1: refused or failed; 2: wrong usage; 3: try again later.
-    """
+    """Exit code 0: done; 1: refused or failed; 2: wrong usage; 3: try again later."""
     with (
         explained_caller_failures(as_json=as_json),
         ProgressLine(sys.stderr, has_quote=is_for_people(as_json=as_json)) as progress,

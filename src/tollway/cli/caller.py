@@ -32,7 +32,6 @@ def show_listing(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Explains how to use one API: operations, examples, price, charging, limits, trust. JSON has every field of the listing."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
             document = (
@@ -77,7 +76,6 @@ def search(
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
-    """Finds APIs, with their price, networks, measured quality, and the reason for each match."""
     with (
         explained_caller_failures(as_json=as_json),
         CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,

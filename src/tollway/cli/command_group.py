@@ -6,6 +6,7 @@ The help is plain text: it fits a terminal, a pipe and a screen reader, and load
 import gc
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Iterator
 from difflib import get_close_matches
@@ -17,7 +18,7 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 import tollway
-from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, GROUPS, NAMED_ELSEWHERE, ROLES, CommandRow
+from tollway.cli.commands import ALIASES, COMMANDS, EXTRA_PACKAGES, GROUPS, NAMED_ELSEWHERE, ROLES
 
 EXTRA_MISSING = 1
 """The exit code of a command whose extra is not installed."""
@@ -68,7 +69,7 @@ class CommandGroup(TyperGroup):
         """Imports the function of the group itself, where it has one."""
         group = GROUPS.get(self.path)
         if group is not None and group.target:
-            alone = _load_function(group.target, extra=group.extra, words=self.path)
+            alone = load_command(self.path)
             self.params, self.callback = alone.params, alone.callback
             self.invoke_without_command, self.no_args_is_help = True, False
         return super().make_context(info_name, args, parent=parent, **extra)
@@ -90,39 +91,38 @@ class CommandGroup(TyperGroup):
             return
         for role in ROLES:
             with formatter.section(role.title):
-                formatter.write_dl([row for row in _list_help(self.path) if row[0] in _names_of(role)])
+                formatter.write_dl([row for row in _list_help(self.path) if row[0] in role.words])
                 formatter.write(f"\n{'':{formatter.current_indent}}Example: {role.example}\n")
 
 
 class _TableCommand(TyperCommand):
     """A command of the table. Its module is imported when its arguments are parsed."""
 
-    def __init__(self, row: CommandRow, *, name: str, hidden: bool = False) -> None:
-        super().__init__(name=name, help=row.help, hidden=hidden, rich_markup_mode=None)
-        self._row = row
+    def __init__(self, path: str, *, name: str, hidden: bool = False) -> None:
+        super().__init__(name=name, help=COMMANDS[path].help, hidden=hidden, rich_markup_mode=None)
+        self._path = path
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         for word in args:
-            if elsewhere := NAMED_ELSEWHERE.get(f"{self._row.name} {word}"):
+            if elsewhere := NAMED_ELSEWHERE.get(f"{self._path} {word}"):
                 raise typer.BadParameter(f"There is no {word} here. Did you mean: tollway {elsewhere}?")
-        return load_command(self._row).make_context(info_name, args, parent=parent, **extra)
+        return load_command(self._path).make_context(info_name, args, parent=parent, **extra)
 
 
-def load_command(row: CommandRow) -> TyperCommand:
-    """Imports the command. Ends the process with the line that installs it when its extra is not installed."""
-    return _load_function(row.target, extra=row.extra, words=row.name, example=row.example)
-
-
-def _load_function(target: str, *, extra: str, words: str, example: str = "") -> TyperCommand:
-    _require_extra(extra, words=words)
-    module_name, _, function = target.partition(":")
-    module = importlib.import_module(module_name)
+def load_command(path: str) -> TyperCommand:
+    """Imports the command, or the function of the group. Ends the process with the line that installs its extra when that is not installed."""
+    _require_extra(path)
+    row = COMMANDS.get(path)
+    module_name, _, name = (row or GROUPS[path]).target.partition(":")
+    function = getattr(importlib.import_module(module_name), name)
     gc.enable()
+    texts = (row.help if row else None, inspect.getdoc(function))
     command = get_command_from_info(
         CommandInfo(
-            name=words.split()[-1],
-            callback=getattr(module, function),
-            epilog=f"\b\nExample:\n  {example}" if example else None,
+            name=path.split()[-1],
+            callback=function,
+            help="\n\n".join(text for text in texts if text),
+            epilog=f"\b\nExample:\n  {row.example}" if row else None,
         ),
         pretty_exceptions_short=True,
         rich_markup_mode=None,
@@ -131,13 +131,12 @@ def _load_function(target: str, *, extra: str, words: str, example: str = "") ->
     return command
 
 
-def _require_extra(extra: str, *, words: str) -> None:
-    packages = EXTRA_PACKAGES.get(extra, ())
-    if all(importlib.util.find_spec(package) for package in packages):
+def _require_extra(path: str) -> None:
+    extra = path.split()[0]
+    if all(importlib.util.find_spec(package) for package in EXTRA_PACKAGES.get(extra, ())):
         return
     print(
-        f"error: `tollway {words}` needs packages that are not installed. "
-        f"Run: pip install 'tollway[{extra}]'",
+        f"error: `tollway {path}` needs packages that are not installed. Run: pip install 'tollway[{extra}]'",
         file=sys.stderr,
     )
     raise typer.Exit(EXTRA_MISSING)
@@ -150,30 +149,24 @@ def find_near_commands(path: str, word: str, *more: str) -> list[str]:
         if elsewhere := NAMED_ELSEWHERE.get(typed):
             return [elsewhere]
     names: dict[str, list[str]] = {}
-    for row in COMMANDS:
-        names.setdefault(row.name.split()[-1], []).append(row.name)
-    names |= {child: [f"{path} {child}".strip()] for child in _children(path) if child not in names}
+    for name in COMMANDS:
+        names.setdefault(name.split()[-1], []).append(name)
+    names |= {child: [below] for child, below in _children(path).items() if child not in names}
     return [name for near in get_close_matches(word, names, n=1) for name in names[near]]
 
 
 def _build_commands(path: str) -> Iterator[tuple[str, TyperCommand | CommandGroup]]:
     """The commands and groups directly below `path`, then its hidden aliases."""
-    for name, row in _children(path).items():
-        if row is None:
-            below = f"{path} {name}".strip()
-            yield name, _build_group(below, name=name)
-        else:
-            yield name, _TableCommand(row, name=name)
+    for name, below in _children(path).items():
+        yield name, _build_command(below, name=name)
     if not path:
-        for row in COMMANDS:
-            if row.alias:
-                yield row.alias, _TableCommand(row, name=row.alias, hidden=True)
-        for words, group in GROUPS.items():
-            if group.alias:
-                yield group.alias, _build_group(words, name=group.alias, hidden=True)
+        for alias, words in ALIASES.items():
+            yield alias, _build_command(words, name=alias, hidden=True)
 
 
-def _build_group(path: str, *, name: str, hidden: bool = False) -> CommandGroup:
+def _build_command(path: str, *, name: str, hidden: bool = False) -> TyperCommand | CommandGroup:
+    if path in COMMANDS:
+        return _TableCommand(path, name=name, hidden=hidden)
     return CommandGroup(
         path=path,
         name=name,
@@ -184,27 +177,19 @@ def _build_group(path: str, *, name: str, hidden: bool = False) -> CommandGroup:
     )
 
 
-def _children(path: str) -> dict[str, CommandRow | None]:
-    """The next word of each command below `path`; None for a group."""
-    depth = len(path.split())
-    children: dict[str, CommandRow | None] = {}
-    for row in COMMANDS:
-        words = row.name.split()
-        if words[:depth] == path.split() and len(words) > depth:
-            children[words[depth]] = row if len(words) == depth + 1 else None
-    return children
+def _children(path: str) -> dict[str, str]:
+    """The next word of each command below `path` -> the path of the command or group that it names."""
+    start = f"{path} ".lstrip()
+    words = dict.fromkeys(name.removeprefix(start).split()[0] for name in COMMANDS if name.startswith(start))
+    return {word: start + word for word in words}
 
 
 def _list_help(path: str) -> list[tuple[str, str]]:
     return [
-        (name, row.help if row is not None else _describe_group(f"{path} {name}".strip()))
-        for name, row in _children(path).items()
+        (name, COMMANDS[below].help if below in COMMANDS else _describe_group(below))
+        for name, below in _children(path).items()
     ]
 
 
 def _describe_group(path: str) -> str:
     return f"{GROUPS[path].help}: {', '.join(_children(path))}."
-
-
-def _names_of(role: object) -> set[str]:
-    return {row.name.split()[0] for row in COMMANDS if row.role is role}

@@ -1,6 +1,6 @@
-"""The table of commands: the name, the help, the function and the extra of each one. `--help` and the parser read it (`cli/command_group.py`).
+"""The tables of commands and their groups, by the words that follow `tollway`. `--help` and the parser read them (`cli/command_group.py`).
 
-It imports nothing of Tollway: a command's module is imported when that command runs, and `tollway --help` imports none.
+They import nothing of Tollway: a command's module is imported when that command runs, and `tollway --help` imports none.
 """
 
 from dataclasses import dataclass
@@ -8,34 +8,42 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
-    """A section of `--help`."""
+    """A section of `--help`: the commands that start with one of `words`."""
 
     title: str
+    words: frozenset[str]
     example: str
 
 
-CALLERS = Role(title="Callers", example='tollway call api_… /quote/ETH --max-price "0.05 USDC"')
-PROVIDERS = Role(title="Providers", example="tollway listing publish --file listing.toml")
-OPERATORS = Role(title="Operators", example="tollway gateway serve --config tollway.toml")
-EVERYBODY = Role(title="Everybody", example="tollway demo --once")
+CALLERS = Role(
+    title="Callers",
+    words=frozenset({"search", "show", "call", "history", "receipt", "wallet", "mcp"}),
+    example='tollway call api_… /quote/ETH --max-price "0.05 USDC"',
+)
+PROVIDERS = Role(
+    title="Providers",
+    words=frozenset({"listing", "webhook"}),
+    example="tollway listing publish --file listing.toml",
+)
+OPERATORS = Role(
+    title="Operators",
+    words=frozenset({"gateway"}),
+    example="tollway gateway serve --config tollway.toml",
+)
+EVERYBODY = Role(title="Everybody", words=frozenset({"demo"}), example="tollway demo --once")
 
 ROLES = (CALLERS, PROVIDERS, OPERATORS, EVERYBODY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRow:
-    """One command. `name` is what follows `tollway`; `help` is the first line of the function's docstring."""
+    """One command."""
 
-    name: str
-    role: Role
     help: str
+    """The docstring of the function, where it has one, follows it in `--help` of the command."""
     target: str
     """`module:function`."""
-    extra: str = ""
-    """The extra of the distribution that the command needs; empty for the base install."""
-    alias: str = ""
-    """A second name that `--help` leaves out: images, units and habits rely on it."""
-    example: str = ""
+    example: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +52,6 @@ class GroupRow:
 
     help: str
     target: str = ""
-    extra: str = ""
-    alias: str = ""
-    """A second name that `--help` leaves out."""
 
 
 GROUPS = {
@@ -56,19 +61,16 @@ GROUPS = {
     "webhook": GroupRow(help="Events that are sent to a URL of yours"),
     "gateway": GroupRow(help="A gateway"),
     "gateway listings": GroupRow(
-        help="Moderation of listings", target="tollway.cli.moderation:list_suspended", extra="gateway"
+        help="Moderation of listings", target="tollway.cli.moderation:list_suspended"
     ),
-    "gateway wallets": GroupRow(
-        help="Moderation of wallets", target="tollway.cli.moderation:list_blocked", extra="gateway"
-    ),
-    "gateway admin": GroupRow(
-        help="The operator's pages and record",
-        target="tollway.cli.admin:open_group",
-        extra="gateway",
-        alias="admin",
-    ),
+    "gateway wallets": GroupRow(help="Moderation of wallets", target="tollway.cli.moderation:list_blocked"),
+    "gateway admin": GroupRow(help="The operator's pages and record", target="tollway.cli.admin:open_group"),
 }
-"""Groups, by their words."""
+
+ALIASES = {
+    word: f"gateway {word}" for word in ("serve", "migrate", "doctor", "backup", "restore", "audit", "admin")
+}
+"""Second names that `--help` leaves out -> the words that they stand for: images, units and habits rely on them."""
 
 NAMED_ELSEWHERE = {
     "listing list": "search --provider $(tollway wallet address)",
@@ -82,351 +84,233 @@ EXTRA_PACKAGES = {
     "gateway": ("granian", "sqlalchemy"),
     "demo": ("granian", "sqlalchemy"),
 }
-"""The packages whose absence shows that an extra is not installed."""
+"""The extras of the distribution -> the packages whose absence shows that one is not installed. The commands that need an extra start with its name."""
 
-_CALLER = "tollway.cli.caller"
-_PROVIDER = "tollway.cli.provider"
-_MODERATION = "tollway.cli.moderation"
-_OPERATOR = "tollway.cli.operator"
-_WALLET = "tollway.cli.wallet"
-
-COMMANDS = (
-    CommandRow(
-        name="search",
-        role=CALLERS,
+COMMANDS = {
+    "search": CommandRow(
         help="Finds APIs, with their price, networks, measured quality, and the reason for each match.",
-        target=f"{_CALLER}:search",
+        target="tollway.cli.caller:search",
         example='tollway search weather --max-price "0.05" --currency USDC',
     ),
-    CommandRow(
-        name="show",
-        role=CALLERS,
+    "show": CommandRow(
         help="Explains how to use one API: operations, examples, price, charging, limits, trust. JSON has every field of the listing.",
-        target=f"{_CALLER}:show_listing",
+        target="tollway.cli.caller:show_listing",
         example="tollway show api_…",
     ),
-    CommandRow(
-        name="call",
-        role=CALLERS,
+    "call": CommandRow(
         help="Calls an API, and pays if the gateway asks for payment.",
         target="tollway.cli.call:call",
         example='tollway call api_… /quote/ETH --max-price "0.05 USDC"',
     ),
-    CommandRow(
-        name="history",
-        role=CALLERS,
+    "history": CommandRow(
         help="Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL).",
         target="tollway.cli.history:history",
         example="tollway history --csv --since 2026-11-01 --until 2026-12-01 -o november.csv",
     ),
-    CommandRow(
-        name="receipt verify",
-        role=CALLERS,
+    "receipt verify": CommandRow(
         help="Verifies the signed receipt of a call, offline with --keys did.json. Exit code 1 for a receipt that is not valid.",
         target="tollway.cli.receipt:verify",
         example="tollway receipt verify receipt.json --keys did.json",
     ),
-    CommandRow(
-        name="wallet new",
-        role=CALLERS,
+    "wallet new": CommandRow(
         help="Makes a wallet and prints its address. The key is in the file alone: keep a copy.",
-        target=f"{_WALLET}:new_wallet",
+        target="tollway.cli.wallet:new_wallet",
         example="tollway wallet new --out wallet.key",
     ),
-    CommandRow(
-        name="wallet address",
-        role=CALLERS,
+    "wallet address": CommandRow(
         help="Prints the address of the wallet: the address to fund.",
-        target=f"{_WALLET}:show_address",
+        target="tollway.cli.wallet:show_address",
         example="tollway wallet address",
     ),
-    CommandRow(
-        name="wallet balance",
-        role=CALLERS,
+    "wallet balance": CommandRow(
         help="Shows what the wallet holds on the chains of your nodes (--rpc), with the address to fund.",
-        target=f"{_WALLET}:show_balance",
+        target="tollway.cli.wallet:show_balance",
         example="tollway wallet balance --rpc https://node.example",
     ),
-    CommandRow(
-        name="wallet list",
-        role=CALLERS,
+    "wallet list": CommandRow(
         help="Lists the key files (*.key) of this machine with their addresses.",
-        target=f"{_WALLET}:list_wallets",
+        target="tollway.cli.wallet:list_wallets",
         example="tollway wallet list --folder keys",
     ),
-    CommandRow(
-        name="wallet payments",
-        role=CALLERS,
+    "wallet payments": CommandRow(
         help="Lists the payments of this wallet from this machine, with the credit left; with --csv or --wallet, those in the gateway's ledger.",
-        target=f"{_WALLET}:list_payments",
+        target="tollway.cli.wallet:list_payments",
         example="tollway wallet payments --csv -o payments.csv",
     ),
-    CommandRow(
-        name="wallet show-to",
-        role=CALLERS,
+    "wallet show-to": CommandRow(
         help="Lets another wallet read your calls, payments and spending until a date. It reads only: it pays and decides nothing.",
         target="tollway.cli.viewers:show_to",
         example="tollway wallet show-to 0x… --until 2027-07-01",
     ),
-    CommandRow(
-        name="wallet hide-from",
-        role=CALLERS,
+    "wallet hide-from": CommandRow(
         help="Ends at once that another wallet may read your books.",
         target="tollway.cli.viewers:hide_from",
         example="tollway wallet hide-from 0x…",
     ),
-    CommandRow(
-        name="wallet decline",
-        role=CALLERS,
+    "wallet decline": CommandRow(
         help="Ends at once that you may read the books of another wallet, and removes it from your lists.",
         target="tollway.cli.viewers:decline",
         example="tollway wallet decline 0x…",
     ),
-    CommandRow(
-        name="wallet viewers",
-        role=CALLERS,
+    "wallet viewers": CommandRow(
         help="Lists the wallets that may read your books, and the wallets whose books you may read. One of these is listed once you have read its books (--wallet).",
         target="tollway.cli.viewers:list_viewers",
         example="tollway wallet viewers",
     ),
-    CommandRow(
-        name="wallet spending",
-        role=CALLERS,
+    "wallet spending": CommandRow(
         help="Shows what your wallet spent at the gateway: charged, released, held and reorged, by day or hour.",
         target="tollway.cli.sums:spending",
         example="tollway wallet spending --by day --since 2026-11-01",
     ),
-    CommandRow(
-        name="wallet abandon",
-        role=CALLERS,
+    "wallet abandon": CommandRow(
         help="Gives up a payment that is stuck or refused, so that its payee can be paid again.",
-        target=f"{_WALLET}:abandon",
+        target="tollway.cli.wallet:abandon",
         example="tollway wallet abandon 0x…",
     ),
-    CommandRow(
-        name="mcp",
-        role=CALLERS,
+    "mcp": CommandRow(
         help="An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs.",
         target="tollway.cli.mcp:serve_mcp",
-        extra="mcp",
         example='tollway mcp --max-price "0.05 USDC" --budget "1 USDC"',
     ),
-    CommandRow(
-        name="listing publish",
-        role=PROVIDERS,
+    "listing publish": CommandRow(
         help="Publishes an API.",
-        target=f"{_PROVIDER}:publish",
+        target="tollway.cli.provider:publish",
         example="tollway listing publish --file listing.toml --dry-run",
     ),
-    CommandRow(
-        name="listing edit",
-        role=PROVIDERS,
+    "listing edit": CommandRow(
         help="Changes what the options name in one of your listings, and nothing else. A repeatable option gives the whole new list.",
-        target=f"{_PROVIDER}:edit",
+        target="tollway.cli.provider:edit",
         example="tollway listing edit api_… --price 0.02",
     ),
-    CommandRow(
-        name="listing pause",
-        role=PROVIDERS,
+    "listing pause": CommandRow(
         help="Refuses new calls of a listing until it is resumed. Credit for it stays.",
-        target=f"{_PROVIDER}:pause",
+        target="tollway.cli.provider:pause",
         example="tollway listing pause api_…",
     ),
-    CommandRow(
-        name="listing resume",
-        role=PROVIDERS,
+    "listing resume": CommandRow(
         help="Accepts calls of a paused listing again.",
-        target=f"{_PROVIDER}:resume",
+        target="tollway.cli.provider:resume",
         example="tollway listing resume api_…",
     ),
-    CommandRow(
-        name="listing retire",
-        role=PROVIDERS,
+    "listing retire": CommandRow(
         help="Removes a listing for good. Its history stays.",
-        target=f"{_PROVIDER}:retire",
+        target="tollway.cli.provider:retire",
         example="tollway listing retire api_…",
     ),
-    CommandRow(
-        name="listing verify",
-        role=PROVIDERS,
+    "listing verify": CommandRow(
         help="Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof.",
-        target=f"{_PROVIDER}:verify",
+        target="tollway.cli.provider:verify",
         example="tollway listing verify api_… --show",
     ),
-    CommandRow(
-        name="listing earnings",
-        role=PROVIDERS,
+    "listing earnings": CommandRow(
         help="Shows what your listings earned: charged, released, held and reorged, by day or hour.",
         target="tollway.cli.sums:earnings",
         example="tollway listing earnings --by hour --csv",
     ),
-    CommandRow(
-        name="listing test",
-        role=PROVIDERS,
+    "listing test": CommandRow(
         help="Sends one request to the upstream of a listing, as the gateway sends a paid call. It costs nothing, and no history records it.",
-        target=f"{_PROVIDER}:try_out",
+        target="tollway.cli.provider:try_out",
         example="tollway listing test api_… /quote/ETH",
     ),
-    CommandRow(
-        name="webhook add",
-        role=PROVIDERS,
+    "webhook add": CommandRow(
         help="Registers a URL that gets events once it has echoed a challenge.",
         target="tollway.cli.webhook:add",
         example="tollway webhook add https://owner.example/hooks --type call.charged",
     ),
-    CommandRow(
-        name="webhook list",
-        role=PROVIDERS,
+    "webhook list": CommandRow(
         help="Lists your webhooks, with the events that wait and that failed.",
         target="tollway.cli.webhook:show_all",
         example="tollway webhook list",
     ),
-    CommandRow(
-        name="webhook remove",
-        role=PROVIDERS,
+    "webhook remove": CommandRow(
         help="Removes a webhook with everything that waits for it.",
         target="tollway.cli.webhook:remove",
         example="tollway webhook remove wh_…",
     ),
-    CommandRow(
-        name="webhook deliveries",
-        role=PROVIDERS,
+    "webhook deliveries": CommandRow(
         help="Lists the events of a webhook with their last attempts, newest first.",
         target="tollway.cli.webhook:show_deliveries",
         example="tollway webhook deliveries wh_… --state dead",
     ),
-    CommandRow(
-        name="webhook resend",
-        role=PROVIDERS,
+    "webhook resend": CommandRow(
         help="Sends one event again, with the data of the first time.",
         target="tollway.cli.webhook:resend",
         example="tollway webhook resend wh_… evt_…",
     ),
-    CommandRow(
-        name="gateway serve",
-        role=OPERATORS,
+    "gateway serve": CommandRow(
         help="Runs the gateway until SIGINT or SIGTERM.",
-        target=f"{_OPERATOR}:serve",
-        extra="gateway",
-        alias="serve",
+        target="tollway.cli.operator:serve",
         example="tollway gateway serve --config tollway.toml",
     ),
-    CommandRow(
-        name="gateway migrate",
-        role=OPERATORS,
+    "gateway migrate": CommandRow(
         help="Brings the database to this version. Safe to run again.",
-        target=f"{_OPERATOR}:migrate",
-        extra="gateway",
-        alias="migrate",
+        target="tollway.cli.operator:migrate",
         example="tollway gateway migrate",
     ),
-    CommandRow(
-        name="gateway doctor",
-        role=OPERATORS,
+    "gateway doctor": CommandRow(
         help="Checks settings, database, chains and clock, and changes nothing.",
-        target=f"{_OPERATOR}:doctor",
-        extra="gateway",
-        alias="doctor",
+        target="tollway.cli.operator:doctor",
         example="tollway gateway doctor",
     ),
-    CommandRow(
-        name="gateway backup",
-        role=OPERATORS,
+    "gateway backup": CommandRow(
         help="Copies a SQLite database to FILE, also while a gateway uses it.",
-        target=f"{_OPERATOR}:backup",
-        extra="gateway",
-        alias="backup",
+        target="tollway.cli.operator:backup",
         example="tollway gateway backup tollway.backup",
     ),
-    CommandRow(
-        name="gateway restore",
-        role=OPERATORS,
+    "gateway restore": CommandRow(
         help="Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first.",
-        target=f"{_OPERATOR}:restore",
-        extra="gateway",
-        alias="restore",
+        target="tollway.cli.operator:restore",
         example="tollway gateway restore tollway.backup",
     ),
-    CommandRow(
-        name="gateway audit",
-        role=OPERATORS,
+    "gateway audit": CommandRow(
         help="Checks that every balance equals the sum of its calls, and lists held calls and payments.",
-        target=f"{_OPERATOR}:audit",
-        extra="gateway",
-        alias="audit",
+        target="tollway.cli.operator:audit",
         example="tollway gateway audit",
     ),
-    CommandRow(
-        name="gateway admit",
-        role=OPERATORS,
+    "gateway admit": CommandRow(
         help="Accepts a transaction that is too old, or that was mined before a restore.",
-        target=f"{_OPERATOR}:admit",
-        extra="gateway",
+        target="tollway.cli.operator:admit",
         example="tollway gateway admit 0x…",
     ),
-    CommandRow(
-        name="gateway secrets",
-        role=OPERATORS,
+    "gateway secrets": CommandRow(
         help="Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.",
         target="tollway.cli.secrets:count_or_reencrypt",
-        extra="gateway",
         example="tollway gateway secrets reencrypt",
     ),
-    CommandRow(
-        name="gateway listings suspend",
-        role=OPERATORS,
+    "gateway listings suspend": CommandRow(
         help="Hides a listing and refuses its calls. Credit for it stays.",
-        target=f"{_MODERATION}:suspend",
-        extra="gateway",
+        target="tollway.cli.moderation:suspend",
         example="tollway gateway listings suspend api_… --reason 'under review'",
     ),
-    CommandRow(
-        name="gateway listings restore",
-        role=OPERATORS,
+    "gateway listings restore": CommandRow(
         help="Ends the suspension of a listing.",
-        target=f"{_MODERATION}:restore",
-        extra="gateway",
+        target="tollway.cli.moderation:restore",
         example="tollway gateway listings restore api_…",
     ),
-    CommandRow(
-        name="gateway wallets block",
-        role=OPERATORS,
+    "gateway wallets block": CommandRow(
         help="Refuses a wallet, as a caller and as a provider.",
-        target=f"{_MODERATION}:block",
-        extra="gateway",
+        target="tollway.cli.moderation:block",
         example="tollway gateway wallets block 0x… --reason spam",
     ),
-    CommandRow(
-        name="gateway wallets unblock",
-        role=OPERATORS,
+    "gateway wallets unblock": CommandRow(
         help="Ends the block of a wallet.",
-        target=f"{_MODERATION}:unblock",
-        extra="gateway",
+        target="tollway.cli.moderation:unblock",
         example="tollway gateway wallets unblock 0x…",
     ),
-    CommandRow(
-        name="gateway admin link",
-        role=OPERATORS,
+    "gateway admin link": CommandRow(
         help="Prints a link to the operator's pages. It counts once, within five minutes.",
         target="tollway.cli.admin:make_link",
-        extra="gateway",
         example="tollway gateway admin link",
     ),
-    CommandRow(
-        name="gateway admin log",
-        role=OPERATORS,
+    "gateway admin log": CommandRow(
         help="Lists the acts of the operators, newest first: suspensions, blocks, admissions, releases, key changes, restores.",
         target="tollway.cli.admin:list_acts",
-        extra="gateway",
         example="tollway gateway admin log --limit 20",
     ),
-    CommandRow(
-        name="demo",
-        role=EVERYBODY,
+    "demo": CommandRow(
         help="Starts a chain, an API and a gateway, and shows each step of paid calls.",
         target="tollway.cli.demo:demo",
-        extra="demo",
         example="tollway demo --once",
     ),
-)
+}
 """Every command, in the order of `--help`."""

@@ -40,7 +40,6 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Starts a chain, an API and a gateway, and shows each step of paid calls."""
     try:
         _provide_anvil(is_agreed=yes)
         from tollway.cli.demo_run import (  # loads the server and the sandbox

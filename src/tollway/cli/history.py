@@ -103,7 +103,6 @@ def history(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the calls of your wallet, newest first; shows one call; or decides a held call to your listing (resolve CALL)."""
     with explained_caller_failures(as_json=as_json):
         outcome = _read_outcome(call_id, held_call_id, charge=charge, release=release)
         check_output(is_csv=is_csv, output=output, as_json=as_json)

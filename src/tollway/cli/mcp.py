@@ -60,7 +60,6 @@ def serve_mcp(
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
 ) -> None:
-    """An MCP server on stdin and stdout, for desktop agents: find, describe, call and pay for APIs."""
     with explained_caller_failures(as_json=False):
         is_signing = has_key(key_file)
         if is_signing and budget is None:

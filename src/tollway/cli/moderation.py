@@ -41,7 +41,6 @@ def suspend(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Hides a listing and refuses its calls. Credit for it stays."""
     origin = make_origin(reason)
 
     async def work(services: OperatorServices) -> None:
@@ -58,7 +57,6 @@ def restore(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ends the suspension of a listing."""
     origin = make_origin(reason)
 
     async def work(services: OperatorServices) -> None:
@@ -92,7 +90,6 @@ def block(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Refuses a wallet, as a caller and as a provider."""
     blocked, origin = parse_argument(Address.parse, address), make_origin(reason)
 
     async def work(services: OperatorServices) -> None:
@@ -110,7 +107,6 @@ def unblock(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ends the block of a wallet."""
     unblocked, origin = parse_argument(Address.parse, address), make_origin(reason)
 
     async def work(services: OperatorServices) -> None:

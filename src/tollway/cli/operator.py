@@ -132,7 +132,6 @@ def read_environment(ctx: typer.Context) -> OperatorEnvironment:
 
 
 def serve(config: Config = None) -> None:
-    """Runs the gateway until SIGINT or SIGTERM."""
     with explained_failures(as_json=False):
         settings = load_settings(os.environ, config=config)
         configure_logging(
@@ -146,7 +145,6 @@ def serve(config: Config = None) -> None:
 
 
 def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    """Brings the database to this version. Safe to run again."""
 
     async def work(services: OperatorServices) -> None:
         state = await schema_state(services.database)
@@ -159,7 +157,6 @@ def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) 
 
 
 def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-    """Checks settings, database, chains and clock, and changes nothing."""
 
     async def work(services: OperatorServices) -> None:
         from tollway.cli.doctor import examine  # loads PostgreSQL's driver
@@ -202,7 +199,6 @@ def audit(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checks that every balance equals the sum of its calls, and lists held calls and payments."""
     if release + restored + rewrite > 1:
         raise typer.BadParameter(
             "--restored holds balances, --release frees them, --rewrite repairs sums; give one of the three"
@@ -286,7 +282,6 @@ def admit(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Accepts a transaction that is too old, or that was mined before a restore."""
     tx_hash, origin = parse_argument(TxHash.parse, transaction), make_origin(reason)
 
     async def work(services: OperatorServices) -> None:
@@ -522,7 +517,6 @@ def backup(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Copies a SQLite database to FILE, also while a gateway uses it."""
     with explained_failures(as_json=as_json):
         settings = _load_settings(config)
         copy = _back_up(_find_database(settings), file, force=force)
@@ -546,7 +540,6 @@ def backup(
 
 
 def restore(file: File, reason: Reason = "", config: Config = None, as_json: AsJson = False) -> None:
-    """Replaces the SQLite database with FILE and holds every balance in it. Stop the gateway first."""
     origin = make_origin(reason)
     with explained_failures(as_json=as_json):
         settings = _load_settings(config)

@@ -106,7 +106,6 @@ def publish(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Publishes an API."""
     draft: dict[str, Any] = {}
     with explained_caller_failures(as_json=as_json, sent=draft):
         draft |= {**read_draft(file), **read_members(ctx.params)}
@@ -155,7 +154,6 @@ def edit(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Changes what the options name in one of your listings, and nothing else. A repeatable option gives the whole new list."""
     patch: dict[str, Any] = {}
     with explained_caller_failures(as_json=as_json, sent=patch):
         patch |= {**read_draft(file), **read_members(ctx.params), **dict.fromkeys(clear or ())}
@@ -249,7 +247,6 @@ def pause(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Refuses new calls of a listing until it is resumed. Credit for it stays."""
     _set_status(ctx, api_id, "paused", as_json=as_json)
 
 
@@ -261,7 +258,6 @@ def resume(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Accepts calls of a paused listing again."""
     _set_status(ctx, api_id, "active", as_json=as_json)
 
 
@@ -298,7 +294,6 @@ def retire(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Removes a listing for good. Its history stays."""
     with explained_caller_failures(as_json=as_json), _open(ctx) as client:
         _confirm("Retire the listing? It cannot be published again under this id.", yes=yes, as_json=as_json)
         client.retire(api_id)
@@ -323,7 +318,6 @@ def try_out(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sends one request to the upstream of a listing, as the gateway sends a paid call. It costs nothing, and no history records it."""
     with explained_caller_failures(as_json=as_json):
         body = read_content(content)
         trial: dict[str, Any] = {
@@ -385,7 +379,6 @@ def verify(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Checks the proof that the endpoint of a listing is yours, and prints how to make one. Exit code 1 without a proof."""
     with explained_caller_failures(as_json=as_json), _open(ctx, is_signing=not is_show_only) as client:
         request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
         ownership = client.fetch_document(request)

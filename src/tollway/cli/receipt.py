@@ -58,7 +58,6 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Verifies the signed receipt of a call, offline with --keys did.json. Exit code 1 for a receipt that is not valid."""
     try:
         receipt = parse_document(_read_file(file, RECEIPT_BYTES_MAX), str(file), bytes_max=RECEIPT_BYTES_MAX)
         source = _find_keys(keys, receipt)

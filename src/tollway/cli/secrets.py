@@ -50,10 +50,7 @@ def count_or_reencrypt(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Counts the keys that stored secrets are encrypted with, and encrypts them again with the first key of secret_key.
-
-    Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again.
-    """
+    """Gateways may serve meanwhile. A run that is interrupted loses nothing: run it again."""
 
     origin = make_origin(reason)
 

@@ -64,7 +64,6 @@ def earnings(
     as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what your listings earned: charged, released, held and reorged, by day or hour."""
     with explained_caller_failures(as_json=as_json):
         query = {**_read_range(step, since, until), "apiId": api_id}
         session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
@@ -89,7 +88,6 @@ def spending(
     as_csv: AsCsv = False,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what your wallet spent at the gateway: charged, released, held and reorged, by day or hour."""
     with explained_caller_failures(as_json=as_json):
         query = {**_read_range(step, since, until), "groupBy": group_by, "wallet": wallet}
         session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)

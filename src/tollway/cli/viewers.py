@@ -42,7 +42,6 @@ def show_to(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lets another wallet read your calls, payments and spending until a date. It reads only: it pays and decides nothing."""
     with explained_caller_failures(as_json=as_json):
         moment = requests.format_moment("--until", read_moment(until))
         assert moment is not None
@@ -59,7 +58,6 @@ def hide_from(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ends at once that another wallet may read your books."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
@@ -75,7 +73,6 @@ def decline(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Ends at once that you may read the books of another wallet, and removes it from your lists."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True
@@ -90,7 +87,6 @@ def list_viewers(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the wallets that may read your books, and the wallets whose books you may read. One of these is listed once you have read its books (--wallet)."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
             is_signing=True

@@ -86,7 +86,6 @@ def new_wallet(
     ),
     as_json: AsJson = False,
 ) -> None:
-    """Makes a wallet and prints its address. The key is in the file alone: keep a copy."""
     with explained_caller_failures(as_json=as_json):
         try:
             address = create_key_file(out)
@@ -100,7 +99,6 @@ def new_wallet(
 
 
 def show_address(key_file: KeyFile = None, as_json: AsJson = False) -> None:
-    """Prints the address of the wallet: the address to fund."""
     with explained_caller_failures(as_json=as_json):
         address = str(read_wallet(key_file).address)
         if is_for_people(as_json=as_json):
@@ -126,7 +124,6 @@ def list_wallets(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the key files (*.key) of this machine with their addresses."""
     with explained_caller_failures(as_json=as_json):
         folders = folder or [Path(), Path.home() / DEFAULT_FOLDER]
         entries = list(find_key_files(folders, key_file))
@@ -200,7 +197,6 @@ def show_balance(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows what the wallet holds on the chains of your nodes (--rpc), with the address to fund."""
     with explained_caller_failures(as_json=as_json):
         address = read_wallet(key_file).address
         nodes = read_nodes(split_nodes(rpc), allow_http=allow_http)
@@ -329,7 +325,6 @@ def list_payments(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the payments of this wallet from this machine, with the credit left; with --csv or --wallet, those in the gateway's ledger."""
     with explained_caller_failures(as_json=as_json):
         check_output(is_csv=is_csv, output=output, as_json=as_json)
         from_time, to_time = read_moment(since), read_moment(until, is_end=True)
@@ -443,7 +438,6 @@ def abandon(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Gives up a payment that is stuck or refused, so that its payee can be paid again."""
     with explained_caller_failures(as_json=as_json):
         with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
             is_signing=True

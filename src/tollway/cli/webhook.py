@@ -40,7 +40,6 @@ def add(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Registers a URL that gets events once it has echoed a challenge."""
     request = requests.add_webhook(url, kinds, "v1" if has_secret else None, is_shared=is_shared)
     with explained_caller_failures(as_json=as_json):
         print_document(_fetch(ctx, request), as_json=as_json)
@@ -58,7 +57,6 @@ def show_all(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists your webhooks, with the events that wait and that failed."""
     with explained_caller_failures(as_json=as_json):
         document = _fetch(ctx, requests.list_webhooks())
         if not is_for_people(as_json=as_json):
@@ -94,7 +92,6 @@ def remove(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Removes a webhook with everything that waits for it."""
     with explained_caller_failures(as_json=as_json):
         _fetch(ctx, requests.remove_webhook(webhook_id))
         print_document({"id": webhook_id, "state": "removed"}, as_json=as_json)
@@ -111,7 +108,6 @@ def show_deliveries(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Lists the events of a webhook with their last attempts, newest first."""
     query = {"state": state, "before": before, "limit": limit}
     with explained_caller_failures(as_json=as_json):
         document = _fetch(ctx, requests.list_deliveries(webhook_id, query))
@@ -135,7 +131,6 @@ def resend(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Sends one event again, with the data of the first time."""
     with explained_caller_failures(as_json=as_json):
         print_document(_fetch(ctx, requests.resend_event(webhook_id, event_id)), as_json=as_json)
 
