@@ -4,10 +4,11 @@ A secret comes from a file and never from an argument, which every user of the m
 sentence.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from pydantic_core import from_json
@@ -17,73 +18,66 @@ from tollway.client.safe_text import plain_line
 
 SECRET_BYTES_MAX = 8 * 1024
 
-Name = Annotated[str | None, typer.Option("--name", help="The name of the API.")]
-Price = Annotated[str | None, typer.Option("--price", help="Per request, such as 0.01.")]
-Currency = Annotated[str | None, typer.Option("--currency", help="USDC, ETH, …")]
-EndpointUrl = Annotated[
-    str | None, typer.Option("--endpoint", help="The URL that the gateway calls. It is public.")
-]
-Description = Annotated[str | None, typer.Option("--description", help="Plain text.")]
-PayTo = Annotated[str | None, typer.Option("--pay-to", help="The wallet that receives payments.")]
-Networks = Annotated[list[str] | None, typer.Option("--network", help="eip155:…, repeatable.")]
-Methods = Annotated[
-    list[str] | None, typer.Option("--method", help="GET, POST, …, repeatable. Default: any.")
-]
-Tags = Annotated[list[str] | None, typer.Option("--tag", help="Repeatable.")]
-Operations = Annotated[
-    list[str] | None,
-    typer.Option("--operation", help='A price of its own: "GET /cities/{city}=0.05", repeatable.'),
-]
-OtherPaths = Annotated[
-    str | None, typer.Option("--other-paths", help="serve, or refuse: only operations are served.")
-]
-OpenApi = Annotated[
-    str | None,
-    typer.Option(
-        "--openapi", help="The OpenAPI document: a file, or the URL from which the gateway reads it."
-    ),
-]
-SecretFile = Annotated[
-    Path | None,
-    typer.Option("--secret-file", help="The file with the secret that the gateway sends upstream."),
-]
-SecretHeader = Annotated[
-    str | None, typer.Option("--secret-header", help="The header that carries the secret.")
-]
-SecretQuery = Annotated[
-    str | None, typer.Option("--secret-query", help="The query parameter that carries the secret.")
-]
-Timeout = Annotated[
-    int | None, typer.Option("--timeout", help="Seconds until the upstream must have answered.")
-]
-ChargeOnOption = Annotated[
-    str | None, typer.Option("--charge-on", help="success, or answered: also for most 4xx of the upstream.")
-]
-Rate = Annotated[
-    str | None, typer.Option("--rate", help="Calls of one payer: 100/60 is 100 calls in 60 seconds.")
-]
-ForwardHeaders = Annotated[
-    list[str] | None,
-    typer.Option("--forward-header", help="A request header that goes upstream, repeatable."),
-]
-Signature = Annotated[
-    str | None, typer.Option("--signature", help="any, or bound: only signatures that cover the request.")
-]
-ForwardSignatureOption = Annotated[
-    str | None, typer.Option("--forward-signature", help="ed25519, or none: forwarded calls are not signed.")
-]
+_OPTIONS: dict[str, tuple[Any, str | None, str]] = {
+    "name": (str, "name", "The name of the API."),
+    "price": (str, "pricePerRequest", "Per request, such as 0.01."),
+    "currency": (str, "currency", "USDC, ETH, …"),
+    "endpoint": (str, "endpoint", "The URL that the gateway calls. It is public."),
+    "description": (str, "description", "Plain text."),
+    "pay_to": (str, "payTo", "The wallet that receives payments."),
+    "network": (list[str], "networks", "eip155:…, repeatable."),
+    "method": (list[str], "methods", "GET, POST, …, repeatable. Default: any."),
+    "tag": (list[str], "tags", "Repeatable."),
+    "operation": (list[str], "operations", 'A price of its own: "GET /cities/{city}=0.05", repeatable.'),
+    "other_paths": (str, "otherPaths", "serve, or refuse: only operations are served."),
+    "openapi": (str, None, "The OpenAPI document: a file, or the URL from which the gateway reads it."),
+    "secret_file": (Path, None, "The file with the secret that the gateway sends upstream."),
+    "secret_header": (str, None, "The header that carries the secret."),
+    "secret_query": (str, None, "The query parameter that carries the secret."),
+    "timeout": (int, "timeoutSeconds", "Seconds until the upstream must have answered."),
+    "charge_on": (str, "chargeOn", "success, or answered: also for most 4xx of the upstream."),
+    "rate": (str, "rateLimit", "Calls of one payer: 100/60 is 100 calls in 60 seconds."),
+    "forward_header": (list[str], "forwardHeaders", "A request header that goes upstream, repeatable."),
+    "signature": (str, "signature", "any, or bound: only signatures that cover the request."),
+    "forward_signature": (str, "forwardSignature", "ed25519, or none: forwarded calls are not signed."),
+}
+"""Option, as the parameter of a command -> its type, the member of the body where one option is one member, and its help."""
 
 _OPERATION = re.compile(r"([A-Za-z-]+)\s+(\S+)\s*=\s*([0-9.]+)")
 _RATE = re.compile(r"([0-9]{1,9})/([0-9]{1,9})")
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+def add_member_options(command: _Command) -> _Command:
+    """Gives a command an option for each member of a listing, after `--file`. The command gets their values as `**members`."""
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            default=None,
+            annotation=Annotated[kind | None, typer.Option(help=text)],
+        )
+        for name, (kind, _, text) in _OPTIONS.items()
+    ]
+    signature = inspect.signature(command)
+    own = [parameter for name, parameter in signature.parameters.items() if name != "members"]
+    start = list(signature.parameters).index("file") + 1
+    command.__signature__ = signature.replace(  # type: ignore[attr-defined]  # typer reads it
+        parameters=[*own[:start], *options, *own[start:]]
+    )
+    return command
+
+
 def read_members(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The members of the body that the options name. `given`: the parameters of a command; an option that is absent is None, or empty."""
-    members = {member: given[option] for option, member in _PLAIN.items() if _is_given(given, option)}
-    for option, (member, read) in _READ.items():
-        if _is_given(given, option):
-            members[member] = read(given[option])
+    """The members of the body that the options name. `given`: an option that is absent is None, or empty."""
+    members: dict[str, Any] = {}
+    for option, (_, member, _) in _OPTIONS.items():
+        value = given.get(option)
+        if member is not None and value not in (None, (), []):
+            members[member] = _READ[option](value) if option in _READ else value
     openapi = given.get("openapi")
     if openapi is not None:
         members |= (
@@ -91,12 +85,6 @@ def read_members(given: Mapping[str, Any]) -> dict[str, Any]:
         )
     secret = _read_secret(given)
     return members if secret is None else {**members, "upstreamAuth": secret}
-
-
-def _is_given(given: Mapping[str, Any], option: str) -> bool:
-    """A repeatable option that is absent is an empty tuple or list."""
-    value = given.get(option)
-    return value is not None and value not in ((), [])
 
 
 def _read_operations(given: list[str]) -> list[dict[str, str]]:
@@ -152,27 +140,5 @@ def _read_secret(given: Mapping[str, Any]) -> dict[str, str] | None:
     return secret or None
 
 
-_PLAIN = {
-    "name": "name",
-    "price": "pricePerRequest",
-    "currency": "currency",
-    "endpoint": "endpoint",
-    "description": "description",
-    "pay_to": "payTo",
-    "network": "networks",
-    "method": "methods",
-    "tag": "tags",
-    "other_paths": "otherPaths",
-    "timeout": "timeoutSeconds",
-    "charge_on": "chargeOn",
-    "forward_header": "forwardHeaders",
-    "signature": "signature",
-    "forward_signature": "forwardSignature",
-    "status": "status",
-}
-"""Parameter of a command -> member of the body, where the text of the option is the value of the member."""
-
-_READ: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "operation": ("operations", _read_operations),
-    "rate": ("rateLimit", _read_rate),
-}
+_READ: dict[str, Callable[[Any], object]] = {"operation": _read_operations, "rate": _read_rate}
+"""Option -> what makes the member of its text, where the text is not the member."""

@@ -26,30 +26,7 @@ from tollway.cli.inputs import (
     read_headers,
 )
 from tollway.cli.listing_changes import Change, format_changes, list_changes
-from tollway.cli.listing_inputs import (
-    ChargeOnOption,
-    Currency,
-    Description,
-    EndpointUrl,
-    ForwardHeaders,
-    ForwardSignatureOption,
-    Methods,
-    Name,
-    Networks,
-    OpenApi,
-    Operations,
-    OtherPaths,
-    PayTo,
-    Price,
-    Rate,
-    SecretFile,
-    SecretHeader,
-    SecretQuery,
-    Signature,
-    Tags,
-    Timeout,
-    read_members,
-)
+from tollway.cli.listing_inputs import add_member_options, read_members
 from tollway.cli.outline import print_outline
 from tollway.cli.output import (
     is_for_people,
@@ -73,30 +50,10 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask on a terminal
 _STATUS_ERROR_MIN = 400
 
 
+@add_member_options
 def publish(
     ctx: typer.Context,
     file: File = None,
-    name: Name = None,
-    price: Price = None,
-    currency: Currency = None,
-    endpoint: EndpointUrl = None,
-    description: Description = None,
-    pay_to: PayTo = None,
-    network: Networks = None,
-    method: Methods = None,
-    tag: Tags = None,
-    operation: Operations = None,
-    other_paths: OtherPaths = None,
-    openapi: OpenApi = None,
-    secret_file: SecretFile = None,
-    secret_header: SecretHeader = None,
-    secret_query: SecretQuery = None,
-    timeout: Timeout = None,
-    charge_on: ChargeOnOption = None,
-    rate: Rate = None,
-    forward_header: ForwardHeaders = None,
-    signature: Signature = None,
-    forward_signature: ForwardSignatureOption = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the listing and show what an agent will read; create nothing."),
@@ -105,10 +62,11 @@ def publish(
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
+    **members: Any,
 ) -> None:
     draft: dict[str, Any] = {}
     with explained_caller_failures(as_json=as_json, sent=draft):
-        draft |= {**read_draft(file), **read_members(ctx.params)}
+        draft |= {**read_draft(file), **read_members(members)}
         if not draft:
             raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
         with _open(ctx) as client:
@@ -116,31 +74,11 @@ def publish(
         _print_written(made, as_json=as_json)
 
 
+@add_member_options
 def edit(
     ctx: typer.Context,
     api_id: ListingId,
     file: File = None,
-    name: Name = None,
-    price: Price = None,
-    currency: Currency = None,
-    endpoint: EndpointUrl = None,
-    description: Description = None,
-    pay_to: PayTo = None,
-    network: Networks = None,
-    method: Methods = None,
-    tag: Tags = None,
-    operation: Operations = None,
-    other_paths: OtherPaths = None,
-    openapi: OpenApi = None,
-    secret_file: SecretFile = None,
-    secret_header: SecretHeader = None,
-    secret_query: SecretQuery = None,
-    timeout: Timeout = None,
-    charge_on: ChargeOnOption = None,
-    rate: Rate = None,
-    forward_header: ForwardHeaders = None,
-    signature: Signature = None,
-    forward_signature: ForwardSignatureOption = None,
     clear: Annotated[
         list[str] | None,
         typer.Option("--clear", help="Set this member to its default, such as operations. Repeatable."),
@@ -153,10 +91,11 @@ def edit(
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
+    **members: Any,
 ) -> None:
     patch: dict[str, Any] = {}
     with explained_caller_failures(as_json=as_json, sent=patch):
-        patch |= {**read_draft(file), **read_members(ctx.params), **dict.fromkeys(clear or ())}
+        patch |= {**read_draft(file), **read_members(members), **dict.fromkeys(clear or ())}
         if not patch:
             raise ValueError("nothing to change: name a member, such as --price 0.02")
         with _open(ctx) as client:
