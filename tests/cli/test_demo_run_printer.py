@@ -1,25 +1,34 @@
 import io
 import json
-from dataclasses import replace
 
+import httpx
 import pytest
 from rich.console import Console
 
 from tollway.cli.demo_run import BODY_CHARACTERS_MAX, BODY_LINES_MAX, TourPrinter, format_json_lines, shorten
 from tollway.ids import TxHash
-from tollway.sandbox.tour import RecordedExchange, TourEvent, TourOutcome, TourPayment, TourStep
+from tollway.sandbox.tour import TourEvent, TourOutcome, TourPayment, TourStep
 
-EXCHANGE = RecordedExchange(
-    method="GET",
+
+def make_response(
+    status: int = 200,
+    content: bytes = b"",
+    *,
+    target: str = "/",
+    sent: dict[str, str] | None = None,
+    received: dict[str, str] | None = None,
+) -> httpx.Response:
+    request = httpx.Request("GET", f"http://127.0.0.1:8402{target}", headers=sent)
+    return httpx.Response(status, content=content, headers=received, request=request)
+
+
+EXCHANGE = make_response(
+    402,
+    b'{"code": "payment_required", "nothing": null, "empty": []}',
     target="/api/v2/history?limit=5",
-    sent=(("Host", "127.0.0.1:8402"), ("X-Signature", "0x" + "ab" * 65), ("X-Other", "not shown")),
-    sent_body=b"",
-    status=402,
-    reason="Payment Required",
-    received=(("tollway-payment-state", "none"), ("etag", '"r1"'), ("server", "not shown")),
-    received_body=b'{"code": "payment_required", "nothing": null, "empty": []}',
+    sent={"X-Signature": "0x" + "ab" * 65, "X-Other": "not shown"},
+    received={"tollway-payment-state": "none", "etag": '"r1"', "server": "not shown"},
 )
-
 
 OUTCOME = TourOutcome(number=4, label="called without payment", text="402: the price is 0.01 USDC")
 
@@ -51,8 +60,8 @@ def test_prints_the_request_and_the_response_with_selected_headers() -> None:
 
 
 def test_writes_the_headers_of_x402_as_x402_does() -> None:
-    shown = replace(EXCHANGE, sent=(("payment-signature", "abc"),), received=(("payment-response", "def"),))
-    lines = print_events(shown)
+    sent, received = {"payment-signature": "abc"}, {"payment-response": "def"}
+    lines = print_events(make_response(sent=sent, received=received))
     assert "   > PAYMENT-SIGNATURE: abc" in lines
     assert "   < PAYMENT-RESPONSE: def" in lines
 
@@ -66,7 +75,7 @@ def test_cuts_long_values_with_an_ellipsis() -> None:
 
 def test_replaces_the_openapi_document_by_a_note() -> None:
     body = json.dumps({"id": "api_1", "openapi": {"openapi": "3.1.0", "paths": {}}}).encode()
-    lines = print_events(replace(EXCHANGE, received_body=body))
+    lines = print_events(make_response(content=body))
     assert any('"openapi": "(left out here)"' in line for line in lines)
     assert not any("paths" in line for line in lines)
 
@@ -88,17 +97,7 @@ def test_prints_markup_as_text() -> None:
 
 
 def test_removes_control_characters() -> None:
-    hostile = RecordedExchange(
-        method="GET",
-        target="/",
-        sent=(),
-        sent_body=b"",
-        status=200,
-        reason="OK",
-        received=(),
-        received_body=b'{"name": "\\u001b[2J\\u202e"}',
-    )
-    text = "\n".join(print_events(hostile))
+    text = "\n".join(print_events(make_response(content=b'{"name": "\\u001b[2J\\u202e"}')))
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -131,16 +130,5 @@ def test_keeps_short_objects_on_one_line() -> None:
 
 def test_a_long_body_ends_with_how_much_is_missing() -> None:
     body = json.dumps([f"{number}{'x' * BODY_CHARACTERS_MAX}" for number in range(200)]).encode()
-    lines = print_events(
-        RecordedExchange(
-            method="GET",
-            target="/",
-            sent=(),
-            sent_body=b"",
-            status=200,
-            reason="OK",
-            received=(),
-            received_body=body,
-        )
-    )
+    lines = print_events(make_response(content=body))
     assert lines[-1].strip() == f"<   … {202 - BODY_LINES_MAX} lines more"

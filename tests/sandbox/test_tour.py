@@ -1,6 +1,5 @@
 """The walk-through with gateways that respond wrongly. A correct gateway is in tests/cli/test_demo.py."""
 
-import json
 from collections.abc import Callable
 
 import aiohttp
@@ -17,7 +16,7 @@ from tollway.sandbox.chain import (
     load_test_usdc,
     make_account,
 )
-from tollway.sandbox.tour import RecordedExchange, Tour, TourEvent, TourFailed, TourPayment
+from tollway.sandbox.tour import Tour, TourEvent, TourFailed, TourPayment
 
 CHAIN = ChainId(84532)
 Answer = Callable[[httpx.Request], httpx.Response]
@@ -106,8 +105,8 @@ async def test_stops_at_the_first_step_that_goes_wrong_and_pays_nothing(case: st
         with pytest.raises(TourFailed, match=words):
             await tour.run()
     assert not any(isinstance(event, TourPayment) for event in events)
-    signed = [dict(event.sent).keys() for event in events if isinstance(event, RecordedExchange)][:1]
-    assert all({"Content-Digest", "Signature-Input", "Signature"} <= names for names in signed)
+    signed = [event.request.headers.keys() for event in events if isinstance(event, httpx.Response)][:1]
+    assert all({"content-digest", "signature-input", "signature"} <= names for names in signed)
     assert files in ({}, {"/.well-known/tollway-verification": "a line\n"})
 
 
@@ -136,7 +135,7 @@ def make_tour(
     )
 
 
-def terms_of(tour: Tour, **changes: object) -> RecordedExchange:
+def terms_of(tour: Tour, **changes: object) -> httpx.Response:
     option = {
         "rail": "x402",
         "network": "eip155:84532",
@@ -149,15 +148,8 @@ def terms_of(tour: Tour, **changes: object) -> RecordedExchange:
         "extra": {"name": "USDC", "version": "2"},
         **changes,
     }
-    return RecordedExchange(
-        method="GET",
-        target="/",
-        sent=(),
-        sent_body=b"",
-        status=402,
-        reason="Payment Required",
-        received=(),
-        received_body=json.dumps({"payment": {"options": [option]}}).encode(),
+    return httpx.Response(
+        402, json={"payment": {"options": [option]}}, request=httpx.Request("GET", "http://127.0.0.1:2/")
     )
 
 

@@ -25,7 +25,6 @@ LOG_LIMIT_DEFAULT, LOG_LIMIT_MAX = 50, 1_000
 
 
 def make_link(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-
     async def work(services: OperatorServices) -> None:
         origin = find_admin_origin(services.settings)
         now_ms = time.time_ns() // 1_000_000
@@ -69,7 +68,6 @@ def list_acts(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-
     async def work(services: OperatorServices) -> None:
         # One more than asked for shows whether older acts follow.
         found = await services.operator_acts.list_acts(limit=limit + 1, before_id=before, target=target)

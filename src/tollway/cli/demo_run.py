@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, assert_never
@@ -45,7 +45,6 @@ from tollway.sandbox.chain import (
 from tollway.sandbox.provider import SampleProvider, run_provider
 from tollway.sandbox.tour import (
     PREPAID_CALLS,
-    RecordedExchange,
     Tour,
     TourEvent,
     TourFailed,
@@ -53,6 +52,7 @@ from tollway.sandbox.tour import (
     TourPayment,
     TourResult,
     TourStep,
+    describe_request,
 )
 from tollway.telemetry import configure_logging
 
@@ -98,7 +98,7 @@ class TourPrinter:
                 pass
             case TourStep():
                 self._print_step(event)
-            case RecordedExchange():
+            case httpx.Response():
                 self._print_exchange(event)
             case TourPayment():
                 self._print_payment(event)
@@ -119,19 +119,19 @@ class TourPrinter:
         self.print_line(f"{step.number}. {step.title}", style="bold cyan")
         self.print_line(f"   {step.why}", style="dim")
 
-    def _print_exchange(self, exchange: RecordedExchange) -> None:
+    def _print_exchange(self, response: httpx.Response) -> None:
         self.print_line()
-        self.print_line(f"   > {exchange.method} {exchange.target}", style="bold")
-        self._print_headers(">", exchange.sent)
-        self._print_body(">", exchange.sent_body)
-        style = "green" if exchange.status < 300 else "yellow"
-        self.print_line(f"   < {exchange.status} {exchange.reason}", style=f"bold {style}")
-        self._print_headers("<", exchange.received)
-        self._print_body("<", exchange.received_body)
+        self.print_line(f"   > {describe_request(response.request)}", style="bold")
+        self._print_headers(">", response.request.headers)
+        self._print_body(">", response.request.content)
+        style = "green" if response.is_success else "yellow"
+        self.print_line(f"   < {response.status_code} {response.reason_phrase}", style=f"bold {style}")
+        self._print_headers("<", response.headers)
+        self._print_body("<", response.content)
 
-    def _print_headers(self, arrow: str, headers: Iterable[tuple[str, str]]) -> None:
-        for name, value in headers:
-            if name.lower() in _PRINTED_HEADERS or name.lower().startswith("tollway-"):
+    def _print_headers(self, arrow: str, headers: httpx.Headers) -> None:
+        for name, value in headers.items():
+            if name in _PRINTED_HEADERS or name.startswith("tollway-"):
                 self.print_line(f"   {arrow} {_format_header_name(name)}: {shorten(value)}")
 
     def _print_body(self, arrow: str, body: bytes) -> None:
@@ -192,9 +192,9 @@ def format_json_lines(document: object, *, name: str = "", depth: int = 0, end: 
 
 def _format_header_name(name: str) -> str:
     special = {"etag": "ETag", "www-authenticate": "WWW-Authenticate"}
-    if name.lower().startswith("payment-"):  # x402 writes its headers so
+    if name.startswith("payment-"):  # x402 writes its headers so
         return name.upper()
-    return special.get(name.lower(), "-".join(part.capitalize() for part in name.split("-")))
+    return special.get(name, "-".join(part.capitalize() for part in name.split("-")))
 
 
 SANDBOX_ROLES = ("provider", "caller", "stranger")

@@ -145,7 +145,6 @@ def serve(config: Config = None) -> None:
 
 
 def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-
     async def work(services: OperatorServices) -> None:
         state = await schema_state(services.database)
         now = await upgrade(services.database)
@@ -157,7 +156,6 @@ def migrate(ctx: typer.Context, config: Config = None, as_json: AsJson = False) 
 
 
 def doctor(ctx: typer.Context, config: Config = None, as_json: AsJson = False) -> None:
-
     async def work(services: OperatorServices) -> None:
         from tollway.cli.doctor import examine  # loads PostgreSQL's driver
 

@@ -35,20 +35,6 @@ class TourStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedExchange:
-    """A sent request and its response."""
-
-    method: str
-    target: str
-    sent: tuple[tuple[str, str], ...]
-    sent_body: bytes
-    status: int
-    reason: str
-    received: tuple[tuple[str, str], ...]
-    received_body: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TourPayment:
     """A mined transfer."""
 
@@ -69,7 +55,8 @@ class TourOutcome:
     text: str
 
 
-TourEvent = TourStep | RecordedExchange | TourPayment | TourOutcome
+TourEvent = TourStep | httpx.Response | TourPayment | TourOutcome
+"""A response has its request."""
 
 
 API = "/api/v2"
@@ -200,7 +187,7 @@ class Tour:
             raise TourFailed("the agent document is not of the listing")
         self._end_step("found", f'by the search "{SEARCH}"; its agent document is read')
 
-    async def _call_unpaid(self, target: str) -> RecordedExchange:
+    async def _call_unpaid(self, target: str) -> httpx.Response:
         self._step(
             4,
             "The caller sends a request without a payment",
@@ -212,7 +199,7 @@ class Tour:
         self._end_step("called without payment", f"402: the price is {price}, to {payee}")
         return terms
 
-    def _find_option(self, terms: RecordedExchange) -> Mapping[str, Any]:
+    def _find_option(self, terms: httpx.Response) -> Mapping[str, Any]:
         options = (_read_json(terms).get("payment") or {}).get("options") or ()
         wanted = str(self._playground.token.address).lower()
         for option in options:
@@ -240,7 +227,7 @@ class Tour:
             "X-Payment-Tx names the transaction; X-Signature is the payer's personal_sign of that hash.",
         )
         answer = await self._send("GET", target, headers=self._proof(payment))
-        headers = dict(_expect(answer, HTTPStatus.OK).received)
+        headers: Mapping[str, str] = _expect(answer, HTTPStatus.OK).headers
         call_id, state = headers.get("tollway-call-id"), headers.get("tollway-payment-state")
         if call_id is None or state != "charged":
             raise TourFailed(f"the call was served, but its payment is {state}")
@@ -261,7 +248,7 @@ class Tour:
             raise TourFailed(f"the refusal says {code} instead of payment_already_used")
         self._end_step("refused", f"409 {code}: it covered one call")
 
-    async def _call_by_signature(self, target: str, terms: RecordedExchange) -> str:
+    async def _call_by_signature(self, target: str, terms: httpx.Response) -> str:
         self._step(
             8,
             "The caller pays another call with a signature (x402)",
@@ -274,10 +261,8 @@ class Tour:
             now_s=int(time.time()),
             nonce=secrets.token_bytes(32),
         )
-        answer = _expect(
-            await self._send("GET", target, headers={"PAYMENT-SIGNATURE": signed.proof}), HTTPStatus.OK
-        )
-        headers = dict(answer.received)
+        answer = await self._send("GET", target, headers={"PAYMENT-SIGNATURE": signed.proof})
+        headers: Mapping[str, str] = _expect(answer, HTTPStatus.OK).headers
         receipt = read_receipt(headers)
         call_id, state = headers.get("tollway-call-id"), headers.get("tollway-payment-state")
         if call_id is None or state != "charged" or receipt is None or receipt.transaction is None:
@@ -292,8 +277,8 @@ class Tour:
         self._end_step("paid by x402", f"200; transaction {transaction}, gas by the gateway")
         return call_id
 
-    def _find_offer(self, terms: RecordedExchange) -> X402Offer:
-        for offer in read_x402_offers(dict(terms.received), _read_json(terms)):
+    def _find_offer(self, terms: httpx.Response) -> X402Offer:
+        for offer in read_x402_offers(terms.headers, _read_json(terms)):
             if offer.token == self._playground.token.address:
                 if offer.pay_to != self._provider.address or offer.amount != PRICE_UNITS:
                     raise TourFailed("the x402 terms differ from those of the listing")
@@ -362,8 +347,8 @@ class Tour:
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
         signer: Wallet | None = None,
-    ) -> RecordedExchange:
-        """Sends a request, reports the exchange and returns it."""
+    ) -> httpx.Response:
+        """Sends a request, reports its response and returns it."""
         sent = dict(headers or {})
         if body:
             sent["Content-Type"] = "application/json"
@@ -375,18 +360,8 @@ class Tour:
             )
         except httpx.HTTPError as exc:
             raise TourFailed(f"{method} {target} got no response: {exc!r}") from exc
-        exchange = RecordedExchange(
-            method=method,
-            target=target,
-            sent=(("Host", urlsplit(self._gateway_url).netloc), *sent.items()),
-            sent_body=body,
-            status=response.status_code,
-            reason=response.reason_phrase,
-            received=tuple(response.headers.items()),
-            received_body=response.content,
-        )
-        self._report(exchange)
-        return exchange
+        self._report(response)
+        return response
 
     def _sign(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes, signer: Wallet
@@ -414,19 +389,24 @@ def shorten_hex(text: str) -> str:
     return f"{text[:6]}…{text[-4:]}"
 
 
-def _expect(answer: RecordedExchange, status: HTTPStatus) -> RecordedExchange:
-    if answer.status != status:
+def _expect(answer: httpx.Response, status: HTTPStatus) -> httpx.Response:
+    if answer.status_code != status:
         raise TourFailed(
-            f"{answer.method} {answer.target} returned {answer.status} instead of {status.value}"
+            f"{describe_request(answer.request)} returned {answer.status_code} instead of {status.value}"
         )
     return answer
 
 
-def _read_json(answer: RecordedExchange) -> Mapping[str, Any]:
+def _read_json(answer: httpx.Response) -> Mapping[str, Any]:
     try:
-        document = json.loads(answer.received_body)
+        document = json.loads(answer.content)
     except ValueError as exc:
-        raise TourFailed(f"{answer.method} {answer.target} returned a body that is not JSON") from exc
+        raise TourFailed(f"{describe_request(answer.request)} returned a body that is not JSON") from exc
     if not isinstance(document, dict):
-        raise TourFailed(f"{answer.method} {answer.target} returned JSON that is not an object")
+        raise TourFailed(f"{describe_request(answer.request)} returned JSON that is not an object")
     return document
+
+
+def describe_request(request: httpx.Request) -> str:
+    """Its method and target: `GET /api/v2/apis?q=quotes`."""
+    return f"{request.method} {request.url.raw_path.decode()}"
