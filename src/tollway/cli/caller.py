@@ -13,9 +13,9 @@ from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     AllowHttp,
     AsJson,
-    CallerSession,
     Gateway,
     explained_caller_failures,
+    open_client,
 )
 from tollway.cli.outline import print_outline
 from tollway.cli.output import (
@@ -27,13 +27,14 @@ from tollway.client import CallerFailure, TollwayClient, requests
 
 
 def show_listing(
+    ctx: typer.Context,
     api_id: Annotated[str, typer.Argument(metavar="ID")],
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     as_json: AsJson = False,
 ) -> None:
     with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client:
+        with open_client(ctx, is_signing=False) as client:
             document = (
                 client.fetch_agent_document(api_id)
                 if is_for_people(as_json=as_json)
@@ -50,6 +51,7 @@ LOOKUPS_MAX = 100
 
 
 def search(
+    ctx: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(help="Each of these words must occur.")] = None,
     page: Annotated[int, typer.Option("--page")] = 1,
     limit: Annotated[int, typer.Option("--limit")] = 20,
@@ -78,7 +80,7 @@ def search(
 ) -> None:
     with (
         explained_caller_failures(as_json=as_json),
-        CallerSession(gateway=gateway, allow_http=allow_http).open(is_signing=False) as client,
+        open_client(ctx, is_signing=False) as client,
     ):
         query = {
             "page": page,

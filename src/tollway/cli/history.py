@@ -18,13 +18,13 @@ from tollway.cli.inputs import (
     AsCsv,
     AsJson,
     BooksOf,
-    CallerSession,
     CsvFile,
     Gateway,
     KeyFile,
     Since,
     Until,
     explained_caller_failures,
+    open_client,
     read_moment,
 )
 from tollway.cli.output import (
@@ -65,6 +65,7 @@ PENDING_ADVICE = "The call is in progress. Read it again in a few seconds."
 
 
 def history(
+    ctx: typer.Context,
     call_id: Annotated[
         str | None,
         typer.Argument(metavar="[CALL]", help="Show this call, whole; without it, the newest calls."),
@@ -117,9 +118,7 @@ def history(
             until=read_moment(until, is_end=True),
             wallet=wallet,
         )
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             if outcome is not None and held_call_id is not None:
                 found = client.fetch_document(requests.resolve_call(held_call_id, outcome))
             elif receipt_file is not None and call_id is not None:

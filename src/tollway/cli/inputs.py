@@ -274,6 +274,13 @@ class CallerSession:
         )
 
 
+def open_client(ctx: typer.Context, *, is_signing: bool = True) -> TollwayClient:
+    """The client of a command, by its options about the gateway, the wallet and the store. See `CallerSession.open`."""
+    names = ("gateway", "allow_http", "key_file", "store")
+    given = {name: ctx.params[name] for name in names if name in ctx.params}
+    return CallerSession(**given).open(is_signing=is_signing)
+
+
 def split_nodes(text: str) -> tuple[str, ...]:
     """The nodes of `--rpc`."""
     return tuple(node.strip() for node in text.split(",") if node.strip())

@@ -17,10 +17,10 @@ from tollway.cli.inputs import (
     REFUSED,
     AllowHttp,
     AsJson,
-    CallerSession,
     Gateway,
     KeyFile,
     explained_caller_failures,
+    open_client,
     read_content,
     read_draft,
     read_headers,
@@ -69,7 +69,7 @@ def publish(
         draft |= {**read_draft(file), **read_members(members)}
         if not draft:
             raise ValueError("nothing to publish: give --file, or --name, --price, --currency and --endpoint")
-        with _open(ctx) as client:
+        with open_client(ctx) as client:
             made = client.fetch_document(requests.publish_listing(draft, dry_run=dry_run))
         _print_written(made, as_json=as_json)
 
@@ -98,7 +98,7 @@ def edit(
         patch |= {**read_draft(file), **read_members(members), **dict.fromkeys(clear or ())}
         if not patch:
             raise ValueError("nothing to change: name a member, such as --price 0.02")
-        with _open(ctx) as client:
+        with open_client(ctx) as client:
             listing_edit = ListingEdit(client, api_id, patch)
             changes = listing_edit.preview()
             written = listing_edit.after
@@ -202,7 +202,7 @@ def resume(
 
 def _set_status(ctx: typer.Context, api_id: str, status: str, *, as_json: bool) -> None:
     with explained_caller_failures(as_json=as_json):
-        with _open(ctx) as client:
+        with open_client(ctx) as client:
             written = client.fetch_document(requests.patch_listing(api_id, {"status": status}))
         if is_for_people(as_json=as_json):
             print_text(plain_line(_describe_status(written)))
@@ -233,7 +233,7 @@ def retire(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json), _open(ctx) as client:
+    with explained_caller_failures(as_json=as_json), open_client(ctx) as client:
         _confirm("Retire the listing? It cannot be published again under this id.", yes=yes, as_json=as_json)
         client.retire(api_id)
         print_document({"id": api_id, "state": "retired"}, as_json=as_json)
@@ -266,7 +266,7 @@ def try_out(
         }
         if body is not None:
             trial["body"] = _decode_body(body)
-        with _open(ctx) as client:
+        with open_client(ctx) as client:
             result = client.fetch_document(requests.try_listing(api_id, trial))
         if is_for_people(as_json=as_json):
             _print_lines(describe_trial(result))
@@ -318,7 +318,7 @@ def verify(
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    with explained_caller_failures(as_json=as_json), _open(ctx, is_signing=not is_show_only) as client:
+    with explained_caller_failures(as_json=as_json), open_client(ctx, is_signing=not is_show_only) as client:
         request = requests.show_ownership(api_id) if is_show_only else requests.check_ownership(api_id)
         ownership = client.fetch_document(request)
     if is_for_people(as_json=as_json):
@@ -373,15 +373,6 @@ def _read_part(ownership: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 def _read_word(ownership: Mapping[str, Any], name: str) -> str:
     return plain_line(format_value(ownership.get(name)))
-
-
-def _open(ctx: typer.Context, *, is_signing: bool = True) -> TollwayClient:
-    """The client of a command, by its options about the gateway and the wallet."""
-    given = ctx.params
-    session = CallerSession(
-        gateway=given["gateway"], allow_http=given["allow_http"], key_file=given["key_file"]
-    )
-    return session.open(is_signing=is_signing)
 
 
 def _confirm(question: str, *, yes: bool, as_json: bool) -> None:

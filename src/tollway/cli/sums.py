@@ -15,10 +15,10 @@ from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     AllowHttp,
     AsJson,
-    CallerSession,
     Gateway,
     KeyFile,
     explained_caller_failures,
+    open_client,
 )
 from tollway.cli.output import is_for_people, list_objects, open_console, print_foot, print_json
 from tollway.client import requests
@@ -54,6 +54,7 @@ AsCsv = Annotated[bool, typer.Option("--csv", help="CSV, one line for each state
 
 
 def earnings(
+    ctx: typer.Context,
     api_id: Annotated[str | None, typer.Option("--api", help="Only this listing.")] = None,
     step: Step = "day",
     since: Since = None,
@@ -66,13 +67,13 @@ def earnings(
 ) -> None:
     with explained_caller_failures(as_json=as_json):
         query = {**_read_range(step, since, until), "apiId": api_id}
-        session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
-        with session.open(is_signing=True) as client:
+        with open_client(ctx) as client:
             found = client.fetch_document(requests.show_sales(query))
         print_sums(found, "sales", as_csv=as_csv, as_json=as_json)
 
 
 def spending(
+    ctx: typer.Context,
     group_by: Annotated[
         Literal["api", "provider", "wallet"], typer.Option("--group", help="api, provider or wallet.")
     ] = "api",
@@ -90,8 +91,7 @@ def spending(
 ) -> None:
     with explained_caller_failures(as_json=as_json):
         query = {**_read_range(step, since, until), "groupBy": group_by, "wallet": wallet}
-        session = CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file)
-        with session.open(is_signing=True) as client:
+        with open_client(ctx) as client:
             found = client.fetch_document(requests.show_spending(query))
         print_sums(found, "spending", as_csv=as_csv, as_json=as_json)
 

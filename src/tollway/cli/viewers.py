@@ -11,10 +11,10 @@ from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     AllowHttp,
     AsJson,
-    CallerSession,
     Gateway,
     KeyFile,
     explained_caller_failures,
+    open_client,
     read_moment,
 )
 from tollway.cli.output import (
@@ -32,6 +32,7 @@ Viewer = Annotated[str, typer.Argument(metavar="ADDRESS", help="The other wallet
 
 
 def show_to(
+    ctx: typer.Context,
     viewer: Viewer,
     until: Annotated[
         str,
@@ -45,13 +46,12 @@ def show_to(
     with explained_caller_failures(as_json=as_json):
         moment = requests.format_moment("--until", read_moment(until))
         assert moment is not None
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             print_document(client.fetch_document(requests.put_viewer(viewer, moment)), as_json=as_json)
 
 
 def hide_from(
+    ctx: typer.Context,
     viewer: Viewer,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
@@ -59,14 +59,13 @@ def hide_from(
     as_json: AsJson = False,
 ) -> None:
     with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             client.fetch_document(requests.delete_viewer(viewer))
         print_document({"address": viewer, "mayRead": False}, as_json=as_json)
 
 
 def decline(
+    ctx: typer.Context,
     wallet: Viewer,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
@@ -74,23 +73,20 @@ def decline(
     as_json: AsJson = False,
 ) -> None:
     with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             client.fetch_document(requests.decline_wallet(wallet))
         print_document({"address": wallet, "mayRead": False}, as_json=as_json)
 
 
 def list_viewers(
+    ctx: typer.Context,
     gateway: Gateway = DEFAULT_GATEWAY,
     allow_http: AllowHttp = False,
     key_file: KeyFile = None,
     as_json: AsJson = False,
 ) -> None:
     with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             found = client.fetch_document(requests.list_viewers())
         if is_for_people(as_json=as_json):
             print_viewers(found)

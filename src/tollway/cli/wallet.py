@@ -25,7 +25,6 @@ from tollway.cli.inputs import (
     AsCsv,
     AsJson,
     BooksOf,
-    CallerSession,
     CsvFile,
     Gateway,
     KeyFile,
@@ -34,6 +33,7 @@ from tollway.cli.inputs import (
     StoreFile,
     Until,
     explained_caller_failures,
+    open_client,
     read_moment,
     read_nodes,
     read_wallet,
@@ -310,6 +310,7 @@ def _describe_balance(balance: AssetBalance) -> dict[str, str | None]:
 
 
 def list_payments(
+    ctx: typer.Context,
     store: StoreFile = None,
     role: Annotated[
         Role | None,
@@ -329,9 +330,7 @@ def list_payments(
         check_output(is_csv=is_csv, output=output, as_json=as_json)
         from_time, to_time = read_moment(since), read_moment(until, is_end=True)
         is_remote = any(one is not None for one in (role, since, until, wallet))
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             if is_csv:
                 write_csv(
                     client.export_payments(role=role, since=from_time, until=to_time, wallet=wallet), output
@@ -429,6 +428,7 @@ def describe_authorization(signed: SignedAuthorization) -> dict[str, str | None]
 
 
 def abandon(
+    ctx: typer.Context,
     transaction: Annotated[
         str, typer.Argument(metavar="TRANSACTION", help="The hash; or the nonce of an open authorisation.")
     ],
@@ -439,9 +439,7 @@ def abandon(
     as_json: AsJson = False,
 ) -> None:
     with explained_caller_failures(as_json=as_json):
-        with CallerSession(gateway=gateway, allow_http=allow_http, key_file=key_file, store=store).open(
-            is_signing=True
-        ) as client:
+        with open_client(ctx) as client:
             is_done = client.abandon(transaction)
         if not is_done:
             raise CallerFailure(

@@ -9,10 +9,10 @@ from tollway.cli.inputs import (
     DEFAULT_GATEWAY,
     AllowHttp,
     AsJson,
-    CallerSession,
     Gateway,
     KeyFile,
     explained_caller_failures,
+    open_client,
 )
 from tollway.cli.output import is_for_people, print_document, print_json, print_text
 from tollway.client import requests
@@ -136,9 +136,5 @@ def resend(
 
 
 def _fetch(ctx: typer.Context, request: ControlRequest) -> GatewayDocument:
-    given = ctx.params
-    session = CallerSession(
-        gateway=given["gateway"], allow_http=given["allow_http"], key_file=given["key_file"]
-    )
-    with session.open(is_signing=True) as client:
+    with open_client(ctx) as client:
         return client.fetch_document(request)
