@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tollway.app.lifecycle import App
+from tollway.cli.csv_output import write_private
 from tollway.client.safe_text import plain
 from tollway.config.settings import Settings
 from tollway.errors import SettingsInvalid, TollwayError
@@ -602,14 +603,7 @@ def _remove_old_file(path: Path) -> None:
 def _write_private(path: Path, text: str) -> None:
     """Writes the file atomically, readable by its owner alone. Raises `DemoFailed`."""
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                file.write(text)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_private([text.encode()], path)
     except OSError as exc:
         raise DemoFailed(f"{path} cannot be written ({exc.strerror})") from exc
 
