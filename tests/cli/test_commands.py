@@ -34,7 +34,7 @@ def test_the_aliases_are_those_that_images_and_units_rely_on() -> None:
     }
 
 
-def test_the_examples_are_valid() -> None:
+def test_an_example_is_valid() -> None:
     wrong = []
     for name, row in COMMANDS.items():
         program, *words = shlex.split(row.example)
