@@ -35,8 +35,8 @@ from tests.kit.ledger_records import claim_on, close_of, finish_of, new_payment
 from tests.kit.sql_ledger import SqlLedger
 from tollway.ids import keccak256
 from tollway.ledger.ledger import Claimed, Closed
-from tollway.storage.database import Database, SqliteDatabase, connect_database, sqlite_module
-from tollway.storage.migrate import upgrade
+from tollway.storage.engine.database import Database, SqliteDatabase, connect_database, sqlite_module
+from tollway.storage.engine.migrate import upgrade
 
 _FRAME = ("BEGIN", "COMMIT", "ROLLBACK", "PRAGMA", "SET ")
 

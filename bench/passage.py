@@ -55,7 +55,6 @@ from tests.kit.pages import BROWSER, PageHarness
 from tests.kit.payer import KeyWallet
 from tests.kit.upstream import LoopbackUpstream
 from tollway.app.runtime import RandomPool
-from tollway.call_trace import TraceSampler
 from tollway.gateway.call_observer import CallObserver
 from tollway.gateway.phase_timer import PhaseTimer
 from tollway.identity.signatures import ReceiptSigner, transaction_digests
@@ -63,10 +62,11 @@ from tollway.ids import ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claim, Claimed, Close, Closed, Finish
 from tollway.ledger.records import NewPayment, Rail
 from tollway.limits import DEFAULT_LIMITS
+from tollway.observability.call_trace import TraceSampler
 from tollway.outbound.client import UpstreamRequest
 from tollway.outbound.http1 import HeadLimits, parse_head
-from tollway.web.gateway_traces import StartTrace, make_start_trace
-from tollway.web.middleware import read_client_address, read_request_id
+from tollway.web.calls.gateway_traces import StartTrace, make_start_trace
+from tollway.web.http.middleware import read_client_address, read_request_id
 
 LIMITS = DEFAULT_LIMITS
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\nServer: bench\r\n\r\n"

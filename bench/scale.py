@@ -50,16 +50,16 @@ from starlette.requests import Request
 from tollway.identity.authenticator import Identity
 from tollway.ids import Address, TxHash
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import Database, connect_database, sqlite_module
-from tollway.storage.encryption import Sealer
-from tollway.storage.history import HistoryStore, audit
-from tollway.web.discovery_routes import BazaarServices, DocumentServices, discovery_router
-from tollway.web.history_routes import history_router
-from tollway.web.listing_json import ListingEncoder
-from tollway.web.listing_routes import ListingServices, listing_router
-from tollway.web.problems import install_handlers
-from tollway.web.query import format_time
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.engine.database import Database, connect_database, sqlite_module
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.history import HistoryStore, audit
+from tollway.web.api.discovery_routes import BazaarServices, DocumentServices, discovery_router
+from tollway.web.api.history_routes import history_router
+from tollway.web.api.listing_json import ListingEncoder
+from tollway.web.api.listing_routes import ListingServices, listing_router
+from tollway.web.http.problems import install_handlers
+from tollway.web.http.query import format_time
 
 SMALL = 1_000
 URL = "http://127.0.0.1:8402"

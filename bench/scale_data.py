@@ -26,12 +26,12 @@ from scale_standing import (
 )
 
 from tollway.registry.search_tokens import fold, searched_texts, split_words
-from tollway.storage.call_terms import CallTerms, TermsReference, reference_of
-from tollway.storage.catalog_search import to_vector
-from tollway.storage.catalog_tables import is_shown, listing_table, listing_values, terms_values
-from tollway.storage.database import connect_database, sqlite_module
-from tollway.storage.ledger_tables import call_table, payment_table
-from tollway.storage.migrate import upgrade
+from tollway.storage.catalog.catalog_search import to_vector
+from tollway.storage.catalog.catalog_tables import is_shown, listing_table, listing_values, terms_values
+from tollway.storage.engine.database import connect_database, sqlite_module
+from tollway.storage.engine.migrate import upgrade
+from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of
+from tollway.storage.ledger.ledger_tables import call_table, payment_table
 
 CHUNK = 20_000
 LISTING_COLUMNS = tuple(column.name for column in listing_table.columns)

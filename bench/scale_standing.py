@@ -7,7 +7,7 @@ from typing import Any
 from scale_rows import RARE_LISTINGS, Scale, mix
 
 from tollway.registry.listing import Listing
-from tollway.storage.catalog_tables import write_document
+from tollway.storage.catalog.catalog_tables import write_document
 
 DAY = 20_400
 QUALITY_COLUMNS = ("listing_seq", "calls", "success_ppm", "p50_ms", "p95_ms", "day")

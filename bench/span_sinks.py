@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from tollway.app.otlp import OtlpExporter
 from tollway.app.span_queue import BATCH_SPANS_MAX
-from tollway.call_trace import FinishedTrace
+from tollway.observability.call_trace import FinishedTrace
 
 
 class DroppedSpans:

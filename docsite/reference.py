@@ -15,7 +15,7 @@ from deploy.prometheus.build import ALERTS
 from docsite.written import describe_aliases, escape, write_table
 from tollway.cli.commands import COMMANDS, EXTRA_PACKAGES, ROLES
 from tollway.registry.openapi import METHODS
-from tollway.web.contract import CONTRACT_PATH, Site, load_contract
+from tollway.web.http.contract import CONTRACT_PATH, Site, load_contract
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = "\nThis page is written from the code when the site is built.\n"

@@ -22,10 +22,10 @@ from tollway.errors import Code
 from tollway.gateway.headers import EXPOSED_HEADERS
 from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS
-from tollway.metric_table import SERIES
+from tollway.observability.metric_table import SERIES
+from tollway.observability.plain_metrics import describe
 from tollway.payments.settlement_rules import settlement_defaults
-from tollway.plain_metrics import describe
-from tollway.web.problems import PROBLEM_KINDS, PROBLEM_PAGES
+from tollway.web.http.problems import PROBLEM_KINDS, PROBLEM_PAGES
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PART = re.compile(r"<!-- written: ([a-z-]+) -->\n(.*?)<!-- end -->", re.DOTALL)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSION = re.compile(r"(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)\.(0|[1-9][0-9]*)")
 """SemVer without suffixes: a release that is not finished has no tag."""
 SECTION = re.compile(r"^## (?P<title>.+)$", re.MULTILINE)
-MIGRATIONS = "src/tollway/storage/migrations"
+MIGRATIONS = "src/tollway/storage/engine/migrations"
 BASELINES = ("baseline.sqlite.sql", "baseline.postgresql.sql")
 FLOOR = re.compile(
     r"INSERT INTO schema_floor \(id, revision\) VALUES \(1, '(\w+)'\)|UPDATE schema_floor SET revision = '(\w+)'"

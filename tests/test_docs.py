@@ -30,7 +30,7 @@ from tollway.config.settings import (
     load_settings,
 )
 from tollway.config.values import gas_keys_name, rpc_name
-from tollway.metric_table import PROCESS_SERIES
+from tollway.observability.metric_table import PROCESS_SERIES
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")] if path.exists())

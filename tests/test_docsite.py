@@ -14,7 +14,7 @@ from docsite.build import CONFIG, NAVIGATION, ROOT, build, move_links, write_con
 from tests.kit.deploy_programs import run_check
 from tollway.cli.commands import COMMANDS
 from tollway.registry.openapi import METHODS, parse_yaml_object
-from tollway.web.contract import CONTRACT_PATH
+from tollway.web.http.contract import CONTRACT_PATH
 
 DOCS_VENV = ROOT / ".venv-docs"
 OTHER_HOSTS = re.compile(r'(?:src|href|data)="((?:https?:)?//[^"]+)"')

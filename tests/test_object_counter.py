@@ -14,7 +14,7 @@ from tollway.errors import Code, FieldError, Problem, Refusal
 from tollway.ids import Address, CallId, TxHash
 from tollway.ledger.records import KeyName
 from tollway.outbound.http1 import HeadLimits, ResponseParser
-from tollway.storage.postgres import NoServerAvailable
+from tollway.storage.engine.postgres import NoServerAvailable
 
 PROBLEM = Problem(code=Code.OVERLOADED, detail="")
 FIELD = FieldError(code="too_long", detail="")

@@ -23,7 +23,7 @@ from release.check import (
     write_digests,
 )
 from tests.kit.databases import open_database, write_newer_migrations
-from tollway.storage.migrate import BASELINE, MIGRATIONS, baseline_path, upgrade
+from tollway.storage.engine.migrate import BASELINE, MIGRATIONS, baseline_path, upgrade
 
 EPOCH_S = 1_795_000_000
 SECTION = """\
@@ -86,7 +86,7 @@ def test_the_wheel_has_every_runbook(first: list[Path]) -> None:
 def test_the_wheel_has_the_statements_of_a_new_database(first: list[Path], dialect: str) -> None:
     path = baseline_path(MIGRATIONS, dialect)
     with zipfile.ZipFile(first[0]) as wheel:
-        assert wheel.read(f"tollway/storage/migrations/{path.name}") == path.read_bytes()
+        assert wheel.read(f"tollway/storage/engine/migrations/{path.name}") == path.read_bytes()
 
 
 def test_another_moment_gives_other_bytes_and_the_same_files(first: list[Path], tmp_path: Path) -> None:

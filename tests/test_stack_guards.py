@@ -27,7 +27,7 @@ TRAPS = (
         guard="requirements/gateway.in pins it; CallRoutes leaves out the last message",
         tests=(
             "test_stack_guards.py::test_the_server_is_new_enough_to_cut_visibly",
-            "web/test_server.py::test_an_incomplete_response_ends_without_its_end",
+            "web/http/test_server.py::test_an_incomplete_response_ends_without_its_end",
             "gateway/test_proxy.py::test_an_answer_cut_by_the_upstream_breaks_visibly",
         ),
     ),
@@ -35,7 +35,7 @@ TRAPS = (
         name="an answer's status outside 100 to 999 aborts the whole process",
         guard="UpstreamExchange.send takes 200 to 599 only",
         tests=(
-            "web/test_server.py::test_the_next_request_on_the_connection_gets_its_response",
+            "web/http/test_server.py::test_the_next_request_on_the_connection_gets_its_response",
             "gateway/test_proxy.py::test_an_answer_that_is_no_http_is_502_and_held",
         ),
     ),
@@ -43,15 +43,15 @@ TRAPS = (
         name="a bad subprotocol in websocket.accept kills the worker",
         guard="HttpServer switches WebSocket off; the dispatcher closes one that arrives all the same",
         tests=(
-            "web/test_server.py::test_an_upgrade_is_an_ordinary_call",
-            "web/test_app.py::test_a_websocket_is_closed",
+            "web/http/test_server.py::test_an_upgrade_is_an_ordinary_call",
+            "web/http/test_app.py::test_a_websocket_is_closed",
         ),
     ),
     Trap(
         name="a wrong length beside a single-message body goes out as it stands",
         guard="proxy._without_length",
         tests=(
-            "web/test_server.py::test_the_next_request_on_the_connection_gets_its_response",
+            "web/http/test_server.py::test_the_next_request_on_the_connection_gets_its_response",
             "gateway/test_proxy.py::test_forwards_a_whole_body",
         ),
     ),
@@ -83,9 +83,9 @@ TRAPS = (
         name="granian has no deadline for request bodies and for readers that stand still",
         guard="IncomingBody's patience; CallRoutes' write_stall_s and HttpServer's kernel timer",
         tests=(
-            "web/test_server.py::test_a_slow_body_is_refused_and_the_connection_ends",
-            "web/test_server.py::test_a_client_that_reads_nothing_is_disconnected",
-            "web/test_server.py::test_the_kernel_timers_apply_to_connections_accepted_before_them",
+            "web/http/test_server.py::test_a_slow_body_is_refused_and_the_connection_ends",
+            "web/http/test_server.py::test_a_client_that_reads_nothing_is_disconnected",
+            "web/http/test_server.py::test_the_kernel_timers_apply_to_connections_accepted_before_them",
         ),
     ),
 )

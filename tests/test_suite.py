@@ -19,7 +19,7 @@ import structlog
 
 from tests.suite import CLASS_NAMES, CLASSES, OWN_TARGETS, SUITES, TESTS, class_of, list_test_files
 from tests.suite_run import DURATIONS, LISTED_S, merge_durations, pytest_runtest_protocol, read_durations
-from tollway.telemetry import configure_logging
+from tollway.observability.telemetry import configure_logging
 
 ROOT = TESTS.parent
 MAKEFILE = (ROOT / "Makefile").read_text()

@@ -61,25 +61,25 @@ LONG_FILES: dict[str, str] = {
     "client/agent_tools.py": "the tools of `tollway mcp`: their schemas, their arguments and their results, which have one size and one label",
     "client/records.py": "one record for each response of the gateway, and the one reader of all of them",
     "client/store.py": "the one file of a wallet: its payments, its authorisations and its keys share a budget and each transaction",
-    "web/gateway_app.py": "the ASGI application of calls: one request, its response and its stream",
+    "web/calls/gateway_app.py": "the ASGI application of calls: one request, its response and its stream",
     "config/settings.py": "the settings, their reader and the rules between them",
-    "storage/group_commit.py": "the one writer of the ledger: its queue, its batches, and what becomes of an entry after each failure",
+    "storage/ledger/group_commit.py": "the one writer of the ledger: its queue, its batches, and what becomes of an entry after each failure",
 }
 """File of more than 700 lines -> why it is one idea."""
 
 SHORT_FILES: dict[str, str] = {
-    "alert_limits.py": "thresholds for two readers that import nothing else of each other: the table of alerts and the operator's pages",
+    "observability/alert_limits.py": "thresholds for two readers that import nothing else of each other: the table of alerts and the operator's pages",
     "cli/csv_output.py": "where a CSV file goes, for every command with --csv",
     "client/issuers.py": "the one place where the environment decides which certificates a client trusts",
     "cli/main.py": "the entry point: whatever is imported before it runs delays Ctrl-C and every command",
     "csv_text.py": "the one place where a cell of a CSV file is disarmed, for the exports of the gateway and of the commands",
-    "web/admin_calls.py": "an open call for an operator; the page of the call shows callers and providers something else",
+    "web/operator/open_calls.py": "an open call for an operator; the page of the call shows callers and providers something else",
     "per_call_record.py": "the one place where a record is not frozen at run time",
     "rate_limits/redis_url.py": "config parses the URL without loading redis or the library of windows",
-    "storage/commit_traces.py": "what a trace says about commits, for the writer and its two queues",
-    "storage/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
-    "storage/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
-    "web/page_messages.py": "the one module that knows the syntax trees of Jinja2",
+    "storage/ledger/commit_traces.py": "what a trace says about commits, for the writer and its two queues",
+    "storage/engine/advisory_locks.py": "the locks between gateways, which two modules take; the driver of PostgreSQL is not loaded with it",
+    "storage/engine/migration_run.py": "the one module that imports alembic (11 MiB), which most starts do not need",
+    "web/pages/messages.py": "the one module that knows the syntax trees of Jinja2",
 }
 """File of less than 60 lines -> why it is an idea of its own."""
 
@@ -87,12 +87,12 @@ PURE_COUNT = 75
 """How many modules the contract of pure modules lists: one that is joined with another stays pure."""
 
 TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "web/test_admin_app.py": ("app/admin_wiring.py",),
-    "web/test_admin_routes.py": ("fleet.py", "web/admin_context.py"),
+    "web/operator/test_operator_app.py": ("app/admin_wiring.py",),
+    "web/operator/test_operator_routes.py": ("observability/fleet.py", "web/operator/operator_context.py"),
     "cli/test_doctor.py": ("app/doctor_findings.py",),
-    "deploy/test_alerts.py": ("alert_limits.py",),
+    "deploy/test_alerts.py": ("observability/alert_limits.py",),
     "chain/test_rpc.py": ("chain/port.py",),
-    "cli/test_operator_backups.py": ("cli/run_records.py", "storage/backup.py"),
+    "cli/test_operator_backups.py": ("cli/run_records.py", "storage/operator/backup.py"),
     "client/test_client.py": ("client/control.py", "client/errors.py"),
     "client/test_flow.py": (
         "client/call_io.py",
@@ -102,45 +102,45 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
         "config/networks.py",
         "config/values.py",
     ),
-    "contracts/test_catalog.py": ("storage/catalog_tables.py",),
+    "contracts/test_catalog.py": ("storage/catalog/catalog_tables.py",),
     "contracts/test_closed_periods.py": (
         "ledger/sales.py",
-        "storage/period_books.py",
-        "storage/sales_tables.py",
+        "storage/ledger/period_books.py",
+        "storage/ledger/sales_tables.py",
     ),
-    "contracts/test_creations.py": ("storage/creation_store.py",),
+    "contracts/test_creations.py": ("storage/catalog/creation_store.py",),
     "contracts/test_ledger_batch.py": (
-        "storage/advisory_locks.py",
-        "storage/batch_wait.py",
+        "storage/engine/advisory_locks.py",
+        "storage/ledger/batch_wait.py",
     ),
     "contracts/test_ledger_store.py": (
-        "storage/ledger_tables.py",
-        "storage/locked_rows.py",
+        "storage/ledger/ledger_tables.py",
+        "storage/ledger/locked_rows.py",
     ),
-    "contracts/test_migrate.py": ("storage/migration_run.py",),
-    "contracts/test_moderation.py": ("storage/identity_store.py",),
-    "contracts/test_ownerships.py": ("storage/reputation_store.py",),
-    "contracts/test_plain_writes.py": ("storage/statement_queues.py",),
+    "contracts/test_migrate.py": ("storage/engine/migration_run.py",),
+    "contracts/test_moderation.py": ("storage/accounts/identity_store.py",),
+    "contracts/test_ownerships.py": ("storage/catalog/reputation_store.py",),
+    "contracts/test_plain_writes.py": ("storage/ledger/statement_queues.py",),
     "contracts/test_webhook_outbox.py": (
-        "storage/webhook_store.py",
-        "storage/webhook_tables.py",
+        "storage/webhooks/webhook_store.py",
+        "storage/webhooks/webhook_tables.py",
         "webhooks/endpoints.py",
     ),
     "gateway/test_call_observer.py": ("gateway/phase_timer.py",),
     "gateway/test_proxy.py": ("gateway/messages.py",),
     "registry/test_draft.py": ("registry/header_names.py",),
-    "contracts/test_history.py": ("storage/payment_list.py",),
-    "contracts/test_viewers.py": ("storage/viewer_store.py",),
-    "web/test_exports.py": ("web/export_rows.py",),
-    "web/test_page_assets.py": ("web/page_renderer.py",),
-    "web/test_page_response.py": ("web/page_problems.py",),
-    "web/test_page_routes.py": ("web/page_views.py",),
-    "web/test_trial_routes.py": ("gateway/trial.py",),
+    "contracts/test_history.py": ("storage/ledger/payment_list.py",),
+    "contracts/test_viewers.py": ("storage/accounts/viewer_store.py",),
+    "web/api/test_exports.py": ("web/api/export_rows.py",),
+    "web/pages/test_assets.py": ("web/pages/renderer.py",),
+    "web/http/test_page_response.py": ("web/pages/page_problems.py",),
+    "web/pages/test_public_routes.py": ("web/pages/public_views.py",),
+    "web/api/test_trial_routes.py": ("gateway/trial.py",),
     "cli/test_provider.py": ("cli/listing_inputs.py",),
-    "web/test_my_routes.py": ("app/page_wiring.py", "web/my_views.py"),
-    "web/test_my_sums_routes.py": ("web/my_sums_views.py",),
-    "web/test_listing_routes.py": ("web/context.py", "web/listing_edits.py"),
-    "web/test_selling_routes.py": ("web/listing_form.py", "web/selling_views.py"),
+    "web/pages/test_my_routes.py": ("app/page_wiring.py", "web/pages/my_views.py"),
+    "web/pages/test_my_sums_routes.py": ("web/pages/my_sums_views.py",),
+    "web/api/test_listing_routes.py": ("web/api/context.py", "web/api/listing_edits.py"),
+    "web/pages/test_selling_routes.py": ("web/pages/listing_form.py", "web/pages/selling_views.py"),
 }
 """Test file -> modules without a test file of their own (`test_<module>*.py`, beside it or in `contracts/`) that it covers."""
 
@@ -151,26 +151,26 @@ JSON_LOADED_BY: dict[str, str] = {
     "identity/siwe.py": "brackets are counted before",
     "sandbox/chain.py": "a chain node that we started",
     "sandbox/tour.py": "the demo's own gateway and provider",
-    "storage/catalog_tables.py": "our own rows; what is in them was parsed by web/json.py",
-    "web/json.py": "nesting is measured before",
+    "storage/catalog/catalog_tables.py": "our own rows; what is in them was parsed by web/http/json.py",
+    "web/http/json.py": "nesting is measured before",
 }
 """Who may use `json.loads` and why. A library of ours lifts Python's recursion limit, and then deep nesting kills the
-process; everybody else uses `web.json` or `pydantic_core.from_json`, which refuse it."""
+process; everybody else uses `web.http.json` or `pydantic_core.from_json`, which refuse it."""
 
 NETWORKED_BY: dict[str, tuple[str, str]] = {
     "chain/nodes.py": ("aiohttp", "nodes that the operator names"),
     "chain/requests.py": ("aiohttp", "nodes that the operator names"),
     "chain/rpc.py": ("aiohttp", "nodes that the operator names"),
     "payments/facilitator.py": ("aiohttp", "the facilitator that the operator names"),
-    "storage/postgres.py": ("asyncpg", "the operator's own database"),
+    "storage/engine/postgres.py": ("asyncpg", "the operator's own database"),
     "rate_limits/redis_windows.py": ("redis", "the operator's own server for rates"),
     "app/otlp.py": ("requests", "the collector of traces that the operator names"),
     "app/service_notifier.py": ("socket", "the socket of systemd, a path or a name of this machine"),
-    "web/server.py": (
+    "web/http/server.py": (
         "asyncio.open_connection socket",
         "its own door: listens there, and knocks to see that it is open",
     ),
-    "web/gateway_app.py": ("socket", "looks at the callers' own sockets, and opens none"),
+    "web/calls/gateway_app.py": ("socket", "looks at the callers' own sockets, and opens none"),
     "sandbox/anvil_binary.py": ("httpx", "the npm registry that the user's npm names, for the chain node"),
     "sandbox/chain.py": ("aiohttp", "the demo's chain node"),
     "sandbox/provider.py": ("aiohttp", "the demo's provider, a server"),
@@ -264,9 +264,9 @@ LATE_IMPORTS = {
     "app/span_queue.py": 1,
     "outbound/dns.py": 1,
     "registry/openapi.py": 1,
-    "storage/database.py": 1,
-    "storage/migrate.py": 1,
-    "web/mcp.py": 1,
+    "storage/engine/database.py": 1,
+    "storage/engine/migrate.py": 1,
+    "web/api/mcp.py": 1,
 }
 """What most starts never need is loaded by those that do: redis to share windows, alembic to change tables, the driver
 of PostgreSQL."""
@@ -288,7 +288,7 @@ def test_a_module_imports_at_its_top() -> None:
 
 
 def test_a_status_is_known_to_one_module_only() -> None:
-    """The status of every failure stands in web/problems.py; routes name at most the success that they are."""
+    """The status of every failure stands in web/http/problems.py; routes name at most the success that they are."""
     status = re.compile(r"status(?:_code)?\s*=\s*[45][0-9]{2}\b|\"status\":\s*[45][0-9]{2}\b")
     found = {
         one.name: status.findall(one.text)

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tollway.alert_limits import SALES_HOURS_BEHIND_MAX
+from tollway.observability.alert_limits import SALES_HOURS_BEHIND_MAX
 
 FOLDER = Path(__file__).parent
 RUNBOOKS = "https://github.com/tollway/tollway/blob/main/docs/runbooks"

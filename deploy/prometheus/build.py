@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from tollway import alert_limits as limits
-from tollway import metric_table
+from tollway.observability import alert_limits as limits
+from tollway.observability import metric_table
 
 FOLDER = Path(__file__).parent
 RUNBOOKS = "https://github.com/tollway/tollway/blob/main/docs/runbooks"

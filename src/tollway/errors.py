@@ -1,4 +1,4 @@
-"""Failures with stable, public codes. `web/problems.py` alone maps a code to an HTTP status.
+"""Failures with stable, public codes. `web/http/problems.py` alone maps a code to an HTTP status.
 
 A *refusal* is a `Problem`. A rule returns it; the pipeline raises it inside `Refusal`. An operational failure (the database or the chain is unavailable) is one of
 the other exceptions; adapters raise it `from` the foreign error.

@@ -1,6 +1,6 @@
 """Acts of the operator: each change that a command or an operator's page makes, with its author, its target, its time and its reason.
 
-An act is written in the transaction of its change (`storage/operator_acts.py`), so no change is without its row, and no row is without its
+An act is written in the transaction of its change (`storage/operator/operator_acts.py`), so no change is without its row, and no row is without its
 change. Rows are never changed or deleted.
 """
 

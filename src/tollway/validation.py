@@ -1,6 +1,6 @@
 """Models of request bodies and queries: pydantic checks each member, and this module writes its errors as the `errors[]` of a problem. Pure.
 
-A model reads JSON that `web/json.py` has parsed, or the parameters that `web/query.py` has split: size, depth, the number of values and
+A model reads JSON that `web/http/json.py` has parsed, or the parameters that `web/http/query.py` has split: size, depth, the number of values and
 duplicate members are checked before.
 """
 

@@ -24,23 +24,23 @@ from tests.kit.listings import sample_listing
 from tests.kit.upstream import plain, run_upstream, say_nothing, until
 from tollway.app.lifecycle import DEBUG_S, App, run
 from tollway.app.runtime import now_ms
-from tollway.background import TaskName
 from tollway.config.settings import Settings
 from tollway.errors import EndpointNotAllowed, SettingsInvalid
 from tollway.ids import ListingId
 from tollway.ledger.ledger import Claimed, UnfinalLimit
 from tollway.ledger.sales import HOUR_MS, floor_to
 from tollway.money import Price
+from tollway.observability.background import TaskName
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import OwnershipClaim
-from tollway.storage.database import Database, SqliteDatabase, connect_database
-from tollway.storage.migrate import upgrade
-from tollway.storage.operator_reads import record_audit
-from tollway.storage.sales_tables import sales_closed_table
-from tollway.web.listing_json import is_never_offered
-from tollway.web.page_response import is_page_path
-from tollway.web.server import reserve_port
+from tollway.storage.engine.database import Database, SqliteDatabase, connect_database
+from tollway.storage.engine.migrate import upgrade
+from tollway.storage.ledger.sales_tables import sales_closed_table
+from tollway.storage.operator.operator_reads import record_audit
+from tollway.web.api.listing_json import is_never_offered
+from tollway.web.http.page_response import is_page_path
+from tollway.web.http.server import reserve_port
 
 NOBODY = "http://127.0.0.1:1"
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.kit.databases import write_newer_migrations
-from tollway.storage.database import connect_database
-from tollway.storage.migrate import upgrade
+from tollway.storage.engine.database import connect_database
+from tollway.storage.engine.migrate import upgrade
 
 NEVER = {
     "alembic",

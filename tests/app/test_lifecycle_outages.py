@@ -26,16 +26,16 @@ from tests.kit.ledger_records import (
     new_payment,
 )
 from tollway.app.lifecycle import App
-from tollway.background import BackgroundTask, TaskName
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId, TxHash
 from tollway.ledger.ledger import Claim
 from tollway.ledger.records import CallState
+from tollway.observability.background import BackgroundTask, TaskName
 from tollway.rate_limits.redis_windows import RedisWindows
 from tollway.registry.quality import bucket_of
-from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.statements import Work
+from tollway.storage.engine.database import Database, SqliteDatabase
+from tollway.storage.engine.statements import Work
 
 CHAIN = ChainId(84532)
 NOBODY = "127.0.0.1:1"

@@ -4,8 +4,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from tollway.app.observation import NodeMetrics, make_settlement_metrics
 from tollway.ids import Address, ChainId
+from tollway.observability.telemetry import Metrics
 from tollway.payments.gas import OutcomeLabel, WithdrawalReason
-from tollway.telemetry import Metrics
 
 CHAIN, KEY = ChainId(84532), Address(b"\xab" * 20)
 

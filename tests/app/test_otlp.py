@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.test_call_trace import SAMPLED, Sink, make_sampler
+from tests.observability.test_call_trace import SAMPLED, Sink, make_sampler
 from tollway.app.otlp import OtlpExporter, connect_collector
-from tollway.call_trace import FinishedTrace
+from tollway.observability.call_trace import FinishedTrace
 
 
 def make_trace() -> FinishedTrace:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tollway.app.runtime import BackgroundTaskGroup
-from tollway.background import TaskName
+from tollway.observability.background import TaskName
 
 NAME = TaskName.GAS_CHECK
 

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from tollway.app.span_queue import QUEUE_SPANS_MAX, SpanQueue
-from tollway.call_trace import FinishedTrace, Span
+from tollway.observability.call_trace import FinishedTrace, Span
 
 WAIT_S = 20.0
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_call_trace import Sink, start
+from tests.observability.test_call_trace import Sink, start
 from tollway.app.lifecycle import App
 from tollway.app.observation import NodeMetrics
-from tollway.call_trace import running_trace
 from tollway.chain.nodes import RpcCall
 from tollway.config.settings import load_settings
 from tollway.errors import SettingsInvalid
 from tollway.ids import ChainId
+from tollway.observability.call_trace import running_trace
 
 CALLS_SENT: list[RpcCall] = [("eth_call", []), ("eth_getBalance", []), ("eth_call", [])]
 START = """

@@ -16,8 +16,8 @@ from tests.kit.upstream import LoopbackUpstream, plain, run_upstream, until
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
 from tollway.app.webhooks import DOWN_WINDOW_MS
-from tollway.background import TaskName
 from tollway.ids import Address, ListingId
+from tollway.observability.background import TaskName
 from tollway.webhooks.endpoints import EndpointState, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
 

@@ -13,20 +13,20 @@ from tests.kit.settlement import LISTING, SettlementHarness, make_gas_key
 from tollway.app.observation import make_settlement_metrics
 from tollway.app.runtime import BackgroundTaskGroup
 from tollway.app.wiring import SettlementServices, make_mpp_challenger
-from tollway.background import BackgroundTasks
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
+from tollway.observability.background import BackgroundTasks
+from tollway.observability.telemetry import Metrics
 from tollway.payments.gas import NO_METRICS, SettlementMetrics
 from tollway.payments.settlement import Settled, Undecided
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.storage.database import SqliteDatabase
-from tollway.storage.encryption import Sealer
-from tollway.storage.leadership import Duty, Leadership
-from tollway.storage.migrate import upgrade
-from tollway.telemetry import Metrics
+from tollway.storage.engine.database import SqliteDatabase
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.leadership import Duty, Leadership
+from tollway.storage.engine.migrate import upgrade
 
 LIMITS = replace(DEFAULT_LIMITS, sweep_interval_s=0.01)
 

@@ -16,7 +16,7 @@ from tests.kit.payer import KeyWallet
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import eip191_digest
 from tollway.registry.openapi import METHODS
-from tollway.web.contract import CONTRACT_PATH
+from tollway.web.http.contract import CONTRACT_PATH
 
 PARAMETERS = {
     "address": "0x" + "22" * 20,

@@ -24,7 +24,7 @@ from tests.kit.upstream import run_upstream
 from tollway.client.wallet import Wallet
 from tollway.identity.signatures import eip191_digest
 from tollway.rate_limits.limiter import WALLETS_PER_ADDRESS
-from tollway.web.admission import PROBES_PER_LISTING
+from tollway.web.http.admission import PROBES_PER_LISTING
 
 URL = "https://gw.example.com"
 APIS = "/api/v2/apis"

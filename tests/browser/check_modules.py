@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.browser.chromium import ROOT, find_node
-from tollway.web.contract import Site, SiteContract
-from tollway.web.page_assets import UI_FOLDER
+from tollway.web.http.contract import Site, SiteContract
+from tollway.web.pages.assets import UI_FOLDER
 
 NODE_MODULES = ROOT / "node_modules"
 COMPILER = NODE_MODULES / "typescript" / "bin" / "tsc"

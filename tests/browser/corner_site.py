@@ -43,9 +43,9 @@ from tollway.limits import DEFAULT_LIMITS
 from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.storage.ledger_tables import payment_table
-from tollway.storage.operator_reads import record_audit
-from tollway.web.page_session import PAGE_COOKIE
+from tollway.storage.ledger.ledger_tables import payment_table
+from tollway.storage.operator.operator_reads import record_audit
+from tollway.web.pages.page_session import PAGE_COOKIE
 
 SAMPLE, OWN, RETIRED = ListingId("api_sample"), ListingId("api_own"), ListingId("api_retired")
 STAMPS = ("CHARGED", "RELEASED", "HELD", "REORGED", "FAILED", "FREE")

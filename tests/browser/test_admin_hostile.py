@@ -28,9 +28,9 @@ from tollway.ids import Address, ListingId, keccak256
 from tollway.ledger.ledger import AuditReport
 from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
-from tollway.storage.ledger_tables import owner_table
-from tollway.storage.operator_acts import SqlAdminSessions
-from tollway.storage.operator_reads import gateway_build_table
+from tollway.storage.ledger.ledger_tables import owner_table
+from tollway.storage.operator.operator_acts import SqlAdminSessions
+from tollway.storage.operator.operator_reads import gateway_build_table
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

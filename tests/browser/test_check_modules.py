@@ -3,7 +3,7 @@
 import json
 
 from tests.browser.check_modules import build_contract, check_modules
-from tollway.web.page_assets import UI_FOLDER
+from tollway.web.pages.assets import UI_FOLDER
 
 MODULES = sorted(UI_FOLDER.glob("*.js"))
 

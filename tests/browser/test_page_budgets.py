@@ -20,9 +20,9 @@ from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.gateway_cluster import plain, sign_text
 from tests.kit.ports import find_low_port
 from tests.kit.signed_in import DAY_MS, MIXED
-from tollway.storage.database import connect_database
-from tollway.web.page_assets import UI_FOLDER
-from tollway.web.page_session import PAGE_COOKIE
+from tollway.storage.engine.database import connect_database
+from tollway.web.pages.assets import UI_FOLDER
+from tollway.web.pages.page_session import PAGE_COOKIE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -16,7 +16,7 @@ from tests.browser.watched_page import WatchedPage
 from tests.kit.message_catalog import PSEUDO, LongWords
 from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import DAY_MS, MIXED, NOW_MS, SELLER, USDC, open_signed_in
-from tollway.web.page_session import PAGE_COOKIE
+from tollway.web.pages.page_session import PAGE_COOKIE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -34,7 +34,7 @@ from tests.kit.signed_in import (
     SignedInHarness,
     open_signed_in,
 )
-from tollway.web.page_session import PAGE_COOKIE
+from tollway.web.pages.page_session import PAGE_COOKIE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

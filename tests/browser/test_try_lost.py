@@ -22,7 +22,7 @@ from tests.browser.call_panel import (
 )
 from tests.browser.wallet_double import WalletDouble
 from tests.browser.watched_page import WatchedPage
-from tollway.web.page_call_form import WORDS
+from tollway.web.pages.call_form import WORDS
 
 __all__ = ["site"]
 

@@ -22,7 +22,7 @@ from tests.kit.pages import PageHarness
 from tests.kit.routes import PUBLIC_URL
 from tests.kit.signed_in import SELLER
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.web.page_call_form import WORDS
+from tollway.web.pages.call_form import WORDS
 
 __all__ = ["site"]
 

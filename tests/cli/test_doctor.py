@@ -19,7 +19,6 @@ from tests.kit.chain_blocks import authorizing_token
 from tests.kit.listings import sample_listing
 from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at
-from tollway.alert_limits import GAS_FLOORS_MIN
 from tollway.app.doctor_findings import Finding
 from tollway.chain.nodes import NodeStatus
 from tollway.chain.port import ContractResult
@@ -30,13 +29,14 @@ from tollway.config.values import Listen
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.money import TokenDomain
+from tollway.observability.alert_limits import GAS_FLOORS_MIN
+from tollway.observability.telemetry import BackgroundTaskStatus, Metrics
 from tollway.outbound.dns import NameServer
 from tollway.registry.listing import UpstreamAuth
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import connect_database
-from tollway.storage.encryption import Sealer
-from tollway.storage.migrate import upgrade
-from tollway.telemetry import BackgroundTaskStatus, Metrics
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.engine.database import connect_database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.migrate import upgrade
 
 NOW_S = 1_800_000_000.0
 CHAIN = ChainId(84532)

@@ -23,7 +23,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
 from tollway.operator_acts import REASON_LENGTH_MAX, ActOrigin
-from tollway.storage.database import ProcessLock, connect_database
+from tollway.storage.engine.database import ProcessLock, connect_database
 
 WALLET = Address(b"w" * 20)
 TX = TxHash(b"t" * 32)

@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from tests.kit.file_modes import UMASKS, read_modes, umask
 from tollway.cli import operator
 from tollway.cli.main import make_app
-from tollway.storage.database import ProcessLock
-from tollway.storage.restore_detection import BACKUP_GENERATION, mark_path
+from tollway.storage.engine.database import ProcessLock
+from tollway.storage.operator.restore_detection import BACKUP_GENERATION, mark_path
 
 DATABASE = Path("tollway.sqlite3")
 PAYMENT = (

@@ -15,9 +15,9 @@ from tollway.cli import operator
 from tollway.cli.main import make_app
 from tollway.ids import Address, ListingId
 from tollway.registry.listing import UpstreamAuth
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import ProcessLock, connect_database
-from tollway.storage.encryption import Sealer
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.engine.database import ProcessLock, connect_database
+from tollway.storage.engine.encryption import Sealer
 
 OLD, NEW, FOREIGN = (sign * 2 + "00112233445566778899aabbccddee" * 2 for sign in ("1a", "2b", "3c"))
 URL = "sqlite:///tollway.sqlite3"

@@ -33,11 +33,12 @@ from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import ledger_store, postgres
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.gas_store import GasStore
-from tollway.storage.idempotency import ResponseStore
+from tollway.storage.engine import postgres
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger import ledger_store
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.idempotency import ResponseStore
 
 __all__ = ["postgres_server", "postgres_template"]
 

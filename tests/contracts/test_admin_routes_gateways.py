@@ -9,10 +9,10 @@ from tollway.app.lifecycle import MODERATION_INTERVAL_S
 from tollway.ids import Address
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import restore_listing, suspend_listing
-from tollway.storage.catalog_store import FRESH_MS, CatalogStore
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.identity_store import ModerationStore
+from tollway.storage.accounts.identity_store import ModerationStore
+from tollway.storage.catalog.catalog_store import FRESH_MS, CatalogStore
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
 
 ALICE = Address(b"a" * 20)
 LISTING = sample_listing(provider=ALICE)

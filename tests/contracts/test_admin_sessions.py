@@ -20,9 +20,9 @@ from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.identity.siwe import STATEMENT, format_sign_in, parse_origin, parse_sign_in
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database
-from tollway.storage.identity_store import SqlSessions
-from tollway.storage.operator_acts import SqlAdminSessions, admin_code_table, admin_session_table
+from tollway.storage.accounts.identity_store import SqlSessions
+from tollway.storage.engine.database import Database
+from tollway.storage.operator.operator_acts import SqlAdminSessions, admin_code_table, admin_session_table
 
 OPERATOR = KeyWallet(key=coincurve.PrivateKey(b"\x41" * 32))
 WALLET = OPERATOR.address

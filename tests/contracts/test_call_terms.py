@@ -15,7 +15,9 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.ledger import Claimed
-from tollway.storage.call_terms import (
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.outage import ValueRefused
+from tollway.storage.ledger.call_terms import (
     CallTerms,
     KnownTerms,
     TermsReference,
@@ -23,9 +25,7 @@ from tollway.storage.call_terms import (
     terms_of,
     write_terms,
 )
-from tollway.storage.database import Database
-from tollway.storage.ledger_tables import call_table, call_terms_table
-from tollway.storage.outage import ValueRefused
+from tollway.storage.ledger.ledger_tables import call_table, call_terms_table
 
 TERMS = terms_of(claim_on(None))
 

@@ -26,9 +26,9 @@ from tollway.registry.catalog import (
 )
 from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, UpstreamAuth
 from tollway.registry.quality import UNKNOWN_REPUTATION, Quality, Reputation
-from tollway.storage.catalog_store import FRESH_MS, CatalogStore
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
+from tollway.storage.catalog.catalog_store import FRESH_MS, CatalogStore
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)

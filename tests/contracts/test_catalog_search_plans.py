@@ -16,8 +16,8 @@ from tests.kit.query_plans import read_plans, settle_down
 from tollway.ids import Address, CallId, ChainId, ListingId
 from tollway.ledger.history import HistoryQuery
 from tollway.registry.catalog import ListingQuery
-from tollway.storage.catalog_search import count_facets, find_page, write_search
-from tollway.storage.catalog_tables import (
+from tollway.storage.catalog.catalog_search import count_facets, find_page, write_search
+from tollway.storage.catalog.catalog_tables import (
     listing_table,
     listing_values,
     network_table,
@@ -26,10 +26,10 @@ from tollway.storage.catalog_tables import (
     tag_table,
     total_table,
 )
-from tollway.storage.database import Database
-from tollway.storage.history import read_history
-from tollway.storage.payments import insert_payment, unfinal_query
-from tollway.storage.reputation_store import find_due, find_owner
+from tollway.storage.catalog.reputation_store import find_due, find_owner
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.history import read_history
+from tollway.storage.ledger.payments import insert_payment, unfinal_query
 
 pytestmark = pytest.mark.dialects
 
@@ -277,7 +277,7 @@ async def test_a_list_begins_with_the_smallest_set_in_its_index(of_listings: Dat
 async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_page(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
     for sort, index, rate in (
         ("name", "ix_listing_name", None),
         ("price", "ix_listing_price", None),
@@ -300,7 +300,7 @@ async def test_sets_that_are_too_large_to_sort_are_walked_in_the_order_of_the_pa
 async def test_a_large_measured_set_is_walked_by_age(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
     query = ListingQuery(min_success_rate=0.0)
     page = (await read_plans(of_listings, partial(find_page, query=query)))[-1]
     wanted = {
@@ -342,7 +342,7 @@ async def test_facets_read_tags_and_networks_by_listing(of_listings: Database) -
 async def test_facets_count_the_newest_of_many_listings(
     of_listings: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.catalog_search.TOTAL_EXACT_MAX", 50)
+    monkeypatch.setattr("tollway.storage.catalog.catalog_search.TOTAL_EXACT_MAX", 50)
     found = await of_listings.read(lambda connection: count_facets(connection, ListingQuery()))
     assert (found.total, found.is_lower_bound) == (50, True)
     assert sum(count for _, count in found.currencies) == 50

@@ -41,18 +41,18 @@ from tollway.ledger.sales import (
 )
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import UNITS_MAX
-from tollway.storage.closed_periods import HOURS_AT_ONCE, ClosedPeriods
-from tollway.storage.database import Database
-from tollway.storage.history import audit
-from tollway.storage.ledger_tables import call_table
-from tollway.storage.operator_acts import OperatorActStore, OperatorStore
-from tollway.storage.period_books import PeriodBookStore
-from tollway.storage.sales_tables import (
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.closed_periods import HOURS_AT_ONCE, ClosedPeriods
+from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.ledger_tables import call_table
+from tollway.storage.ledger.period_books import PeriodBookStore
+from tollway.storage.ledger.sales_tables import (
     sales_closed_table,
     sales_day_table,
     sales_hour_table,
     sales_mark_table,
 )
+from tollway.storage.operator.operator_acts import OperatorActStore, OperatorStore
 
 HOUR = floor_to(HOUR_MS, NOW_MS)
 OTHER = Address(b"\x0c" * 20)
@@ -173,7 +173,7 @@ async def test_closing_again_changes_nothing_and_hours_without_calls_are_closed_
 
 
 async def test_a_sum_beyond_64_bits_is_exact(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tollway.storage.closed_periods.HOURS_KEPT_MS", DAY_MS)
+    monkeypatch.setattr("tollway.storage.ledger.closed_periods.HOURS_KEPT_MS", DAY_MS)
     calls = [
         call_record_row(number, created_ms=HOUR, price_units=UNITS_MAX - number, **PAID)
         for number in range(5)
@@ -418,7 +418,7 @@ async def test_hours_become_days_after_90_days_and_late_moves_then_write_the_day
 async def test_two_leaders_make_one_day_of_its_hours(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.closed_periods.HOURS_KEPT_MS", 2 * DAY_MS)
+    monkeypatch.setattr("tollway.storage.ledger.closed_periods.HOURS_KEPT_MS", 2 * DAY_MS)
     day = floor_to(DAY_MS, NOW_MS)
     await add(database, call_record_row(1, created_ms=day, **PAID))
     await close_at(database, day + DAY_MS + CLOSE_DELAY_MS)
@@ -476,7 +476,7 @@ async def test_the_audit_finds_one_unit_one_call_one_row(database: Database, cha
 async def test_a_period_with_many_wrong_sums_hides_no_other(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.history.LINES_MAX", 8)
+    monkeypatch.setattr("tollway.storage.ledger.history.LINES_MAX", 8)
     number_of = 20
     first = [
         call_record_row(number, created_ms=HOUR, listing_id=f"api_{number:02}", **PAID)

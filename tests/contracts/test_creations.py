@@ -24,10 +24,10 @@ from tollway.registry.catalog import (
     OtherRequest,
     TooManyKeys,
 )
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.creation_store import CREATION_LEASE_MS, CreationStore, creation_table
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.creation_store import CREATION_LEASE_MS, CreationStore, creation_table
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 LISTING = sample_listing(provider=ALICE)

@@ -9,7 +9,7 @@ from tests.kit.storage_faults import FaultyGateway, open_faulty_gateways
 from tests.kit.upstream import Arrived, plain
 from tests.kit.waits import until
 from tollway.ledger.ledger import Payment
-from tollway.storage.database import Database
+from tollway.storage.engine.database import Database
 
 CALLS = 20
 PRICE = 10_000

@@ -13,14 +13,14 @@ from sqlalchemy import Connection, text
 
 from tests.kit.waits import DEADLINE_S
 from tollway.errors import StorageUnavailable
-from tollway.storage import postgres
-from tollway.storage.operator_reads import read_server_settings
-from tollway.storage.postgres import (
+from tollway.storage.engine import postgres
+from tollway.storage.engine.postgres import (
     COMMAND_TIMEOUT_S,
     PostgresConnector,
     PostgresDatabase,
 )
-from tollway.storage.postgres_address import PostgresAddress
+from tollway.storage.engine.postgres_address import PostgresAddress
+from tollway.storage.operator.operator_reads import read_server_settings
 
 pytestmark = [pytest.mark.postgres, pytest.mark.dialects]
 

@@ -7,8 +7,8 @@ from tests.contracts.test_gone_payments import CALLS_MAX, kept_debt, large_payme
 from tests.kit.ledger_records import NOW_MS, PAYER, claim_on
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, InDebt
-from tollway.storage.database import Database
-from tollway.storage.ledger_tables import account_debt_table
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.ledger_tables import account_debt_table
 
 __all__ = ["moved"]
 

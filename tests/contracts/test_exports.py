@@ -23,11 +23,11 @@ from tollway.ledger.history import HistoryQuery, PaymentQuery
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
-from tollway.storage.database import Database
-from tollway.storage.history import HistoryStore
-from tollway.web.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS
-from tollway.web.history_routes import call_json, payment_members, read_history_query
-from tollway.web.query import format_time
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.history import HistoryStore
+from tollway.web.api.export_rows import CALL_COLUMNS, PAYMENT_COLUMNS
+from tollway.web.api.history_routes import call_json, payment_members, read_history_query
+from tollway.web.http.query import format_time
 
 STRANGER = Address(b"\x09" * 20)
 LATER_MS = NOW_MS + 60_000

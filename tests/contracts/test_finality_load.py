@@ -20,8 +20,8 @@ from tollway.ledger.records import PaymentState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
 from tollway.payments.reorg_watcher import ReorgWatcher
-from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.ledger_tables import payment_table
+from tollway.storage.engine.database import Database, SqliteDatabase
+from tollway.storage.ledger.ledger_tables import payment_table
 
 IS_LONG = os.environ.get("TORTURE") == "long"
 PAYMENTS_PER_S = 200

@@ -14,9 +14,9 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Unspendable
 from tollway.ledger.records import CallState, PaymentState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import locked_rows
-from tollway.storage.database import Database
-from tollway.storage.ledger_tables import account_debt_table, call_table, payment_table
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger import locked_rows
+from tollway.storage.ledger.ledger_tables import account_debt_table, call_table, payment_table
 
 CALLS_MAX = DEFAULT_LIMITS.moved_calls_max
 SIZES = [1_001, 20_000, 60_000]

@@ -15,9 +15,9 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import database as database_module
-from tollway.storage import postgres as postgres_module
-from tollway.storage.database import connect_database
+from tollway.storage.engine import database as database_module
+from tollway.storage.engine import postgres as postgres_module
+from tollway.storage.engine.database import connect_database
 
 pytestmark = pytest.mark.dialects
 

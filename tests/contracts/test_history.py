@@ -24,7 +24,7 @@ from tollway.ids import Address, CallId
 from tollway.ledger.history import HistoryQuery, PaymentPlace, PaymentQuery
 from tollway.ledger.records import CallState, Delivery, Payment, PaymentState, Rail
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database
+from tollway.storage.engine.database import Database
 
 STRANGER = Address(b"\x09" * 20)
 

@@ -14,9 +14,9 @@ from tests.kit.waits import DEADLINE_S
 from tollway.ids import Address
 from tollway.ledger.history import HistoryQuery
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database
-from tollway.storage.history import HistoryStore, count_batch
-from tollway.storage.ledger_tables import call_total_table
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.history import HistoryStore, count_batch
+from tollway.storage.ledger.ledger_tables import call_total_table
 
 OTHER = Address(b"\x0c" * 20)
 
@@ -52,7 +52,7 @@ async def test_every_written_call_is_counted_for_payer_and_provider(database: Da
 async def test_on_sqlite_calls_are_counted_in_lots_each_of_them_once(
     sqlite_url: str, open_database: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tollway.storage.history.CALLS_PER_BATCH", 2)
+    monkeypatch.setattr("tollway.storage.ledger.history.CALLS_PER_BATCH", 2)
     async with open_database(sqlite_url) as database:
         await add(database, *(call_record_row(number) for number in range(3)), call_record_row(3, payer=None))
         expected = {"payer": 3, "provider": 4, "other": 0, "nobody": 0}

@@ -8,9 +8,9 @@ from sqlalchemy import text
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import StoredResponse
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.idempotency import ResponseStore, encode_stored_response
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.idempotency import ResponseStore, encode_stored_response
 
 OTHER = Address(b"\x01" * 20)
 DAY_MS = 86_400_000

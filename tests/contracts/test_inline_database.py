@@ -10,10 +10,10 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.kit.stores import InlineDatabase
 from tollway.errors import StorageUnavailable
-from tollway.storage.catalog_tables import quality_table
-from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.identity_store import signin_nonce_table
-from tollway.storage.outage import ValueRefused
+from tollway.storage.accounts.identity_store import signin_nonce_table
+from tollway.storage.catalog.catalog_tables import quality_table
+from tollway.storage.engine.database import Database, SqliteDatabase
+from tollway.storage.engine.outage import ValueRefused
 
 NO_LISTING = {"listing_seq": 9, "day": 1, "calls": 1, "success_ppm": 1, "p50_ms": None, "p95_ms": None}
 ROW = {"nonce": "n", "uri": None, "expires_ms": 1}

@@ -14,14 +14,14 @@ from tollway.ids import CallId, ListingId
 from tollway.ledger.ledger import StoredResponse
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import Listing, UpstreamAuth
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import listing_table
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.idempotency import ResponseStore
-from tollway.storage.key_rotation import LOST_IDS_MAX, KeyCounts, KeyRotation, SealCount
-from tollway.storage.operator_acts import OperatorActStore
-from tollway.storage.response_pool import answer_table
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.catalog_tables import listing_table
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.idempotency import ResponseStore
+from tollway.storage.ledger.response_pool import answer_table
+from tollway.storage.operator.key_rotation import LOST_IDS_MAX, KeyCounts, KeyRotation, SealCount
+from tollway.storage.operator.operator_acts import OperatorActStore
 
 DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32

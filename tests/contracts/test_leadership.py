@@ -22,11 +22,11 @@ from tollway.app.lifecycle import App
 from tollway.cli.doctor import examine
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database, connect_database
-from tollway.storage.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
-from tollway.storage.postgres import PostgresDatabase
-from tollway.storage.statements import FetchScalar, Work
-from tollway.telemetry import Metrics
+from tollway.observability.telemetry import Metrics
+from tollway.storage.engine.database import Database, connect_database
+from tollway.storage.engine.leadership import Duty, Leadership, are_sessions_shared, choose_lock, find_leaders
+from tollway.storage.engine.postgres import PostgresDatabase
+from tollway.storage.engine.statements import FetchScalar, Work
 
 pytestmark = pytest.mark.dialects
 

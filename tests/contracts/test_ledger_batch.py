@@ -25,11 +25,11 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Exhausted, Fenced, NonceUsed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage.advisory_locks import STRIPES
-from tollway.storage.authorizations import LOCK_SPACE
-from tollway.storage.batch_wait import BATCH_WAIT_ABOVE, BATCH_WAIT_RECENT_MS
-from tollway.storage.database import Database
-from tollway.storage.outage import ValueRefused
+from tollway.storage.engine.advisory_locks import STRIPES
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.outage import ValueRefused
+from tollway.storage.ledger.authorizations import LOCK_SPACE
+from tollway.storage.ledger.batch_wait import BATCH_WAIT_ABOVE, BATCH_WAIT_RECENT_MS
 
 pytestmark = pytest.mark.dialects
 

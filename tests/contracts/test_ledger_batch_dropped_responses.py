@@ -28,7 +28,7 @@ from tests.kit.storage_faults import ConcurrentCalls, Fault, FaultyGateway, Faul
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import CallState, Delivery, RepeatsOpenCall
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database
+from tollway.storage.engine.database import Database
 
 PRICE = 10_000
 TARGET = "/quote?x=1"

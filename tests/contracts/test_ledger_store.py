@@ -40,7 +40,7 @@ from tollway.ledger.ledger import (
 )
 from tollway.ledger.records import TAKING, CallState, Delivery, OpenCall, PaymentState, Rail
 from tollway.limits import Limits
-from tollway.storage.ledger_tables import call_table, call_terms_table
+from tollway.storage.ledger.ledger_tables import call_table, call_terms_table
 
 HOUR_MS = 3_600_000
 NONCE = b"\x07" * 32

@@ -27,10 +27,10 @@ from tollway.ledger.history import HistoryQuery
 from tollway.ledger.ledger import StoredResponse
 from tollway.ledger.records import CallState
 from tollway.limits import Limits
-from tollway.storage.database import SqliteDatabase
-from tollway.storage.encryption import Sealer
-from tollway.storage.gas_store import GasStore
-from tollway.storage.idempotency import ResponseStore
+from tollway.storage.engine.database import SqliteDatabase
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.idempotency import ResponseStore
 
 # a piece of the statement -> the search that it must be
 PLANS = {

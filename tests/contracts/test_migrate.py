@@ -14,8 +14,8 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.kit.schema_writer import DRIVERS, list_statements, write_baseline
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import Database, connect_database
-from tollway.storage.migrate import (
+from tollway.storage.engine.database import Database, connect_database
+from tollway.storage.engine.migrate import (
     BASELINE,
     MIGRATIONS,
     OLDEST_SERVICEABLE,

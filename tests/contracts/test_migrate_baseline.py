@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from tests.contracts.test_migrate import describe, read_rows
 from tests.kit.databases import create_database, open_database
 from tollway.cli.main import make_app
-from tollway.storage.migrate import TOO_NEW, TOO_OLD, explain_refusal, upgrade
+from tollway.storage.engine.migrate import TOO_NEW, TOO_OLD, explain_refusal, upgrade
 
 pytestmark = pytest.mark.dialects
 

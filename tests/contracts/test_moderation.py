@@ -5,8 +5,8 @@ import pytest
 from tests.kit.ledger_records import operator_origin
 from tollway.ids import Address
 from tollway.registry.moderation import Moderation
-from tollway.storage.database import Database
-from tollway.storage.identity_store import ModerationStore
+from tollway.storage.accounts.identity_store import ModerationStore
+from tollway.storage.engine.database import Database
 
 ALICE, BOB = Address(b"a" * 20), Address(b"b" * 20)
 

@@ -18,20 +18,20 @@ from tollway.ledger.ledger import Claimed, Unspendable
 from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import restore_listing, suspend_listing
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import listing_table
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.identity_store import ModerationStore
-from tollway.storage.ledger_tables import payment_table
-from tollway.storage.operator_acts import (
+from tollway.storage.accounts.identity_store import ModerationStore
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.catalog_tables import listing_table
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.ledger_tables import payment_table
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.operator.operator_acts import (
     LOGGED_MAX,
     OperatorActStore,
     OperatorStore,
     operator_act_table,
     record_act,
 )
-from tollway.storage.payments import PaymentLedgerStore
 
 ALICE = Address(b"a" * 20)
 LISTING = sample_listing(provider=ALICE)

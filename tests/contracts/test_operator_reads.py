@@ -9,15 +9,16 @@ from sqlalchemy import delete, event, insert, select, text
 from tests.kit.call_rows import call_record_row, insert_calls
 from tests.kit.ledger_records import NOW_MS, PROVIDER, claim_on, close_of, new_payment, operator_origin
 from tests.kit.webhooks import WebhookHarness
-from tollway.fleet import GatewayBuild
 from tollway.ledger.records import CallState
 from tollway.ledger.sales import CLOSE_DELAY_MS, HOUR_MS, floor_to
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.closed_periods import ClosedPeriods
-from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.encryption import Sealer
-from tollway.storage.ledger_tables import owner_table
-from tollway.storage.operator_reads import (
+from tollway.observability.fleet import GatewayBuild
+from tollway.storage.engine.database import Database, SqliteDatabase
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.ledger.closed_periods import ClosedPeriods
+from tollway.storage.ledger.ledger_tables import owner_table
+from tollway.storage.ledger.sales_tables import sales_mark_table
+from tollway.storage.operator.operator_reads import (
     GATEWAYS_MAX,
     HELD_SHOWN,
     OPEN_CALLS_MAX,
@@ -31,8 +32,7 @@ from tollway.storage.operator_reads import (
     record_audit,
     record_backup,
 )
-from tollway.storage.sales_tables import sales_mark_table
-from tollway.storage.webhook_tables import delivery_table, endpoint_table, event_table
+from tollway.storage.webhooks.webhook_tables import delivery_table, endpoint_table, event_table
 
 IN_SQL = pytest.mark.parametrize(
     "ledgers", ["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True

@@ -16,9 +16,9 @@ from tollway.registry.catalog import Revised, RevisionConflict
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, OwnershipClaim
 from tollway.registry.ownership_recheck import OwnershipRecheck
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import Database
-from tollway.storage.reputation_store import OwnershipStore
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.reputation_store import OwnershipStore
+from tollway.storage.engine.database import Database
 from tollway.webhooks.events import EventType
 
 LOST = EventType.LISTING_OWNERSHIP_LOST

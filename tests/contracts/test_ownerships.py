@@ -11,10 +11,10 @@ from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.listing import Listing
 from tollway.registry.ownership import Challenge, Method, Ownership, Ownerships
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.reputation_store import FRESH_MS, OwnershipStore
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.reputation_store import FRESH_MS, OwnershipStore
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 ORIGIN = "https://api.example.com"

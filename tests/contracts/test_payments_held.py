@@ -11,7 +11,7 @@ from tests.kit.storage_faults import open_faulty_gateways
 from tollway.ids import Address
 from tollway.ledger.ledger import Claimed, Exhausted, Unspendable
 from tollway.ledger.records import CallState
-from tollway.storage.database import Database
+from tollway.storage.engine.database import Database
 
 UNFINAL = {"is_final": False}
 

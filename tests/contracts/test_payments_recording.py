@@ -10,9 +10,9 @@ import pytest
 from tests.kit.ledger_records import NOW_MS, new_payment, operator_origin, tx_hash
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import RecordedTransaction
-from tollway.storage.database import Database
-from tollway.storage.operator_acts import mark_restored
-from tollway.storage.payments import Recording, read_transaction, record_each
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.payments import Recording, read_transaction, record_each
+from tollway.storage.operator.operator_acts import mark_restored
 
 UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
 

@@ -17,8 +17,8 @@ from tests.kit.storage_faults import FaultyLedger, start
 from tests.kit.waits import until, wait_blocked
 from tollway.ledger.ledger import Claimed, Exhausted, NonceUsed
 from tollway.money import UNITS_MAX
-from tollway.storage.database import Database
-from tollway.storage.plain_writes import grant_plain_claims
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.plain_writes import grant_plain_claims
 
 NONCE = b"\x09" * 32
 OTHERS = 20

@@ -58,14 +58,14 @@ from tollway.ledger.ledger import (
     Unspendable,
 )
 from tollway.ledger.records import CallState, Delivery, KeyTaken, PaymentState, RepeatsOpenCall
-from tollway.storage.call_terms import KnownTerms
-from tollway.storage.database import Database
-from tollway.storage.debts import BEFORE_ALL_CALLS, find_debts
-from tollway.storage.gone_payments import end_spending, move_chunk
-from tollway.storage.ledger_batch import AccountsShort, BatchRules, LedgerBatch, Reopen
-from tollway.storage.ledger_tables import parse_payment, payment_table
-from tollway.storage.payments import insert_payment, read_payments
-from tollway.storage.plain_writes import grant_plain_claims, write_plain_closes
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.call_terms import KnownTerms
+from tollway.storage.ledger.debts import BEFORE_ALL_CALLS, find_debts
+from tollway.storage.ledger.gone_payments import end_spending, move_chunk
+from tollway.storage.ledger.ledger_batch import AccountsShort, BatchRules, LedgerBatch, Reopen
+from tollway.storage.ledger.ledger_tables import parse_payment, payment_table
+from tollway.storage.ledger.payments import insert_payment, read_payments
+from tollway.storage.ledger.plain_writes import grant_plain_claims, write_plain_closes
 
 pytestmark = pytest.mark.dialects
 

@@ -20,11 +20,11 @@ from tollway.registry.quality import (
     bucket_of,
     latency_of,
 )
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import quality_day_table
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.reputation_store import QualityStore
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.catalog_tables import quality_day_table
+from tollway.storage.catalog.reputation_store import QualityStore
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
 
 TODAY = 20_000
 FAST, SLOW = bucket_of(10), bucket_of(300)

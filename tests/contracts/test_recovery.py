@@ -22,17 +22,17 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Closed, Fenced, Unspendable
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import ledger_store
-from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.postgres import COMMAND_TIMEOUT_S
-from tollway.storage.recovery import (
+from tollway.storage.engine.database import Database, SqliteDatabase
+from tollway.storage.engine.postgres import COMMAND_TIMEOUT_S
+from tollway.storage.ledger import ledger_store
+from tollway.storage.ledger.recovery import (
     OWNER_KEPT_MS,
     AbandonedCall,
     prune_owners,
     read_shared_clock,
     recover_calls,
 )
-from tollway.storage.restore_detection import mark_as_backup, mark_path
+from tollway.storage.operator.restore_detection import mark_as_backup, mark_path
 
 HOLD_MS = 86_400_000
 LIFE_ONE: Callable[[Connection], str] = lambda _: "life-1"  # noqa: E731
@@ -357,7 +357,7 @@ from pathlib import Path
 from tollway.ledger.ledger import Claimed
 from tollway.ledger.records import CallState
 from tests.kit.sql_ledger import SqlLedger
-from tollway.storage.database import SqliteDatabase
+from tollway.storage.engine.database import SqliteDatabase
 from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment
 
 async def call(ledger, payment, price):

@@ -24,7 +24,7 @@ from tollway.ledger.ledger import POSTPONED_MS_MAX, Claimed, Closed
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS
 from tollway.payments.settlement_recovery import POSTPONE_MAX_MS
-from tollway.storage.database import Database, connect_database
+from tollway.storage.engine.database import Database, connect_database
 
 pytestmark = pytest.mark.dialects
 

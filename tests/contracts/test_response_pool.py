@@ -7,7 +7,7 @@ import pytest
 from tests.kit.ledger_records import NOW_MS
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import StoredResponse
-from tollway.storage.idempotency import encode_stored_response
+from tollway.storage.ledger.idempotency import encode_stored_response
 
 KIB = 1024
 HOUR_MS = 3_600_000

@@ -13,9 +13,9 @@ from tests.kit.ledger_records import NOW_MS, claim_on, close_of, new_payment, op
 from tests.kit.sql_ledger import SqlLedger
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import Claimed, Unspendable
-from tollway.storage.database import Database, SqliteDatabase
-from tollway.storage.postgres import PostgresDatabase
-from tollway.storage.recovery import OWNER_KEPT_MS
+from tollway.storage.engine.database import Database, SqliteDatabase
+from tollway.storage.engine.postgres import PostgresDatabase
+from tollway.storage.ledger.recovery import OWNER_KEPT_MS
 
 SEEN = "UPDATE gateway_owner SET seen_ms = seen_ms - 1 WHERE id = 'one'"
 ROW = "DELETE FROM gateway_owner WHERE id = 'one'"

@@ -17,8 +17,8 @@ from tollway.identity.signatures import SignatureVerifier, eip191_digest
 from tollway.identity.siwe import parse_origin
 from tollway.ids import Address, ChainId, keccak256
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.database import Database
-from tollway.storage.identity_store import SqlPageSessions, SqlSessions
+from tollway.storage.accounts.identity_store import SqlPageSessions, SqlSessions
+from tollway.storage.engine.database import Database
 
 RACERS = 50
 NOW_MS = 1_790_000_000_000

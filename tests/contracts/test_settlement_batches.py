@@ -24,8 +24,8 @@ from tollway.errors import StorageUnavailable
 from tollway.ids import Address
 from tollway.ledger.ledger import AuthorizationTaken, Claimed, Closed, Fenced, NonceUnavailable, NotCovered
 from tollway.ledger.records import CallState
-from tollway.storage.authorizations import find_known
-from tollway.storage.database import Database, connect_database
+from tollway.storage.engine.database import Database, connect_database
+from tollway.storage.ledger.authorizations import find_known
 
 SETTLED = Closed(remaining_units=None)
 

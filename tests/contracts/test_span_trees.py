@@ -16,11 +16,11 @@ from tests.kit.payer import Payer
 from tests.kit.span_trees import SpanTrees, TracedGateways, draw, open_traced_gateways, read_attributes
 from tests.kit.storage_faults import FaultyLedger
 from tests.kit.upstream import hang_up, plain, raw, say_nothing, until
-from tests.test_call_trace import make_sampler
-from tollway.call_trace import ATTRIBUTES, running_trace
+from tests.observability.test_call_trace import make_sampler
 from tollway.errors import StorageUnavailable
 from tollway.ids import format_network, read_id_entropy
-from tollway.storage.database import Database
+from tollway.observability.call_trace import ATTRIBUTES, running_trace
+from tollway.storage.engine.database import Database
 
 PRICE = 10_000
 ROOT = "GET /api/v2/gateway/{apiId}"

@@ -9,9 +9,9 @@ from sqlalchemy.exc import IntegrityError
 
 from tests.kit.waits import DEADLINE_S
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import Database
-from tollway.storage.ledger_tables import owner_table
-from tollway.storage.statements import Prepared, Within, execute_text
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.statements import Prepared, Within, execute_text
+from tollway.storage.ledger.ledger_tables import owner_table
 
 pytestmark = pytest.mark.dialects
 

@@ -15,8 +15,8 @@ from tests.kit.storage_faults import FaultyGateway, open_faulty_gateways
 from tests.kit.stores import make_sealer
 from tollway.ids import CallId
 from tollway.ledger.records import CallState, Dialect
-from tollway.storage.database import Database
-from tollway.storage.response_pool import answer_table
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.response_pool import answer_table
 
 PRICE = 10_000
 TARGET = "/orders"

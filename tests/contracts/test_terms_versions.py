@@ -13,9 +13,9 @@ from tests.kit.stores import make_sealer
 from tollway.ids import Address, ChainId
 from tollway.money import Price
 from tollway.registry.listing import DESCRIBED_CHARACTERS_MAX, Listing
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import Database
-from tollway.storage.recovery import read_shared_clock
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.recovery import read_shared_clock
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 BASE, OPTIMISM = ChainId(8453), ChainId(10)

@@ -10,8 +10,8 @@ from tollway.identity.viewers import BookAccess, Viewer
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.storage.database import Database
-from tollway.storage.viewer_store import SqlViewers
+from tollway.storage.accounts.viewer_store import SqlViewers
+from tollway.storage.engine.database import Database
 
 AGENT, OTHER_AGENT = Address(b"\x01" * 20), Address(b"\x02" * 20)
 OWNER, STRANGER = Address(b"\xa1" * 20), Address(b"\xa2" * 20)

@@ -24,8 +24,8 @@ from tests.kit.sql_ledger import SqlLedger
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
 from tollway.ledger.records import CallState
-from tollway.storage.database import Database
-from tollway.storage.webhook_events import STALE_S, EventLog
+from tollway.storage.engine.database import Database
+from tollway.storage.webhooks.webhook_events import STALE_S, EventLog
 from tollway.webhooks.events import EventType
 
 STRANGER = Address(b"\x99" * 20)

@@ -14,8 +14,8 @@ from tests.kit.ledger_records import NOW_MS, PROVIDER, new_payment
 from tests.kit.waits import wait_blocked
 from tests.kit.webhooks import WebhookHarness
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import Database
-from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.payments import PaymentLedgerStore
 
 pytestmark = pytest.mark.dialects
 

@@ -12,12 +12,12 @@ from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER, new_payment
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import webhook_outbox, webhook_pruning
-from tollway.storage.database import Database
-from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.webhook_events import ACTIVATION_MS, write_events, write_events_once
-from tollway.storage.webhook_outbox import put_message
-from tollway.web.query import format_time
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.webhooks import webhook_outbox, webhook_pruning
+from tollway.storage.webhooks.webhook_events import ACTIVATION_MS, write_events, write_events_once
+from tollway.storage.webhooks.webhook_outbox import put_message
+from tollway.web.http.query import format_time
 from tollway.webhooks.endpoints import (
     DeliveryState,
     EndpointState,

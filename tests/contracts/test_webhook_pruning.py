@@ -14,8 +14,8 @@ from tests.kit.ledger_records import NOW_MS, PROVIDER
 from tests.kit.query_plans import as_if_large, plans_of, settle_down
 from tests.kit.waits import wait_blocked
 from tests.kit.webhooks import WebhookHarness
-from tollway.storage.database import Database
-from tollway.storage.webhook_pruning import (
+from tollway.storage.engine.database import Database
+from tollway.storage.webhooks.webhook_pruning import (
     DEAD_KEPT_MS,
     DELIVERED_KEPT_MS,
     DELIVERIES,
@@ -27,7 +27,7 @@ from tollway.storage.webhook_pruning import (
     delete_settled_of,
     find_settled,
 )
-from tollway.storage.webhook_tables import delivery_table, event_table, message_table
+from tollway.storage.webhooks.webhook_tables import delivery_table, event_table, message_table
 from tollway.webhooks.endpoints import DeliveryState
 
 OLD_MS = NOW_MS - DELIVERED_KEPT_MS - 10_000

@@ -13,12 +13,12 @@ from tests.kit.query_plans import as_if_large, plans_of, settle_down
 from tests.kit.webhooks import WebhookHarness
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage import webhook_outbox
-from tollway.storage.database import Database
-from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.webhook_events import write_events
-from tollway.storage.webhook_tables import delivery_table, endpoint_table, event_table, message_table
-from tollway.storage.webhook_turns import find_challenged, find_sending
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.webhooks import webhook_outbox
+from tollway.storage.webhooks.webhook_events import write_events
+from tollway.storage.webhooks.webhook_tables import delivery_table, endpoint_table, event_table, message_table
+from tollway.storage.webhooks.webhook_turns import find_challenged, find_sending
 from tollway.webhooks.endpoints import NONE_TAKEN, Taken
 from tollway.webhooks.events import EventType
 from tollway.webhooks.schedule import Response

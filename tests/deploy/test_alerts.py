@@ -16,15 +16,15 @@ import yaml
 from prometheus_client import CollectorRegistry
 
 from tests.test_docs import find_command, find_options
-from tollway.alert_limits import NODE_HEAD_READ_S
 from tollway.chain.port import SendFault
 from tollway.config.networks import NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
 from tollway.limits import DEFAULT_LIMITS
-from tollway.log_events import LOG_EVENTS
-from tollway.metric_table import PROCESS_SERIES, SERIES
-from tollway.telemetry import Metrics
-from tollway.web.problems import PROBLEM_KINDS
+from tollway.observability.alert_limits import NODE_HEAD_READ_S
+from tollway.observability.log_events import LOG_EVENTS
+from tollway.observability.metric_table import PROCESS_SERIES, SERIES
+from tollway.observability.telemetry import Metrics
+from tollway.web.http.problems import PROBLEM_KINDS
 
 ROOT = Path(__file__).parents[2]
 RUNBOOKS = ROOT / "docs" / "runbooks"

@@ -10,7 +10,7 @@ import yaml
 from tests.kit.deploy_programs import ROOT, need_wheel, run_check
 from tollway.config.settings import Settings, load_settings
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.postgres_address import PostgresAddress
+from tollway.storage.engine.postgres_address import PostgresAddress
 
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"

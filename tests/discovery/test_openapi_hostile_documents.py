@@ -16,7 +16,7 @@ from tollway.discovery.listing_documents import TEXT_LENGTH_MAX, describe_listin
 from tollway.discovery.openapi import build_openapi
 from tollway.limits import DEFAULT_LIMITS
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
-from tollway.web.listing_json import render_json
+from tollway.web.api.listing_json import render_json
 
 WORDS = (
     *(

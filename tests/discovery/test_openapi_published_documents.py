@@ -21,7 +21,7 @@ from tollway.discovery.tools import api_tool
 from tollway.errors import Refusal
 from tollway.limits import DEFAULT_LIMITS
 from tollway.registry.listing_warnings import list_warnings
-from tollway.web.provider_documents import ProviderDocuments
+from tollway.web.api.provider_documents import ProviderDocuments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

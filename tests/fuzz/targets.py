@@ -41,9 +41,9 @@ from tollway.registry.openapi import ProviderDocument, YamlRefused, parse_yaml_o
 from tollway.registry.paths import normal_path
 from tollway.registry.search_tokens import query_words
 from tollway.registry.text import find_refused_character
-from tollway.web.json import parse_json_object
-from tollway.web.listing_edits import make_endpoint_check
-from tollway.web.listing_routes import parse_listing_query
+from tollway.web.api.listing_edits import make_endpoint_check
+from tollway.web.api.listing_routes import parse_listing_query
+from tollway.web.http.json import parse_json_object
 
 NOW_S = 1_795_239_000
 ORIGIN = parse_origin("https://gw.example.com")

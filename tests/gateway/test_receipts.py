@@ -20,7 +20,7 @@ from tollway.ids import TxHash
 from tollway.ledger.records import Dialect
 from tollway.payments.call_receipt import sign_call_receipt
 from tollway.payments.offer_receipt import OFFER_RECEIPT
-from tollway.web.receipt_routes import describe_call
+from tollway.web.api.receipt_routes import describe_call
 
 TX = TxHash(b"\x07" * 32)
 NOTARY = ReceiptSigner.derive(b"n" * 32)

@@ -16,7 +16,7 @@ from tollway.gateway.request_signing import format_digest
 from tollway.ledger.records import Dialect
 from tollway.money import Price
 from tollway.registry.listing import UpstreamAuth
-from tollway.web.mcp_tools import McpTools, ToolInvocation
+from tollway.web.api.mcp_tools import McpTools, ToolInvocation
 
 LARGE = b"x" * 200_000
 

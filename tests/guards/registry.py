@@ -11,7 +11,7 @@ of a line of the code, `␣` a space at the end of a text, and a row with severa
 comment.
 
 `held.txt` names what has no such words, a line each: `O1 | attack/test_outbound.py::test_…`, a further test of a threat, and
-`header_bytes_max | web/test_middleware.py::test_…`, the test of a limit.
+`header_bytes_max | web/http/test_middleware.py::test_…`, the test of a limit.
 """
 
 from collections.abc import Iterator, Sequence

@@ -9,7 +9,7 @@ from tollway.identity.page_sessions import USE_INTERVAL_MS, PageSignIn
 from tollway.identity.signatures import eip191_digest
 from tollway.identity.siwe import parse_origin
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.identity_store import SqlPageSessions, page_session_table
+from tollway.storage.accounts.identity_store import SqlPageSessions, page_session_table
 
 TTL_MS = DEFAULT_LIMITS.page_session_ttl_s * 1000
 IDLE_MS = DEFAULT_LIMITS.page_session_idle_s * 1000

@@ -9,7 +9,7 @@ from tollway.chain.port import ContractResult
 from tollway.errors import ChainUnavailable, Code, Refusal, describe_rate
 from tollway.identity.signatures import eip191_digest
 from tollway.ids import Address, ChainId
-from tollway.storage.identity_store import session_table, signin_nonce_table
+from tollway.storage.accounts.identity_store import session_table, signin_nonce_table
 
 CHAIN = ChainId(84532)
 CONTRACT = Address(b"\xc0" * 20)

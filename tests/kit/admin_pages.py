@@ -18,10 +18,10 @@ from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings
 from tollway.identity.admin_sessions import AdminSession, AdminSignIn, create_code
 from tollway.ids import Address
-from tollway.storage.operator_acts import SqlAdminSessions
-from tollway.web.admin_app import ADMIN_COOKIE, AdminApp, AdminHosts
-from tollway.web.page_assets import asset_router, read_assets
-from tollway.web.page_renderer import PageRenderer
+from tollway.storage.operator.operator_acts import SqlAdminSessions
+from tollway.web.operator.operator_app import ADMIN_COOKIE, AdminApp, AdminHosts
+from tollway.web.pages.assets import asset_router, read_assets
+from tollway.web.pages.renderer import PageRenderer
 
 HOST = "127.0.0.1:9402"
 ORIGIN = f"http://{HOST}"

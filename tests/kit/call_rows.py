@@ -7,8 +7,8 @@ from sqlalchemy import Connection, insert, select, update
 
 from tests.kit.ledger_records import NOW_MS, PAYER, PROVIDER
 from tollway.ids import CallId
-from tollway.storage.call_terms import CallTerms, TermsReference, reference_of, write_terms
-from tollway.storage.ledger_tables import account_debt_table, call_table
+from tollway.storage.ledger.call_terms import CallTerms, TermsReference, reference_of, write_terms
+from tollway.storage.ledger.ledger_tables import account_debt_table, call_table
 
 _TERMS = {
     "listing_id": "api_1",

@@ -45,7 +45,7 @@ from tollway.chain.port import (
 )
 from tollway.errors import ChainUnavailable, NodesDisagree
 from tollway.ids import Address, ChainId, TxHash, keccak256
-from tollway.metric_table import NodeOutcome
+from tollway.observability.metric_table import NodeOutcome
 
 __all__ = [
     "NO_ANSWER",

@@ -24,7 +24,7 @@ from tests.kit.work_counter import (
     count_sqlite,
 )
 from tollway.app.lifecycle import App
-from tollway.background import TaskName
+from tollway.observability.background import TaskName
 
 QUIET = {
     name_variable(name): value

@@ -17,12 +17,12 @@ from tollway.identity.authenticator import Identity
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.money import Asset
-from tollway.storage.database import Database
-from tollway.storage.history import HistoryStore, audit
-from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
-from tollway.web.book_turns import enter_turn
-from tollway.web.exports import export_router
-from tollway.web.problems import install_handlers
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.history import HistoryStore, audit
+from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
+from tollway.web.api.exports import export_router
+from tollway.web.http.book_turns import enter_turn
+from tollway.web.http.problems import install_handlers
 
 WALLET_HEADER = "wallet"
 STATES = {

@@ -17,8 +17,8 @@ import pytest
 from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
-from tollway.storage.database import Database, connect_database
-from tollway.storage.migrate import MIGRATIONS, upgrade
+from tollway.storage.engine.database import Database, connect_database
+from tollway.storage.engine.migrate import MIGRATIONS, upgrade
 
 TEMPLATE = "template_books"
 

@@ -27,9 +27,9 @@ from tollway.ids import CallId, ChainId
 from tollway.ledger.ledger import Claim, ClaimOutcome, Close, Closed, Fenced, Finish, NonceUnavailable
 from tollway.ledger.records import CallState, SettledTransfer, SettlementAttempt
 from tollway.outbound.client import HttpClient, UpstreamExchange, UpstreamRequest
-from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.migrate import SchemaCheck, schema_state, upgrade
-from tollway.web import gateway_app
+from tollway.storage.engine.migrate import SchemaCheck, schema_state, upgrade
+from tollway.storage.ledger.ledger_store import LedgerStore
+from tollway.web.calls import gateway_app
 
 POINTS = {"TEST_POINTS": "on"}
 """Settings of a gateway whose calls obey `/kill/` and `/halt/`."""

@@ -28,7 +28,6 @@ from tests.kit.upstream import LoopbackUpstream, run_upstream
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
 from tests.model.stored_responses import MemoryAnswers
-from tollway.call_trace import CallTrace, TraceSampler
 from tollway.chain.networks import PRESETS, ChainRules
 from tollway.chain.signer import GasKey
 from tollway.gateway.access import AccessControl
@@ -59,27 +58,28 @@ from tollway.ids import Address, ChainId, ListingId, TxHash, keccak256
 from tollway.ledger.history import HistoryQuery
 from tollway.ledger.records import CallRecord, NewPayment, Payment
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.observability.call_trace import CallTrace, TraceSampler
+from tollway.observability.plain_metrics import PlainHistograms
 from tollway.outbound.client import HttpClient
 from tollway.payments.mpp import Challenger
 from tollway.payments.proof import Binding, format_binding
 from tollway.payments.transaction_verifier import TransactionVerifier
-from tollway.plain_metrics import PlainHistograms
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import NO_HEADS, HeadTimes
 from tollway.registry.listing import CatalogEntry, Listing
 from tollway.registry.quality import QualityTally
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.identity_store import SqlSessions
-from tollway.web.admission import LoadShedder
-from tollway.web.app import build_app
-from tollway.web.gateway_app import GatewayApp
-from tollway.web.gateway_traces import StartTrace, make_start_trace
-from tollway.web.page_assets import read_assets
-from tollway.web.page_problems import ProblemPages
-from tollway.web.page_renderer import PageRenderer
-from tollway.web.payment_required import PaymentRequiredRenderer
-from tollway.web.problems import status_of
-from tollway.web.server import HttpServer
+from tollway.storage.accounts.identity_store import SqlSessions
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.web.calls.gateway_app import GatewayApp
+from tollway.web.calls.gateway_traces import StartTrace, make_start_trace
+from tollway.web.calls.payment_required import PaymentRequiredRenderer
+from tollway.web.http.admission import LoadShedder
+from tollway.web.http.app import build_app
+from tollway.web.http.problems import status_of
+from tollway.web.http.server import HttpServer
+from tollway.web.pages.assets import read_assets
+from tollway.web.pages.page_problems import ProblemPages
+from tollway.web.pages.renderer import PageRenderer
 
 PUBLIC_URL = "https://gw.example.com"
 HOST = "gw.example.com"

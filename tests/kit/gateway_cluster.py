@@ -46,10 +46,10 @@ from tollway.sandbox.chain import (
     prepare_playground,
 )
 from tollway.sandbox.provider import SampleProvider, run_provider
-from tollway.storage.closed_periods import ClosedPeriods
-from tollway.storage.database import connect_database, is_shared_write_safe
-from tollway.storage.history import audit
-from tollway.storage.period_books import read_sales, read_spending
+from tollway.storage.engine.database import connect_database, is_shared_write_safe
+from tollway.storage.ledger.closed_periods import ClosedPeriods
+from tollway.storage.ledger.history import audit
+from tollway.storage.ledger.period_books import read_sales, read_spending
 
 API = "/api/v2"
 PAGE_ROWS = 200

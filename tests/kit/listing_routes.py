@@ -13,10 +13,10 @@ from tollway.limits import Limits
 from tollway.money import Asset
 from tollway.outbound.policy import Endpoint
 from tollway.registry.listing import Listing
-from tollway.web.context import WebContext
-from tollway.web.listing_json import ListingEncoder, is_never_offered
-from tollway.web.listing_routes import listing_router
-from tollway.web.provider_documents import ProviderDocuments
+from tollway.web.api.context import WebContext
+from tollway.web.api.listing_json import ListingEncoder, is_never_offered
+from tollway.web.api.listing_routes import listing_router
+from tollway.web.api.provider_documents import ProviderDocuments
 
 BASE, OPTIMISM = ChainId(8453), ChainId(10)
 USDC = Address.parse("0x833589fcd6edb6e08f4c7c32d4f71b54bda02913")

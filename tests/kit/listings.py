@@ -14,8 +14,8 @@ from tollway.registry.listing import ChargeOn, Listing
 from tollway.registry.moderation import BlockedWallet
 from tollway.registry.ownership import Challenge, OwnershipClaim
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
-from tollway.web.listing_json import ListingEncoder
-from tollway.web.query import format_time
+from tollway.web.api.listing_json import ListingEncoder
+from tollway.web.http.query import format_time
 
 PUBLIC_URL = "https://gw.example.com"
 PROVIDER = Address(b"\xaa" * 20)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tollway.log_events import GROUPS, LOG_EVENTS, LogEvent
+from tollway.observability.log_events import GROUPS, LOG_EVENTS, LogEvent
 
 PAGE = Path(__file__).parents[2] / "docs" / "log-events.md"
 
@@ -15,7 +15,7 @@ fields of the table that apply; a line about an error has `exception`. Passwords
 `tollway_log_events_total{{level, event}}` counts the lines, so that an alert on an event needs no log store. `kill -USR1` of the process logs at `debug` for ten minutes, and
 every paid call then has its `call_ended`. Under systemd each line has its priority: `journalctl --unit tollway --priority err` selects the errors.
 
-This page is written from the code (`tollway/log_events.py`, `python -m tests.kit.log_event_page`); a test compares both with the calls of the loggers.
+This page is written from the code (`tollway/observability/log_events.py`, `python -m tests.kit.log_event_page`); a test compares both with the calls of the loggers.
 """
 
 

@@ -11,9 +11,9 @@ from starlette.types import Scope
 
 from tests.kit.gateway import PUBLIC_URL, RULES, InProcessGateway
 from tests.kit.routes import make_app, make_context, prove_wallet
-from tollway.web.context import WebContext
-from tollway.web.mcp import mcp_router
-from tollway.web.mcp_gateway import McpRequest
+from tollway.web.api.context import WebContext
+from tollway.web.api.mcp import mcp_router
+from tollway.web.api.mcp_gateway import McpRequest
 
 CLIENT = "203.0.113.9"
 QUOTES: dict[str, Any] = {

@@ -10,10 +10,10 @@ from gettext import NullTranslations
 
 from jinja2 import Environment
 
-from tollway.web.admin_app import SECTIONS as ADMIN_SECTIONS
-from tollway.web.page_call_form import WORDS
-from tollway.web.page_languages import LOCALE, write_catalog
-from tollway.web.page_renderer import PUBLIC_SECTIONS, TEMPLATES
+from tollway.web.operator.operator_app import SECTIONS as ADMIN_SECTIONS
+from tollway.web.pages.call_form import WORDS
+from tollway.web.pages.languages import LOCALE, write_catalog
+from tollway.web.pages.renderer import PUBLIC_SECTIONS, TEMPLATES
 
 PSEUDO = "en-XA"
 LONGER = 0.4

@@ -33,7 +33,7 @@ import tollway
 _ROOT = str(Path(tollway.__file__).parent) + "/"
 _PACKAGE = "tollway."
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-_TRANSACTION_FILES = (_ROOT + "storage/database.py", _ROOT + "storage/postgres.py")
+_TRANSACTION_FILES = (_ROOT + "storage/engine/database.py", _ROOT + "storage/engine/postgres.py")
 _TRANSACTION_FUNCTIONS = frozenset({"_write", "_read", "run_statement"})
 """Of both databases: they begin a transaction, run the work of the caller, and end it."""
 

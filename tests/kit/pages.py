@@ -9,10 +9,10 @@ import httpx
 
 from tests.kit.routes import PUBLIC_URL, RouteHarness
 from tollway.chain.networks import PRESETS, NetworkProfile
-from tollway.web.page_assets import asset_router, read_assets
-from tollway.web.page_problems import ProblemPages
-from tollway.web.page_renderer import PageRenderer
-from tollway.web.page_routes import page_router
+from tollway.web.pages.assets import asset_router, read_assets
+from tollway.web.pages.page_problems import ProblemPages
+from tollway.web.pages.public_routes import page_router
+from tollway.web.pages.renderer import PageRenderer
 
 RULES = PRESETS["sandbox"].rules()
 PROFILE = NetworkProfile(

@@ -20,8 +20,8 @@ from typing import Any
 import asyncpg
 import psutil
 
-from tollway.storage.database import connect_database
-from tollway.storage.migrate import upgrade
+from tollway.storage.engine.database import connect_database
+from tollway.storage.engine.migrate import upgrade
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its import warns where no XDG_RUNTIME_DIR is set

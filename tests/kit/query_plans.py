@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 from sqlalchemy import Connection, event, text
 
-from tollway.storage.database import Database
+from tollway.storage.engine.database import Database
 
 
 def plans_of(connection: Connection, work: Callable[[Connection], object]) -> list[str]:

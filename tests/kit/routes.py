@@ -26,15 +26,15 @@ from tollway.outbound.policy import Endpoint
 from tollway.rate_limits.limiter import RateLimiter
 from tollway.registry.catalog import NO_HEADS, HeadTimes
 from tollway.registry.draft import DraftRules
-from tollway.storage.reputation_store import QualityStore
-from tollway.web.admission import LoadShedder, SignInRateLimit
-from tollway.web.app import build_app
-from tollway.web.auth_routes import read_body
-from tollway.web.book_turns import BookTurns
-from tollway.web.context import FindAsset, WalletDependency, WebContext
-from tollway.web.idempotent_create import IdempotentCreate
-from tollway.web.listing_edits import make_endpoint_check
-from tollway.web.listing_json import ListingEncoder, is_never_offered
+from tollway.storage.catalog.reputation_store import QualityStore
+from tollway.web.api.auth_routes import read_body
+from tollway.web.api.context import FindAsset, WalletDependency, WebContext
+from tollway.web.api.idempotent_create import IdempotentCreate
+from tollway.web.api.listing_edits import make_endpoint_check
+from tollway.web.api.listing_json import ListingEncoder, is_never_offered
+from tollway.web.http.admission import LoadShedder, SignInRateLimit
+from tollway.web.http.app import build_app
+from tollway.web.http.book_turns import BookTurns
 
 ALICE, BOB = Address(b"\xaa" * 20), Address(b"\xbb" * 20)
 PUBLIC_URL = "https://gw.example.com"

@@ -1,4 +1,4 @@
-"""`make schema`: writes the tables of a new database, as `metadata` has them, into the two files of the baseline (`storage.migrate`).
+"""`make schema`: writes the tables of a new database, as `metadata` has them, into the two files of the baseline (`storage.engine.migrate`).
 
 A released baseline never changes (`release/check.py`). With the first migration after it, `make schema` ends. contracts/test_migrate.py goes on comparing
 the tables of the baseline and its migrations with those of `metadata`.
@@ -13,8 +13,8 @@ from sqlalchemy import create_mock_engine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 import tollway.storage
-from tollway.storage.database import metadata
-from tollway.storage.migrate import MIGRATIONS, baseline_path
+from tollway.storage.engine.database import metadata
+from tollway.storage.engine.migrate import MIGRATIONS, baseline_path
 
 DRIVERS = {"sqlite": "sqlite", "postgresql": "postgresql+asyncpg"}
 HEADER = (

@@ -27,7 +27,6 @@ from tests.kit.payer import CHAIN, NOW_S, TIMEOUT_S, USDC, AuthorizationSigner, 
 from tests.kit.sql_ledger import SqlLedger
 from tests.model.gas import MemoryGas
 from tests.model.ledger import MemoryLedger
-from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules, ConfirmationSteps
 from tollway.chain.rpc import ChainEndpoints, RpcReader
 from tollway.chain.signer import GasKey
@@ -37,6 +36,7 @@ from tollway.ledger.ledger import Claim, Claimed, Close
 from tollway.ledger.records import Authorization, CallState, Cover, Dialect
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
+from tollway.observability.call_trace import TraceSampler
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.gas import GasBudget, SettlementMetrics
 from tollway.payments.held_calls import HeldCalls
@@ -46,9 +46,9 @@ from tollway.payments.settlement_recovery import SettlementRecovery
 from tollway.payments.settlement_rules import FacilitatorRules, SettlementRules
 from tollway.payments.transactions import TransactionReplacer
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.storage.database import SqliteDatabase
-from tollway.storage.gas_store import GasStore
-from tollway.storage.migrate import upgrade
+from tollway.storage.engine.database import SqliteDatabase
+from tollway.storage.engine.migrate import upgrade
+from tollway.storage.ledger.gas_store import GasStore
 
 HASTY = replace(DEFAULT_LIMITS, settle_wait_s=0.02)
 """A call does not wait for a settlement that is never mined."""

@@ -36,19 +36,19 @@ from tollway.outbound.client import FetchedDocument, HttpClient
 from tollway.outbound.policy import Endpoint
 from tollway.outbound.probes import OwnershipChecker
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.storage.gas_store import GasStore
-from tollway.storage.history import HistoryStore
-from tollway.storage.identity_store import SqlPageSessions, SqlSessions
-from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.period_books import PeriodBookStore
-from tollway.storage.viewer_store import SqlViewers
-from tollway.web.auth_routes import make_wallet_dependency, make_wallet_quota, signin_router
-from tollway.web.book_turns import BookTurns
-from tollway.web.history_routes import history_router
-from tollway.web.idempotent_create import IdempotentCreate
-from tollway.web.page_problems import ProblemPages
-from tollway.web.page_session import PAGE_COOKIE, make_form_token
-from tollway.web.provider_documents import ProviderDocuments
+from tollway.storage.accounts.identity_store import SqlPageSessions, SqlSessions
+from tollway.storage.accounts.viewer_store import SqlViewers
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.history import HistoryStore
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.ledger.period_books import PeriodBookStore
+from tollway.web.api.auth_routes import make_wallet_dependency, make_wallet_quota, signin_router
+from tollway.web.api.history_routes import history_router
+from tollway.web.api.idempotent_create import IdempotentCreate
+from tollway.web.api.provider_documents import ProviderDocuments
+from tollway.web.http.book_turns import BookTurns
+from tollway.web.pages.page_problems import ProblemPages
+from tollway.web.pages.page_session import PAGE_COOKIE, make_form_token
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000

@@ -22,12 +22,12 @@ from tests.kit.payer import KeyWallet
 from tests.kit.storage_faults import FaultyGateway, open_faulty_gateways
 from tollway.app.observation import NodeMetrics
 from tollway.app.otlp import OtlpExporter
-from tollway.call_trace import SPANS_MAX, FinishedTrace, TraceSampler
 from tollway.ids import TxHash, keccak256
 from tollway.money import Price
+from tollway.observability.call_trace import SPANS_MAX, FinishedTrace, TraceSampler
+from tollway.observability.telemetry import Metrics
 from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
-from tollway.storage.database import Database
-from tollway.telemetry import Metrics
+from tollway.storage.engine.database import Database
 
 WAIT_S = 2.0
 

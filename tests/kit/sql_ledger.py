@@ -14,16 +14,16 @@ from tests.model.rows import Debt, debts_from
 from tollway.ids import Address
 from tollway.ledger.ledger import Claim
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage.call_terms import TermsReference, terms_of, write_terms
-from tollway.storage.database import Database
-from tollway.storage.debts import find_debts
-from tollway.storage.finality import FinalityStore
-from tollway.storage.gas_store import GasStore
-from tollway.storage.history import HistoryStore
-from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.operator_acts import OperatorStore
-from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.webhook_events import NO_EVENTS
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.call_terms import TermsReference, terms_of, write_terms
+from tollway.storage.ledger.debts import find_debts
+from tollway.storage.ledger.finality import FinalityStore
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.history import HistoryStore
+from tollway.storage.ledger.ledger_store import LedgerStore
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.operator.operator_acts import OperatorStore
+from tollway.storage.webhooks.webhook_events import NO_EVENTS
 
 
 class SqlLedger(LedgerStore):

@@ -20,13 +20,13 @@ from tests.kit.stores import make_sealer
 from tests.kit.upstream import Arrived, plain, run_upstream
 from tests.kit.waits import until
 from tests.model.ledger import MemoryLedger
-from tollway.call_trace import TraceSampler
 from tollway.errors import StorageUnavailable
 from tollway.ledger.records import CallState
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage.database import Database
-from tollway.storage.gas_store import GasStore
-from tollway.storage.idempotency import ResponseStore
+from tollway.observability.call_trace import TraceSampler
+from tollway.storage.engine.database import Database
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.idempotency import ResponseStore
 
 
 class BlindLedger(MemoryLedger):

@@ -1,7 +1,7 @@
 """The real stores over SQLite in memory, for tests that need a store and not its database: migrated, empty, and open in well
 under a millisecond.
 
-`InlineDatabase` stands in for `storage.database.SqliteDatabase`: the same module, dialect and pragmas, one connection, no
+`InlineDatabase` stands in for `storage.engine.database.SqliteDatabase`: the same module, dialect and pragmas, one connection, no
 thread, no file. It runs each function before it returns, so a test sees no task switch inside a store. What depends on
 files, threads or several processes is tested on the real databases by `tests/contracts` and `tests/storage`.
 """
@@ -24,17 +24,17 @@ from sqlalchemy.pool import StaticPool
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.registry.quality import Reputation
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.catalog_tables import listing_table, ownership_table, quality_table
-from tollway.storage.creation_store import CreationStore
-from tollway.storage.database import SqliteDatabase
-from tollway.storage.database import sqlite_module as sqlite  # type: ignore[attr-defined]  # the one in use
-from tollway.storage.encryption import Sealer
-from tollway.storage.identity_store import ModerationStore, SqlSessions
-from tollway.storage.migrate import upgrade
-from tollway.storage.operator_acts import OperatorActStore
-from tollway.storage.outage import OutageLog, ValueRefused, is_value_refused
-from tollway.storage.reputation_store import OwnershipStore
+from tollway.storage.accounts.identity_store import ModerationStore, SqlSessions
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.catalog_tables import listing_table, ownership_table, quality_table
+from tollway.storage.catalog.creation_store import CreationStore
+from tollway.storage.catalog.reputation_store import OwnershipStore
+from tollway.storage.engine.database import SqliteDatabase
+from tollway.storage.engine.database import sqlite_module as sqlite  # type: ignore[attr-defined]  # the one in use
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.migrate import upgrade
+from tollway.storage.engine.outage import OutageLog, ValueRefused, is_value_refused
+from tollway.storage.operator.operator_acts import OperatorActStore
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from sqlalchemy import text
 
-from tollway.storage.database import Database
+from tollway.storage.engine.database import Database
 
 DEADLINE_S = 100.0
 """The end of a wait that is over at once. It ends a test that hangs, and is longer than any pause of the machine: no test asserts it."""

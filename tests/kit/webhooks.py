@@ -16,12 +16,18 @@ from tollway.chain.networks import PRESETS
 from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS, Limits
 from tollway.money import Asset
-from tollway.storage.database import Database
-from tollway.storage.webhook_events import EventLog, write_events
-from tollway.storage.webhook_outbox import WebhookOutbox
-from tollway.storage.webhook_store import WebhookStore
-from tollway.storage.webhook_tables import NEW, delivery_table, endpoint_table, event_table, message_table
-from tollway.web.query import format_time
+from tollway.storage.engine.database import Database
+from tollway.storage.webhooks.webhook_events import EventLog, write_events
+from tollway.storage.webhooks.webhook_outbox import WebhookOutbox
+from tollway.storage.webhooks.webhook_store import WebhookStore
+from tollway.storage.webhooks.webhook_tables import (
+    NEW,
+    delivery_table,
+    endpoint_table,
+    event_table,
+    message_table,
+)
+from tollway.web.http.query import format_time
 from tollway.webhooks.endpoints import DueChallenge, NewEndpoint, WebhookEndpoint
 from tollway.webhooks.events import EventType
 from tollway.webhooks.messages import Echo

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from tests.kit.gateway_process import poll
 from tests.kit.node_proxy import NodeProxy
-from tollway.storage import database as database_module
+from tollway.storage.engine import database as database_module
 
 _SSL_REQUEST = 80877103
 _FRAME = re.compile(r"BEGIN|COMMIT|ROLLBACK|PRAGMA|SET LOCAL|SET TRANSACTION")

@@ -20,9 +20,9 @@ from tollway.payments.call_receipt import x402_receipt_digest
 from tollway.payments.offer_receipt import offer_digest
 from tollway.registry.catalog import Revised
 from tollway.registry.listing import UpstreamAuth
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.database import connect_database
-from tollway.storage.encryption import Sealer
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.engine.database import connect_database
+from tollway.storage.engine.encryption import Sealer
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

@@ -18,7 +18,7 @@ from tests.kit.signed_calls import QUICK
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 
-"""Of a busy machine; the second itself is held by `storage/test_catalog_store_cache.py`, on a clock of its own."""
+"""Of a busy machine; the second itself is held by `storage/catalog/test_catalog_store_cache.py`, on a clock of its own."""
 DUTIES = ("sweeper", "watcher", "reputation", "webhooks")
 
 

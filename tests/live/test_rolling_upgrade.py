@@ -20,9 +20,9 @@ from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import TOLLWAY, poll
 from tests.kit.ports import find_low_port
 from tests.kit.waits import DEADLINE_S
-from tollway.storage.creation_store import creation_table
-from tollway.storage.database import connect_database
-from tollway.storage.migrate import list_revisions, upgrade
+from tollway.storage.catalog.creation_store import creation_table
+from tollway.storage.engine.database import connect_database
+from tollway.storage.engine.migrate import list_revisions, upgrade
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,7 +89,7 @@ async def operate_newer(gateway: Any, *arguments: str) -> tuple[int, Any]:
 ADDS_KEYS = """
 from alembic import op
 
-from tollway.storage.creation_store import creation_table
+from tollway.storage.catalog.creation_store import creation_table
 
 revision, down_revision = "9001_newer", "{down}"
 branch_labels = depends_on = None

@@ -15,7 +15,7 @@ from tests.kit.gateway_process import poll
 from tests.kit.node_proxy import SEND, run_node_proxy
 from tests.kit.signed_calls import SOON_DEAD, PaidListing, SignedCall, count_sent, find_pending, unmined
 from tests.live.proxied_listing import SETTINGS
-from tollway.storage.database import connect_database
+from tollway.storage.engine.database import connect_database
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.postgres]
 

@@ -1,4 +1,4 @@
-"""The finality of payments in the ledger model: the counterpart of `storage.payments`."""
+"""The finality of payments in the ledger model: the counterpart of `storage.ledger.payments`."""
 
 from collections.abc import Sequence
 from dataclasses import replace

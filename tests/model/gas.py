@@ -1,4 +1,4 @@
-"""The nonces of gas keys in the ledger model: the counterpart of `storage.gas_store`, over the rows of a `MemoryLedger`."""
+"""The nonces of gas keys in the ledger model: the counterpart of `storage.ledger.gas_store`, over the rows of a `MemoryLedger`."""
 
 from collections import Counter
 

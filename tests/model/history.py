@@ -1,4 +1,4 @@
-"""The history port of the ledger model: the counterpart of `storage.history`. It only reads."""
+"""The history port of the ledger model: the counterpart of `storage.ledger.history`. It only reads."""
 
 from collections.abc import Callable
 from dataclasses import replace

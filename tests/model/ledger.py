@@ -1,4 +1,4 @@
-"""A model of the ledger in memory, without persistence: the counterpart of `storage.ledger_store` for tests of other packages.
+"""A model of the ledger in memory, without persistence: the counterpart of `storage.ledger.ledger_store` for tests of other packages.
 
 It passes the same contract suite and uses the same rules of `ledger/`. `away` makes every method raise `StorageUnavailable`. `another`
 is a second gateway with the same rows.

@@ -1,4 +1,4 @@
-"""Transfers that a reorganisation has moved, in the ledger model: the counterpart of `storage.settlement`."""
+"""Transfers that a reorganisation has moved, in the ledger model: the counterpart of `storage.ledger.settlement`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The settlement of authorised calls in the ledger model: the counterpart of `storage.settlement`. It broadcasts nothing."""
+"""The settlement of authorised calls in the ledger model: the counterpart of `storage.ledger.settlement`. It broadcasts nothing."""
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
@@ -65,7 +65,7 @@ class MemorySettling(MemoryMoves):
             self._drop(call_id, dropped)
 
     def _drop(self, call_id: CallId, dropped: Dropped) -> None:
-        """An upstream's answer reached no caller (`storage.ledger_batch`, `Drop`)."""
+        """An upstream's answer reached no caller (`storage.ledger.ledger_batch`, `Drop`)."""
         call = self._rows.calls.get(call_id)
         if call is None or (call.epoch, call.owner_id) != (dropped.epoch, self._owner_id):
             return

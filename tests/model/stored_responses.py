@@ -1,11 +1,11 @@
-"""The stored responses of the ledger model: the counterpart of `storage.idempotency`, over the rows of a `MemoryLedger`."""
+"""The stored responses of the ledger model: the counterpart of `storage.ledger.idempotency`, over the rows of a `MemoryLedger`."""
 
 from tests.model.rows import MemoryAnswer, MemoryRows
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import StoredResponse
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.storage.idempotency import encode_stored_response
+from tollway.storage.ledger.idempotency import encode_stored_response
 
 HOUR_MS = 3_600_000
 

@@ -11,11 +11,11 @@ from structlog.testing import capture_logs
 from tests.kit.payer import CHAIN
 from tests.kit.settlement import HASTY, SettlementHarness
 from tests.kit.upstream import until
-from tests.test_call_trace import Sink, make_sampler
-from tollway.call_trace import FinishedTrace
+from tests.observability.test_call_trace import Sink, make_sampler
 from tollway.chain.port import SendFault, SendRefused
 from tollway.ids import Address, format_network
 from tollway.ledger.records import CallState
+from tollway.observability.call_trace import FinishedTrace
 from tollway.payments.settlement import Undecided
 
 ELSEWHERE = Address(b"\xee" * 20)

@@ -15,7 +15,7 @@ from tollway.limits import Limits
 from tollway.rate_limits.limiter import RateAllowance, RateLimiter, client_bucket
 from tollway.rate_limits.redis_windows import RedisWindows, RedisWindowState
 from tollway.registry.listing import RateLimit
-from tollway.web.admission import LoadShedder
+from tollway.web.http.admission import LoadShedder
 
 TWICE = RateLimitItemPerMinute(2)
 

@@ -13,7 +13,7 @@ from tollway.registry.document_fit import (
     measure_document,
 )
 from tollway.registry.openapi import ProviderDocument
-from tollway.storage.catalog_tables import write_document
+from tollway.storage.catalog.catalog_tables import write_document
 
 MANY = 10**9
 LONG = "A text of the document. " * 400

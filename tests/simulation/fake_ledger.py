@@ -127,7 +127,7 @@ class FakeMachine:
 
 
 class FakeGateway(MemoryLedger):
-    """One gateway process: the model, and the state that `storage.group_commit` keeps in memory."""
+    """One gateway process: the model, and the state that `storage.ledger.group_commit` keeps in memory."""
 
     def __init__(self, machine: FakeMachine, owner_id: str) -> None:
         context = machine.context
@@ -330,7 +330,7 @@ class FakeGateway(MemoryLedger):
         return moved + await super().recover(now_ms=now_ms)
 
     def _move_lost(self, call_id: CallId, now_ms: int) -> int:
-        """A call of this gateway that no task will close (`storage.ledger_store`, `_plan_lost_call`)."""
+        """A call of this gateway that no task will close (`storage.ledger.ledger_store`, `_plan_lost_call`)."""
         call = self._rows.calls[call_id]
         if call.state is CallState.SETTLING:
             held = self._held_by(call)

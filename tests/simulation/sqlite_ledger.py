@@ -1,4 +1,4 @@
-"""The same machine with a real database: `storage.ledger_store` over SQLite in a file, one gateway at a time.
+"""The same machine with a real database: `storage.ledger.ledger_store` over SQLite in a file, one gateway at a time.
 
 What `fake_ledger` says of lost commits, lost answers and lost power happens here to a file; histories must not be able to
 tell the two apart.
@@ -16,11 +16,11 @@ from tests.simulation.fake_ledger import Fate, SharedContext
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, CallId
 from tollway.ledger.ledger import Claim, StoredResponse
-from tollway.storage.database import SqliteDatabase, sqlite_module
-from tollway.storage.encryption import Sealer
-from tollway.storage.gas_store import GasStore
-from tollway.storage.idempotency import ResponseStore
-from tollway.storage.migrate import upgrade
+from tollway.storage.engine.database import SqliteDatabase, sqlite_module
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.migrate import upgrade
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.idempotency import ResponseStore
 
 Image = Any
 """Everything in a file, kept in memory: a connection of the SQLite module."""

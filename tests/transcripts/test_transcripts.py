@@ -13,7 +13,7 @@ UNRECORDED: dict[str, str] = {
     "internal_error": "answers a fault of the gateway: no request causes it",
     **dict.fromkeys(
         ("webhook_not_found", "webhook_limit_reached"),
-        "no section registers a webhook: `tests/web/test_webhook_routes.py` has these refusals",
+        "no section registers a webhook: `tests/web/api/test_webhook_routes.py` has these refusals",
     ),
 }
 EXCHANGES_MIN = 600

@@ -10,7 +10,7 @@ from tests.kit.stores import InlineDatabase
 from tests.kit.webhooks import ScriptedSending
 from tollway.ids import Address
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.payments import PaymentLedgerStore
+from tollway.storage.ledger.payments import PaymentLedgerStore
 from tollway.webhooks.endpoints import WebhookEndpoint
 from tollway.webhooks.events import EventType
 from tollway.webhooks.messages import Echo

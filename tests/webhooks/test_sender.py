@@ -23,14 +23,14 @@ from tests.kit.upstream import (
     until,
 )
 from tests.kit.webhooks import WebhookHarness
-from tollway.background import BackgroundTask, TaskName
 from tollway.gateway.request_signing import SigningKey, UpstreamSigner
 from tollway.limits import DEFAULT_LIMITS, Limits
+from tollway.observability.background import BackgroundTask, TaskName
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import post_webhook
-from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.webhook_events import write_events
-from tollway.web.query import format_time
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.webhooks.webhook_events import write_events
+from tollway.web.http.query import format_time
 from tollway.webhooks.endpoints import EndpointState, WebhookEndpoint
 from tollway.webhooks.events import EventType
 from tollway.webhooks.messages import sign_standard

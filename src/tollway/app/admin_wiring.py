@@ -9,17 +9,17 @@ from tollway.app.page_wiring import describe_money
 from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.siwe import parse_origin
 from tollway.payments.transaction_inspection import TransactionInspector
-from tollway.storage.operator_acts import SqlAdminSessions
-from tollway.storage.operator_reads import BookFigures, OpenCallStore, record_audit
-from tollway.web.admin_app import SECTIONS, AdminApp, AdminHosts
-from tollway.web.admin_context import AdminContext
-from tollway.web.admin_routes import admin_router
-from tollway.web.admin_sign_in import AdminSignInPages
-from tollway.web.admin_transactions import AdminTransactions
-from tollway.web.context import WebContext
-from tollway.web.page_assets import asset_router, read_assets
-from tollway.web.page_renderer import PageRenderer
-from tollway.web.runbook import read_runbooks
+from tollway.storage.operator.operator_acts import SqlAdminSessions
+from tollway.storage.operator.operator_reads import BookFigures, OpenCallStore, record_audit
+from tollway.web.api.context import WebContext
+from tollway.web.operator.operator_app import SECTIONS, AdminApp, AdminHosts
+from tollway.web.operator.operator_context import AdminContext
+from tollway.web.operator.operator_routes import admin_router
+from tollway.web.operator.runbook import read_runbooks
+from tollway.web.operator.sign_in import AdminSignInPages
+from tollway.web.operator.transactions import AdminTransactions
+from tollway.web.pages.assets import asset_router, read_assets
+from tollway.web.pages.renderer import PageRenderer
 
 if TYPE_CHECKING:  # the app builds this application
     from tollway.app.lifecycle import App

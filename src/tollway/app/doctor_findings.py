@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
-from tollway.storage.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
-from tollway.storage.migrate import TOO_OLD, schema_state
-from tollway.storage.operator_reads import find_risks, read_server_settings
-from tollway.telemetry import BackgroundTaskStatus
+from tollway.observability.telemetry import BackgroundTaskStatus
+from tollway.storage.engine.database import Database, SqliteDatabase, is_postgres, is_shared_write_safe
+from tollway.storage.engine.migrate import TOO_OLD, schema_state
+from tollway.storage.operator.operator_reads import find_risks, read_server_settings
 
 if TYPE_CHECKING:
-    from tollway.storage.postgres import PostgresDatabase
+    from tollway.storage.engine.postgres import PostgresDatabase
 
 FindingLevel = Literal["ok", "note", "warning", "failed"]
 

@@ -8,14 +8,14 @@ from tollway.app.doctor_findings import SHARED_RATES_DOWN, describe_late_tasks, 
 from tollway.app.observation import read_network_nodes
 from tollway.chain.rpc import RpcReader
 from tollway.config.settings import Settings
-from tollway.fleet import DutyLeader, GatewayBuild, GatewayRecord
-from tollway.recent_metrics import MetricsSample, RecentMetrics
-from tollway.storage.database import Database, is_postgres
-from tollway.storage.leadership import Duty, find_leaders
-from tollway.storage.migrate import list_revisions
-from tollway.storage.operator_reads import FleetFiguresStore, GatewayBuildStore
-from tollway.telemetry import BackgroundTaskStatus, Metrics
-from tollway.web.admin_chains import NetworkNodes
+from tollway.observability.fleet import DutyLeader, GatewayBuild, GatewayRecord
+from tollway.observability.recent_metrics import MetricsSample, RecentMetrics
+from tollway.observability.telemetry import BackgroundTaskStatus, Metrics
+from tollway.storage.engine.database import Database, is_postgres
+from tollway.storage.engine.leadership import Duty, find_leaders
+from tollway.storage.engine.migrate import list_revisions
+from tollway.storage.operator.operator_reads import FleetFiguresStore, GatewayBuildStore
+from tollway.web.operator.chains import NetworkNodes
 
 
 class FleetView:

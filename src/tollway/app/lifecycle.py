@@ -35,8 +35,6 @@ from tollway.app.wiring import (
     ReputationServices,
     SettlementServices,
 )
-from tollway.background import BackgroundTasks, TaskName, run_all
-from tollway.call_trace import SPANS_MAX
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import AWAY_INTERVAL_S, NodeHealth
 from tollway.chain.rpc import ChainEndpoints, RpcReader
@@ -49,35 +47,42 @@ from tollway.identity.signatures import SignatureVerifier
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.ids import ChainId, TxHash, format_network
 from tollway.ledger.records import Payment
+from tollway.observability.background import BackgroundTasks, TaskName, run_all
+from tollway.observability.call_trace import SPANS_MAX
+from tollway.observability.recent_metrics import SAMPLE_INTERVAL_S, RecentMetrics
+from tollway.observability.telemetry import (
+    BackgroundTaskStatus,
+    Metrics,
+    change_log_level,
+    observe_log_events,
+)
 from tollway.outbound.client import HttpClient
 from tollway.outbound.probes import Fetcher
 from tollway.payments.reorg_watcher import ReorgTraces, ReorgWatcher
 from tollway.payments.settlement_rules import SettlementRules
 from tollway.payments.transaction_verifier import TransactionVerifier
 from tollway.rate_limits.limiter import RateLimiter
-from tollway.recent_metrics import SAMPLE_INTERVAL_S, RecentMetrics
 from tollway.registry.listing import CatalogEntry
-from tollway.storage.catalog_store import CatalogStore
-from tollway.storage.creation_store import CreationStore
-from tollway.storage.database import Database, ProcessLock, SqliteDatabase, connect_database
-from tollway.storage.encryption import Sealer
-from tollway.storage.finality import FinalityStore
-from tollway.storage.gas_store import GasStore
-from tollway.storage.history import HistoryStore
-from tollway.storage.identity_store import ModerationStore, SqlSessions
-from tollway.storage.leadership import Duty, Leadership
-from tollway.storage.ledger_store import LedgerStore
-from tollway.storage.migrate import SchemaCheck, find_revision
-from tollway.storage.operator_acts import OperatorActStore, OperatorStore
-from tollway.storage.operator_reads import FleetFiguresStore
-from tollway.storage.payments import PaymentLedgerStore
-from tollway.storage.period_books import PeriodBookStore
-from tollway.storage.viewer_store import SqlViewers
-from tollway.storage.webhook_events import EventLog
-from tollway.telemetry import BackgroundTaskStatus, Metrics, change_log_level, observe_log_events
-from tollway.web.admission import LoadShedder, read_resident_bytes
-from tollway.web.kept_sums import KeptSums
-from tollway.web.server import HttpServer, reserved_ports, serve_all
+from tollway.storage.accounts.identity_store import ModerationStore, SqlSessions
+from tollway.storage.accounts.viewer_store import SqlViewers
+from tollway.storage.catalog.catalog_store import CatalogStore
+from tollway.storage.catalog.creation_store import CreationStore
+from tollway.storage.engine.database import Database, ProcessLock, SqliteDatabase, connect_database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.leadership import Duty, Leadership
+from tollway.storage.engine.migrate import SchemaCheck, find_revision
+from tollway.storage.ledger.finality import FinalityStore
+from tollway.storage.ledger.gas_store import GasStore
+from tollway.storage.ledger.history import HistoryStore
+from tollway.storage.ledger.ledger_store import LedgerStore
+from tollway.storage.ledger.payments import PaymentLedgerStore
+from tollway.storage.ledger.period_books import PeriodBookStore
+from tollway.storage.operator.operator_acts import OperatorActStore, OperatorStore
+from tollway.storage.operator.operator_reads import FleetFiguresStore
+from tollway.storage.webhooks.webhook_events import EventLog
+from tollway.web.api.kept_sums import KeptSums
+from tollway.web.http.admission import LoadShedder, read_resident_bytes
+from tollway.web.http.server import HttpServer, reserved_ports, serve_all
 
 if TYPE_CHECKING:
     from tollway.rate_limits.redis_windows import RedisWindows

@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from tollway.call_trace import find_current_trace
 from tollway.chain.nodes import NodeStatus, RpcCall
 from tollway.chain.rpc import RpcReader
 from tollway.ids import ChainId, format_network
-from tollway.metric_table import NODE_OUTCOMES, NodeOutcome
+from tollway.observability.call_trace import find_current_trace
+from tollway.observability.metric_table import NODE_OUTCOMES, NodeOutcome
+from tollway.observability.plain_metrics import LabelValues
+from tollway.observability.telemetry import Metrics
 from tollway.payments.gas import SettlementMetrics
-from tollway.plain_metrics import LabelValues
-from tollway.telemetry import Metrics
-from tollway.web.admin_chains import NetworkNodes, NodeFigures
+from tollway.web.operator.chains import NetworkNodes, NodeFigures
 
 
 def make_settlement_metrics(metrics: Metrics) -> SettlementMetrics:

@@ -11,17 +11,17 @@ from tollway.identity.page_sessions import PageSessionStore, PageSignIn
 from tollway.identity.siwe import PublicOrigin, parse_origin
 from tollway.identity.viewers import BookAccess, ViewerStore
 from tollway.ids import ChainId
-from tollway.web.auth_routes import make_wallet_quota
-from tollway.web.context import WebContext
-from tollway.web.exports import export_router
-from tollway.web.my_routes import NOT_YOURS, my_router
-from tollway.web.my_sums_routes import my_sums_router
-from tollway.web.page_assets import asset_router, read_assets
-from tollway.web.page_renderer import PageRenderer, TestMoney
-from tollway.web.page_routes import page_router
-from tollway.web.page_session import PageAccess
-from tollway.web.receipt_routes import receipt_router
-from tollway.web.selling_routes import selling_router
+from tollway.web.api.auth_routes import make_wallet_quota
+from tollway.web.api.context import WebContext
+from tollway.web.api.exports import export_router
+from tollway.web.api.receipt_routes import receipt_router
+from tollway.web.pages.assets import asset_router, read_assets
+from tollway.web.pages.my_routes import NOT_YOURS, my_router
+from tollway.web.pages.my_sums_routes import my_sums_router
+from tollway.web.pages.page_session import PageAccess
+from tollway.web.pages.public_routes import page_router
+from tollway.web.pages.renderer import PageRenderer, TestMoney
+from tollway.web.pages.selling_routes import selling_router
 
 
 def make_page_renderer(

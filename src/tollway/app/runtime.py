@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from tollway.background import BackgroundTasks, Job, TaskName
+from tollway.observability.background import BackgroundTasks, Job, TaskName
 
 
 class BackgroundTaskGroup:

@@ -15,10 +15,10 @@ from typing import Protocol
 
 import structlog
 
-from tollway.call_trace import FinishedTrace, TraceSampler
 from tollway.config.settings import Settings
 from tollway.errors import SettingsInvalid
-from tollway.telemetry import Metrics
+from tollway.observability.call_trace import FinishedTrace, TraceSampler
+from tollway.observability.telemetry import Metrics
 
 QUEUE_SPANS_MAX = 2_048
 BATCH_SPANS_MAX = 512

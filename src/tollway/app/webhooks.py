@@ -7,23 +7,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from tollway.app.runtime import BackgroundTaskGroup
-from tollway.background import BackgroundTasks, TaskName
 from tollway.chain.networks import ChainRules
 from tollway.config.settings import Settings
 from tollway.gateway.request_signing import NONCE_BYTES, UpstreamSigner
 from tollway.identity.http_signatures import encode_base64url
 from tollway.ids import ChainId, format_id
 from tollway.money import Asset
+from tollway.observability.background import BackgroundTasks, TaskName
 from tollway.outbound.client import HttpClient
 from tollway.outbound.policy import Endpoint, parse_endpoint
 from tollway.outbound.probes import post_webhook
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.leadership import Duty, Leadership
-from tollway.storage.webhook_events import EventLog
-from tollway.storage.webhook_outbox import WebhookOutbox
-from tollway.storage.webhook_store import WebhookStore
-from tollway.web.query import format_time
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.leadership import Duty, Leadership
+from tollway.storage.webhooks.webhook_events import EventLog
+from tollway.storage.webhooks.webhook_outbox import WebhookOutbox
+from tollway.storage.webhooks.webhook_store import WebhookStore
+from tollway.web.http.query import format_time
 from tollway.webhooks.sender import Delivered, WebhookSender
 
 LISTINGS_INTERVAL_S = 1.0

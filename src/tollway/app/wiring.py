@@ -18,8 +18,6 @@ from tollway import __version__
 from tollway.app.page_wiring import make_page_renderer, page_routers
 from tollway.app.runtime import BackgroundTaskGroup, RandomPool, ticks_ms
 from tollway.app.webhooks import WebhookServices
-from tollway.background import BackgroundTasks, TaskName, run_all
-from tollway.call_trace import TraceSampler
 from tollway.chain.networks import ChainRules
 from tollway.chain.nodes import ChainsWithNodes, read_head_times
 from tollway.chain.port import ChainReader
@@ -46,6 +44,8 @@ from tollway.ids import Address, ChainId, ListingId
 from tollway.ledger.ledger import GasLedger, Ledger
 from tollway.limits import Limits
 from tollway.money import Asset
+from tollway.observability.background import BackgroundTasks, TaskName, run_all
+from tollway.observability.call_trace import TraceSampler
 from tollway.outbound.client import HttpClient
 from tollway.outbound.dns import TxtRecords
 from tollway.outbound.probes import OwnershipChecker
@@ -65,54 +65,54 @@ from tollway.registry.ownership import Challenge, Method
 from tollway.registry.ownership_recheck import OwnershipRecheck
 from tollway.registry.quality import QualityTally
 from tollway.registry.quality_recorder import REFRESH_INTERVAL_S, QualityRecorder
-from tollway.storage.closed_periods import ClosedPeriods
-from tollway.storage.database import Database
-from tollway.storage.encryption import Sealer
-from tollway.storage.idempotency import ResponseStore
-from tollway.storage.identity_store import SqlPageSessions
-from tollway.storage.leadership import Duty, Leadership
-from tollway.storage.recovery import read_shared_clock
-from tollway.storage.reputation_store import OwnershipStore, QualityStore
-from tollway.web.admission import SignInRateLimit
-from tollway.web.app import build_app
-from tollway.web.auth_routes import (
+from tollway.storage.accounts.identity_store import SqlPageSessions
+from tollway.storage.catalog.reputation_store import OwnershipStore, QualityStore
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.leadership import Duty, Leadership
+from tollway.storage.ledger.closed_periods import ClosedPeriods
+from tollway.storage.ledger.idempotency import ResponseStore
+from tollway.storage.ledger.recovery import read_shared_clock
+from tollway.web.api.auth_routes import (
     make_challenge,
     make_wallet_dependency,
     make_wallet_quota,
     signin_router,
     to_signed_request,
 )
-from tollway.web.book_turns import BookTurns
-from tollway.web.catalog_routes import catalog_router
-from tollway.web.context import WebContext
-from tollway.web.discovery_routes import bazaar_router, discovery_router
-from tollway.web.exports import export_router
-from tollway.web.gateway_app import GatewayApp
-from tollway.web.gateway_traces import StartTrace, make_start_trace
-from tollway.web.history_routes import history_router, x402_history_router
-from tollway.web.idempotent_create import IdempotentCreate
-from tollway.web.listing_edits import make_endpoint_check
-from tollway.web.listing_json import IsOffered, ListingEncoder, is_never_offered
-from tollway.web.listing_routes import listing_router
-from tollway.web.mcp import mcp_router
-from tollway.web.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
-from tollway.web.network_routes import network_router
-from tollway.web.ownership_routes import ownership_router
-from tollway.web.page_problems import ProblemPages
-from tollway.web.payment_required import PaymentRequiredRenderer
-from tollway.web.problems import status_of
-from tollway.web.provider_documents import ProviderDocuments
-from tollway.web.receipt_routes import receipt_router
-from tollway.web.site_routes import (
+from tollway.web.api.catalog_routes import catalog_router
+from tollway.web.api.context import WebContext
+from tollway.web.api.discovery_routes import bazaar_router, discovery_router
+from tollway.web.api.exports import export_router
+from tollway.web.api.history_routes import history_router, x402_history_router
+from tollway.web.api.idempotent_create import IdempotentCreate
+from tollway.web.api.listing_edits import make_endpoint_check
+from tollway.web.api.listing_json import IsOffered, ListingEncoder, is_never_offered
+from tollway.web.api.listing_routes import listing_router
+from tollway.web.api.mcp import mcp_router
+from tollway.web.api.network_routes import network_router
+from tollway.web.api.ownership_routes import ownership_router
+from tollway.web.api.provider_documents import ProviderDocuments
+from tollway.web.api.receipt_routes import receipt_router
+from tollway.web.api.site_routes import (
     did_router,
     health_router,
     key_directory_router,
     site_router,
 )
-from tollway.web.sums_routes import sums_router
-from tollway.web.trial_routes import trial_router
-from tollway.web.viewer_routes import viewer_router
-from tollway.web.webhook_routes import webhook_router
+from tollway.web.api.sums_routes import sums_router
+from tollway.web.api.trial_routes import trial_router
+from tollway.web.api.viewer_routes import viewer_router
+from tollway.web.api.webhook_routes import webhook_router
+from tollway.web.calls.gateway_app import GatewayApp
+from tollway.web.calls.gateway_traces import StartTrace, make_start_trace
+from tollway.web.calls.payment_required import PaymentRequiredRenderer
+from tollway.web.http.admission import SignInRateLimit
+from tollway.web.http.app import build_app
+from tollway.web.http.book_turns import BookTurns
+from tollway.web.http.middleware import is_trusted_peer, parse_proxies, read_client_address, read_request_id
+from tollway.web.http.problems import status_of
+from tollway.web.pages.page_problems import ProblemPages
 
 if TYPE_CHECKING:  # the app builds this module's objects
     from tollway.app.lifecycle import App

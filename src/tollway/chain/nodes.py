@@ -35,7 +35,7 @@ from tollway.chain.responses import (
 from tollway.errors import ChainMismatch, ChainUnavailable, NodesDisagree
 from tollway.ids import ChainId, format_network
 from tollway.limits import Limits
-from tollway.metric_table import NodeOutcome
+from tollway.observability.metric_table import NodeOutcome
 
 BREAKER_S = 5.0
 """A node that failed comes last in the order for this long: longer than a short disturbance, shorter than a caller waits."""

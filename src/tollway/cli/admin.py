@@ -18,8 +18,8 @@ from tollway.cli.operator import (
 from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import CODE_TTL_S, ENTRY_PATH, create_code
 from tollway.operator_acts import RecordedAct
-from tollway.storage.operator_acts import SqlAdminSessions
-from tollway.web.query import format_time
+from tollway.storage.operator.operator_acts import SqlAdminSessions
+from tollway.web.http.query import format_time
 
 LOG_LIMIT_DEFAULT, LOG_LIMIT_MAX = 50, 1_000
 

@@ -34,6 +34,7 @@ from tollway.client.safe_text import plain
 from tollway.config.settings import Settings
 from tollway.errors import SettingsInvalid, TollwayError
 from tollway.ids import TxHash, format_network
+from tollway.observability.telemetry import configure_logging
 from tollway.sandbox.anvil_binary import AnvilUnavailable
 from tollway.sandbox.chain import (
     ROLES,
@@ -55,7 +56,6 @@ from tollway.sandbox.tour import (
     TourStep,
     describe_request,
 )
-from tollway.telemetry import configure_logging
 
 VALUE_CHARACTERS_MAX = 84
 BODY_CHARACTERS_MAX = 106

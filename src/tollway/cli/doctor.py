@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tollway.alert_limits import GAS_FLOORS_MIN
 from tollway.app.doctor_findings import SHARED_RATES_DOWN, Finding, describe_late_tasks, examine_local
 from tollway.chain.multicall import MULTICALL3
 from tollway.chain.nodes import ChainsWithNodes
@@ -19,20 +18,21 @@ from tollway.config.networks import NetworkSettings
 from tollway.config.settings import Settings
 from tollway.errors import ChainMismatch, ChainUnavailable, StorageUnavailable
 from tollway.money import Asset, format_decimal
-from tollway.outbound.dns import TxtRecords
-from tollway.payments.settlement_rules import SettlementRules
-from tollway.storage.database import Database, is_postgres
-from tollway.storage.encryption import Sealer
-from tollway.storage.key_rotation import KeyRotation
-from tollway.storage.leadership import Duty, Leader, are_sessions_shared, find_leaders
-from tollway.storage.postgres import PostgresDatabase
-from tollway.telemetry import (
+from tollway.observability.alert_limits import GAS_FLOORS_MIN
+from tollway.observability.telemetry import (
     BACKGROUND_AGE,
     BACKGROUND_ENDED,
     BACKGROUND_FAILURES,
     BACKGROUND_INTERVAL,
     BackgroundTaskStatus,
 )
+from tollway.outbound.dns import TxtRecords
+from tollway.payments.settlement_rules import SettlementRules
+from tollway.storage.engine.database import Database, is_postgres
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.engine.leadership import Duty, Leader, are_sessions_shared, find_leaders
+from tollway.storage.engine.postgres import PostgresDatabase
+from tollway.storage.operator.key_rotation import KeyRotation
 
 CLOCK_SLACK_S = 60
 """How far in the future the verification of a payment accepts the time of a block."""

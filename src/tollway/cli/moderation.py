@@ -25,7 +25,7 @@ from tollway.cli.operator import (
 from tollway.ids import Address, ListingId
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import AlwaysEdited, NoActiveListing, restore_listing, suspend_listing
-from tollway.web.query import format_time
+from tollway.web.http.query import format_time
 
 ListingArgument = Annotated[str, typer.Argument(metavar="ID", help="The listing's id.")]
 WalletArgument = Annotated[str, typer.Argument(metavar="ADDRESS", help="The wallet.")]

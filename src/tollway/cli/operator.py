@@ -30,19 +30,25 @@ from tollway.config.settings import Settings, load_settings
 from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable, TollwayError
 from tollway.ids import TxHash
 from tollway.ledger.ledger import AuditReport, OperatorLedger
+from tollway.observability.telemetry import configure_logging, redact_entry
 from tollway.operator_acts import ActOrigin, OperatorActs
 from tollway.registry.catalog import Catalog
 from tollway.registry.moderation import Moderation, parse_reason
-from tollway.storage.backup import BackupCopy, BackupUnusable, RestoredBackup, back_up, restore_backup
-from tollway.storage.database import (
+from tollway.storage.engine.database import (
     Database,
     ProcessLock,
     SqliteDatabase,
     connect_database,
     is_shared_write_safe,
 )
-from tollway.storage.migrate import explain_refusal, schema_state, upgrade
-from tollway.telemetry import configure_logging, redact_entry
+from tollway.storage.engine.migrate import explain_refusal, schema_state, upgrade
+from tollway.storage.operator.backup import (
+    BackupCopy,
+    BackupUnusable,
+    RestoredBackup,
+    back_up,
+    restore_backup,
+)
 
 DONE, FAILED, USAGE, LATER = 0, 1, 2, 3
 """Exit codes."""

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
-from tollway.storage.backup import BackupCopy
-from tollway.storage.database import Database, ProcessLock, SqliteDatabase
-from tollway.storage.operator_reads import record_audit, record_backup
+from tollway.storage.engine.database import Database, ProcessLock, SqliteDatabase
+from tollway.storage.operator.backup import BackupCopy
+from tollway.storage.operator.operator_reads import record_audit, record_backup
 
 _NOT = "not recorded for metrics: "
 

@@ -27,9 +27,9 @@ from tollway.cli.operator import (
     run_with_settings,
 )
 from tollway.config.settings import Settings
-from tollway.storage.database import connect_database
-from tollway.storage.encryption import Sealer
-from tollway.storage.key_rotation import KeyCounts, KeyRotation, SealCount
+from tollway.storage.engine.database import connect_database
+from tollway.storage.engine.encryption import Sealer
+from tollway.storage.operator.key_rotation import KeyCounts, KeyRotation, SealCount
 
 PASSES_MAX = 5
 """A later pass takes the rows that a gateway held locked."""

@@ -15,7 +15,7 @@ from tollway.ids import Address
 from tollway.money import Price
 from tollway.outbound.dns import NameServer
 from tollway.rate_limits.redis_url import parse_redis_url
-from tollway.storage.postgres_address import PostgresAddress
+from tollway.storage.engine.postgres_address import PostgresAddress
 
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 

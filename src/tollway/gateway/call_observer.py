@@ -5,12 +5,12 @@ from typing import Literal
 
 import structlog
 
-from tollway.call_trace import CallTrace
 from tollway.errors import Code, TollwayError
 from tollway.gateway.messages import CallRefused, ClientGone, ProxyResponse
 from tollway.gateway.rail import CallPayment
-from tollway.metric_table import PHASES, Phase
-from tollway.plain_metrics import PlainHistogram, PlainHistograms
+from tollway.observability.call_trace import CallTrace
+from tollway.observability.metric_table import PHASES, Phase
+from tollway.observability.plain_metrics import PlainHistogram, PlainHistograms
 
 CallLog = Literal["all", "failures", "off"]
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from tollway.background import BackgroundTask, TaskName, describe_failure
 from tollway.errors import UpstreamUnreachable
 from tollway.limits import Limits
+from tollway.observability.background import BackgroundTask, TaskName, describe_failure
 from tollway.outbound.policy import Endpoint, parse_endpoint
 
 ORIGINS_MAX = 10_000

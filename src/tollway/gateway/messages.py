@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Protocol
 
-from tollway.call_trace import CallTrace
 from tollway.errors import Problem, Refusal
 from tollway.gateway.target import Target
 from tollway.ids import Address, ListingId
 from tollway.ledger.records import Delivery
 from tollway.money import Price
+from tollway.observability.call_trace import CallTrace
 from tollway.payments.pricing import PaymentRequirement
 from tollway.per_call_record import per_call_record
 from tollway.registry.listing import CatalogEntry

@@ -6,8 +6,8 @@ A phase is a part of the time of a call: `door` (headers, listing, proof, price,
 
 from collections.abc import Callable, Mapping
 
-from tollway.call_trace import CallTrace, Span
-from tollway.metric_table import Phase
+from tollway.observability.call_trace import CallTrace, Span
+from tollway.observability.metric_table import Phase
 
 
 class PhaseTimer:

@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 
-from tollway.call_trace import CallTrace
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.gateway.access import AccessControl
 from tollway.gateway.body import ForwardBody, HeldBody, check_size, hold_body
@@ -37,6 +36,7 @@ from tollway.gateway.rail import CallPayment, PaymentRail, RailProof, read_proof
 from tollway.gateway.routing import RequestSchemas, Route, Router
 from tollway.ids import Address, ListingId
 from tollway.limits import Limits
+from tollway.observability.call_trace import CallTrace
 from tollway.payments.pricing import OperationPrice, PaymentRequirement
 from tollway.registry.catalog import Catalog
 from tollway.registry.listing import CatalogEntry, Listing

@@ -1,6 +1,6 @@
 """The problems with which the gateway refuses a call. Each `detail` says what happened and what the caller does next.
 
-This module decides which codes may carry a quote: none that may mean moved money. The HTTP status of a code is in `web/problems.py`.
+This module decides which codes may carry a quote: none that may mean moved money. The HTTP status of a code is in `web/http/problems.py`.
 """
 
 import re

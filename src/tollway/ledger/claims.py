@@ -4,7 +4,7 @@
 calls it too. Greedy: a claim without enough credit is refused, and a smaller claim after it may still be granted. The default refuses.
 
 `is_plain_claim` is a filter in front of it. `decide_claims` would grant every claim that passes the filter, so one SQL statement may
-grant it (`storage/plain_writes`). The filter refuses no claim: every other claim goes to `decide_claims`.
+grant it (`storage/ledger/plain_writes`). The filter refuses no claim: every other claim goes to `decide_claims`.
 
 A balance on the chain is read at a block. Authorisations count against it while their calls run, settle or may run again, and if
 they were settled after that block. So fifty authorisations on one balance pay for no more than it covers. A call that runs again

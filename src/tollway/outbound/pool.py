@@ -14,8 +14,8 @@ from time import monotonic
 
 from aiohappyeyeballs import AddrInfoType, start_connection
 
-from tollway.call_trace import CallTrace, find_current_trace
 from tollway.limits import Limits
+from tollway.observability.call_trace import CallTrace, find_current_trace
 from tollway.outbound.connection import Connection, ReadBuffer
 from tollway.outbound.dns import HostResolver
 from tollway.outbound.http1 import HeadLimits

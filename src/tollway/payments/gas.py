@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import structlog
 
-from tollway.background import BackgroundTask, TaskName, run_all
 from tollway.bounded_cache import BoundedDict
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import AccountFacts, Fees, SettlementChain
@@ -28,6 +27,7 @@ from tollway.ledger.ledger import CodeRecord, GasLedger
 from tollway.ledger.records import SettlementAttempt
 from tollway.limits import Limits
 from tollway.money import Asset
+from tollway.observability.background import BackgroundTask, TaskName, run_all
 from tollway.payments.facilitator import FacilitatorClient
 from tollway.payments.nonces import NonceSequence
 from tollway.payments.settlement_rules import WALLET_BUDGET_DIVISOR, SettlementRules, is_code_trusted

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeGuard
 
-from tollway.background import BackgroundTask, TaskName, run_loops
 from tollway.chain.port import ChainFacts, NotMined, Quorum, SettlementChain
 from tollway.errors import ChainUnavailable
 from tollway.ids import Address, ChainId, TxHash
+from tollway.observability.background import BackgroundTask, TaskName, run_loops
 
 PAUSE_MIN_S = 0.005
 PAUSE_MAX_S = 1.0

@@ -26,8 +26,6 @@ from typing import Generic, TypeVar, assert_never
 
 import structlog
 
-from tollway.background import BackgroundTask, TaskName, describe_failure, run_all
-from tollway.call_trace import CallTrace, TraceSampler, find_current_trace, running_trace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import ChainFacts, ChainTip, Disputed, NotMined, Quorum, WatchedChain
 from tollway.errors import ChainUnavailable, StorageUnavailable
@@ -42,6 +40,8 @@ from tollway.ledger.records import (
     is_worth_more,
 )
 from tollway.limits import Limits
+from tollway.observability.background import BackgroundTask, TaskName, describe_failure, run_all
+from tollway.observability.call_trace import CallTrace, TraceSampler, find_current_trace, running_trace
 from tollway.payments.authorization_onchain import TransferFound, find_use
 from tollway.payments.transaction_rules import NoLongerPays, NotCanonical, StillPays, recheck_payment
 

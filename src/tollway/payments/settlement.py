@@ -17,7 +17,6 @@ from typing import assert_never
 
 import structlog
 
-from tollway.call_trace import CallTrace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import AuthorizationFacts, ChainFacts, Quorum, SendFault, SendRefused, SettlementChain
 from tollway.errors import ChainUnavailable, Code, Problem
@@ -33,6 +32,7 @@ from tollway.ledger.records import (
 )
 from tollway.limits import Limits
 from tollway.money import Asset
+from tollway.observability.call_trace import CallTrace
 from tollway.payments.authorization_check import (
     AuthorizationRefused,
     check_authorization,

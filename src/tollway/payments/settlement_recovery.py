@@ -13,9 +13,7 @@ from functools import partial
 
 import structlog
 
-from tollway.background import describe_failure, run_all, run_contained
 from tollway.bounded_cache import BoundedDict
-from tollway.call_trace import TraceSampler, find_current_trace, running_trace
 from tollway.chain.networks import ChainRules
 from tollway.chain.port import (
     AuthorizationFacts,
@@ -31,6 +29,8 @@ from tollway.ledger.ledger import GasLedger, SettlementLedger
 from tollway.ledger.records import AuthorizedCall, CallState, SettledTransfer, SettlementAttempt
 from tollway.limits import Limits
 from tollway.money import Asset
+from tollway.observability.background import describe_failure, run_all, run_contained
+from tollway.observability.call_trace import TraceSampler, find_current_trace, running_trace
 from tollway.payments.authorization_onchain import (
     Cancelled,
     SimulatedTransfer,

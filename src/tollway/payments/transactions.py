@@ -17,8 +17,6 @@ from itertools import islice
 
 import structlog
 
-from tollway.background import describe_failure, run_all
-from tollway.call_trace import CallTrace
 from tollway.chain.multicall import MULTICALL3, parse_calls
 from tollway.chain.port import ChainFacts, Fees, NotMined, SendFault, SendRefused, SettlementChain
 from tollway.chain.signer import GasKey, read_transaction
@@ -28,6 +26,8 @@ from tollway.ids import Address, CallId, ListingId, TxHash
 from tollway.ledger.ledger import Fenced, GasLedger, NonceUnavailable
 from tollway.ledger.records import Authorization, SettlementAttempt
 from tollway.limits import Limits
+from tollway.observability.background import describe_failure, run_all
+from tollway.observability.call_trace import CallTrace
 from tollway.payments.deployment import Deployment, choose_signature, encode_deploying_transfer
 from tollway.payments.gas import GasBudget
 from tollway.payments.nonces import NonceSequence

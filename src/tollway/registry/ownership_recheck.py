@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import structlog
 
-from tollway.background import describe_failure
 from tollway.ids import Address
 from tollway.limits import Limits
+from tollway.observability.background import describe_failure
 from tollway.registry.ownership import Challenge, Method, OwnershipClaim, Ownerships
 
 RECHECK_BATCH_MAX = 200

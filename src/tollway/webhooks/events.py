@@ -1,7 +1,7 @@
 """The events that webhooks deliver: their types, which move of a call is which event, and the data of each type. Pure.
 
 An event belongs to wallets: the provider and the payer of a call, the payee and the payer of a payment, the provider of a listing. Its row is
-written in the transaction that made it true (`storage/webhook_events.py`). The data is thin: ids, amounts and states, never a body, a query or a
+written in the transaction that made it true (`storage/webhooks/webhook_events.py`). The data is thin: ids, amounts and states, never a body, a query or a
 secret. The history has the rest.
 """
 

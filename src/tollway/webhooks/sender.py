@@ -12,9 +12,9 @@ from typing import Protocol
 
 import structlog
 
-from tollway.background import BackgroundTask, TaskName, describe_failure, run_contained
 from tollway.ids import Address
 from tollway.limits import Limits
+from tollway.observability.background import BackgroundTask, TaskName, describe_failure, run_contained
 from tollway.webhooks.endpoints import Attempt, DueChallenge, DueEndpoint, Outbox
 from tollway.webhooks.messages import (
     CONTENT_TYPE,

@@ -24,8 +24,8 @@ from tests.kit.scripted_upstream import ScriptedUpstream
 from tests.kit.signed_calls import balance_of
 from tests.live.torture.measures import Progress
 from tollway.sandbox.chain import START_USDC_UNITS
-from tollway.storage.database import connect_database
-from tollway.storage.ledger_tables import call_table, call_terms_table, payment_table
+from tollway.storage.engine.database import connect_database
+from tollway.storage.ledger.ledger_tables import call_table, call_terms_table, payment_table
 
 KINDS = ("credit", "bound", "keyed", "tx", "x402")
 SHAPES = ("echo", "echo", "echo", "slow", "long", "broken", "fail")

@@ -19,7 +19,7 @@ from tests.kit.gateway_cluster import PRICE_UNITS
 from tests.kit.gateway_process import poll
 from tests.kit.ports import find_low_port, find_low_ports
 from tests.kit.postgres_pair import run_pair
-from tollway.background import TaskName
+from tollway.observability.background import TaskName
 from tollway.sandbox.chain import START_USDC_UNITS
 
 pytestmark = [

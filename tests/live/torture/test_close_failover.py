@@ -10,7 +10,7 @@ from tests.kit.ports import find_low_port
 from tests.kit.postgres_pair import run_pair
 from tests.kit.storage_faults import ConcurrentCalls, open_faulty_gateways
 from tests.kit.waits import until
-from tollway.storage.database import connect_database
+from tollway.storage.engine.database import connect_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(300)]
 

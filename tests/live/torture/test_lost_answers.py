@@ -16,8 +16,8 @@ from tests.kit.gateway_cluster import PRICE_UNITS, plain
 from tests.kit.gateway_process import poll
 from tests.kit.scripted_upstream import ScriptedUpstream, run_scripted_upstream
 from tests.kit.signed_calls import QUICK, PaidListing
-from tollway.storage.database import connect_database
-from tollway.storage.ledger_tables import call_table
+from tollway.storage.engine.database import connect_database
+from tollway.storage.ledger.ledger_tables import call_table
 
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),

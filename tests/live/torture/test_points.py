@@ -40,8 +40,8 @@ from tests.live.torture.outcome_table import (
     USED,
     Row,
 )
-from tollway.storage.database import connect_database
-from tollway.storage.ledger_tables import call_table
+from tollway.storage.engine.database import connect_database
+from tollway.storage.ledger.ledger_tables import call_table
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -18,8 +18,8 @@ from tests.kit.node_proxy import NodeProxy, run_node_proxy
 from tests.kit.signed_calls import QUICK, PaidListing, SignedCall, find_pending
 from tollway.ids import TxHash, keccak256
 from tollway.sandbox.chain import START_USDC_UNITS
-from tollway.storage.database import connect_database
-from tollway.storage.ledger_tables import payment_table
+from tollway.storage.engine.database import connect_database
+from tollway.storage.ledger.ledger_tables import payment_table
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

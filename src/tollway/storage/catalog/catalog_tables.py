@@ -1,0 +1,480 @@
+"""The tables of the catalog, of measured quality and of proved ownership, and the parsers of their rows.
+
+This module defines columns; `registry/` decides their meaning. `listing_values` contains neither the upstream secret nor the OpenAPI
+document. `listing` has every listing; `listing_tag`, `listing_network` and the full-text table have only visible listings, so that a
+filter walks no others. `listing_search` differs by dialect (FTS5, or tsvector with GIN), so it is plain DDL; `registry` splits its words,
+not the database.
+"""
+
+import json
+from collections import namedtuple
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Connection,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Row,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    bindparam,
+    select,
+    text,
+)
+
+from tollway.ids import Address, ChainId, ListingId
+from tollway.money import Price
+from tollway.registry.listing import ChargeOn, Listing, Operation, RateLimit, Terms, UpstreamAuth
+from tollway.registry.quality import Quality, Reputation
+from tollway.registry.search_tokens import fold
+from tollway.storage.engine.database import add_statement, metadata
+from tollway.storage.engine.statements import Prepared, Within
+
+_RowId = BigInteger().with_variant(Integer, "sqlite")
+_Exact = Text().with_variant(Text(collation="C"), "postgresql")
+"""A text that both dialects compare by code point, so that they sort in the same order."""
+
+
+def _listing_seq(name: str) -> Column[int]:
+    key = ForeignKey("listing.seq", name=f"fk_{name}_listing")
+    return Column("listing_seq", BigInteger, key, nullable=False)
+
+
+listing_table = Table(
+    "listing",
+    metadata,
+    Column("seq", _RowId, primary_key=True, autoincrement=True),
+    Column("id", String(64), nullable=False),
+    Column("provider", LargeBinary(20), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("name_key", _Exact, nullable=False),
+    Column("description", Text, nullable=False),
+    Column("endpoint", Text, nullable=False),
+    Column("price", String(40), nullable=False),
+    Column("price_nano", BigInteger, nullable=False),
+    Column("currency", String(32), nullable=False),
+    Column("pay_to", LargeBinary(20), nullable=False),
+    Column("networks", Text, nullable=False),
+    Column("methods", Text, nullable=False),
+    Column("tags", Text, nullable=False),
+    Column("operations", Text, nullable=False),
+    Column("other_paths", String(10), nullable=False),
+    Column("charge_on", String(10), nullable=False),
+    Column("timeout_s", Integer, nullable=False),
+    Column("forward_headers", Text, nullable=False),
+    Column("auth_location", String(10)),
+    Column("auth_name", Text),
+    Column("auth_sealed", LargeBinary),
+    Column("openapi_url", Text),
+    Column("signature", String(10), nullable=False),
+    Column("rate_calls", Integer),
+    Column("rate_per_s", Integer),
+    Column("status", String(10), nullable=False),
+    Column("forward_signature", String(10), nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("updated_ms", BigInteger, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("retired_ms", BigInteger),
+    Column("suspended_ms", BigInteger),
+    Column("is_shown", Boolean, nullable=False),
+    UniqueConstraint("id", name="uq_listing_id"),
+    CheckConstraint("price_nano >= 0", name="price_not_negative"),
+    CheckConstraint("revision >= 1", name="revision_positive"),
+    Index("ix_listing_shown", "is_shown", "seq"),
+    Index("ix_listing_name", "is_shown", "name_key", "seq"),
+    Index("ix_listing_provider", "provider", "is_shown", "seq"),
+    Index("ix_listing_provider_currency", "provider", "currency", "is_shown", "seq"),
+    Index("ix_listing_currency", "currency", "is_shown", "seq"),
+    Index("ix_listing_price", "currency", "is_shown", "price_nano", "seq"),
+    Index("ix_listing_pay_to", "pay_to", "is_shown", "provider"),
+    Index("ix_listing_payee", "pay_to", "is_shown", "seq"),
+)
+
+# FTS5's `ascii` tokenizer separates at ASCII punctuation and spaces only, so it splits no folded word, in any script.
+add_statement(
+    listing_table,
+    "CREATE VIRTUAL TABLE listing_search USING fts5(name, description, tags, tokenize = 'ascii')",
+    dialect="sqlite",
+)
+add_statement(
+    listing_table,
+    """CREATE TABLE listing_search (
+  listing_seq BIGINT NOT NULL CONSTRAINT pk_listing_search PRIMARY KEY CONSTRAINT fk_listing_search_listing REFERENCES listing (seq),
+  words TSVECTOR NOT NULL
+)""",
+    dialect="postgresql",
+)
+add_statement(
+    listing_table,
+    "CREATE INDEX ix_listing_search_words ON listing_search USING gin (words)",
+    dialect="postgresql",
+)
+
+# A separate table, because a page of a hundred listings must not read a hundred documents.
+document_table = Table(
+    "listing_document",
+    metadata,
+    _listing_seq("listing_document"),
+    Column("openapi", Text, nullable=False),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_document"),
+)
+
+terms_table = Table(
+    "listing_terms",
+    metadata,
+    _listing_seq("listing_terms"),
+    Column("version", BigInteger, nullable=False),
+    Column("price", String(40), nullable=False),
+    Column("price_nano", BigInteger, nullable=False),
+    Column("currency", String(32), nullable=False),
+    Column("networks", Text, nullable=False),
+    Column("pay_to", LargeBinary(20), nullable=False),
+    Column("operations", Text, nullable=False),
+    Column("charge_on", String(10), nullable=False),
+    Column("since_ms", BigInteger, nullable=False),
+    Column("until_ms", BigInteger),
+    Column("other_paths", String(10), nullable=False),
+    Column("methods", Text, nullable=False),
+    Column("described", Text, nullable=False),
+    Column("status", String(10), nullable=False),
+    PrimaryKeyConstraint("listing_seq", "version", name="pk_listing_terms"),
+    CheckConstraint("until_ms IS NULL OR until_ms >= since_ms", name="ends_after_it_begins"),
+)
+
+# The time of a network's head as a version with a new payTo began, in unix seconds, where a node returned it.
+payee_head_table = Table(
+    "listing_payee_head",
+    metadata,
+    _listing_seq("listing_payee_head"),
+    Column("version", BigInteger, nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("head_s", BigInteger, nullable=False),
+    PrimaryKeyConstraint("listing_seq", "version", "chain_id", name="pk_listing_payee_head"),
+)
+
+tag_table = Table(
+    "listing_tag",
+    metadata,
+    Column("tag", Text, nullable=False),
+    _listing_seq("listing_tag"),
+    PrimaryKeyConstraint("tag", "listing_seq", name="pk_listing_tag"),
+    Index("ix_listing_tag_listing", "listing_seq"),
+)
+
+network_table = Table(
+    "listing_network",
+    metadata,
+    Column("chain_id", BigInteger, nullable=False),
+    _listing_seq("listing_network"),
+    PrimaryKeyConstraint("chain_id", "listing_seq", name="pk_listing_network"),
+    Index("ix_listing_network_listing", "listing_seq"),
+)
+
+# One row with the number of visible listings, so that a total counts no table.
+total_table = Table(
+    "listing_total",
+    metadata,
+    Column("id", Integer, nullable=False),
+    Column("shown", BigInteger, nullable=False),
+    PrimaryKeyConstraint("id", name="pk_listing_total"),
+    CheckConstraint("id = 1 AND shown >= 0", name="one_row"),
+)
+add_statement(total_table, "INSERT INTO listing_total (id, shown) VALUES (1, 0)")
+
+
+IS_VERIFIED = "verified_ms IS NOT NULL"
+"""The index and the query have the same literal text."""
+
+quality_day_table = Table(
+    "listing_quality_day",
+    metadata,
+    Column("listing_id", String(64), nullable=False),
+    Column("day", Integer, nullable=False),
+    Column("bucket", Integer, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    PrimaryKeyConstraint("listing_id", "day", "bucket", name="pk_listing_quality_day"),
+    Index("ix_listing_quality_day_day", "day"),
+    sqlite_with_rowid=False,
+)
+"""Paid calls of a listing by day since the epoch (UTC) and by bucket of their outcome (`registry/quality.py` defines the buckets)."""
+
+quality_table = Table(
+    "listing_quality",
+    metadata,
+    Column(
+        "listing_seq",
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("listing.seq", name="fk_listing_quality_listing"),
+        nullable=False,
+        autoincrement=False,
+    ),
+    Column("calls", BigInteger, nullable=False),
+    Column("success_ppm", Integer, nullable=False),
+    Column("p50_ms", BigInteger),
+    Column("p95_ms", BigInteger),
+    Column("day", Integer, nullable=False),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_quality"),
+    Index("ix_listing_quality_success", "success_ppm", "listing_seq"),
+    Index("ix_listing_quality_stale", "day", "listing_seq"),
+)
+"""The sums of the last 30 days as of `day`, for listings with enough calls."""
+
+ownership_table = Table(
+    "listing_ownership",
+    metadata,
+    Column(
+        "listing_seq",
+        BigInteger().with_variant(Integer, "sqlite"),
+        ForeignKey("listing.seq", name="fk_listing_ownership_listing"),
+        nullable=False,
+        autoincrement=False,
+    ),
+    Column("origin", String(300), nullable=False),
+    Column("method", String(20)),
+    Column("signer", LargeBinary(20)),
+    Column("verified_ms", BigInteger),
+    Column("checked_ms", BigInteger, nullable=False),
+    Column("failures", Integer, nullable=False),
+    PrimaryKeyConstraint("listing_seq", name="pk_listing_ownership"),
+    Index(
+        "ix_listing_ownership_origin",
+        "origin",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
+    Index(
+        "ix_listing_ownership_due",
+        "checked_ms",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
+    Index(
+        "ix_listing_ownership_verified",
+        "listing_seq",
+        sqlite_where=text(IS_VERIFIED),
+        postgresql_where=text(IS_VERIFIED),
+    ),
+)
+"""Listings whose ownership was checked, without retired ones. `failures`: the number of checks without a proof since the last proof."""
+
+
+_EMPTY = "[]"
+NO_OPERATIONS = _EMPTY
+"""The column `operations` of a listing without operations."""
+
+
+def listing_values(listing: Listing) -> dict[str, Any]:
+    """Every column of a listing except its row number and its sealed secret."""
+    auth, limit = listing.upstream_auth, listing.rate_limit
+    return {
+        "id": listing.id,
+        "provider": bytes(listing.provider),
+        "name": listing.name,
+        "name_key": name_key(listing),
+        "description": listing.description,
+        "endpoint": listing.endpoint,
+        "price": listing.price.text,
+        "price_nano": listing.price.nano,
+        "currency": listing.currency,
+        "pay_to": bytes(listing.pay_to),
+        "networks": _write(listing.networks),
+        "methods": _write(listing.methods),
+        "tags": _write(listing.tags),
+        "operations": _write_operations(listing.operations),
+        "other_paths": listing.other_paths,
+        "charge_on": listing.charge_on.value,
+        "timeout_s": listing.timeout_s,
+        "forward_headers": _write(listing.forward_headers),
+        "auth_location": auth.location if auth else None,
+        "auth_name": auth.name if auth else None,
+        "openapi_url": listing.openapi_url,
+        "signature": listing.signature,
+        "rate_calls": limit.calls if limit else None,
+        "rate_per_s": limit.per_s if limit else None,
+        "status": listing.status,
+        "forward_signature": listing.forward_signature,
+        "created_ms": listing.created_ms,
+        "updated_ms": listing.updated_ms,
+        "revision": listing.revision,
+        "retired_ms": listing.retired_ms,
+        "suspended_ms": listing.suspended_ms,
+        "is_shown": is_shown(listing),
+    }
+
+
+def read_listing(row: Any, *, auth: UpstreamAuth | None, openapi: Mapping[str, Any] | None) -> Listing:
+    """Parses a row with the columns of the table by name. `auth`: the opened upstream secret, which the row does not contain."""
+    limit = None
+    if row.rate_calls is not None:
+        limit = RateLimit(calls=row.rate_calls, per_s=row.rate_per_s)
+    return Listing(
+        id=ListingId(row.id),
+        provider=Address(row.provider),
+        name=row.name,
+        description=row.description,
+        endpoint=row.endpoint,
+        price=Price(text=row.price, nano=row.price_nano),
+        currency=row.currency,
+        pay_to=Address(row.pay_to),
+        networks=read_networks(row.networks),
+        methods=_read_texts(row.methods),
+        tags=_read_texts(row.tags),
+        operations=_read_operations(row.operations),
+        other_paths=row.other_paths,
+        charge_on=ChargeOn(row.charge_on),
+        timeout_s=row.timeout_s,
+        forward_headers=_read_texts(row.forward_headers),
+        upstream_auth=auth,
+        openapi=openapi,
+        openapi_url=row.openapi_url,
+        signature=row.signature,
+        rate_limit=limit,
+        status=row.status,
+        forward_signature=row.forward_signature,
+        created_ms=row.created_ms,
+        updated_ms=row.updated_ms,
+        revision=row.revision,
+        retired_ms=row.retired_ms,
+        suspended_ms=row.suspended_ms,
+    )
+
+
+_DIGEST = ""
+"""In place of a method in `listing_terms.described`: the text beside it is the digest of an operation."""
+
+
+def terms_values(terms: Terms) -> dict[str, Any]:
+    """Every column of a version of terms except its listing and its number."""
+    return {
+        "price": terms.price.text,
+        "price_nano": terms.price.nano,
+        "currency": terms.currency,
+        "networks": _write(terms.networks),
+        "pay_to": bytes(terms.pay_to),
+        "operations": _write_operations(terms.operations),
+        "other_paths": terms.other_paths,
+        "methods": _write(terms.methods),
+        "described": _write([*terms.described, *((_DIGEST, digest) for digest in terms.described_digests)]),
+        "charge_on": terms.charge_on.value,
+        "status": terms.status,
+        "since_ms": terms.since_ms,
+        "until_ms": terms.until_ms,
+    }
+
+
+def read_terms(row: Row[Any]) -> Terms:
+    described = [(method, path) for method, path in json.loads(row.described)]
+    return Terms(
+        price=Price(text=row.price, nano=row.price_nano),
+        currency=row.currency,
+        networks=read_networks(row.networks),
+        pay_to=Address(row.pay_to),
+        operations=_read_operations(row.operations),
+        other_paths=row.other_paths,
+        methods=_read_texts(row.methods),
+        described=tuple(one for one in described if one[0] != _DIGEST),
+        described_digests=tuple(digest for method, digest in described if method == _DIGEST),
+        charge_on=ChargeOn(row.charge_on),
+        status=row.status,
+        since_ms=row.since_ms,
+        until_ms=row.until_ms,
+    )
+
+
+def is_shown(listing: Listing) -> bool:
+    """True when searches return the listing: also a paused one, but no retired or suspended one."""
+    return listing.retired_ms is None and listing.suspended_ms is None
+
+
+def name_key(listing: Listing) -> str:
+    """The sort key of `sort=name`."""
+    return fold(listing.name)
+
+
+def write_document(openapi: Mapping[str, Any]) -> str:
+    return json.dumps(openapi, ensure_ascii=False, separators=(",", ":"))
+
+
+def read_document(text: str | None) -> Mapping[str, Any] | None:
+    return None if text is None else cast(dict[str, Any], json.loads(text))
+
+
+def _write(values: Sequence[object]) -> str:
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":"))
+
+
+def _read_texts(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text)) if text != _EMPTY else ()
+
+
+def read_networks(text: str) -> tuple[ChainId, ...]:
+    return tuple(ChainId(number) for number in json.loads(text))
+
+
+def _write_operations(operations: Sequence[Operation]) -> str:
+    return _write([[op.method, op.path, op.price.text, op.price.nano] for op in operations])
+
+
+def _read_operations(text: str) -> tuple[Operation, ...]:
+    if text == NO_OPERATIONS:
+        return ()
+    return tuple(
+        Operation(method=method, path=path, price=Price(text=price, nano=nano))
+        for method, path, price, nano in json.loads(text)
+    )
+
+
+_REPUTED = listing_table.outerjoin(
+    quality_table, quality_table.c.listing_seq == listing_table.c.seq
+).outerjoin(ownership_table, ownership_table.c.listing_seq == listing_table.c.seq)
+_REPUTATION_COLUMNS = (
+    *(quality_table.c[name] for name in ("calls", "success_ppm", "p50_ms", "p95_ms")),
+    ownership_table.c.verified_ms,
+)
+_PUBLIC_COLUMNS = tuple(one for one in listing_table.c if not one.name.startswith("auth_"))
+_ListingRow = namedtuple("_ListingRow", [one.name for one in _PUBLIC_COLUMNS])  # type: ignore[misc]  # the names are those of the table
+_READ_LISTINGS = Prepared(
+    select(*_PUBLIC_COLUMNS, *_REPUTATION_COLUMNS)
+    .select_from(_REPUTED)
+    .where(Within(listing_table.c.seq, "seqs"))
+)
+_READ_REPUTATION = Prepared(
+    select(*_REPUTATION_COLUMNS).select_from(_REPUTED).where(listing_table.c.id == bindparam("id"))
+)
+
+
+def read_listings(connection: Connection, seqs: Sequence[int]) -> dict[int, tuple[Listing, Reputation]]:
+    """The listings with these row numbers and their reputations, without secrets and documents, with one statement."""
+    if not seqs:
+        return {}
+    width, found = len(_PUBLIC_COLUMNS), {}
+    for values in _READ_LISTINGS.fetch(connection, seqs=list(seqs)):
+        row = _ListingRow._make(values[:width])
+        found[values[0]] = read_listing(row, auth=None, openapi=None), _read_reputation(values[width:])
+    return found
+
+
+def find_reputation(connection: Connection, listing_id: ListingId) -> Reputation | None:
+    """None: there is no such listing."""
+    rows = _READ_REPUTATION.fetch(connection, id=listing_id)
+    return _read_reputation(rows[0]) if rows else None
+
+
+def _read_reputation(values: Sequence[Any]) -> Reputation:
+    calls, success_ppm, p50_ms, p95_ms, verified_ms = values
+    quality = None
+    if calls is not None:
+        quality = Quality(calls=calls, success_ppm=success_ppm, p50_ms=p50_ms, p95_ms=p95_ms)
+    return Reputation(quality=quality, verified_ms=verified_ms)

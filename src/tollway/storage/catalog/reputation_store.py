@@ -1,0 +1,360 @@
+"""Proved ownership and measured quality of listings in SQL: the ports of `registry/ownership.py` and `registry/quality.py` on both dialects.
+
+Ownership: this module fetches no origin. A proof is written under a lock of its listing. An edit that ends a proof does so in the same
+transaction (`end_stale_proof`): a proof for an old endpoint never counts for a new one.
+
+Quality: the counts of a day only grow, and are written in the order of their key, so that gateways that write at the same time do not
+deadlock. A sum contains all earlier additions. On PostgreSQL it is made under a lock of its listing's row. On SQLite, with one gateway,
+sums are made one after another, and their reads run outside the writer, which calls wait for.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select, text, tuple_, update
+from sqlalchemy.dialects.postgresql import insert as insert_postgresql
+from sqlalchemy.dialects.sqlite import insert as insert_sqlite
+
+from tollway.ids import Address, ListingId
+from tollway.outbound.policy import Endpoint, parse_endpoint
+from tollway.registry.listing import Listing
+from tollway.registry.ownership import Challenge, Method, Ownership, OwnershipClaim, apply_check, is_still_of
+from tollway.registry.quality import Bucket, QualityCounts, first_day, summarise
+from tollway.storage.catalog.catalog_tables import (
+    IS_VERIFIED,
+    listing_table,
+    ownership_table,
+    quality_day_table,
+    quality_table,
+    read_networks,
+)
+from tollway.storage.engine.database import Database
+from tollway.storage.engine.statements import Prepared
+from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
+from tollway.webhooks.events import EventType
+
+FRESH_MS = 1_000
+"""The longest time until a change by another gateway counts."""
+LISTINGS_KEPT = 10_000
+
+
+@dataclass(slots=True)
+class _CachedOwnership:
+    is_verified: bool
+    checked_ms: int
+
+
+class OwnershipStore:
+    """Implements `Ownerships`. Safe to call from many tasks and, on PostgreSQL, from many gateways at once."""
+
+    def __init__(
+        self, database: Database, *, now_ms: Callable[[], int], events: EventLog = NO_EVENTS
+    ) -> None:
+        self._database = database
+        self._events = events
+        self._now_ms = now_ms
+        self._seen: OrderedDict[ListingId, _CachedOwnership] = OrderedDict()
+
+    async def find(self, listing_id: ListingId) -> Ownership | None:
+        return await self._database.read(lambda connection: _find(connection, listing_id))
+
+    async def record_check(
+        self, challenge: Challenge, proved: Iterable[Method], *, now_ms: int, failures_max: int
+    ) -> Ownership | None:
+        found = tuple(proved)
+        try:
+            return await self._database.write(
+                lambda connection: _record_check(
+                    connection,
+                    challenge,
+                    found,
+                    now_ms=now_ms,
+                    failures_max=failures_max,
+                    events=self._events,
+                )
+            )
+        finally:
+            # Also when the outcome is unknown.
+            self._seen.pop(challenge.listing_id, None)
+
+    async def find_due(self, *, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
+        return await self._database.read(lambda connection: find_due(connection, before_ms, limit))
+
+    async def find_owner(self, origin: str) -> Address | None:
+        return await self._database.read(lambda connection: find_owner(connection, origin))
+
+    async def is_verified(self, listing_id: ListingId) -> bool:
+        now_ms = self._now_ms()
+        seen = self._seen.get(listing_id)
+        if seen is not None and 0 <= now_ms - seen.checked_ms < FRESH_MS:
+            return seen.is_verified
+        self._seen.pop(listing_id, None)
+        ownership = await self.find(listing_id)
+        seen = _CachedOwnership(ownership is not None and ownership.is_verified, now_ms)
+        self._seen[listing_id] = seen
+        while len(self._seen) > LISTINGS_KEPT:
+            self._seen.popitem(last=False)
+        return seen.is_verified
+
+
+def end_stale_proof(
+    connection: Connection, seq: int, listing: Listing, *, events: EventLog, now_ms: int
+) -> None:
+    """Deletes the proof of a changed listing when it is for another origin or was signed by another payee, and the proof of a retired listing, so
+    that its origin is free. A listing that is still for sale has lost its ownership then, which is an event. Call it in the transaction of the change."""
+    named = ownership_table.c.listing_seq == seq
+    row = connection.execute(select(ownership_table).where(named)).one_or_none()
+    if row is None:
+        return
+    known = _read(row)
+    is_kept = is_still_of(known, origin=_find_origin(listing.endpoint), pay_to=listing.pay_to)
+    if listing.retired_ms is None and is_kept:
+        return
+    connection.execute(delete(ownership_table).where(named))
+    if listing.retired_ms is None and known.is_verified:
+        _write_loss(connection, listing.id, listing.provider, events=events, now_ms=now_ms)
+
+
+def _find(connection: Connection, listing_id: ListingId) -> Ownership | None:
+    owned, listing = ownership_table.c, listing_table.c
+    query = select(ownership_table).join(listing_table, listing.seq == owned.listing_seq)
+    row = connection.execute(query.where(listing.id == listing_id)).one_or_none()
+    return None if row is None else _read(row)
+
+
+def _record_check(
+    connection: Connection,
+    challenge: Challenge,
+    proved: tuple[Method, ...],
+    *,
+    now_ms: int,
+    failures_max: int,
+    events: EventLog,
+) -> Ownership | None:
+    listing = listing_table.c
+    about = select(listing.seq, listing.provider, listing.pay_to, listing.endpoint)
+    listing_query = about.where(
+        listing.id == challenge.listing_id, listing.retired_ms.is_(None)
+    ).with_for_update()
+    row = connection.execute(listing_query).one_or_none()
+    if row is None or _is_changed(row, challenge):
+        return None
+    named = ownership_table.c.listing_seq == row.seq
+    known = connection.execute(select(ownership_table).where(named)).one_or_none()
+    before = None if known is None else _read(known)
+    after = apply_check(before, challenge, proved, now_ms=now_ms, failures_max=failures_max)
+    values = {
+        "origin": after.origin,
+        "method": after.method,
+        "signer": None if after.signer is None else bytes(after.signer),
+        "verified_ms": after.verified_ms,
+        "checked_ms": after.checked_ms,
+        "failures": after.failures,
+    }
+    if known is None:
+        connection.execute(insert(ownership_table).values(listing_seq=row.seq, **values))
+    else:
+        connection.execute(update(ownership_table).where(named).values(values))
+    if before is not None and before.is_verified and not after.is_verified:
+        _write_loss(connection, challenge.listing_id, challenge.provider, events=events, now_ms=now_ms)
+    return after
+
+
+def _write_loss(
+    connection: Connection, listing_id: ListingId, provider: Address, *, events: EventLog, now_ms: int
+) -> None:
+    lost = events.make_events(
+        EventType.LISTING_OWNERSHIP_LOST, (provider,), subject=listing_id, state="unverified", at_ms=now_ms
+    )
+    if lost:
+        write_events(connection, lost)
+
+
+def _is_changed(row: Any, challenge: Challenge) -> bool:
+    return (row.provider, row.pay_to) != (bytes(challenge.provider), bytes(challenge.pay_to)) or (
+        _find_origin(row.endpoint) != challenge.origin
+    )
+
+
+def find_due(connection: Connection, before_ms: int, limit: int) -> tuple[OwnershipClaim, ...]:
+    owned, listing = ownership_table.c, listing_table.c
+    columns = (listing.id, listing.provider, listing.pay_to, listing.networks, listing.endpoint)
+    due = (
+        select(*columns)
+        .join(ownership_table, owned.listing_seq == listing.seq)
+        .where(text(IS_VERIFIED), owned.checked_ms < before_ms)
+        .order_by(owned.checked_ms, owned.listing_seq)
+        .limit(limit)
+    )
+    return tuple(
+        OwnershipClaim(
+            listing_id=ListingId(row.id),
+            provider=Address(row.provider),
+            pay_to=Address(row.pay_to),
+            networks=read_networks(row.networks),
+            endpoint=row.endpoint,
+        )
+        for row in connection.execute(due)
+    )
+
+
+def find_owner(connection: Connection, origin: str) -> Address | None:
+    owned, listing = ownership_table.c, listing_table.c
+    oldest = (
+        select(listing.provider)
+        .join(ownership_table, owned.listing_seq == listing.seq)
+        .where(text(IS_VERIFIED), owned.origin == origin)
+        .order_by(owned.listing_seq)
+        .limit(1)
+    )
+    provider = connection.scalar(oldest)
+    return None if provider is None else Address(provider)
+
+
+def _find_origin(endpoint: str) -> str:
+    parsed = parse_endpoint(endpoint, allow_private=True)
+    return parsed.origin if isinstance(parsed, Endpoint) else ""
+
+
+def _read(row: Row[Any]) -> Ownership:
+    return Ownership(
+        origin=row.origin,
+        method=row.method,
+        signer=None if row.signer is None else Address(row.signer),
+        verified_ms=row.verified_ms,
+        checked_ms=row.checked_ms,
+        failures=row.failures,
+    )
+
+
+_DAY = quality_day_table.c
+_READ_DAYS = Prepared(
+    select(_DAY.day, _DAY.bucket, _DAY.calls).where(
+        _DAY.listing_id == bindparam("listing_id"), _DAY.day.between(bindparam("first"), bindparam("last"))
+    )
+)
+
+_Sums = dict[ListingId, tuple[int, dict[Bucket, int]]]
+"""The row number of each listing, and its calls of 30 days by bucket."""
+
+
+class QualityStore:
+    """Implements `QualityRecords`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._summing = asyncio.Lock()
+
+    async def add(self, counts: QualityCounts, *, day: int) -> None:
+        rows = [
+            {"listing_id": listing_id, "day": day, "bucket": bucket, "calls": calls}
+            for (listing_id, bucket), calls in sorted(counts.items())
+        ]
+        if rows:
+            await self._database.write(lambda connection: _add(connection, rows), flush=False)
+
+    async def update_sums(self, listing_ids: Collection[ListingId], *, today: int) -> Mapping[ListingId, int]:
+        if not listing_ids:
+            return {}
+        wanted = list(listing_ids)
+        if self._database.dialect == "sqlite":
+            async with self._summing:
+                sums = await self._database.read(lambda connection: _read_sums(connection, wanted, today))
+                await self._database.write(
+                    lambda connection: _write_sums(connection, sums, today), flush=False
+                )
+        else:
+            sums = await self._database.write(
+                lambda connection: _sum_up_alone(connection, wanted, today), flush=False
+            )
+        return {listing_id: sum(counts.values()) for listing_id, (_, counts) in sums.items()}
+
+    async def read_days(self, listing_id: ListingId, *, today: int) -> Mapping[int, Mapping[Bucket, int]]:
+        values = {"listing_id": listing_id, "first": first_day(today), "last": today}
+        rows = await self._database.read(lambda connection: _READ_DAYS.fetch(connection, **values))
+        days: dict[int, dict[Bucket, int]] = {}
+        for day, bucket, calls in rows:
+            days.setdefault(day, {})[Bucket(bucket)] = int(calls)
+        return days
+
+    async def find_outdated(self, *, today: int, count_max: int) -> tuple[ListingId, ...]:
+        quality, listing = quality_table.c, listing_table.c
+        outdated = (
+            select(listing.id)
+            .join_from(quality_table, listing_table, quality.listing_seq == listing.seq)
+            .where(quality.day < today)
+            .order_by(quality.day, quality.listing_seq)
+            .limit(count_max)
+        )
+        found = await self._database.read(lambda connection: connection.scalars(outdated).all())
+        return tuple(ListingId(listing_id) for listing_id in found)
+
+    async def forget(self, *, today: int, rows_max: int) -> int:
+        columns = quality_day_table.c
+        key = (columns.listing_id, columns.day, columns.bucket)
+        old = select(*key).where(columns.day < first_day(today)).order_by(columns.day).limit(rows_max)
+
+        def work(connection: Connection) -> int:
+            return connection.execute(delete(quality_day_table).where(tuple_(*key).in_(old))).rowcount
+
+        return await self._database.write(work, flush=False)
+
+
+def _insert(connection: Connection, table: Any) -> Any:
+    return (insert_sqlite if connection.dialect.name == "sqlite" else insert_postgresql)(table)
+
+
+def _add(connection: Connection, rows: list[dict[str, Any]]) -> None:
+    more = _insert(connection, quality_day_table)
+    known = quality_day_table.c.calls
+    more = more.on_conflict_do_update(
+        index_elements=("listing_id", "day", "bucket"), set_={"calls": known + more.excluded.calls}
+    )
+    connection.execute(more, rows)
+
+
+def _sum_up_alone(connection: Connection, wanted: list[ListingId], today: int) -> _Sums:
+    found = select(listing_table.c.id).where(listing_table.c.id.in_(wanted)).order_by(listing_table.c.id)
+    # Other sums of these listings wait here; calls do not, nor edits of other rows.
+    connection.execute(found.with_for_update(key_share=True)).all()
+    sums = _read_sums(connection, wanted, today)
+    _write_sums(connection, sums, today)
+    return sums
+
+
+def _read_sums(connection: Connection, wanted: list[ListingId], today: int) -> _Sums:
+    listing, counted = listing_table.c, quality_day_table.c
+    known = connection.execute(select(listing.id, listing.seq).where(listing.id.in_(wanted)))
+    sums: _Sums = {ListingId(row.id): (row.seq, {}) for row in known}
+    added = (
+        select(counted.listing_id, counted.bucket, func.sum(counted.calls).label("calls"))
+        .where(counted.listing_id.in_(list(sums)), counted.day >= first_day(today))
+        .group_by(counted.listing_id, counted.bucket)
+    )
+    for row in connection.execute(added) if sums else ():
+        sums[row.listing_id][1][row.bucket] = int(row.calls)
+    return sums
+
+
+def _write_sums(connection: Connection, sums: _Sums, today: int) -> None:
+    for seq, counts in sums.values():
+        _write_sum(connection, seq, counts, today=today)
+
+
+def _write_sum(connection: Connection, seq: int, counts: Mapping[Bucket, int], *, today: int) -> None:
+    quality = summarise(counts)
+    if quality is None:
+        connection.execute(delete(quality_table).where(quality_table.c.listing_seq == seq))
+        return
+    values = {
+        "calls": quality.calls,
+        "success_ppm": quality.success_ppm,
+        "p50_ms": quality.p50_ms,
+        "p95_ms": quality.p95_ms,
+        "day": today,
+    }
+    one = _insert(connection, quality_table).values(listing_seq=seq, **values)
+    connection.execute(one.on_conflict_do_update(index_elements=("listing_seq",), set_=values))

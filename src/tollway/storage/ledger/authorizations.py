@@ -1,0 +1,338 @@
+"""Authorisations in SQL: the call of an authorisation, the authorisations that count against a balance, the queue of settlement recovery (`take_unsettled`).
+
+Plain functions over a connection; `ledger_batch`, `settlement`, `recovery` and `ledger_store` run them, and `ledger/claims` decides.
+On PostgreSQL, claims on one wallet's balance take an advisory lock before every other lock of a batch; SQLite has one writer.
+"""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    insert,
+    literal_column,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.claims import CreditAccount, KnownAuthorization, PayerAccount, payer_account_of
+from tollway.ledger.ledger import POSTPONED_MS_MAX, Claim
+from tollway.ledger.records import (
+    Authorization,
+    AuthorizationKey,
+    AuthorizedCall,
+    CallState,
+    Dialect,
+)
+from tollway.storage.engine.advisory_locks import take_advisory_locks
+from tollway.storage.ledger.idempotency import has_stored_response
+from tollway.storage.ledger.ledger_tables import MOVING, authorization_table, call_table, call_terms_table
+from tollway.storage.ledger.locked_rows import check_count
+
+LOCK_SPACE = 0x70757273
+
+
+def find_authorized_call(
+    connection: Connection, key: AuthorizationKey, *, answered_since_ms: int
+) -> AuthorizedCall | None:
+    columns = authorization_table.c
+    query = _authorized_query(answered_since_ms).where(
+        columns.nonce == key.nonce,
+        columns.chain_id == key.chain_id,
+        columns.asset == key.asset,
+        columns.payer == key.payer,
+    )
+    row = connection.execute(query).first()
+    return None if row is None else _parse_authorized(row)
+
+
+def read_authorized(
+    connection: Connection, *, which: ColumnElement[bool], limit: int, answered_since_ms: int
+) -> tuple[AuthorizedCall, ...]:
+    query = _authorized_query(answered_since_ms).where(which).order_by(call_table.c.id).limit(limit)
+    return tuple(map(_parse_authorized, connection.execute(query)))
+
+
+def take_unsettled(
+    connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
+) -> tuple[AuthorizedCall, ...]:
+    """Takes orphaned calls, and calls that were unknown for `hold_ms`, from the queue of settlement recovery, the least recently checked first,
+    and puts them to its end. `looked_ms` is the next check of a postponed call, and the last check of another one."""
+    columns, calls = authorization_table.c, call_table.c
+    # These times were written before the clock was set back.
+    too_far = update(authorization_table).where(
+        columns.looked_ms > now_ms + POSTPONED_MS_MAX, text("is_adrift")
+    )
+    connection.execute(too_far.values(looked_ms=now_ms))
+    in_order = (
+        select(columns.looked_ms, columns.call_id)
+        .where(columns.looked_ms <= now_ms)
+        .order_by(columns.looked_ms, columns.call_id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, of=authorization_table)
+    )
+    orphaned = in_order.where(text("is_adrift"))
+    overdue = in_order.join(call_table, calls.id == columns.call_id).where(
+        _is_unknown(), calls.moved_ms <= now_ms - hold_ms, columns.settled_block.is_(None)
+    )
+    rows = [tuple(row) for query in (orphaned, overdue) for row in connection.execute(query)]
+    ids = [call_id for _, call_id in sorted(rows)[:limit]]
+    if not ids:
+        return ()
+    connection.execute(update(authorization_table).where(columns.call_id.in_(ids)).values(looked_ms=now_ms))
+    query = _authorized_query(answered_since_ms).where(columns.call_id.in_(ids))
+    found = {row.call_id: _parse_authorized(row) for row in connection.execute(query)}
+    return tuple(found[call_id] for call_id in ids)
+
+
+def postpone(connection: Connection, *, call_id: CallId, until_ms: int) -> None:
+    columns = authorization_table.c
+    unknown = select(call_table.c.id).where(call_table.c.id == call_id, _is_unknown())
+    at = update(authorization_table).where(
+        columns.call_id == call_id, or_(columns.is_adrift, columns.call_id.in_(unknown))
+    )
+    connection.execute(at.values(looked_ms=until_ms))
+
+
+def find_account(connection: Connection, call_id: CallId) -> CreditAccount:
+    """The credit account into which the authorisation of a call pays."""
+    columns = authorization_table.c
+    row = connection.execute(
+        select(columns.chain_id, columns.asset, columns.payer, columns.payee).where(
+            columns.call_id == call_id
+        )
+    ).one()
+    return CreditAccount(ChainId(row.chain_id), row.asset, Address(row.payer), Address(row.payee))
+
+
+def lock_wallets(
+    connection: Connection, claims: Iterable[Claim], *, limited: Collection[PayerAccount] = frozenset()
+) -> None:
+    """Locks the balances of the claims' wallets and of `limited` until the end of the transaction: claims of other gateways on them wait."""
+    wallets = {payer_account_of(one.authorization.key) for one in claims if one.authorization is not None}
+    take_advisory_locks(connection, map(_lock_name_of, wallets.union(limited)), space=LOCK_SPACE)
+
+
+def find_known(connection: Connection, claims: Sequence[Claim]) -> list[KnownAuthorization]:
+    """The known authorisations among those of the claims, and all that may count against the balances of the claims."""
+    authorized = [claim for claim in claims if claim.authorization is not None]
+    if not authorized:
+        return []
+    keys = [claim.authorization.key for claim in authorized if claim.authorization is not None]
+    columns, calls = authorization_table.c, call_table.c
+    # May also find authorisations of other payers with the same nonce; they do no harm.
+    of_keys = columns.nonce.in_({key.nonce for key in keys})
+    moving = and_(calls.payer.in_({key.payer for key in keys}), text(MOVING))
+    query = select(
+        columns.nonce,
+        columns.chain_id,
+        columns.asset,
+        columns.payer,
+        columns.call_id,
+        columns.settled_block,
+        columns.valid_before,
+        calls.state,
+        calls.price_units,
+    ).join(call_table, calls.id == columns.call_id)
+    found: dict[AuthorizationKey, KnownAuthorization] = {}
+    # Several searches by index, because one search with OR would walk the table. The order matters: on PostgreSQL each search sees
+    # the commits before its beginning, so a call that is concluded between two searches is found by the later one. In another
+    # order it could be in neither, and its units would count as available.
+    for where in (of_keys, moving, *_settled_since(authorized)):
+        for row in connection.execute(query.where(where)):
+            found[_key_of(row)] = KnownAuthorization(
+                key=_key_of(row),
+                call_id=CallId(row.call_id),
+                state=CallState(row.state),
+                price_units=row.price_units,
+                settled_block=row.settled_block,
+                valid_before=int(row.valid_before),
+            )
+    return list(found.values())
+
+
+def _settled_since(claims: Iterable[Claim]) -> list[ColumnElement[bool]]:
+    """Conditions for transfers after the balances of these claims were read. One for each chain, because block numbers of chains differ."""
+    columns = authorization_table.c
+    payers: dict[ChainId, set[Address]] = {}
+    seen_block: dict[ChainId, int] = {}
+    for claim in claims:
+        assert claim.authorization is not None
+        assert claim.cover is not None
+        key, block_number = claim.authorization.key, claim.cover.block_number
+        payers.setdefault(key.chain_id, set()).add(key.payer)
+        seen_block[key.chain_id] = min(block_number, seen_block.get(key.chain_id, block_number))
+    return [
+        and_(
+            columns.payer.in_(payers[chain_id]),
+            columns.chain_id == chain_id,
+            # Literal, for the index.
+            text("settled_block IS NOT NULL"),
+            columns.settled_block > block_number,
+        )
+        for chain_id, block_number in seen_block.items()
+    ]
+
+
+def write_claimed(
+    connection: Connection, claims: Iterable[Claim], known: Iterable[KnownAuthorization]
+) -> None:
+    """Writes the authorisations of granted claims. A known authorisation moves from its released call to the new one."""
+    before = {one.key: one.call_id for one in known}
+    fresh, moved = [], []
+    for claim in claims:
+        if claim.authorization is None:
+            continue
+        row, earlier = _claimed_row(claim), before.get(claim.authorization.key)
+        if earlier is None:
+            fresh.append(row)
+        else:
+            moved.append({**row, "at_call": earlier})
+    if fresh:
+        connection.execute(insert(authorization_table), fresh)
+    # One statement for each, because the count of changed rows proves that no other transaction moved the authorisation.
+    for row in moved:
+        at = update(authorization_table).where(
+            authorization_table.c.call_id == row.pop("at_call"), authorization_table.c.tx_hash.is_(None)
+        )
+        check_count(connection.execute(at.values(row)).rowcount, 1)
+
+
+def lock_authorization(connection: Connection, call_id: CallId) -> None:
+    """Locks the authorisation of a call, where it has one. It comes before the locks of payments and calls: a transaction that concludes takes them in
+    the same order."""
+    columns = authorization_table.c
+    connection.execute(select(columns.call_id).where(columns.call_id == call_id).with_for_update()).all()
+
+
+def mark_orphaned(connection: Connection, call_id: CallId, *, epoch: int, owner_id: str) -> bool:
+    calls = call_table.c
+    is_own = and_(calls.id == call_id, calls.epoch == epoch, calls.owner_id == owner_id)
+    return bool(_mark_orphaned(connection, [call_id], is_own))
+
+
+def mark_calls_orphaned(connection: Connection, call_ids: Collection[CallId]) -> frozenset[CallId]:
+    """Gives those of the calls that are still settling to settlement recovery. Returns these."""
+    if not call_ids:
+        return frozenset()
+    return _mark_orphaned(connection, call_ids, call_table.c.id.in_(call_ids))
+
+
+def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: Any) -> frozenset[CallId]:
+    """Locks the authorisations first and reads the calls after that: a transaction that concludes holds the same locks."""
+    columns, calls = authorization_table.c, call_table.c
+    locked = select(columns.call_id).where(columns.call_id.in_(call_ids), ~columns.is_adrift)
+    ids = list(connection.execute(locked.order_by(columns.call_id).with_for_update()).scalars())
+    still = select(calls.id).where(which, calls.id.in_(ids), calls.state == CallState.SETTLING.value)
+    settling = list(connection.execute(still).scalars())
+    if settling:
+        at = update(authorization_table).where(columns.call_id.in_(settling))
+        # Due at once, because the call may have been postponed while it was unknown.
+        connection.execute(at.values(is_adrift=True, looked_ms=0))
+    return frozenset(settling)
+
+
+def _authorized_query(answered_since_ms: int) -> Select[Any]:
+    columns, calls, terms = authorization_table.c, call_table.c, call_terms_table.c
+    query = select(
+        *(column for column in columns if column.name not in ("tx_hash", "looked_ms")),
+        columns.tx_hash.label("transfer"),
+        terms.listing_id,
+        terms.method,
+        calls.digest,
+        calls.state,
+        calls.epoch,
+        calls.attempts,
+        terms.price,
+        calls.price_units,
+        calls.cut,
+        calls.created_ms,
+        calls.moved_ms,
+        calls.idempotency_key,
+        has_stored_response(columns.call_id, since_ms=answered_since_ms).label("has_stored_response"),
+    )
+    return query.join(call_table, calls.id == columns.call_id).join(
+        call_terms_table, terms.id == calls.terms_id
+    )
+
+
+def _parse_authorized(row: Row[Any]) -> AuthorizedCall:
+    state = CallState(row.state)
+    return AuthorizedCall(
+        authorization=Authorization(
+            chain_id=ChainId(row.chain_id),
+            token=Address(bytes.fromhex(row.asset[2:])),
+            payer=Address(row.payer),
+            payee=Address(row.payee),
+            base_units=int(row.base_units),
+            valid_after=int(row.valid_after),
+            valid_before=int(row.valid_before),
+            nonce=bytes(row.nonce),
+            signature=bytes(row.signature),
+            dialect=Dialect(row.dialect),
+            challenge_id=row.challenge_id,
+        ),
+        call_id=CallId(row.call_id),
+        listing_id=ListingId(row.listing_id),
+        method=row.method,
+        digest=bytes(row.digest),
+        state=state,
+        epoch=row.epoch,
+        attempts=row.attempts,
+        price=row.price,
+        price_units=row.price_units,
+        is_orphaned=row.is_adrift,
+        is_lost=state is CallState.CONSUMED and row.cut == "cut",
+        has_stored_response=bool(row.has_stored_response),
+        seen_block=row.seen_block,
+        transfer=None if row.transfer is None else TxHash(row.transfer),
+        created_ms=row.created_ms,
+        moved_ms=row.moved_ms,
+        idempotency_key=row.idempotency_key,
+        client_network=None if row.client_network is None else bytes(row.client_network),
+    )
+
+
+def _claimed_row(claim: Claim) -> dict[str, object]:
+    authorization, cover = claim.authorization, claim.cover
+    assert authorization is not None
+    assert cover is not None
+    return {
+        "nonce": authorization.nonce,
+        "chain_id": authorization.chain_id,
+        "asset": authorization.asset,
+        "payer": authorization.payer,
+        "call_id": claim.call_id,
+        "payee": authorization.payee,
+        "base_units": str(authorization.base_units),
+        "valid_after": str(authorization.valid_after),
+        "valid_before": str(authorization.valid_before),
+        "signature": authorization.signature,
+        "dialect": authorization.dialect.value,
+        "challenge_id": authorization.challenge_id,
+        "seen_block": cover.block_number,
+        "is_adrift": False,
+        "looked_ms": 0,
+        "tx_hash": None,
+        "settled_block": None,
+        "client_network": claim.client_network,
+    }
+
+
+def _is_unknown() -> ColumnElement[bool]:
+    return call_table.c.state == literal_column("'unknown'")
+
+
+def _key_of(row: Any) -> AuthorizationKey:
+    return AuthorizationKey(ChainId(row.chain_id), row.asset, Address(row.payer), bytes(row.nonce))
+
+
+def _lock_name_of(wallet: PayerAccount) -> bytes:
+    return f"{wallet.chain_id}:{wallet.asset}:{wallet.payer.hex()}".encode()

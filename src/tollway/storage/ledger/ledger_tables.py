@@ -1,0 +1,651 @@
+"""The tables of the ledger: payments, calls, authorisations, settlement transactions; and the parsers of their rows.
+
+This module defines columns; `ledger/` decides their meaning. `payment.taken_units` is always the sum of the units that calls hold of the
+payment: `call.taken_units` for the payment of the call's proof, `call_topup.units` for a further payment. The decision under lock
+keeps that equation; the CHECK is a second defence. No index begins with `created_ms`: PostgreSQL would walk it for the history of one
+wallet and filter.
+
+The row of a call is narrow, because every call writes it and its indexes. Columns that calls share (listing, method, price, asset) are
+in `call_terms`; `select_records` reads both tables as one record. The transaction of a call is that of its payment; the call has a copy
+only beside a nonce, which counts once in a transaction. `actual_units` and `channel_id` are for metered calls and for channels;
+nothing writes them yet.
+
+Amounts and times of an authorisation are `uint256`, so they are text. Costs of settlement are in wei, capped to a signed 64-bit
+column: nine ether for one transaction is beyond every budget.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    FromClause,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Row,
+    Select,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    false,
+    select,
+    text,
+)
+
+from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
+from tollway.ledger.records import CallRecord, CallState, Delivery, Payment, PaymentState, Rail
+from tollway.storage.engine.database import add_statement, metadata
+
+RowId = BigInteger().with_variant(Integer, "sqlite")
+"""A row number that SQLite assigns."""
+
+COUNTING_NONCE = "nonce IS NOT NULL AND state <> 'released'"
+MOVING = "state IN ('forwarding', 'settling', 'unknown') AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation pays and whose transfer may still happen, now or when the call runs again."""
+UNPAID = "payment_id IS NULL AND rail IN ('x402', 'mpp')"
+"""A call that an authorisation has not paid yet."""
+REPEATABLE = "state IN ('forwarding', 'unknown') OR cut = 'cut'"
+"""A call that the same request may find running or may run again. The index and the query have the same literal text."""
+
+FAILED = (
+    "state = 'released'"
+    " OR (state IN ('consumed', 'reorged') AND (upstream_status IS NULL OR upstream_status >= 400))"
+)
+"""A call that ended without success, for the history. The index and the query have the same literal text."""
+UNKNOWN = "state = 'unknown'"
+UNFINAL = "state = 'unfinal'"
+GONE = "state = 'gone'"
+HELD = "is_held AND state = 'unfinal'"
+"""Payments that may still leave their chain, payments that left it, and payments that cannot be spent until they are final. The indexes and
+the queries have the same literal texts."""
+
+payment_table = Table(
+    "payment",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("asset", String(42), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("payee", LargeBinary(20), nullable=False),
+    Column("value_units", BigInteger, nullable=False),
+    Column("taken_units", BigInteger, nullable=False),
+    Column("calls", BigInteger, nullable=False),
+    Column("state", String(10), nullable=False),
+    Column("block_number", BigInteger, nullable=False),
+    Column("block_hash", LargeBinary(32), nullable=False),
+    Column("block_time", BigInteger, nullable=False),
+    Column("is_plain_ended", Boolean, nullable=False),
+    Column("is_held", Boolean, nullable=False),
+    Column("is_authorized", Boolean, nullable=False, server_default=false()),
+    Column("recorded_ms", BigInteger, nullable=False),
+    Column("checked_ms", BigInteger, nullable=False),
+    Column("gone_ms", BigInteger),
+    CheckConstraint("taken_units >= 0 AND taken_units <= value_units", name="taken_within_value"),
+    UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
+    Index("ix_payment_purse", "payer", "payee", "asset", "chain_id"),
+    Index("ix_payment_payer_time", "payer", "block_time", "id"),
+    Index("ix_payment_payee_time", "payee", "block_time", "id"),
+    *(
+        Index(
+            f"ix_payment_{name}",
+            *columns,
+            sqlite_where=text(predicate),
+            postgresql_where=text(predicate),
+        )
+        for name, predicate, columns in (
+            ("unfinal", UNFINAL, ("chain_id", "block_number", "block_hash", "checked_ms", "id")),
+            # Without `taken_units`: every claim changes it, and PostgreSQL would write a new index entry for each claim.
+            ("unfinal_payer", UNFINAL, ("payer", "chain_id", "asset")),
+            ("gone", GONE, ("chain_id", "gone_ms")),
+            ("held", HELD, ("chain_id", "id")),
+        )
+    ),
+)
+
+call_terms_table = Table(
+    "call_terms",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("listing_name", Text, nullable=False),
+    Column("method", String(32), nullable=False),
+    Column("price", String(40), nullable=False),
+    Column("currency", String(32), nullable=False),
+    Column("chain_id", BigInteger),
+    Column("asset", String(42)),
+    Column("decimals", Integer, nullable=False),
+    Column("pay_to", LargeBinary(20)),
+)
+"""The columns that calls share, one row for each set of values. Rows never change. The id is a hash of the content (`storage.ledger.call_terms`)."""
+
+call_table = Table(
+    "call",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("terms_id", BigInteger, ForeignKey("call_terms.id", name="fk_call_terms"), nullable=False),
+    Column("listing_key", BigInteger, nullable=False),
+    Column("provider", LargeBinary(20), nullable=False),
+    Column("payer", LargeBinary(20)),
+    Column("payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_payment")),
+    Column("channel_id", BigInteger),
+    Column("state", String(10), nullable=False),
+    Column("rail", String(10), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("cut", String(10), nullable=False),
+    Column("clock_releases", Boolean, nullable=False),
+    Column("needs_locks", Boolean, nullable=False, server_default=false()),
+    Column("price_units", BigInteger, nullable=False),
+    Column("actual_units", BigInteger),
+    Column("taken_units", BigInteger, nullable=False),
+    Column("http_status", Integer),
+    Column("upstream_status", Integer),
+    Column("request_bytes", BigInteger),
+    Column("response_bytes", BigInteger),
+    Column("latency_ms", BigInteger),
+    Column("upstream_latency_ms", BigInteger),
+    Column("delivery", String(10)),
+    Column("created_ms", BigInteger, nullable=False),
+    Column("moved_ms", BigInteger, nullable=False),
+    Column("completed_ms", BigInteger),
+    Column("owner_id", String(64), nullable=False),
+    Column("path", Text, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
+    Column("request_id", String(128), nullable=False),
+    Column("nonce", LargeBinary(32)),
+    Column("nonce_tx_hash", LargeBinary(32)),
+    Column("nonce_chain_id", BigInteger),
+    Column("idempotency_key", Text),
+    Column("error", Text),
+    CheckConstraint("taken_units >= 0 AND taken_units <= price_units", name="taken_within_price"),
+    CheckConstraint(
+        "actual_units IS NULL OR (actual_units >= 0 AND actual_units <= price_units)",
+        name="actual_within_price",
+    ),
+    # Without `id`, which orders only calls of one millisecond: it would double the length of an entry, and each call writes five entries.
+    Index("ix_call_payer_time", "payer", "created_ms"),
+    Index("ix_call_provider_time", "provider", "created_ms"),
+    Index("ix_call_payment_time", "payment_id", "created_ms"),
+    Index("ix_call_payer_listing", "payer", "listing_key", "created_ms"),
+    Index("ix_call_provider_listing", "provider", "listing_key", "created_ms"),
+    # The partial indexes come after the full ones that begin with the same columns: SQLite searches the newest.
+    Index(
+        "uq_call_nonce",
+        "nonce",
+        "nonce_tx_hash",
+        "nonce_chain_id",
+        unique=True,
+        sqlite_where=text(COUNTING_NONCE),
+        postgresql_where=text(COUNTING_NONCE),
+    ),
+    # The predicates are literal in the indexes and in the queries: else neither planner would use these indexes.
+    Index(
+        "ix_call_repeatable",
+        "payment_id",
+        "digest",
+        sqlite_where=text(REPEATABLE),
+        postgresql_where=text(REPEATABLE),
+    ),
+    Index(
+        "ix_call_forwarding",
+        "owner_id",
+        sqlite_where=text("state = 'forwarding'"),
+        postgresql_where=text("state = 'forwarding'"),
+    ),
+    Index(
+        "ix_call_unknown",
+        "moved_ms",
+        sqlite_where=text("state = 'unknown'"),
+        postgresql_where=text("state = 'unknown'"),
+    ),
+    Index(
+        "ix_call_settling",
+        "owner_id",
+        sqlite_where=text("state = 'settling'"),
+        postgresql_where=text("state = 'settling'"),
+    ),
+    Index(
+        "ix_call_keyed",
+        "payer",
+        "idempotency_key",
+        "created_ms",
+        sqlite_where=text("idempotency_key IS NOT NULL"),
+        postgresql_where=text("idempotency_key IS NOT NULL"),
+    ),
+    Index("ix_call_moving", "payer", sqlite_where=text(MOVING), postgresql_where=text(MOVING)),
+    *(
+        Index(
+            f"ix_call_{owner}_{name}",
+            *(owner, "created_ms", "listing_key", *extra),
+            sqlite_where=text(predicate),
+            postgresql_where=text(predicate),
+        )
+        for owner in ("payer", "provider")
+        # The index has the columns of its predicate, because SQLite evaluates the predicate again.
+        for name, predicate, extra in (
+            ("failed", FAILED, ("state", "upstream_status")),
+            ("unknown", UNKNOWN, ()),
+        )
+    ),
+    Index(
+        "ix_call_reorged",
+        "payer",
+        "created_ms",
+        "id",
+        sqlite_where=text("state = 'reorged'"),
+        postgresql_where=text("state = 'reorged'"),
+    ),
+)
+
+repeat_nonce_table = Table(
+    "repeat_nonce",
+    metadata,
+    Column("nonce", LargeBinary(32), nullable=False),
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_repeat_nonce_call"), nullable=False),
+    PrimaryKeyConstraint("nonce", "tx_hash", "chain_id", name="pk_repeat_nonce"),
+)
+"""The nonces of bound signatures that ran a call again. Each counts as `call.nonce` does: while its call is not released. Kept as long as
+the calls."""
+
+topup_table = Table(
+    "call_topup",
+    metadata,
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_call_topup_call"), primary_key=True),
+    Column(
+        "payment_id", BigInteger, ForeignKey("payment.id", name="fk_call_topup_payment"), primary_key=True
+    ),
+    Column("units", BigInteger, nullable=False),
+    CheckConstraint("units > 0", name="units_positive"),
+    Index("ix_call_topup_payment_id", "payment_id"),
+)
+
+account_debt_table = Table(
+    "account_debt",
+    metadata,
+    Column("payer", LargeBinary(20), primary_key=True),
+    Column("payee", LargeBinary(20), primary_key=True),
+    Column("asset", String(42), primary_key=True),
+    Column("chain_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("units", BigInteger, nullable=False),
+    Index(
+        "ix_account_debt_owed",
+        "chain_id",
+        sqlite_where=text("units > 0"),
+        postgresql_where=text("units > 0"),
+    ),
+    sqlite_with_rowid=False,
+)
+"""The debt of each credit account: the sum of what its `reorged` calls lack of their prices. Each transaction that moves such a call or changes its
+parts changes the sum (`storage.ledger.locked_rows`), and the audit compares them. Without a CHECK: PostgreSQL evaluates it on the sum
+before the lock of the row, which another transaction may have changed since."""
+
+call_total_table = Table(
+    "call_total",
+    metadata,
+    Column("wallet", LargeBinary(20), primary_key=True),
+    Column("role", String(10), primary_key=True),
+    Column("slot", Integer, primary_key=True, autoincrement=False),
+    Column("calls", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+"""The number of calls of a wallet as payer and as provider: the sum over its slots (see `history`). On PostgreSQL a trigger counts the calls of gateways of
+every release. On SQLite a gateway counts them in batches, up to the row `mark`."""
+add_statement(
+    call_total_table,
+    "INSERT INTO call_total (wallet, role, slot, calls) VALUES (x'', 'mark', 0, 0)",
+    dialect="sqlite",
+)
+
+# A wallet has 256 rows, and each session counts in one of them, so that two transactions rarely wait for each other and a sum reads few rows
+# for any number of sessions. A deadlock of two transactions is rolled back and tried again.
+add_statement(
+    call_table,
+    """CREATE FUNCTION count_calls() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO call_total AS kept (wallet, role, slot, calls)
+    SELECT counted.wallet, counted.role, pg_backend_pid() % 256, count(*)
+    FROM (
+        SELECT provider AS wallet, 'provider' AS role FROM fresh
+        UNION ALL SELECT payer, 'payer' FROM fresh WHERE payer IS NOT NULL
+    ) AS counted
+    GROUP BY counted.wallet, counted.role ORDER BY counted.wallet, counted.role
+    ON CONFLICT (wallet, role, slot) DO UPDATE SET calls = kept.calls + excluded.calls;
+    RETURN NULL;
+END
+$$""",
+    dialect="postgresql",
+)
+add_statement(
+    call_table,
+    """CREATE TRIGGER tr_call_total AFTER INSERT ON call REFERENCING NEW TABLE AS fresh
+FOR EACH STATEMENT EXECUTE FUNCTION count_calls()""",
+    dialect="postgresql",
+)
+
+owner_table = Table(
+    "gateway_owner",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("started_ms", BigInteger, nullable=False),
+    Column("seen_ms", BigInteger, nullable=False),
+    Column("boot_mark", String(64), nullable=False),
+)
+
+admission_table = Table(
+    "admission",
+    metadata,
+    Column("tx_hash", LargeBinary(32), primary_key=True),
+    Column("admitted_ms", BigInteger, nullable=False),
+)
+
+readiness_table = Table(
+    "readiness",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ready_ms", BigInteger, nullable=False),
+)
+"""One row: the last moment at which a gateway was ready."""
+
+outage_table = Table(
+    "outage",
+    metadata,
+    Column("from_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("to_ms", BigInteger, nullable=False),
+)
+
+restore_table = Table(
+    "restore",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("noted_ms", BigInteger, nullable=False),
+    Column("released_ms", BigInteger),
+)
+
+generation_table = Table(
+    "generation",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("number", BigInteger, nullable=False),
+)
+"""One row, raised at each start and in each recovery. A mark beside the database with a higher number means a restore."""
+
+
+audit_run_table = Table(
+    "audit_run",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ended_ms", BigInteger, nullable=False),
+    Column("differences", Integer, nullable=False),
+)
+"""One row: the end of the last audit, and how many differences it found."""
+
+backup_run_table = Table(
+    "backup_run",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("ended_ms", BigInteger, nullable=False),
+)
+"""One row: the end of the last backup by the command."""
+
+
+authorization_table = Table(
+    "authorization",
+    metadata,
+    Column("nonce", LargeBinary(32), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("asset", String(42), nullable=False),
+    Column("payer", LargeBinary(20), nullable=False),
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_authorization_call"), nullable=False),
+    Column("payee", LargeBinary(20), nullable=False),
+    Column("base_units", String(78), nullable=False),
+    Column("valid_after", String(78), nullable=False),
+    Column("valid_before", String(78), nullable=False),
+    Column("signature", LargeBinary, nullable=False),
+    Column("dialect", String(10), nullable=False),
+    Column("challenge_id", Text, nullable=False),
+    Column("seen_block", BigInteger, nullable=False),
+    Column("is_adrift", Boolean, nullable=False),
+    Column("looked_ms", BigInteger, nullable=False),
+    Column("tx_hash", LargeBinary(32)),
+    Column("settled_block", BigInteger),
+    Column("client_network", LargeBinary(16)),
+    PrimaryKeyConstraint("nonce", "chain_id", "asset", "payer", name="pk_authorization"),
+    Index("uq_authorization_call_id", "call_id", unique=True),
+    Index(
+        "ix_authorization_adrift",
+        "looked_ms",
+        sqlite_where=text("is_adrift"),
+        postgresql_where=text("is_adrift"),
+    ),
+    Index(
+        "ix_authorization_settled",
+        "payer",
+        "chain_id",
+        "settled_block",
+        sqlite_where=text("settled_block IS NOT NULL"),
+        postgresql_where=text("settled_block IS NOT NULL"),
+    ),
+)
+
+attempt_table = Table(
+    "settlement_attempt",
+    metadata,
+    Column("tx_hash", LargeBinary(32), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("call_id", String(64), ForeignKey("call.id", name="fk_settlement_attempt_call"), nullable=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("nonce", BigInteger, nullable=False),
+    Column("raw", LargeBinary, nullable=False),
+    Column("fee_max_wei", String(78), nullable=False),
+    Column("cost_wei", BigInteger, nullable=False),
+    Column("is_open", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("tx_hash", "chain_id", name="pk_settlement_attempt"),
+    Index("ix_settlement_attempt_call_id", "call_id"),
+    Index(
+        "ix_settlement_attempt_spent",
+        *("chain_id", "created_ms", "listing_id", "sender", "nonce", "cost_wei"),
+    ),
+    Index(
+        "ix_settlement_attempt_open",
+        "sender",
+        "chain_id",
+        "nonce",
+        sqlite_where=text("is_open"),
+        postgresql_where=text("is_open"),
+    ),
+)
+
+wallet_gas_table = Table(
+    "wallet_gas",
+    metadata,
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("nonce", BigInteger, nullable=False),
+    Column("code_hash", LargeBinary(32), nullable=False),
+    Column("listing_id", String(64), nullable=False),
+    Column("cost_wei", BigInteger, nullable=False),
+    Column("is_reverted", Boolean, nullable=False),
+    Column("created_ms", BigInteger, nullable=False),
+    PrimaryKeyConstraint("sender", "chain_id", "nonce", name="pk_wallet_gas"),
+    Index("ix_wallet_gas_spent", *("chain_id", "created_ms", "listing_id", "cost_wei")),
+    Index("ix_wallet_gas_code", *("chain_id", "created_ms", "code_hash", "is_reverted")),
+)
+"""One row for each nonce of a settlement for a payer with code: contract wallets and delegated accounts have their own share of the gas
+budgets."""
+
+settlement_nonce_table = Table(
+    "gas_lane",
+    metadata,
+    Column("sender", LargeBinary(20), nullable=False),
+    Column("chain_id", BigInteger, nullable=False),
+    Column("next_nonce", BigInteger, nullable=False),
+    PrimaryKeyConstraint("sender", "chain_id", name="pk_gas_lane"),
+)
+
+
+PAYMENT_COLUMNS = (
+    "id",
+    "chain_id",
+    "tx_hash",
+    "asset",
+    "payer",
+    "payee",
+    "value_units",
+    "taken_units",
+    "state",
+    "block_number",
+    "block_hash",
+    "block_time",
+    "is_plain_ended",
+    "is_held",
+    "calls",
+    "is_authorized",
+)
+"""The columns that `parse_payment_row` takes, in its order."""
+
+
+def parse_payment(row: Row[Any]) -> Payment:
+    """Parses a row with other columns or another order by `parse_payment_row`."""
+    return parse_payment_row([getattr(row, name) for name in PAYMENT_COLUMNS])
+
+
+def parse_payment_row(row: Sequence[Any]) -> Payment:
+    """Parses the columns `PAYMENT_COLUMNS`. The value of a gone payment is what its calls hold of it, so nothing remains to spend."""
+    (
+        payment_id,
+        chain_id,
+        tx_hash,
+        asset,
+        payer,
+        payee,
+        value_units,
+        taken_units,
+        state_name,
+        block_number,
+        block_hash,
+        block_time,
+        is_plain_ended,
+        is_held,
+        calls,
+        is_authorized,
+    ) = row
+    state = PaymentState(state_name)
+    return Payment(
+        id=payment_id,
+        chain_id=ChainId(chain_id),
+        tx_hash=TxHash(tx_hash),
+        asset=asset,
+        payer=Address(payer),
+        payee=Address(payee),
+        value_units=taken_units if state is PaymentState.GONE else value_units,
+        taken_units=taken_units,
+        state=state,
+        block_number=block_number,
+        block_hash=bytes(block_hash),
+        block_time=block_time,
+        is_plain_ended=bool(is_plain_ended),
+        is_held=bool(is_held),
+        calls=calls,
+        is_authorized=bool(is_authorized),
+    )
+
+
+def select_records(calls: FromClause = call_table) -> Select[Any]:
+    """The query that `parse_call` parses. `calls`: the table of calls, or a subquery with all its columns."""
+    own, terms = calls.c, call_terms_table.c
+    return select(
+        *(own[name] for name in _RECORD_COLUMNS),
+        *(terms[name] for name in _RECORD_TERMS),
+        payment_table.c.tx_hash,
+    ).select_from(
+        calls.join(call_terms_table, terms.id == own.terms_id).outerjoin(
+            payment_table, payment_table.c.id == own.payment_id
+        )
+    )
+
+
+_RECORD_COLUMNS = (
+    "id",
+    "provider",
+    "payer",
+    "path",
+    "state",
+    "rail",
+    "price_units",
+    "http_status",
+    "upstream_status",
+    "request_bytes",
+    "response_bytes",
+    "latency_ms",
+    "upstream_latency_ms",
+    "delivery",
+    "idempotency_key",
+    "request_id",
+    "error",
+    "created_ms",
+    "completed_ms",
+    "moved_ms",
+    "clock_releases",
+    "payment_id",
+)
+_RECORD_TERMS = (
+    "listing_id",
+    "listing_name",
+    "method",
+    "price",
+    "currency",
+    "chain_id",
+    "asset",
+    "decimals",
+    "pay_to",
+)
+
+
+def parse_call(row: Row[Any], *, unknown_hold_ms: int) -> CallRecord:
+    is_unpaid = row.payment_id is None and row.rail in ("x402", "mpp")
+    is_released = row.state == CallState.UNKNOWN.value and row.clock_releases and not is_unpaid
+    return CallRecord(
+        id=CallId(row.id),
+        listing_id=ListingId(row.listing_id),
+        listing_name=row.listing_name,
+        provider=Address(row.provider),
+        payer=None if row.payer is None else Address(row.payer),
+        method=row.method,
+        path=row.path,
+        state=CallState(row.state),
+        rail=Rail(row.rail),
+        price=row.price,
+        price_units=row.price_units,
+        currency=row.currency,
+        chain_id=None if row.chain_id is None else ChainId(row.chain_id),
+        asset=row.asset,
+        decimals=row.decimals,
+        tx_hash=None if row.tx_hash is None else TxHash(row.tx_hash),
+        pay_to=None if row.pay_to is None else Address(row.pay_to),
+        http_status=row.http_status,
+        upstream_status=row.upstream_status,
+        request_bytes=row.request_bytes,
+        response_bytes=row.response_bytes,
+        latency_ms=row.latency_ms,
+        upstream_latency_ms=row.upstream_latency_ms,
+        delivery=None if row.delivery is None else Delivery(row.delivery),
+        idempotency_key=row.idempotency_key,
+        request_id=row.request_id,
+        error=row.error,
+        created_ms=row.created_ms,
+        completed_ms=row.completed_ms,
+        moved_ms=row.moved_ms,
+        held_until_ms=row.moved_ms + unknown_hold_ms if is_released else None,
+    )

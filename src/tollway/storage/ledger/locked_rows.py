@@ -1,0 +1,491 @@
+"""The rows that one transaction of the ledger may change: locked, changed in memory, written once.
+
+Every transaction takes its locks in one order: payments by id, then calls by id. A transaction that moves a paid call holds the locks
+of the payments of that call, so the row of a payment and the sum of its calls change together. SQLite has one writer, which is exclusive
+from BEGIN IMMEDIATE on; there `FOR UPDATE` is not rendered.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Select,
+    Update,
+    bindparam,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+
+from tollway.errors import StorageUnavailable
+from tollway.ids import Address, CallId
+from tollway.ledger.claims import CreditAccount, Debit, credit_account_of
+from tollway.ledger.records import (
+    AUTHORIZED_RAILS,
+    CallState,
+    Parts,
+    Payment,
+    PaymentState,
+    debits_after,
+    is_charged_by_provider,
+    is_move_allowed,
+)
+from tollway.ledger.sales import HOUR_MS, SUM_STATES, floor_to, is_hour_unmarked
+from tollway.storage.engine.statements import Prepared, Rows, Within
+from tollway.storage.ledger.ledger_tables import (
+    PAYMENT_COLUMNS,
+    account_debt_table,
+    call_table,
+    parse_payment_row,
+    payment_table,
+    topup_table,
+)
+from tollway.storage.ledger.sales_tables import sales_mark_table
+from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog, write_events
+from tollway.webhooks.events import EventType, NewEvent, call_event_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockedCall:
+    """A locked call: the columns that its moves read. `cut`: '', 'cut' by its upstream, or 'repeated' after a cut."""
+
+    id: CallId
+    provider: Address
+    payer: Address | None
+    state: CallState
+    epoch: int
+    attempts: int
+    owner_id: str
+    rail: str
+    cut: str
+    clock_releases: bool
+    created_ms: int
+    moved_ms: int
+    latency_ms: int | None
+    upstream_status: int | None
+    payment_id: int | None
+    price_units: int
+    parts: Parts
+
+    @property
+    def is_charged_by_provider(self) -> bool:
+        return is_charged_by_provider(self.state, self.upstream_status)
+
+    @property
+    def is_unpaid(self) -> bool:
+        """True when an authorisation has not paid the call yet."""
+        return self.payment_id is None and self.rail in AUTHORIZED_RAILS
+
+
+class LockedRows:
+    """The locked rows of one transaction. Use it in one thread and until the end of the transaction.
+
+    The debt of a credit account is a kept sum: what its `reorged` calls lack of their prices. It changes with the calls, and its row is locked last.
+
+    A call that moves from one sum to another leaves a mark for its hour (`ledger.sales`). `shared_ms`: the shared time of a batch, whose
+    moves leave no mark while their hour is open; None: every move leaves its mark, as most of these moves come late. `events`: the log of the
+    events that the moves are."""
+
+    def __init__(
+        self, connection: Connection, *, shared_ms: int | None = None, events: EventLog = NO_EVENTS
+    ) -> None:
+        self._connection = connection
+        self._shared_ms = shared_ms
+        self._log = events
+        self._events: list[NewEvent] = []
+        self._marked_hours: dict[int, int] = {}
+        self.payments: dict[int, Payment] = {}
+        self._taken_before: dict[int, int] = {}
+        self._plain_ended: set[int] = set()
+        self._moves: dict[frozenset[str], list[dict[str, object]]] = {}
+        self._parts: dict[CallId, tuple[LockedCall, Parts]] = {}
+        self._owed: dict[CreditAccount, int] = {}
+
+    def lock_payments(self, payment_ids: Iterable[int]) -> None:
+        """Reads and locks payments, by ascending id. Call it once, with all payments."""
+        wanted = sorted(set(payment_ids))
+        if wanted:
+            self._remember_payments(_LOCK_PAYMENTS.fetch(self._connection, payment_ids=wanted))
+
+    def read_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        """Reads calls without locks, to find the payments to lock."""
+        return self._fetch_calls(_READ_CALLS, call_ids)
+
+    def lock_calls(self, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        """Reads and locks calls, by ascending id. Their payments are locked before."""
+        return self._fetch_calls(_LOCK_CALLS, call_ids)
+
+    def lock_with_payments(
+        self, call_ids: Collection[CallId], *, others: Iterable[int] = ()
+    ) -> dict[CallId, LockedCall]:
+        """Locks the payments of the calls together with the payments `others`, then the calls."""
+        if not call_ids:
+            self.lock_payments(others)
+            return {}
+        # On SQLite no other connection writes, so one read is enough.
+        if self._connection.dialect.name == "sqlite":
+            calls = self.read_calls(call_ids)
+            self.lock_payments({*others, *(key for call in calls.values() for key in payment_ids_of(call))})
+            return calls
+        found = _LOCK_CALL_PAYMENTS.fetch(self._connection, payment_ids=list(others), call_ids=list(call_ids))
+        self._remember_payments(found)
+        return self.lock_calls(call_ids)
+
+    def _remember_payments(self, rows: Rows) -> None:
+        for row in rows:
+            payment = parse_payment_row(row)
+            self.payments[payment.id] = payment
+            self._taken_before[payment.id] = payment.taken_units
+
+    def move(self, call: LockedCall, after: CallState, *, moved_ms: int, **columns: object) -> CallState:
+        """Moves a locked call and its units. Returns the resulting state, which may differ from `after` (see `debits_after`)."""
+        assert is_move_allowed(call.state, after), f"{call.state} -> {after}"
+        gone = [key for key in call.parts if self.payments[key].state is PaymentState.GONE]
+        holding = debits_after(after, parts=call.parts, price_units=call.price_units, gone=gone)
+        self.set_parts(call, holding.parts)
+        self.change(call, state=holding.state.value, moved_ms=moved_ms, **columns)
+        if not self._log.is_idle:
+            self._note_move(call, holding.state, at_ms=moved_ms)
+        return holding.state
+
+    def _note_move(self, call: LockedCall, after: CallState, *, at_ms: int) -> None:
+        # A settlement that the provider decided ends the hold of the call.
+        before = CallState.UNKNOWN if call.is_charged_by_provider else call.state
+        kind = call_event_of(before, after, rail=call.rail, cut=call.cut, attempts=call.attempts)
+        if kind is not None:
+            self._events += self._log.make_events(
+                kind, (call.provider, call.payer), subject=call.id, state=after.value, at_ms=at_ms
+            )
+
+    def note_payment(self, kind: EventType, payment: Payment, *, units: int, at_ms: int) -> None:
+        """Makes the events of a payment for its payee and its payer; `write` writes them. `units`: its value."""
+        self._events += self._log.make_events(
+            kind,
+            (payment.payee, payment.payer),
+            subject=str(payment.id),
+            state=payment.state.value,
+            at_ms=at_ms,
+            units=units,
+        )
+
+    def set_parts(self, call: LockedCall, parts: Parts) -> None:
+        """Replaces the units that a call holds by `parts`."""
+        if parts == call.parts:
+            return
+        for payment_id in {*call.parts, *parts}:
+            added_units = parts.get(payment_id, 0) - call.parts.get(payment_id, 0)
+            if added_units:
+                payment = self.payments[payment_id]
+                self.payments[payment_id] = _with_taken(payment, payment.taken_units + added_units)
+        if call.state is CallState.REORGED:
+            self._add_debt(call, parts, sum(call.parts.values()) - sum(parts.values()))
+        self._parts[call.id] = (call, parts)
+
+    def _add_debt(self, call: LockedCall, parts: Parts, units: int) -> None:
+        """Adds to the debt of the call's account. All payments of a call are of that account, and one of them is locked."""
+        if units:
+            locked = next(key for key in (*call.parts, *parts) if key in self.payments)
+            account = credit_account_of(self.payments[locked])
+            self._owed[account] = self._owed.get(account, 0) + units
+
+    def set_payment(self, call: LockedCall, payment_id: int, *, moved_ms: int) -> LockedCall:
+        """Makes another payment the payment of the call's proof. The state and the units that the call holds do not change."""
+        changed = replace(call, payment_id=payment_id)
+        self._parts[call.id] = (changed, call.parts)
+        self.change(changed, payment_id=payment_id, moved_ms=moved_ms)
+        return changed
+
+    def end_plain(self, payment_id: int) -> None:
+        """Ends the plain form of a payment: a bound signature was used."""
+        payment = self.payments[payment_id]
+        if not payment.is_plain_ended:
+            self.payments[payment_id] = replace(payment, is_plain_ended=True)
+            self._plain_ended.add(payment_id)
+
+    def change(self, call: LockedCall, **columns: object) -> None:
+        """Writes columns of a call that is still in the state and epoch of its lock. A change of the state comes with its `moved_ms`."""
+        if "state" in columns:
+            after = CallState(str(columns["state"]))
+            self._mark_move(call, after, columns["moved_ms"])
+            if after is CallState.REORGED and call.state is not CallState.REORGED:
+                _, parts = self._parts.get(call.id, (call, call.parts))
+                self._add_debt(call, parts, call.price_units - sum(parts.values()))
+        values = {"at_id": call.id, "at_state": call.state.value, "at_epoch": call.epoch, **columns}
+        self._moves.setdefault(frozenset(columns), []).append(values)
+
+    def write(self) -> None:
+        """Writes all changes: balances, units of calls, then moves, debts, the marks of the hours, and events."""
+        self._write_balances()
+        if self._plain_ended:
+            _END_PLAIN.run(self._connection, [{"at_id": key} for key in sorted(self._plain_ended)])
+            self._plain_ended.clear()
+        self._write_parts()
+        for names, rows in self._moves.items():
+            check_count(_moving(names).run(self._connection, rows), len(rows))
+        self._write_debts()
+        write_marks(self._connection, self._marked_hours)
+        if self._events:
+            write_events(self._connection, self._events)
+        self._events = []
+
+    def _mark_move(self, call: LockedCall, after: CallState, moved_ms: object) -> None:
+        assert isinstance(moved_ms, int)
+        is_same_sum = SUM_STATES[call.state] == SUM_STATES[after]
+        is_open = self._shared_ms is not None and is_hour_unmarked(call.created_ms, now_ms=self._shared_ms)
+        if not is_same_sum and not is_open:
+            self._marked_hours[floor_to(HOUR_MS, call.created_ms)] = moved_ms
+
+    def write_debits(self, debits: Iterable[Debit]) -> None:
+        """Writes the debits of claims, one change for each payment. Values are assigned from the locked row, because a relative update
+        under a CHECK raises false violations on PostgreSQL."""
+        rows = [
+            {
+                "at_id": debit.payment_id,
+                "at_taken": self._taken_before[debit.payment_id],
+                "taken_units": debit.taken_units,
+                "calls": debit.calls,
+                "is_plain_ended": debit.is_plain_ended,
+            }
+            for debit in debits
+        ]
+        if not rows:
+            return
+        check_count(_DEBIT.run(self._connection, rows), len(rows))
+        self._taken_before.update({debit.payment_id: debit.taken_units for debit in debits})
+
+    def _write_balances(self) -> None:
+        rows = [
+            {"at_id": key, "at_taken": before, "taken_units": self.payments[key].taken_units}
+            for key, before in self._taken_before.items()
+            if self.payments[key].taken_units != before
+        ]
+        if rows:
+            check_count(_SET_BALANCE.run(self._connection, rows), len(rows))
+            self._taken_before = {key: payment.taken_units for key, payment in self.payments.items()}
+
+    def _write_debts(self) -> None:
+        rows = [
+            {**account._asdict(), "added_units": units}
+            for account, units in sorted(self._owed.items())
+            if units
+        ]
+        self._owed = {}
+        if rows:
+            _ADD_DEBT.run(self._connection, rows)
+
+    def _write_parts(self) -> None:
+        if not self._parts:
+            return
+        held = [
+            {"at_id": call.id, "units": parts.get(call.payment_id or 0, 0)}
+            for call, parts in self._parts.values()
+        ]
+        _SET_HELD.run(self._connection, held)
+        ids = list(self._parts)
+        self._connection.execute(delete(topup_table).where(topup_table.c.call_id.in_(ids)))
+        rows = [
+            row for call, parts in self._parts.values() for row in topup_rows(call.id, call.payment_id, parts)
+        ]
+        if rows:
+            ADD_TOPUPS.run(self._connection, rows)
+
+    def _fetch_calls(self, statement: Prepared, call_ids: Collection[CallId]) -> dict[CallId, LockedCall]:
+        if not call_ids:
+            return {}
+        rows = statement.fetch(self._connection, call_ids=list(call_ids))
+        short = [row[_ID] for row in rows if row[_PAYMENT_ID] is not None and row[_TAKEN] < row[_PRICE]]
+        topups: dict[str, dict[int, int]] = {}
+        if short:
+            for call_id, payment_id, units in _READ_TOPUPS.fetch(self._connection, call_ids=short):
+                topups.setdefault(call_id, {})[payment_id] = units
+        return {row[_ID]: _parse_locked(row, topups.get(row[_ID])) for row in rows}
+
+
+def write_marks(connection: Connection, hours: Mapping[int, int]) -> None:
+    """Marks hours whose calls have moved, so that closed ones are written again. `hours`: the start of each, and the moment of the move. Call it after the
+    rows of the calls are written, in the same transaction."""
+    if not hours:
+        return
+    _ADD_MARKS.run(
+        connection, [{"hour_ms": hour_ms, "marked_ms": marked_ms} for hour_ms, marked_ms in hours.items()]
+    )
+
+
+def payment_ids_of(call: LockedCall) -> frozenset[int]:
+    """The payments whose locks a move of this call needs."""
+    return frozenset(call.parts) | ({call.payment_id} if call.payment_id is not None else set())
+
+
+def topup_rows(call_id: CallId, payment_id: int | None, parts: Parts) -> list[dict[str, object]]:
+    return [
+        {"call_id": call_id, "payment_id": key, "units": units}
+        for key, units in parts.items()
+        if key != payment_id and units
+    ]
+
+
+_PAYMENTS = select(*(payment_table.c[name] for name in PAYMENT_COLUMNS)).order_by(payment_table.c.id)
+_LOCK_PAYMENTS = Prepared(
+    _PAYMENTS.where(Within(payment_table.c.id, "payment_ids")).with_for_update(key_share=True)
+)
+
+
+def _lock_call_payments() -> Select[Any]:
+    """Locks the payments of calls. PostgreSQL only. The payments are looked up once, before the statement waits for its first lock."""
+    given = select(func.unnest(bindparam("payment_ids", type_=ARRAY(BigInteger))).label("id"))
+    of_proof = select(call_table.c.payment_id).where(Within(call_table.c.id, "call_ids"))
+    of_topups = select(topup_table.c.payment_id).where(Within(topup_table.c.call_id, "call_ids"))
+    drawn = given.union(of_proof, of_topups).cte("drawn").prefix_with("MATERIALIZED")
+    return _PAYMENTS.where(payment_table.c.id.in_(select(drawn.c.id))).with_for_update(
+        key_share=True, of=payment_table
+    )
+
+
+_LOCK_CALL_PAYMENTS = Prepared(_lock_call_payments())
+
+_CALL_COLUMNS = (
+    "id",
+    "state",
+    "epoch",
+    "attempts",
+    "owner_id",
+    "rail",
+    "cut",
+    "clock_releases",
+    "created_ms",
+    "moved_ms",
+    "latency_ms",
+    "upstream_status",
+    "payment_id",
+    "price_units",
+    "taken_units",
+    "provider",
+    "payer",
+)
+_ID, _PAYMENT_ID, _PRICE, _TAKEN = (
+    _CALL_COLUMNS.index(name) for name in ("id", "payment_id", "price_units", "taken_units")
+)
+_CALLS = (
+    select(*(call_table.c[name] for name in _CALL_COLUMNS))
+    .where(Within(call_table.c.id, "call_ids"))
+    .order_by(call_table.c.id)
+)
+_READ_CALLS = Prepared(_CALLS)
+_LOCK_CALLS = Prepared(_CALLS.with_for_update())
+_READ_TOPUPS = Prepared(
+    select(topup_table.c.call_id, topup_table.c.payment_id, topup_table.c.units).where(
+        Within(topup_table.c.call_id, "call_ids")
+    )
+)
+ADD_TOPUPS = Prepared(
+    insert(topup_table).values({name: bindparam(name) for name in ("call_id", "payment_id", "units")})
+)
+
+_ADD_MARKS = Prepared(
+    insert(sales_mark_table).values({name: bindparam(name) for name in ("hour_ms", "marked_ms")})
+)
+
+_ADD_DEBT = Prepared(
+    text(
+        "INSERT INTO account_debt AS d (payer, payee, asset, chain_id, units)"
+        " VALUES (:payer, :payee, :asset, :chain_id, :added_units)"
+        " ON CONFLICT (payer, payee, asset, chain_id) DO UPDATE SET units = d.units + excluded.units"
+    ).bindparams(
+        *(bindparam(name, type_=account_debt_table.c[name].type) for name in CreditAccount._fields),
+        bindparam("added_units", type_=BigInteger),
+    )
+)
+
+_SET_HELD = Prepared(
+    update(call_table).where(call_table.c.id == bindparam("at_id")).values(taken_units=bindparam("units"))
+)
+
+
+def _at_balance(*names: str) -> Update:
+    return (
+        update(payment_table)
+        .where(payment_table.c.id == bindparam("at_id"), payment_table.c.taken_units == bindparam("at_taken"))
+        .values({name: bindparam(name) for name in names})
+    )
+
+
+_END_PLAIN = Prepared(
+    update(payment_table).where(payment_table.c.id == bindparam("at_id")).values(is_plain_ended=true())
+)
+_SET_BALANCE = Prepared(_at_balance("taken_units"))
+_DEBIT = Prepared(_at_balance("taken_units", "calls", "is_plain_ended"))
+
+
+@cache
+def _moving(names: frozenset[str]) -> Prepared:
+    """The statement of a move that writes these columns. The cache has one entry for each kind of move in the code."""
+    at = update(call_table).where(
+        call_table.c.id == bindparam("at_id"),
+        call_table.c.state == bindparam("at_state"),
+        call_table.c.epoch == bindparam("at_epoch"),
+    )
+    return Prepared(at.values({name: bindparam(name) for name in sorted(names)}))
+
+
+def _parse_locked(row: Sequence[Any], topups: Mapping[int, int] | None) -> LockedCall:
+    (
+        call_id,
+        state,
+        epoch,
+        attempts,
+        owner_id,
+        rail,
+        cut,
+        clock_releases,
+        created_ms,
+        moved_ms,
+        latency_ms,
+        upstream_status,
+        payment_id,
+        price_units,
+        taken_units,
+        provider,
+        payer,
+    ) = row
+    parts = dict(topups) if topups else {}
+    if payment_id is not None and taken_units:
+        parts[payment_id] = taken_units
+    return LockedCall(
+        id=call_id,
+        provider=Address(provider),
+        payer=None if payer is None else Address(payer),
+        state=CallState(state),
+        epoch=epoch,
+        attempts=attempts,
+        owner_id=owner_id,
+        rail=rail,
+        cut=cut,
+        clock_releases=bool(clock_releases),
+        created_ms=created_ms,
+        moved_ms=moved_ms,
+        latency_ms=latency_ms,
+        upstream_status=upstream_status,
+        payment_id=payment_id,
+        price_units=price_units,
+        parts=parts,
+    )
+
+
+def _with_taken(payment: Payment, taken_units: int) -> Payment:
+    value = taken_units if payment.state is PaymentState.GONE else payment.value_units
+    return replace(payment, taken_units=taken_units, value_units=value)
+
+
+def check_count(found: int, expected: int) -> None:
+    """Raises `StorageUnavailable`, which rolls the transaction back, when a change missed its row. -1: the driver counts no rows."""
+    if found not in (-1, expected):
+        raise StorageUnavailable("another transaction changed a locked row")

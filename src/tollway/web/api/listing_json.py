@@ -1,0 +1,266 @@
+"""Listings as JSON: the seven fields of a list, the details, the payment options, the links of a page and the entity tags."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from tollway.ids import ListingId, format_network
+from tollway.money import Asset, Price
+from tollway.registry.catalog import ListingMatch, ListingPage, ListingQuery
+from tollway.registry.listing import ConfirmationsFor, Listing, PaymentOption, list_payment_options
+from tollway.registry.listing_warnings import ListingWarning
+from tollway.registry.quality import Quality, Reputation
+from tollway.web.http.json import encode_visible_json
+from tollway.web.http.query import format_time
+
+TX_HEADERS = ("X-Payment-Tx", "X-Signature")
+X402_VERSION, X402_HEADER = 2, "PAYMENT-SIGNATURE"
+
+DOCUMENTS = (
+    ("agent", "describedby", "application/json"),
+    ("discovery", "service-meta", "application/json"),
+    ("openapi", "service-desc", "application/openapi+json"),
+    ("llms", "service-doc", "text/markdown"),
+)
+"""The documents of a listing: their names in `links`, their link relations and their media types."""
+
+
+IsOffered = Callable[[Asset, int, ListingId], bool]
+"""Whether an amount in ledger units of an asset can be settled now for a listing (`Settlement.is_offered`)."""
+
+
+def is_never_offered(asset: Asset, units: int, listing_id: ListingId) -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListingEncoder:
+    """An encoder of listings. `public_url` without a final slash.
+
+    `is_offered`: whether an authorisation can be settled now; False by default.
+    """
+
+    public_url: str
+    assets: tuple[Asset, ...]
+    confirmations_for: ConfirmationsFor
+    is_offered: IsOffered = is_never_offered
+
+    def url_of(self, listing_id: str) -> str:
+        return f"{self.public_url}/api/v2/apis/{listing_id}"
+
+    def item(self, found: ListingMatch, *, has_match: bool) -> dict[str, Any]:
+        """One element of a list: exactly the seven fields, and `match` for a query with words."""
+        item = _summary_fields(found.listing)
+        if has_match:
+            item["match"] = list(found.match)
+        return item
+
+    def details(self, listing: Listing, reputation: Reputation) -> dict[str, Any]:
+        """All public members. Of the upstream secret only whether it is set."""
+        auth, limit = listing.upstream_auth, listing.rate_limit
+        return {
+            **_summary_fields(listing),
+            "payTo": str(listing.pay_to),
+            "networks": [format_network(chain_id) for chain_id in listing.networks],
+            "methods": list(listing.methods),
+            "tags": list(listing.tags),
+            "openapi": listing.openapi,
+            "openapiUrl": listing.openapi_url,
+            "operations": [
+                {"method": row.method, "path": row.path, "pricePerRequest": row.price.text}
+                for row in listing.operations
+            ],
+            "otherPaths": listing.other_paths,
+            "chargeOn": listing.charge_on.value,
+            "timeoutSeconds": listing.timeout_s,
+            "forwardHeaders": list(listing.forward_headers),
+            "upstreamAuth": {"in": auth.location, "name": auth.name, "set": auth.value is not None}
+            if auth
+            else None,
+            "signature": listing.signature,
+            "rateLimit": {"calls": limit.calls, "perSeconds": limit.per_s} if limit else None,
+            "status": listing.status,
+            "forwardSignature": listing.forward_signature,
+            "pricing": self.pricing(listing),
+            "quality": quality_json(reputation.quality),
+            "verified": reputation.is_verified,
+            "links": self.links(listing),
+            "createdAt": format_time(listing.created_ms),
+            "updatedAt": format_time(listing.updated_ms),
+            "revision": listing.revision,
+            **_suspension_member(listing),
+        }
+
+    def pricing(self, listing: Listing) -> dict[str, Any]:
+        return {
+            "mode": "fixed",
+            "amount": listing.price.text,
+            "currency": listing.currency,
+            "options": self.options(listing, listing.price),
+        }
+
+    def options(self, listing: Listing, price: Price) -> list[dict[str, Any]]:
+        """All ways to pay that price of the listing."""
+        options = list_payment_options(
+            listing,
+            price,
+            assets=self.assets,
+            confirmations_for=self.confirmations_for,
+            timeout_s=listing.timeout_s,
+            is_offered=lambda asset, units: self.is_offered(asset, units, listing.id),
+        )
+        return [option_json(option) for option in options]
+
+    def links(self, listing: Listing) -> dict[str, str]:
+        """The URLs of the listing, its gateway and its documents."""
+        url = self.url_of(listing.id)
+        return {
+            "self": url,
+            "gateway": f"{self.public_url}/api/v2/gateway/{listing.id}",
+            "discovery": f"{url}/discovery",
+            "agent": f"{url}/agent",
+            "openapi": f"{url}/openapi.json",
+            "llms": f"{url}/llms.txt",
+            "mcp": f"{self.public_url}/mcp/{listing.id}",
+            "ownership": f"{url}/ownership",
+        }
+
+    def link_header(self, listing: Listing) -> str:
+        """The `Link` header of the details (RFC 8288, RFC 8631): the documents by relation."""
+        links = self.links(listing)
+        return ", ".join(
+            f'<{links[name]}>; rel="{rel}"; type="{media_type}"' for name, rel, media_type in DOCUMENTS
+        )
+
+
+def _suspension_member(listing: Listing) -> dict[str, Any]:
+    """The member of a suspended listing. Only the responses to its provider's edits have it: every other request is refused."""
+    if listing.suspended_ms is None:
+        return {}
+    return {
+        "suspension": {"since": format_time(listing.suspended_ms), "reason": listing.suspended_reason or None}
+    }
+
+
+def _summary_fields(listing: Listing) -> dict[str, Any]:
+    return {
+        "id": listing.id,
+        "name": listing.name,
+        "provider": str(listing.provider),
+        "pricePerRequest": listing.price.text,
+        "currency": listing.currency,
+        "endpoint": listing.endpoint,
+        "description": listing.description,
+    }
+
+
+def quality_json(quality: Quality | None) -> dict[str, Any]:
+    """The measured quality; all members null without enough paid calls. The rate is a number from 0 to 1, rounded down
+    to six decimals: it is 1 only without a failure."""
+    if quality is None:
+        return {"calls30d": None, "successRate30d": None, "p50Ms": None, "p95Ms": None}
+    return {
+        "calls30d": quality.calls,
+        "successRate30d": quality.success_ppm / 1_000_000,
+        "p50Ms": quality.p50_ms,
+        "p95Ms": quality.p95_ms,
+    }
+
+
+def option_json(option: PaymentOption) -> dict[str, Any]:
+    """One payment option, the same in details, in a 402 and in agent documents. A native asset has no `token`."""
+    if option.rail == "tx":
+        return {
+            "rail": "tx",
+            **_amount_json(option),
+            "confirmations": option.confirmations,
+            "headers": list(TX_HEADERS),
+        }
+    domain = option.asset.domain
+    return {
+        "rail": "x402",
+        "version": X402_VERSION,
+        "header": X402_HEADER,
+        **_amount_json(option),
+        "maxTimeoutSeconds": option.max_timeout_s,
+        "extra": {"name": domain.name, "version": domain.version} if domain else {},
+    }
+
+
+def _amount_json(option: PaymentOption) -> dict[str, Any]:
+    asset = option.asset
+    token = {} if asset.token is None else {"token": str(asset.token)}
+    return {
+        "network": asset.network,
+        "chainId": asset.chain_id,
+        "asset": asset.caip19,
+        **token,
+        "symbol": asset.symbol,
+        "decimals": asset.decimals,
+        "amount": str(option.amount_base_units),
+        "payTo": str(option.pay_to),
+    }
+
+
+def warnings_json(warnings: Iterable[ListingWarning]) -> list[dict[str, str]]:
+    return [{"code": one.code, "detail": one.detail, "pointer": one.pointer} for one in warnings]
+
+
+def page_json(encoder: ListingEncoder, page: ListingPage, query: ListingQuery) -> dict[str, Any]:
+    content: dict[str, Any] = {
+        "apis": [encoder.item(found, has_match=query.words is not None) for found in page.found],
+        "total": page.total,
+        "page": query.page,
+        "limit": query.limit,
+    }
+    if page.is_lower_bound:
+        content["totalIsLowerBound"] = True
+    return content
+
+
+def page_links(url: str, given: Sequence[tuple[str, str]], page: ListingPage, query: ListingQuery) -> str:
+    """The `Link` header of a page (RFC 8288). `given`: the request's parameters; each link has them, with its own `page`.
+
+    There is no `last` when the total is only a lower bound.
+    """
+    last = max(1, -(-page.total // query.limit))
+    numbers = {"first": 1}
+    if query.page > 1:
+        numbers["prev"] = query.page - 1 if page.is_lower_bound else min(query.page - 1, last)
+    if query.page < last or (page.is_lower_bound and len(page.found) == query.limit):
+        numbers["next"] = query.page + 1
+    if not page.is_lower_bound:
+        numbers["last"] = last
+    kept = [(name, value) for name, value in given if name != "page"]
+
+    def link(number: int) -> str:
+        return url + "?" + urlencode([*kept, ("page", str(number))], quote_via=quote)
+
+    return ", ".join(f'<{link(number)}>; rel="{rel}"' for rel, number in numbers.items())
+
+
+def render_json(content: Mapping[str, Any]) -> bytes:
+    return encode_visible_json(content).encode()
+
+
+def etag_of(listing: Listing, body: bytes) -> str:
+    """A strong validator: the revision and a digest of the content, which depends on the operator's settings too."""
+    return f'"r{listing.revision}-{hashlib.sha256(body).hexdigest()[:16]}"'
+
+
+def has_etag(header: str, etag: str, *, same: Callable[[str, str], bool]) -> bool:
+    """Whether a list of entity tags (RFC 9110 §13.1) contains this one, compared by `same`; `*` matches any."""
+    return any(tag == "*" or same(tag, etag) for tag in (part.strip() for part in header.split(",")))
+
+
+def is_same_content(tag: str, etag: str) -> bool:
+    """The comparison of If-None-Match: weak."""
+    return tag.removeprefix("W/") == etag
+
+
+def is_same_revision(tag: str, etag: str) -> bool:
+    """The comparison of If-Match: strong, by the revision only. A change of the operator's settings changes the content and
+    must not refuse a provider's edit."""
+    return tag.partition("-")[0] == etag.partition("-")[0]

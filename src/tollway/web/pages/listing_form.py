@@ -1,0 +1,250 @@
+"""The form of a listing: from the stored listing to its fields, from its fields to the members of the body, and from the errors of the body to its fields. Pure.
+
+A field has the name of its member; a member of an object has the name of both, such as `rateLimit.calls`. Lists are words with commas or spaces between them, and each
+priced operation is a line: method, path, price.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tollway.discovery.safe_text import clean_line
+from tollway.errors import FieldError, Refusal
+from tollway.ids import format_network
+from tollway.registry.draft import TIMEOUT_S_DEFAULT
+from tollway.registry.listing import Listing
+from tollway.web.http.json import parse_json_object
+
+FormValues = Mapping[str, str]
+"""The fields of the form, each with its text. A field of several values has them in its text, with spaces between them."""
+
+LINES = ("description", "operations", "openapi")
+FIELDS = (
+    *("name", "description", "tags"),
+    *("endpoint", "methods", "timeoutSeconds", "forwardHeaders"),
+    *("upstreamAuth.in", "upstreamAuth.name", "upstreamAuth.value", "upstreamAuth.again", "forwardSignature"),
+    *("pricePerRequest", "currency", "networks", "payTo", "chargeOn", "operations", "otherPaths"),
+    *("signature", "rateLimit.calls", "rateLimit.perSeconds", "status"),
+    *("openapiUrl", "openapi", "fetchDocument", "removeDocument"),
+)
+"""In the order of the page. `upstreamAuth.again`: a secret was typed into the form, and the page that came back does not have it."""
+NOT_COMPARED = (
+    "upstreamAuth.value",
+    "upstreamAuth.again",
+    "openapi",
+    "fetchDocument",
+    "removeDocument",
+    "status",
+)
+"""Fields that a comparison of two versions leaves out: what is not in the form of a stored listing, and what other forms change."""
+
+_INDEXED = ("tags", "methods", "networks", "forwardHeaders")
+_SPLIT = re.compile(r"[\s,]+")
+_WHOLE = re.compile(r"[0-9]{1,9}")
+_SHOWN_LENGTH_MAX = 64
+
+
+def read_values(fields: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The values of a form that was sent. Absent fields are empty."""
+    values = {}
+    for name in FIELDS:
+        text = " ".join(fields.get(name, ())).replace("\r\n", "\n")
+        values[name] = text.strip("\n") if name in LINES else text.strip()
+    return values
+
+
+def make_first_values(*, currency: str) -> dict[str, str]:
+    """The values of the form of a new listing."""
+    defaults = {
+        "currency": currency,
+        "timeoutSeconds": str(TIMEOUT_S_DEFAULT),
+        "chargeOn": "success",
+        "otherPaths": "serve",
+        "signature": "any",
+        "status": "active",
+        "forwardSignature": "ed25519",
+    }
+    return {name: defaults.get(name, "") for name in FIELDS}
+
+
+def describe_listing(listing: Listing) -> dict[str, str]:
+    """The values of the form of a stored listing. It never has the secret, and not the document."""
+    auth, limit = listing.upstream_auth, listing.rate_limit
+    values = {
+        "name": listing.name,
+        "description": listing.description,
+        "tags": ", ".join(listing.tags),
+        "endpoint": listing.endpoint,
+        "methods": " ".join(listing.methods),
+        "forwardHeaders": " ".join(listing.forward_headers),
+        "timeoutSeconds": str(listing.timeout_s),
+        "upstreamAuth.in": "" if auth is None else auth.location,
+        "upstreamAuth.name": "" if auth is None else auth.name,
+        "forwardSignature": listing.forward_signature,
+        "pricePerRequest": listing.price.text,
+        "currency": listing.currency,
+        "networks": " ".join(format_network(chain_id) for chain_id in listing.networks),
+        "payTo": str(listing.pay_to),
+        "chargeOn": listing.charge_on.value,
+        "operations": "\n".join(f"{one.method} {one.path} {one.price.text}" for one in listing.operations),
+        "otherPaths": listing.other_paths,
+        "signature": listing.signature,
+        "rateLimit.calls": "" if limit is None else str(limit.calls),
+        "rateLimit.perSeconds": "" if limit is None else str(limit.per_s),
+        "status": listing.status,
+        "openapiUrl": listing.openapi_url or "",
+    }
+    return {name: values.get(name, "") for name in FIELDS}
+
+
+def write_members(
+    values: FormValues, *, previous: Listing | None
+) -> tuple[dict[str, Any], tuple[FieldError, ...]]:
+    """The members of the body, and the errors of the form itself: a document that is no JSON, a secret that must be typed again. `previous` None: of a new listing; else the members for `listing_patch.parse_form`, where
+    `null` is the default."""
+    members: dict[str, Any] = {
+        "name": values["name"],
+        "pricePerRequest": values["pricePerRequest"],
+        "currency": values["currency"],
+        "endpoint": values["endpoint"],
+        "description": values["description"],
+        "payTo": values["payTo"] or None,
+        "networks": _SPLIT.split(values["networks"]) if values["networks"] else None,
+        "methods": _split(values["methods"]),
+        "tags": [tag for part in values["tags"].split(",") if (tag := part.strip())],
+        "operations": [_read_operation(line) for line in values["operations"].split("\n") if line.strip()],
+        "otherPaths": values["otherPaths"] or None,
+        "chargeOn": values["chargeOn"] or None,
+        "timeoutSeconds": _read_whole(values["timeoutSeconds"]),
+        "forwardHeaders": _split(values["forwardHeaders"]),
+        "signature": values["signature"] or None,
+        "rateLimit": _read_rate_limit(values),
+        "forwardSignature": values["forwardSignature"] or None,
+    }
+    if previous is None:
+        members["status"] = values["status"] or None
+    members |= _read_auth(values, previous)
+    document, document_errors = _read_document(values, previous)
+    members |= document
+    errors = (*_find_lost_secret(values), *document_errors)
+    if previous is None:
+        members = {name: value for name, value in members.items() if value is not None}
+    return members, errors
+
+
+def group_errors(errors: Iterable[FieldError], values: FormValues) -> dict[str, str]:
+    """The sentences of refused members, by the name of their field; under an empty name what belongs to none."""
+    grouped: dict[str, list[str]] = {}
+    for error in errors:
+        name, place = _find_field(error.pointer or "", values)
+        grouped.setdefault(name, []).append(f"{place}{error.detail}")
+    return {name: "; ".join(dict.fromkeys(sentences)) for name, sentences in grouped.items()}
+
+
+def list_differences(stored: FormValues, given: FormValues) -> list[tuple[str, str, str]]:
+    """The fields in which two forms differ: name, stored text, given text."""
+    return [
+        (name, stored[name], given[name])
+        for name in FIELDS
+        if name not in NOT_COMPARED and stored[name] != given[name]
+    ]
+
+
+# ---- The texts of members.
+
+
+def _split(text: str) -> list[str]:
+    return [word for word in _SPLIT.split(text) if word]
+
+
+def _read_whole(text: str) -> int | str | None:
+    """A number that is none stays a text: its member is refused with the reason."""
+    return int(text) if _WHOLE.fullmatch(text) else text or None
+
+
+def _read_rate_limit(values: FormValues) -> dict[str, Any] | None:
+    calls, seconds = values["rateLimit.calls"], values["rateLimit.perSeconds"]
+    if not calls and not seconds:
+        return None
+    return {"calls": _read_whole(calls), "perSeconds": _read_whole(seconds)}
+
+
+def _read_operation(line: str) -> dict[str, str]:
+    names = ("method", "path", "pricePerRequest")
+    words = line.split(maxsplit=2)
+    return dict(zip(names, words, strict=False))
+
+
+def _read_auth(values: FormValues, previous: Listing | None) -> dict[str, Any]:
+    """`upstreamAuth`; absent where the stored one stays as it is."""
+    place, name, secret = (values[f"upstreamAuth.{part}"] for part in ("in", "name", "value"))
+    stored = None if previous is None else previous.upstream_auth
+    if not place and not name and not secret:
+        return {} if stored is None else {"upstreamAuth": None}
+    if stored is not None and not secret and (place, name) == (stored.location, stored.name):
+        return {}
+    given = {"in": place, "name": name, "value": secret}
+    return {"upstreamAuth": {part: text for part, text in given.items() if text}}
+
+
+def _find_lost_secret(values: FormValues) -> tuple[FieldError, ...]:
+    """The error of a form whose secret was typed into an earlier page: without it the stored secret would stay, and nothing would say so."""
+    is_wanted = bool(values["upstreamAuth.in"] or values["upstreamAuth.name"])
+    if not values["upstreamAuth.again"] or values["upstreamAuth.value"] or not is_wanted:
+        return ()
+    detail = "type the secret again, because no page holds it; to keep a stored one, open this page anew"
+    return (FieldError(code="required", detail=detail, pointer="/upstreamAuth/value"),)
+
+
+def _read_document(
+    values: FormValues, previous: Listing | None
+) -> tuple[dict[str, Any], tuple[FieldError, ...]]:
+    """`openapi` and `openapiUrl`; absent where they stay as they are."""
+    url = values["openapiUrl"]
+    members: dict[str, Any] = {}
+    stored = None if previous is None else previous.openapi_url
+    if url != (stored or "") or values["fetchDocument"]:
+        members["openapiUrl"] = url or None
+    if values["removeDocument"] and previous is not None:
+        return {"openapiUrl": None, "openapi": None}, ()
+    if not values["openapi"].strip():
+        return members, ()
+    try:
+        members["openapi"] = parse_json_object(values["openapi"].encode("utf-8", "surrogatepass"))
+    except Refusal as refusal:
+        detail = f"must be a JSON object. {refusal.problem.detail}"
+        return members, (FieldError(code="openapi", detail=detail, pointer="/openapi"),)
+    return members, ()
+
+
+# ---- The places of errors.
+
+
+def _find_field(pointer: str, values: FormValues) -> tuple[str, str]:
+    """The field of a pointer (RFC 6901), and what the sentence says before it."""
+    head, *rest = pointer.removeprefix("/").split("/")
+    if head == "operations" and rest and rest[0].isdecimal():
+        part = {"method": "method ", "path": "path ", "pricePerRequest": "price "}.get(
+            rest[-1] if len(rest) > 1 else "", ""
+        )
+        return head, f"line {_find_line(values['operations'], int(rest[0]))}: {part}"
+    if head in _INDEXED and rest and rest[0].isdecimal():
+        words = values[head].split(",") if head == "tags" else _split(values[head])
+        index = int(rest[0])
+        return head, f"“{clean_line(words[index], _SHOWN_LENGTH_MAX)}” " if index < len(words) else ""
+    whole = f"{head}.{rest[0]}" if rest else head
+    if whole in FIELDS:
+        return whole, ""
+    if head == "upstreamAuth":
+        return "upstreamAuth.name", ""
+    if head == "rateLimit":
+        return "rateLimit.calls", ""
+    if head in FIELDS:
+        return head, ""
+    return "", f"{clean_line(pointer, _SHOWN_LENGTH_MAX)} " if head else ""
+
+
+def _find_line(text: str, index: int) -> int:
+    """The number of the line with the operation of that index; blank lines count too."""
+    lines = [number for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    return lines[index] if index < len(lines) else index + 1

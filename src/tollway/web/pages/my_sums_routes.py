@@ -1,0 +1,228 @@
+"""The pages of a signed-in reader about sums: `/my` with what it calls and what it sells this month, and `/my/spending`. Read only.
+
+The sums are those of `GET /api/v2/spending` and `GET /api/v2/sales`. A viewer reads the spending of a wallet that has named it, and the sales of its own listings alone.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Router
+
+from tollway.errors import Refusal
+from tollway.ids import Address
+from tollway.ledger.history import HistoryQuery, HistoryRole, PaymentQuery
+from tollway.ledger.sales import DAY_MS, GroupSum, SalesQuery, SpendingQuery, SumGroup, ceil_to
+from tollway.registry.catalog import ListingQuery
+from tollway.web.api.context import WebContext
+from tollway.web.api.history_routes import BookParameters
+from tollway.web.api.sums_routes import RangeParameters, read_range
+from tollway.web.http.query import errors_by_parameter, format_time
+from tollway.web.pages.my_routes import HOME, ListForm, status_of_form
+from tollway.web.pages.my_sums_views import (
+    DAY_ROWS_MAX,
+    SUM_ROWS_MAX,
+    PeriodView,
+    SpendingFilterView,
+    SpendingGroup,
+    SpendingView,
+    link_groups,
+    view_credit,
+    view_groups,
+    view_money_charts,
+    view_period,
+)
+from tollway.web.pages.my_views import choose_wallet
+from tollway.web.pages.page_session import PageAccess, Reader
+
+PAYMENTS_SUMMED_MAX = 200
+"""Payments that the credit of `/my` is summed over, the newest first."""
+WALLETS_SUMMED_MAX = 10
+"""Wallets that one page of spending sums over. Each is a question to the ledger of its own, and no further one begins once they have read as many calls as one question may."""
+_GROUP_OF: Mapping[SpendingGroup, SumGroup] = {
+    "day": "wallet",
+    "api": "api",
+    "provider": "provider",
+    "wallet": "wallet",
+}
+
+
+class HomeFilters(BookParameters):
+    """The query of `/my`."""
+
+
+class SpendingFilters(RangeParameters, BookParameters):
+    """The query of `/my/spending`: that of `GET /spending`, which has no group `day`."""
+
+    group: SpendingGroup = Field("day", alias="groupBy")
+
+
+def my_sums_router(context: WebContext, access: PageAccess) -> Router:
+    pages = SumPages(context, access)
+    return Router([access.page(HOME, pages.show_home), access.page("/my/spending", pages.show_spending)])
+
+
+class SumPages:
+    """The handlers. Many tasks may call them at once."""
+
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._respond = access.respond
+
+    # ---- Both halves.
+
+    async def show_home(self, request: Request, reader: Reader) -> Response:
+        context = self._context
+        now_ms = context.now_ms()
+        form = ListForm.read(request, now_ms=now_ms)
+        filters, errors = form.parse(HomeFilters)
+        named = None if filters is None else filters.wallet
+        payer = await context.book_access.resolve_wallet(reader.address, named)
+        from_ms, to_ms = start_of_month(now_ms), ceil_to(DAY_MS, now_ms + 1)
+        payments = await context.call_history.read_payments(
+            PaymentQuery(wallet=payer, limit=PAYMENTS_SUMMED_MAX + 1)
+        )
+        return self._respond(
+            request,
+            reader,
+            "my_home.j2",
+            status=status_of_form(errors),
+            errors=errors,
+            month=format_time(from_ms)[:7],
+            payer=str(payer),
+            is_own=payer == reader.address,
+            wallets=await self._list_wallets(reader, str(payer)),
+            calling=await self._read_calling(payer, from_ms=from_ms, to_ms=to_ms),
+            selling=await self._read_selling(reader.address, from_ms=from_ms, to_ms=to_ms),
+            credit=view_credit(payments[:PAYMENTS_SUMMED_MAX], context.find_asset, context.profiles),
+            is_credit_lower_bound=len(payments) > PAYMENTS_SUMMED_MAX,
+            calls_held=await self._count_held(payer, "payer"),
+            sales_held=await self._count_held(reader.address, "provider"),
+            listings=(await context.catalog.search(ListingQuery(provider=reader.address, limit=1))).total,
+            listings_unproved=(
+                await context.catalog.search(ListingQuery(provider=reader.address, verified=False, limit=1))
+            ).total,
+        )
+
+    async def _read_calling(self, payer: Address, *, from_ms: int, to_ms: int) -> PeriodView:
+        query = SpendingQuery(wallet=payer, step="day", from_ms=from_ms, to_ms=to_ms, group_by="wallet")
+        sums = await self._context.period_books.spending(query)
+        return view_period(
+            sums.rows,
+            self._context.profiles,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            is_lower_bound=sums.complete_from_ms is not None,
+        )
+
+    async def _read_selling(self, provider: Address, *, from_ms: int, to_ms: int) -> PeriodView:
+        query = SalesQuery(wallet=provider, step="day", from_ms=from_ms, to_ms=to_ms)
+        sums = await self._context.period_books.sales(query)
+        return view_period(
+            sums.rows,
+            self._context.profiles,
+            from_ms=from_ms,
+            to_ms=to_ms,
+            is_lower_bound=sums.complete_from_ms is not None,
+        )
+
+    async def _count_held(self, wallet: Address, role: HistoryRole) -> int:
+        query = HistoryQuery(wallet=wallet, role=role, status="unknown", limit=1)
+        return (await self._context.call_history.history(query)).total
+
+    # ---- Spending.
+
+    async def show_spending(self, request: Request, reader: Reader) -> Response:
+        context = self._context
+        now_ms = context.now_ms()
+        form = ListForm.read(request, now_ms=now_ms)
+        filters, errors = form.parse(SpendingFilters)
+        found = None
+        if filters is not None:
+            try:
+                from_ms, to_ms = read_range(filters, now_ms=now_ms, oldest_hour_ms=0)
+                found = await self._read_spending(reader, filters, from_ms=from_ms, to_ms=to_ms)
+            except Refusal as refusal:
+                errors = errors_by_parameter(refusal.problem)
+                if not errors:
+                    raise
+        return self._respond(
+            request,
+            reader,
+            "my_spending.j2",
+            status=status_of_form(errors),
+            filters=await self._view_filters(reader, form, errors),
+            found=found,
+        )
+
+    async def _read_spending(
+        self, reader: Reader, filters: SpendingFilters, *, from_ms: int, to_ms: int
+    ) -> SpendingView:
+        wallets, are_more = await self._choose_wallets(reader, filters.wallet)
+        rows: list[GroupSum] = []
+        complete_from_ms = wallets_summed = calls = 0
+        for wallet in wallets:
+            if calls >= self._context.limits.spending_calls_max:
+                break
+            query = SpendingQuery(
+                wallet=wallet,
+                step=filters.step,
+                from_ms=from_ms,
+                to_ms=to_ms,
+                group_by=_GROUP_OF[filters.group],
+            )
+            sums = await self._context.period_books.spending(query)
+            rows.extend(sums.rows)
+            wallets_summed += 1
+            calls += sum(one.calls for row in sums.rows for one in row.by_state.values())
+            complete_from_ms = max(complete_from_ms, sums.complete_from_ms or 0)
+        profiles = self._context.profiles
+        groups = view_groups(rows, filters.group, profiles, step=filters.step)
+        rows_max = DAY_ROWS_MAX if filters.group == "day" else SUM_ROWS_MAX
+        return SpendingView(
+            group=filters.group,
+            from_day=format_time(from_ms)[:10],
+            to_day=format_time(to_ms - 1)[:10],
+            rows=groups[:rows_max],
+            rows_left_out=max(0, len(groups) - rows_max),
+            totals=view_groups(rows, "", profiles),
+            charts=view_money_charts(rows, profiles, step=filters.step, from_ms=from_ms, to_ms=to_ms),
+            wallets_summed=wallets_summed,
+            are_more_wallets=are_more or wallets_summed < len(wallets),
+            complete_from=format_time(complete_from_ms) if complete_from_ms else None,
+        )
+
+    async def _choose_wallets(
+        self, reader: Reader, named: Address | None
+    ) -> tuple[tuple[Address, ...], bool]:
+        """The wallet that the form names, or the reader and those that have named it, the newest first; and whether there are more."""
+        if named is not None:
+            return (await self._context.book_access.resolve_wallet(reader.address, named),), False
+        found, are_more = await self._context.book_access.list_menu(reader.address)
+        wallets = (reader.address, *(one.wallet for one in found))
+        return wallets[:WALLETS_SUMMED_MAX], are_more or len(wallets) > WALLETS_SUMMED_MAX
+
+    async def _view_filters(
+        self, reader: Reader, form: ListForm, errors: Mapping[str, str]
+    ) -> SpendingFilterView:
+        return SpendingFilterView(
+            group=form.given.get("groupBy", "day"),
+            links=link_groups(form.given, _GROUP_OF),
+            from_day=form.given.get("from", ""),
+            to_day=form.given.get("to", ""),
+            wallets=await self._list_wallets(reader, form.given.get("wallet", "")),
+            errors=errors,
+            has_filters=any(form.given.get(name) for name in ("wallet", "from", "to")),
+        )
+
+    async def _list_wallets(self, reader: Reader, chosen: str) -> tuple[tuple[str, bool], ...]:
+        found, _ = await self._context.book_access.list_menu(reader.address)
+        return choose_wallet(reader.address, [one.wallet for one in found], chosen)
+
+
+def start_of_month(now_ms: int) -> int:
+    """The first millisecond of the month of this moment, in UTC."""
+    now = datetime.fromtimestamp(now_ms / 1000, UTC)
+    return int(datetime(now.year, now.month, 1, tzinfo=UTC).timestamp()) * 1000

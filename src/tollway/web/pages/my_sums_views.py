@@ -1,0 +1,301 @@
+"""The records that the signed-in pages show of sums: totals by asset, rows of a table, charts by day. Pure: from the sums of the ledger to plain texts.
+
+No sum adds two assets. Calls are added across assets: they are a number of calls.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote, urlencode
+
+from tollway.chain.networks import NetworkProfile
+from tollway.discovery.safe_text import clean_line
+from tollway.ids import ChainId
+from tollway.ledger.history import ListedPayment
+from tollway.ledger.records import PaymentState
+from tollway.ledger.sales import STEP_MS, CallSum, GroupSum, Step, SumKey, SumState
+from tollway.web.api.context import FindAsset
+from tollway.web.api.sums_routes import asset_of_sum
+from tollway.web.http.query import format_time
+from tollway.web.pages.chart_svg import BarChart, ChartStep, lay_out_bars
+from tollway.web.pages.my_views import NAME_LENGTH_MAX, name_network
+
+SUM_ROWS_MAX, DAY_ROWS_MAX = 25, 31
+"""Rows of a table of sums, and of one by day: a month has a row for each."""
+CHARTS_MAX = 3
+"""Charts of money on a page: one for each asset, those with most calls."""
+BARS_MAX = 53
+"""Bars of a chart, and rows of its table: the weeks of a year. A bar of a longer period has several steps."""
+
+SpendingGroup = Literal["day", "api", "provider", "wallet"]
+Profiles = Mapping[ChainId, NetworkProfile]
+_SHOWN: tuple[SumState, ...] = ("charged", "released", "held", "reorged")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SumView:
+    """The sum of one group and one asset. `label` and `href`: of the group; empty for a total. Amounts are decimals of the asset; empty for calls of free APIs."""
+
+    label: str
+    href: str
+    currency: str
+    network: str
+    calls: int
+    charged: str
+    released: str
+    held: str
+    reorged: str
+    calls_released: int
+    calls_held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssetChart:
+    """Money by day in one asset."""
+
+    currency: str
+    network: str
+    chart: BarChart
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditView:
+    """What is left of payments in one asset."""
+
+    amount: str
+    currency: str
+    network: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodView:
+    """The sums of a period as a half of `/my`. `calls`: of all assets. `chart`: calls by day, by what became of their price."""
+
+    totals: tuple[SumView, ...]
+    calls: int
+    chart: BarChart
+    is_lower_bound: bool
+
+
+def view_period(
+    rows: Sequence[GroupSum], profiles: Profiles, *, from_ms: int, to_ms: int, is_lower_bound: bool
+) -> PeriodView:
+    """The sums of the days from `from_ms` up to `to_ms`, which is not in them."""
+    return PeriodView(
+        totals=view_groups(rows, "", profiles),
+        calls=sum(one.calls for row in rows for one in row.by_state.values()),
+        chart=view_call_chart(rows, step="day", from_ms=from_ms, to_ms=to_ms),
+        is_lower_bound=is_lower_bound,
+    )
+
+
+# ---- Tables.
+
+
+def view_groups(
+    rows: Iterable[GroupSum], group: SpendingGroup | Literal[""], profiles: Profiles, *, step: Step = "day"
+) -> tuple[SumView, ...]:
+    """A sum for each group and asset: the newest period first, or the group with most calls first. `group` empty: the totals."""
+    names = {row.group: row.name for row in rows if row.name is not None}
+    summed: dict[tuple[str | int, SumKey], dict[SumState, CallSum]] = {}
+    for row in rows:
+        of: str | int = "" if group == "" else row.start_ms if group == "day" else row.group
+        states = summed.setdefault((of, row.key), {})
+        for state, one in row.by_state.items():
+            states[state] = states.get(state, CallSum()).plus(one)
+    found = [
+        _view_sum(*_name_group(of, group, names, step=step), key, states, profiles)
+        for (of, key), states in sorted(summed.items(), key=lambda one: (str(one[0][0]), repr(one[0][1])))
+    ]
+    if group == "day":
+        return tuple(reversed(found))
+    return tuple(sorted(found, key=lambda one: -one.calls))
+
+
+def _name_group(
+    of: str | int, group: SpendingGroup | Literal[""], names: Mapping[str, str], *, step: Step
+) -> tuple[str, str]:
+    """The text of a group, and the page about it."""
+    match group:
+        case "day":
+            return _label_step(int(of), step), ""
+        case "api":
+            return clean_line(names.get(str(of), ""), NAME_LENGTH_MAX) or str(
+                of
+            ), f"/apis/{quote(str(of), safe='')}"
+        case "provider":
+            return str(of), f"/providers/{quote(str(of), safe='')}"
+        case "wallet":
+            return str(of), f"/my/calls?{urlencode({'wallet': of})}"
+        case "":
+            return "", ""
+
+
+def _view_sum(
+    label: str, href: str, key: SumKey, states: Mapping[SumState, CallSum], profiles: Profiles
+) -> SumView:
+    asset = asset_of_sum(key)
+    amounts = {
+        state: "" if asset is None else asset.format_units(states.get(state, CallSum()).units)
+        for state in _SHOWN
+    }
+    return SumView(
+        label=label,
+        href=href,
+        currency="" if asset is None else asset.symbol,
+        network="" if asset is None else name_network(asset.chain_id, profiles),
+        calls=sum(one.calls for one in states.values()),
+        **amounts,
+        calls_released=states.get("released", CallSum()).calls,
+        calls_held=states.get("held", CallSum()).calls,
+    )
+
+
+# ---- Charts.
+
+
+def view_call_chart(rows: Sequence[GroupSum], *, step: Step, from_ms: int, to_ms: int) -> BarChart:
+    """The number of calls in each step, by what became of their price."""
+    return _lay_out(rows, lambda one: (one.calls, f"{one.calls:,}"), step=step, from_ms=from_ms, to_ms=to_ms)
+
+
+def view_money_charts(
+    rows: Sequence[GroupSum], profiles: Profiles, *, step: Step, from_ms: int, to_ms: int
+) -> tuple[AssetChart, ...]:
+    """The money in each step, a chart for each of the `CHARTS_MAX` assets with most calls."""
+    calls: dict[SumKey, int] = {}
+    for row in rows:
+        if row.key.asset is not None:
+            calls[row.key] = calls.get(row.key, 0) + sum(one.calls for one in row.by_state.values())
+    charts = []
+    for key in sorted(calls, key=lambda one: (-calls[one], repr(one)))[:CHARTS_MAX]:
+        asset = asset_of_sum(key)
+        if asset is None:
+            continue
+        scale, show = 10**asset.ledger_decimals, asset.format_units
+        chart = _lay_out(
+            [row for row in rows if row.key == key],
+            lambda one, scale=scale, show=show: (one.units / scale, show(one.units)),  # type: ignore[misc]  # defaults bind the asset of this turn
+            step=step,
+            from_ms=from_ms,
+            to_ms=to_ms,
+        )
+        charts.append(
+            AssetChart(
+                currency=asset.symbol,
+                network=name_network(asset.chain_id, profiles),
+                chart=chart,
+            )
+        )
+    return tuple(charts)
+
+
+def _lay_out(
+    rows: Iterable[GroupSum],
+    measure: Callable[[CallSum], tuple[float, str]],
+    *,
+    step: Step,
+    from_ms: int,
+    to_ms: int,
+) -> BarChart:
+    summed: dict[int, dict[SumState, CallSum]] = {}
+    for row in rows:
+        states = summed.setdefault(row.start_ms, {})
+        for state, one in row.by_state.items():
+            states[state] = states.get(state, CallSum()).plus(one)
+    starts = range(from_ms, to_ms, STEP_MS[step])
+    width = max(1, -(-len(starts) // BARS_MAX))
+    steps = []
+    for first in range(0, len(starts), width):
+        merged = starts[first : first + width]
+        measured = [measure(_add_up(summed, merged, state)) for state in _SHOWN]
+        steps.append(
+            ChartStep(
+                label=_label_steps(merged, step),
+                values=tuple(value for value, _ in measured),
+                texts=tuple(shown for _, shown in measured),
+            )
+        )
+    return lay_out_bars(steps, series=_SHOWN, summary="")
+
+
+def _add_up(summed: Mapping[int, Mapping[SumState, CallSum]], starts: range, state: SumState) -> CallSum:
+    total = CallSum()
+    for start_ms in starts:
+        total = total.plus(summed.get(start_ms, {}).get(state, CallSum()))
+    return total
+
+
+def _label_steps(starts: range, step: Step) -> str:
+    """The label of a bar. A long period has several steps in one bar."""
+    first = _label_step(starts[0], step)
+    return first if len(starts) == 1 else f"{first} – {_label_step(starts[-1], step)}"
+
+
+def _label_step(start_ms: int, step: Step) -> str:
+    shown = format_time(start_ms)
+    return shown[:10] if step == "day" else f"{shown[:10]} {shown[11:16]}"
+
+
+# ---- Credit.
+
+
+def view_credit(
+    payments: Iterable[ListedPayment], find_asset: FindAsset, profiles: Profiles
+) -> tuple[CreditView, ...]:
+    """What is left of the payments, by asset; nothing for an asset without credit."""
+    units: dict[tuple[ChainId, str], int] = {}
+    for one in payments:
+        payment = one.payment
+        if payment.state is not PaymentState.GONE and payment.remaining_units > 0:
+            place = (payment.chain_id, payment.asset)
+            units[place] = units.get(place, 0) + payment.remaining_units
+    shown = []
+    for (chain_id, key), left in sorted(units.items()):
+        asset = find_asset(chain_id, key)
+        if asset is not None:
+            shown.append(
+                CreditView(
+                    amount=asset.format_units(left),
+                    currency=asset.symbol,
+                    network=name_network(chain_id, profiles),
+                )
+            )
+    return tuple(shown)
+
+
+# ---- Spending.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingView:
+    """What wallets spent in a period, both days in it. `rows_left_out`: beyond `SUM_ROWS_MAX`. `complete_from`: sums of days before it are lower bounds."""
+
+    group: SpendingGroup
+    from_day: str
+    to_day: str
+    rows: tuple[SumView, ...]
+    rows_left_out: int
+    totals: tuple[SumView, ...]
+    charts: tuple[AssetChart, ...]
+    wallets_summed: int
+    are_more_wallets: bool
+    complete_from: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendingFilterView:
+    """The form of the spending: what it holds. `links`: the same period by another group. `wallets`: whose books the reader may read, its own first, each with whether it is chosen."""
+
+    group: str
+    links: Mapping[SpendingGroup, str]
+    from_day: str
+    to_day: str
+    wallets: tuple[tuple[str, bool], ...]
+    errors: Mapping[str, str]
+    has_filters: bool
+
+
+def link_groups(given: Mapping[str, str], groups: Iterable[SpendingGroup]) -> Mapping[SpendingGroup, str]:
+    """The page with these fields by each of the groups."""
+    return {group: f"/my/spending?{urlencode({**given, 'groupBy': group})}" for group in groups}

@@ -1,0 +1,234 @@
+"""Renders the pages: one Jinja2 environment with autoescape and strict names, the frame around every page, and the headers of every page.
+
+A template gets frozen records and holds no logic but loops and conditions; it never marks text as safe. Providers' words are cleaned before they come here and escaped here.
+Another listener or another group of pages makes a renderer of its own, with its own `sections` in the navigation.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
+from gettext import NullTranslations
+from pathlib import Path
+from typing import Any, Literal
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.types import Scope
+
+from tollway.web.http.page_response import PageResponse, accepts_gzip
+from tollway.web.http.problems import split_code
+from tollway.web.pages.assets import PageAssets
+from tollway.web.pages.languages import choose_language, read_catalogs
+from tollway.web.pages.messages import MessageEnvironment
+
+TEMPLATES = Path(__file__).parent / "templates"
+HTML = "text/html; charset=utf-8"
+CACHE_PUBLIC = "private, max-age=60"
+CACHE_NEVER = "no-store"
+VARY = "Cookie, Accept-Language, Accept-Encoding"
+THEME_COOKIE, LANGUAGE_COOKIE = "theme", "lang"
+GZIP_LEVEL = 6
+
+_BELOW = {"/": "/apis/", "/my": None}
+"""Where the pages below an entry of a navigation begin, if not at its own path. None for no page: `/my` is the overview, beside `/my/calls` and the others."""
+_PERMISSIONS = "camera=(), geolocation=(), microphone=(), payment=()"
+_LOOPBACK = ("http://127.0.0.1", "http://localhost")
+
+TestMoney = Literal["none", "some", "all"]
+"""Which of the gateway's networks are test networks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """An entry of the navigation. `label`: a key of the catalog of messages."""
+
+    href: str
+    label: str
+
+
+PUBLIC_SECTIONS = (
+    Section(href="/", label="APIs"),
+    Section(href="/my/calls", label="Calls"),
+    Section(href="/my/sales", label="Selling"),
+    Section(href="/status", label="Status"),
+    Section(href="/docs", label="Reference"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """What every page has around its content. `languages`: those that the reader may choose among. `account`: the wallet of a signed-in reader, whole; None without one."""
+
+    sections: Sequence[Section]
+    current: str
+    theme: str
+    language: str
+    languages: Sequence[str]
+    test_money: TestMoney
+    request_id: str
+    account: str | None
+
+    def place_in(self, href: str) -> str:
+        """The value of `aria-current` for a link of a navigation: `page` for this page, `true` where this page is below it, else empty."""
+        if self.current == href:
+            return "page"
+        below = _BELOW.get(href, f"{href}/")
+        return "true" if below is not None and self.current.startswith(below) else ""
+
+
+class PageRenderer:
+    """Renders templates into responses. Safe to call from many tasks at once. `public_url` without a final slash. `catalogs`: the words of each language."""
+
+    def __init__(
+        self,
+        assets: PageAssets,
+        *,
+        public_url: str,
+        test_money: TestMoney,
+        sections: Sequence[Section] = PUBLIC_SECTIONS,
+        catalogs: Mapping[str, NullTranslations] | None = None,
+    ) -> None:
+        self.assets = assets
+        self._sections = tuple(sections)
+        self._test_money = test_money
+        self._policy = content_security_policy(public_url)
+        self._environments = {
+            language: _make_environment(assets, words)
+            for language, words in (read_catalogs() if catalogs is None else catalogs).items()
+        }
+
+    def with_origin(self, public_url: str) -> "PageRenderer":
+        """The same renderer for another origin: its templates and words are shared, and the policy names that origin."""
+        other = copy(self)
+        other._policy = content_security_policy(public_url)
+        return other
+
+    def render(self, scope: Scope, template: str, *, account: str | None = None, **records: object) -> str:
+        """The page as HTML. `records`: what the template names, beside `frame`."""
+        language = choose_language(
+            chosen=_read_cookie(scope, LANGUAGE_COOKIE),
+            accept_language=_read_header(scope, b"accept-language"),
+            available=self._environments,
+        )
+        theme = _read_cookie(scope, THEME_COOKIE)
+        frame = Frame(
+            sections=self._sections,
+            current=scope["path"],
+            theme=theme if theme in ("light", "dark") else "",
+            language=language,
+            languages=tuple(self._environments),
+            test_money=self._test_money,
+            request_id=str((scope.get("state") or {}).get("request_id", "")),
+            account=account,
+        )
+        return str(self._environments[language].get_template(template).render(frame=frame, **records))
+
+    def respond(
+        self,
+        request: Request,
+        template: str,
+        *,
+        status: int = 200,
+        account: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        **records: object,
+    ) -> PageResponse:
+        """A public page. It is compressed where the client reads gzip."""
+        body = self.render(request.scope, template, account=account, **records).encode()
+        own = {**self.headers(), "Cache-Control": CACHE_PUBLIC, "Vary": VARY, **(headers or {})}
+        if accepts_gzip(request.headers.get("accept-encoding", "")):
+            own["Content-Encoding"] = "gzip"
+            body = gzip.compress(body, GZIP_LEVEL, mtime=0)
+        return PageResponse(body, status_code=status, media_type=HTML, headers=own)
+
+    def respond_private(
+        self,
+        request: Request,
+        template: str,
+        *,
+        account: str | None,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        **records: object,
+    ) -> PageResponse:
+        """A page of a signed-in reader: never stored, and never compressed, because its length would show a secret beside chosen text (BREACH)."""
+        body = self.render(request.scope, template, account=account, **records).encode()
+        own = {**self.headers(), "Cache-Control": CACHE_NEVER, **(headers or {})}
+        return PageResponse(body, status_code=status, media_type=HTML, headers=own)
+
+    def headers(self) -> dict[str, str]:
+        """The security headers of every page."""
+        return {
+            "Content-Security-Policy": self._policy,
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "X-Frame-Options": "DENY",
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "same-origin",
+            "Permissions-Policy": _PERMISSIONS,
+        }
+
+
+def content_security_policy(public_url: str) -> str:
+    """The policy of every page. Scripts and styles are named by path and never `'self'`: responses of providers' APIs have the same origin.
+
+    `script-src-elem` repeats `script-src` for MetaMask in Firefox. A gateway on loopback is opened as `127.0.0.1` and as `localhost`.
+    """
+    files = " ".join(f"{origin}/ui/" for origin in list_origins(public_url))
+    return (
+        f"default-src 'none'; script-src {files}; script-src-elem {files}; style-src {files}; img-src 'self'; "
+        "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+def list_origins(public_url: str) -> list[str]:
+    """The origins under which a browser opens the gateway: on loopback, both of its names."""
+    origins = [public_url]
+    for name, other in (_LOOPBACK, _LOOPBACK[::-1]):
+        if public_url == name or public_url.startswith(name + ":"):
+            origins.append(other + public_url.removeprefix(name))
+    return origins
+
+
+def _make_environment(assets: PageAssets, words: NullTranslations) -> Environment:
+    environment = MessageEnvironment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.i18n"],
+    )
+    environment.install(words)
+    for name in ("safe", "xmlattr", "tojson", "urlize"):  # filters that return markup
+        del environment.filters[name]
+    environment.filters["split_code"] = split_code
+    environment.filters["translate_words"] = partial(_translate_words, words)
+    globals_: dict[str, Any] = {"asset": assets.path_of}
+    environment.globals.update(globals_)
+    return environment
+
+
+def _translate_words(catalog: NullTranslations, words: Mapping[str, str]) -> str:
+    """The messages of a module in the language of the page, as JSON for a `data-` attribute."""
+    return json.dumps({key: catalog.gettext(text) for key, text in words.items()}, ensure_ascii=False)
+
+
+def _read_cookie(scope: Scope, wanted: str) -> str:
+    """The value of a cookie that holds no secret; empty without it."""
+    for name, value in scope["headers"]:
+        if name == b"cookie":
+            for pair in value.decode("latin-1").split(";"):
+                key, _, chosen = pair.strip().partition("=")
+                if key == wanted:
+                    return str(chosen)
+    return ""
+
+
+def _read_header(scope: Scope, wanted: bytes) -> str:
+    return b",".join(value for name, value in scope["headers"] if name == wanted).decode("latin-1")

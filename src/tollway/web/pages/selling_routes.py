@@ -1,0 +1,499 @@
+"""The pages of a provider: its listings with their editor, ownership, pause and retirement, and its sales.
+
+Each page asks the same service as its sister under `/api/v2` (`ListingEdits`, `OwnershipChecks`, `PeriodBooks`, `CallHistory`) and shows what that answers to the reader's
+wallet. A form that is refused comes back with every field as it was sent.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+from urllib.parse import urlencode
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from tollway.discovery.safe_text import clean_line
+from tollway.errors import Code, EndpointNotAllowed, FieldError, Problem, Refusal
+from tollway.ids import CallId, ListingId
+from tollway.ledger.history import HistoryQuery
+from tollway.ledger.sales import PeriodSums, SalesQuery, SumState
+from tollway.outbound.probes import OwnershipEvidence
+from tollway.registry.catalog import CreationResponse, ListingMatch
+from tollway.registry.listing import Listing
+from tollway.registry.listing_patch import parse_form
+from tollway.web.api.auth_routes import client_address_of
+from tollway.web.api.context import WebContext
+from tollway.web.api.history_routes import ID_LENGTH_MAX
+from tollway.web.api.listing_edits import (
+    ListingEdits,
+    ListingWriter,
+    WrittenListing,
+    find_listing,
+)
+from tollway.web.api.listing_json import etag_of, render_json
+from tollway.web.api.listing_routes import LIMIT_MAX
+from tollway.web.api.ownership_routes import OwnershipChecks
+from tollway.web.api.sums_routes import SalesParameters, make_sales_query
+from tollway.web.http.problems import status_of
+from tollway.web.http.query import QueryModel, errors_by_parameter, format_time, read_query, whole_number
+from tollway.web.pages.listing_form import (
+    FIELDS,
+    FormValues,
+    describe_listing,
+    group_errors,
+    list_differences,
+    make_first_values,
+    read_values,
+    write_members,
+)
+from tollway.web.pages.my_routes import ListForm, read_call_page
+from tollway.web.pages.my_views import NAME_LENGTH_MAX, ROWS_MAX, ListPages
+from tollway.web.pages.page_session import Fields, PageAccess, Reader, read_field, redirect_to
+from tollway.web.pages.selling_views import (
+    CHOICES_MAX,
+    LISTINGS_MAX,
+    CheckedView,
+    view_checked,
+    view_edited,
+    view_held_calls,
+    view_networks,
+    view_own_listings,
+    view_ownership,
+    view_sales,
+    write_sales_csv,
+)
+
+LISTINGS = "/my/apis"
+SALES = "/my/sales"
+SALES_FILE = "/my/sales.csv"
+KEY_BYTES = 16
+LISTINGS_OFFSET_MAX = 10_000
+_NEW = "/my/apis/new"
+_ONE = "/my/apis/{api_id}"
+
+
+def selling_router(context: WebContext, access: PageAccess) -> Router:
+    listings, sales = ListingPages(context, access), SalesPages(context, access)
+    return Router(
+        [
+            access.page(LISTINGS, listings.list_listings),
+            access.page(_NEW, listings.show_new),
+            access.form(_NEW, listings.publish),
+            access.page(_ONE, listings.show_listing),
+            access.form(_ONE, listings.save),
+            access.form(_ONE + "/status", listings.change_status),
+            access.form(_ONE + "/retirement", listings.retire),
+            access.form(_ONE + "/ownership", listings.check_ownership),
+            access.page(SALES, sales.show_sales),
+            Route(SALES_FILE, sales.send_file, methods=["GET"]),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownForm:
+    """What the editor shows of its form. `key`: the idempotency key of a new listing; `etag`: of the revision that the form shows. `differences`: the fields of
+    a stored version that another request wrote since, beside those of the form."""
+
+    values: FormValues
+    key: str = ""
+    etag: str = ""
+    errors: Mapping[str, str]
+    checked: CheckedView | None = None
+    differences: list[tuple[str, str, str]] | None = None
+    status: int = 200
+
+    @property
+    def first_error(self) -> str:
+        """The first field of the page that has an error: it gets the focus. Empty where no field has one."""
+        return next((name for name in FIELDS if name in self.errors), "")
+
+    @property
+    def is_secret_lost(self) -> bool:
+        """Whether a secret was typed, which no page holds."""
+        return bool(self.values["upstreamAuth.value"] or self.values["upstreamAuth.again"])
+
+
+class ListingPages:
+    """The handlers of the pages about listings. Many tasks may call them at once."""
+
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._edits = ListingEdits(context)
+        self._checks = OwnershipChecks(context)
+        self._respond = access.respond
+
+    async def list_listings(self, request: Request, reader: Reader) -> Response:
+        offset = read_query(OwnListingParameters, request.scope["query_string"]).offset
+        found = await self._context.catalog.list_own(reader.address, limit=LISTINGS_MAX + 1, offset=offset)
+        query = make_sales_query(
+            read_query(SalesParameters, b""), reader.address, now_ms=self._context.now_ms()
+        )
+        sums = await self._context.period_books.sales(query)
+        shown = found[:LISTINGS_MAX]
+        return self._respond(
+            request,
+            reader,
+            "my_apis.j2",
+            rows=view_own_listings(shown, sums),
+            is_retired=request.query_params.get("done") == "retired",
+            pages=_link_listings(offset, has_more=len(found) > LISTINGS_MAX),
+        )
+
+    # ---- A new listing.
+
+    async def show_new(self, request: Request, reader: Reader) -> Response:
+        self._edits.check_publisher(reader.address)
+        values = make_first_values(currency=self._list_currencies()[0])
+        return self._respond_new(request, reader, ShownForm(values=values, key=_draw_key(), errors={}))
+
+    async def publish(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        """Checks the form, or publishes it under the key that was drawn with it: a form that is sent twice makes one listing."""
+        self._edits.check_publisher(reader.address)
+        values, key = read_values(fields), read_field(fields, "key") or _draw_key()
+        members, errors = write_members(values, previous=None)
+        writer = self._writer(request, reader)
+        try:
+            if errors or read_field(fields, "act") == "check":
+                preview = await self._edits.preview(members, writer)
+                _refuse(errors)
+                checked = self._view_checked(preview)
+                form = ShownForm(values=values, key=key, errors={}, checked=checked)
+                return self._respond_new(request, reader, form)
+            creations = self._context.creations
+            begun = await creations.take(key, reader.address, body=render_json(members))
+            if isinstance(begun, CreationResponse):
+                return redirect_to(f"{LISTINGS}/{begun.listing_id}?done=published")
+            async with creations.holding(begun):
+                written = await self._edits.publish(members, writer, begun=begun)
+        except (Refusal, EndpointNotAllowed) as refused:
+            problem = _problem_of(refused, errors)
+            new_key = _draw_key() if problem.code is Code.IDEMPOTENCY_KEY_REUSED else key
+            return self._respond_new(request, reader, _refused_form(values, problem, key=new_key))
+        return redirect_to(f"{LISTINGS}/{written.listing.id}?done=published")
+
+    def _respond_new(self, request: Request, reader: Reader, form: ShownForm) -> Response:
+        return self._respond(
+            request,
+            reader,
+            "my_api_form.j2",
+            status=form.status,
+            api=None,
+            ownership=None,
+            done="",
+            **self._form_records(form),
+        )
+
+    # ---- A listing of the reader.
+
+    async def show_listing(self, request: Request, reader: Reader) -> Response:
+        listing = await self._find_own(request, reader)
+        form = ShownForm(values=describe_listing(listing), etag=etag_of(listing, b""), errors={})
+        return await self._respond_listing(
+            request, reader, listing, form, done=request.query_params.get("done", "")
+        )
+
+    async def save(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        """Checks the form, or writes it where the listing is still at the revision that the form shows."""
+        listing = await self._find_own(request, reader)
+        values, etag = read_values(fields), read_field(fields, "etag")
+        members, errors = write_members(values, previous=listing)
+        writer = self._writer(request, reader, if_match=etag or '"none"')
+        try:
+            self._edits.check_block(reader.address)
+            if errors or read_field(fields, "act") == "check":
+                preview = await self._edits.preview_patch(listing.id, members, writer, parse=parse_form)
+                _refuse(errors)
+                checked = self._view_checked(preview)
+                form = ShownForm(values=values, etag=etag, errors={}, checked=checked)
+                return await self._respond_listing(request, reader, listing, form)
+            await self._edits.patch(listing.id, members, writer, parse=parse_form)
+        except (Refusal, EndpointNotAllowed) as refused:
+            problem = _problem_of(refused, errors)
+            if problem.code is not Code.PRECONDITION_FAILED:
+                return await self._respond_listing(
+                    request, reader, listing, _refused_form(values, problem, etag=etag)
+                )
+            listing = await self._find_own(request, reader)
+            form = ShownForm(
+                values=values,
+                etag=etag_of(listing, b""),
+                errors={},
+                differences=list_differences(describe_listing(listing), values),
+                status=status_of(problem.code),
+            )
+            return await self._respond_listing(request, reader, listing, form)
+        return redirect_to(f"{LISTINGS}/{listing.id}?done=saved")
+
+    async def change_status(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        status = read_field(fields, "status")
+        if status not in ("active", "paused"):
+            raise Refusal(_NO_STATUS)
+        listing = await self._find_own(request, reader)
+        self._edits.check_block(reader.address)
+        await self._edits.patch(listing.id, {"status": status}, self._writer(request, reader))
+        return redirect_to(f"{LISTINGS}/{listing.id}?done={'paused' if status == 'paused' else 'resumed'}")
+
+    async def retire(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        """Ends a listing for good. The second form of the page confirms it."""
+        if read_field(fields, "confirmed") != "yes":
+            raise Refusal(_NOT_CONFIRMED)
+        listing = await self._find_own(request, reader)
+        await self._edits.retire(listing.id, self._writer(request, reader))
+        return redirect_to(f"{LISTINGS}?done=retired")
+
+    async def check_ownership(self, request: Request, reader: Reader, fields: Fields) -> Response:
+        listing = await self._find_own(request, reader)
+        checked = await self._checks.check(
+            listing.id, reader.address, client_address=client_address_of(request)
+        )
+        form = ShownForm(values=describe_listing(listing), etag=etag_of(listing, b""), errors={})
+        return await self._respond_listing(request, reader, listing, form, evidence=checked.evidence)
+
+    async def _respond_listing(
+        self,
+        request: Request,
+        reader: Reader,
+        listing: Listing,
+        form: ShownForm,
+        *,
+        done: str = "",
+        evidence: OwnershipEvidence | None = None,
+    ) -> Response:
+        challenge, known = await self._checks.read(listing)
+        return self._respond(
+            request,
+            reader,
+            "my_api_form.j2",
+            status=form.status,
+            api=view_edited(listing),
+            ownership=view_ownership(challenge, known, evidence),
+            done=done,
+            **self._form_records(form),
+        )
+
+    # ---- What they share.
+
+    async def _find_own(self, request: Request, reader: Reader) -> Listing:
+        """The listing of the reader. Raises Refusal (404) for one of another wallet."""
+        listing = await find_listing(self._context.catalog, ListingId(request.path_params["api_id"]))
+        if listing.provider != reader.address:
+            raise Refusal(_NOT_YOURS)
+        return listing
+
+    def _view_checked(self, preview: WrittenListing) -> CheckedView:
+        return view_checked(
+            preview.listing,
+            preview.warnings,
+            addresses=preview.addresses,
+            profiles=self._context.profiles,
+        )
+
+    def _form_records(self, form: ShownForm) -> dict[str, object]:
+        return {
+            "form": form,
+            "currencies": self._list_currencies(),
+            "networks": view_networks(self._context.draft_rules, self._context.profiles),
+        }
+
+    def _list_currencies(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(asset.symbol for asset in self._context.draft_rules.assets))
+
+    def _writer(self, request: Request, reader: Reader, *, if_match: str | None = None) -> ListingWriter:
+        return ListingWriter(
+            provider=reader.address, client_address=client_address_of(request), if_match=if_match
+        )
+
+
+def _draw_key() -> str:
+    return f"page-{secrets.token_hex(KEY_BYTES)}"
+
+
+def _refuse(errors: tuple[FieldError, ...]) -> None:
+    if errors:
+        raise Refusal(Problem(code=Code.VALIDATION_FAILED, detail="The form has errors.", errors=errors))
+
+
+def _problem_of(refused: Refusal | EndpointNotAllowed, errors: tuple[FieldError, ...]) -> Problem:
+    """The problem of a refused form, with the errors of its own texts."""
+    if isinstance(refused, EndpointNotAllowed):
+        error = FieldError(code=refused.code.value, detail=str(refused), pointer="/endpoint")
+        return Problem(code=refused.code, detail=str(refused), errors=(*errors, error))
+    problem = refused.problem
+    if not errors or errors == problem.errors:
+        return problem
+    return Problem(code=problem.code, detail=problem.detail, errors=(*errors, *problem.errors))
+
+
+def _refused_form(values: FormValues, problem: Problem, *, key: str = "", etag: str = "") -> ShownForm:
+    errors = group_errors(problem.errors, values) if problem.errors else {"": problem.detail}
+    return ShownForm(values=values, key=key, etag=etag, errors=errors, status=status_of(problem.code))
+
+
+class OwnListingParameters(QueryModel):
+    """The query of `/my/apis`. The catalog has no cursor, so its pages are by offset. `done`: what the form before has done."""
+
+    offset: Annotated[int, whole_number(0, LISTINGS_OFFSET_MAX)] = 0
+    done: str = ""
+
+
+def _link_listings(offset: int, *, has_more: bool) -> ListPages:
+    """The pages beside that of `/my/apis` at this offset."""
+
+    def link(start: int) -> str:
+        return f"{LISTINGS}?offset={start}" if start else LISTINGS
+
+    return ListPages(
+        newer=link(max(0, offset - LISTINGS_MAX)) if offset else None,
+        older=link(offset + LISTINGS_MAX) if has_more else None,
+    )
+
+
+_NOT_YOURS = Problem(code=Code.API_NOT_FOUND, detail="None of your APIs has this id. /my/apis lists them.")
+_NO_STATUS = Problem(
+    code=Code.VALIDATION_FAILED, detail="The form names no status. Open the page of the API and choose one."
+)
+_NOT_CONFIRMED = Problem(
+    code=Code.VALIDATION_FAILED,
+    detail="The retirement was not confirmed, and nothing was changed. Open the page of the API and confirm it.",
+)
+
+
+# ---- Sales.
+
+
+class SalesPageParameters(SalesParameters):
+    """The query of `/my/sales`: the parameters of `GET /sales`, and one state in place of all. `before`: the place in the list of held calls."""
+
+    state: Literal["held"] | None = None
+    before: Annotated[CallId, Field(max_length=ID_LENGTH_MAX)] | None = None
+
+
+class SalesPages:
+    """The handlers of the pages about sales. Many tasks may call them at once."""
+
+    def __init__(self, context: WebContext, access: PageAccess) -> None:
+        self._context = context
+        self._access = access
+        self._respond = access.respond
+
+    async def show_sales(self, request: Request, reader: Reader) -> Response:
+        now_ms = self._context.now_ms()
+        form = ListForm.read(request, now_ms=now_ms)
+        parameters, errors = form.parse(SalesPageParameters)
+        query = None
+        if parameters is not None:
+            try:
+                query = make_sales_query(parameters, reader.address, now_ms=now_ms)
+            except Refusal as refusal:
+                errors = errors_by_parameter(refusal.problem)
+        if parameters is not None and query is not None and parameters.state == "held":
+            return await self._show_held(request, reader, form, parameters)
+        sums = PeriodSums(rows=()) if query is None else await self._context.period_books.sales(query)
+        listings = await self._list_listings(reader)
+        profiles, kept = self._context.profiles, form.keep("step", "from", "to")
+        return self._respond(
+            request,
+            reader,
+            "my_sales.j2",
+            status=status_of(Code.VALIDATION_FAILED) if errors else 200,
+            filters=_view_filters(form, listings, errors),
+            assets=() if query is None else view_sales(sums, query, profiles, kept=kept, listings=listings),
+            period=None if query is None else _describe_period(query),
+            as_of=format_time(now_ms if sums.as_of_ms is None else min(now_ms, sums.as_of_ms)),
+            complete_from=None if sums.complete_from_ms is None else format_time(sums.complete_from_ms),
+            export=form.export(SALES_FILE),
+        )
+
+    async def _show_held(
+        self, request: Request, reader: Reader, form: ListForm, parameters: SalesPageParameters
+    ) -> Response:
+        """Calls without an outcome, which the provider decides on the page of each."""
+        page, pages = await read_call_page(
+            self._context.call_history,
+            HistoryQuery(
+                wallet=reader.address,
+                role="provider",
+                listing_id=parameters.listing_id,
+                status="unknown",
+                from_ms=parameters.from_ms,
+                to_ms=form.bound(parameters.to_ms),
+                before=parameters.before,
+                limit=ROWS_MAX,
+            ),
+            form.links(SALES),
+        )
+        kept = form.keep("apiId", "from", "to")
+        export = ListForm(given={"role": "provider", "status": "unknown", **kept}, as_of_ms=0)
+        return self._respond(
+            request,
+            reader,
+            "my_held.j2",
+            filters=_view_filters(form, await self._list_listings(reader), {}),
+            rows=view_held_calls(page.calls, self._context.find_asset),
+            total=page.total,
+            is_lower_bound=page.is_lower_bound,
+            pages=pages,
+            export=export.export("/my/calls.csv"),
+            sums_href=f"{SALES}?{urlencode(kept)}" if kept else SALES,
+        )
+
+    async def send_file(self, request: Request) -> Response:
+        """The sums on the screen as CSV. Raises Refusal without a session, and for a filter that is not understood."""
+        identity = await self._access.authenticate(request)
+        now_ms = self._context.now_ms()
+        parameters = read_query(SalesPageParameters, request.scope["query_string"])
+        query = make_sales_query(parameters, identity.address, now_ms=now_ms)
+        sums = await self._context.period_books.sales(query)
+        only: SumState | None = parameters.state
+        name = f"tollway-sales-{format_time(now_ms)[:19].replace(':', '')}Z.csv"
+        return Response(
+            "".join(write_sales_csv(sums, query, only=only)),
+            media_type="text/csv; charset=utf-8; header=present",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+
+    async def _list_listings(self, reader: Reader) -> tuple[ListingMatch, ...]:
+        return await self._context.catalog.list_own(reader.address, limit=LIMIT_MAX, offset=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SalesFilterView:
+    """The form of the sales. `apis`: id, name, whether it is chosen."""
+
+    step: str
+    from_day: str
+    to_day: str
+    apis: tuple[tuple[str, str, bool], ...]
+    errors: Mapping[str, str]
+    has_filters: bool
+    held_href: str
+
+
+def _view_filters(
+    form: ListForm, listings: Sequence[ListingMatch], errors: Mapping[str, str]
+) -> SalesFilterView:
+    chosen = form.given.get("apiId", "")
+    choices = [
+        (one.listing.id, clean_line(one.listing.name, NAME_LENGTH_MAX) or one.listing.id)
+        for one in listings[:CHOICES_MAX]
+    ]
+    if chosen and chosen not in dict(choices):
+        choices.append((ListingId(chosen), clean_line(chosen, NAME_LENGTH_MAX)))
+    return SalesFilterView(
+        step=form.given.get("step", "day"),
+        from_day=form.given.get("from", ""),
+        to_day=form.given.get("to", ""),
+        apis=tuple((value, label, value == chosen) for value, label in choices),
+        errors=errors,
+        has_filters=any(form.given.get(name) for name in ("apiId", "from", "to")),
+        held_href=f"{SALES}?{urlencode({'state': 'held', **form.keep('apiId', 'from', 'to')})}",
+    )
+
+
+def _describe_period(query: SalesQuery) -> tuple[str, str]:
+    """The first moment of the range, and the last millisecond in it."""
+    return format_time(query.from_ms), format_time(query.to_ms - 1)

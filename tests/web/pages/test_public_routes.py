@@ -1,0 +1,524 @@
+"""The public pages: content in every state, errors in their frame, escaped words of providers, and the headers of every page."""
+
+import gzip
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.kit.listings import sample_listing
+from tests.kit.pages import BROWSER, RULES, PageHarness, PageReader
+from tests.kit.routes import PUBLIC_URL
+from tollway.errors import Code
+from tollway.ids import Address, ChainId, ListingId
+from tollway.money import Price
+from tollway.registry.listing import Operation
+from tollway.registry.quality import FAILED, Quality, Reputation, bucket_of, day_of
+from tollway.sandbox.provider import SAMPLE_DOCUMENT
+from tollway.web.http.problems import problem_name
+
+ALICE = Address(b"\xaa" * 20)
+QUOTES = sample_listing(
+    provider=ALICE,
+    id=ListingId("api_quotes"),
+    name="Quotes",
+    description="A price for every symbol",
+    tags=("data", "prices"),
+    openapi=SAMPLE_DOCUMENT,
+)
+PAGES = (
+    "/",
+    "/?q=price",
+    "/apis/api_quotes",
+    f"/providers/{ALICE}",
+    "/status",
+    "/docs",
+    "/docs/operations/createApi",
+    "/docs/schemas/ListingDraft",
+    "/problems",
+    "/problems/api-retired",
+)
+TRICKS = (
+    '"><script>alert(1)</script>',
+    "<img src=x onerror=alert(1)>",
+    "&lt;script&gt;alert(1)&lt;/script&gt;",
+    "[click](javascript:alert(1))",
+    "\u202egnp.exe\u2066",
+    "' onmouseover='alert(1)",
+    "{{ 7 * 7 }}{% raw %}",
+    "a\r\nb",
+)
+
+
+@pytest.fixture
+async def harness() -> PageHarness:
+    harness = PageHarness()
+    await harness.catalog.publish(QUOTES)
+    return harness
+
+
+@pytest.fixture
+async def client(harness: PageHarness) -> AsyncIterator[httpx.AsyncClient]:
+    async with harness.open_pages() as client:
+        yield client
+
+
+async def read(client: httpx.AsyncClient, path: str, status: int = 200) -> PageReader:
+    answer = await client.get(path)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    return PageReader(answer.text)
+
+
+# ---- What every page has.
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/apis/api_none", "/nowhere"])
+async def test_no_public_page_says_that_its_reader_is_signed_out(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    """The session counts at `/my` alone: a page that offers a sign-in would be wrong for a reader with a session."""
+    page = PageReader((await client.get(path, headers=BROWSER)).text)
+    assert "Sign in" not in page.words
+    assert "My pages" in page.words
+    assert "/my" in page.addresses
+
+
+async def test_a_paused_api_is_marked_in_the_search(harness: PageHarness, client: httpx.AsyncClient) -> None:
+    assert "paused" not in (await read(client, "/?q=price")).words
+    await harness.catalog.publish(replace(QUOTES, id=ListingId("api_paused"), status="paused"))
+    assert "paused" in (await read(client, "/?q=price")).words
+
+
+# ---- Headers.
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/apis/api_none", "/nowhere"])
+async def test_every_page_has_the_headers_of_a_page_and_no_cors(client: httpx.AsyncClient, path: str) -> None:
+    headers = (await client.get(path, headers=BROWSER)).headers
+    assert headers["content-security-policy"] == (
+        f"default-src 'none'; script-src {PUBLIC_URL}/ui/; script-src-elem {PUBLIC_URL}/ui/; style-src {PUBLIC_URL}/ui/; "
+        "img-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["x-frame-options"] == "DENY"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "same-origin"
+    assert headers["permissions-policy"] == "camera=(), geolocation=(), microphone=(), payment=()"
+    assert headers["x-request-id"].startswith("req_")
+    assert not [name for name in headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_is_kept_by_its_reader_alone_and_compressed_where_that_is_accepted(
+    client: httpx.AsyncClient, path: str
+) -> None:
+    plain = await client.get(path, headers={"Accept-Encoding": "identity"})
+    assert plain.headers["cache-control"] == "private, max-age=60"
+    assert plain.headers["vary"] == "Cookie, Accept-Language, Accept-Encoding"
+    assert "content-encoding" not in plain.headers
+    async with client.stream("GET", path, headers={"Accept-Encoding": "br, gzip"}) as packed:
+        raw = b"".join([chunk async for chunk in packed.aiter_raw()])
+    assert gzip.decompress(raw) == plain.content
+    assert len(raw) < len(plain.content) / 2
+    head = await client.head(path, headers={"Accept-Encoding": "identity"})
+    assert (head.status_code, head.content) == (200, b"")
+
+
+@pytest.mark.parametrize("path", PAGES)
+async def test_a_page_loads_files_of_this_release_alone(client: httpx.AsyncClient, path: str) -> None:
+    answer = await client.get(path)
+    page = PageReader(answer.text)
+    assert page.handlers == []
+    assert "style" not in page.tags
+    assert re.search(r"<script(?![^>]*\bsrc=\"/ui/[0-9a-f]{12}/[a-z_]+\.js\")", answer.text) is None
+    assert all(re.match(r"[/?#](?!/)", one) for one in page.addresses)
+    assert len(set(page.ids)) == len(page.ids)
+    for one in {one for one in page.addresses if one.startswith("/ui/")}:
+        assert (await client.get(one)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("cookie", "theme"), [("theme=dark", "dark"), ("a=b; theme=light", "light"), ("theme=x", "")]
+)
+async def test_the_theme_of_the_cookie_is_in_the_page(
+    client: httpx.AsyncClient, cookie: str, theme: str
+) -> None:
+    text = (await client.get("/", headers={"Cookie": cookie})).text
+    assert (f'data-theme="{theme}"' in text) == bool(theme)
+    assert ("data-theme=" in text.split("<head>")[0]) == bool(theme)
+
+
+# ---- Search.
+
+
+async def test_the_search_shows_price_quality_and_proof(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    quality = Quality(calls=4_120, success_ppm=992_300, p50_ms=40, p95_ms=90)
+    await harness.stores.set_reputation(QUOTES.id, Reputation(quality=quality, verified_ms=1))
+    page = await read(client, "/?q=price")
+    assert "0.01 USDC a call" in page.words
+    assert "✓ endpoint proved 99.23 % of 4,120 calls succeeded · p50 40 ms" in page.words
+    assert "words found in: description" in page.words
+    assert "/apis/api_quotes" in page.addresses
+    assert "1 API" in page.words
+
+
+async def test_the_search_links_to_the_documents_of_the_site(client: httpx.AsyncClient) -> None:
+    relations = set(re.findall(r'rel="([^"]+)"', (await client.head("/")).headers["link"]))
+    assert relations == {"api-catalog", "service-desc", "service-doc"}
+
+
+async def test_a_range_of_prices_is_shown(harness: PageHarness, client: httpx.AsyncClient) -> None:
+    dear = Operation(method="GET", path="/dear", price=Price.parse("0.5"))
+    await harness.catalog.publish(
+        replace(QUOTES, id=ListingId("api_range"), name="Range", operations=(dear,))
+    )
+    assert "0.01 – 0.5 USDC a call" in (await read(client, "/?q=range")).words
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", 1),
+        ("q=symbol&network=&currency=&tag=&maxPrice=&minSuccessRate=&sort=", 1),
+        ("tag=data", 1),
+        ("tag=other", 0),
+        ("maxPrice=0.02", 1),
+        ("maxPrice=0.001", 0),
+        ("sort=price", 1),
+        ("network=eip155:84532", 1),
+        ("network=eip155:8453", 0),
+        ("verified=true", 0),
+        ("minSuccessRate=0.9", 0),
+        ("currency=USDC", 1),
+        ("page=2", 0),
+    ],
+)
+async def test_the_filters_of_the_form_find(query: str, found: int) -> None:
+    """At a gateway with one currency, which a price needs no other word for."""
+    harness = PageHarness(assets=RULES.assets[:1])
+    await harness.catalog.publish(QUOTES)
+    async with harness.open_pages() as client:
+        page = await read(client, f"/?{query}")
+    assert page.addresses.count("/apis/api_quotes") == found
+
+
+@pytest.mark.parametrize(
+    ("query", "orders", "chosen"),
+    [
+        ("", ["newest first"], "newest first"),
+        ("sort=newest", ["newest first"], "newest first"),
+        ("sort=name", ["newest first"], "name"),
+        ("q=symbol", ["best match first", "newest first"], "best match first"),
+        ("q=symbol&sort=newest", ["best match first", "newest first"], "newest first"),
+    ],
+)
+async def test_the_order_is_named_by_what_sorts(
+    harness: PageHarness, client: httpx.AsyncClient, query: str, orders: list[str], chosen: str
+) -> None:
+    """`GET /apis` sorts by relevance with words alone; without words the newest listing is the first."""
+    newer = replace(
+        QUOTES, id=ListingId("api_newer"), name="Abc", description="", created_ms=QUOTES.created_ms + 1
+    )
+    await harness.catalog.publish(newer)
+    text = (await client.get(f"/?{query}")).text
+    options = re.findall(
+        r'<option value="([^"]*)"( selected)?>([^<]*)</option>', text.partition('id="sort"')[2]
+    )
+    assert [label for _, _, label in options] == [*orders, "price, low to high", "price, high to low", "name"]
+    assert [label for _, is_chosen, label in options if is_chosen] == [chosen]
+    assert options[0][0] == ""  # the order of a form that names none
+    if chosen == "newest first" and "q=" not in query:
+        assert text.index("/apis/api_newer") < text.index("/apis/api_quotes")
+
+
+@pytest.mark.parametrize(
+    ("query", "name", "text"),
+    [
+        ("maxPrice=abc", "maxPrice", "a price is a decimal string such as 0.01"),
+        ("minSuccessRate=2", "minSuccessRate", "must be a number from 0 to 1, such as 0.95"),
+        ("network=base", "network", ""),
+        ("sort=upwards", "sort", ""),
+    ],
+)
+async def test_a_field_that_is_not_valid_has_its_error(
+    client: httpx.AsyncClient, query: str, name: str, text: str
+) -> None:
+    answer = await client.get(f"/?{query}&q=keep")
+    assert answer.status_code == 422
+    page = PageReader(answer.text)
+    assert f"error-{name}" in page.ids
+    assert f'aria-describedby="error-{name}"' in answer.text
+    assert text in page.words
+    assert 'value="keep"' in answer.text
+    assert "The search was not understood" in page.words
+
+
+async def test_an_empty_catalog_and_an_empty_result_say_what_to_do(client: httpx.AsyncClient) -> None:
+    assert "Nothing was found" in (await read(client, "/?q=nothing")).words
+    async with PageHarness().open_pages() as empty:
+        page = await read(empty, "/")
+    assert "Nothing is for sale here yet" in page.words
+    assert "tollway listing publish" in page.words
+
+
+@pytest.mark.parametrize(
+    ("query", "found", "links"),
+    [
+        ("", 20, ["?page=2"]),
+        ("?page=2", 5, ["?"]),
+        ("?page=3", 0, ["?page=2"]),
+        ("?q=price&tag=data&page=2", 5, ["?q=price&tag=data"]),
+    ],
+)
+async def test_the_page_links_to_its_neighbours(
+    harness: PageHarness, client: httpx.AsyncClient, query: str, found: int, links: list[str]
+) -> None:
+    for number in range(24):
+        await harness.catalog.publish(replace(QUOTES, id=ListingId(f"api_{number:02d}")))
+    page = await read(client, f"/{query}")
+    assert sum(one.startswith("/apis/") for one in page.addresses) == found
+    assert [one for one in page.addresses if one.startswith("?")] == links
+
+
+# ---- One API.
+
+
+async def test_the_page_of_an_api_has_operations_ways_to_pay_and_terms(client: httpx.AsyncClient) -> None:
+    page = await read(client, "/apis/api_quotes")
+    for words in (
+        "GET /quote/{symbol}",
+        "The price of a symbol now",
+        "POST /echo",
+        "x402, MPP",
+        "a transaction, 1 confirmation",
+        "Sandbox",
+        "responses 2xx and 304; everything else is released",
+        "30 seconds",
+        "api.example.com",
+        "not measured yet",
+        "0 paid calls in the last 30 days",
+    ):
+        assert words in page.words
+    assert page.words.count(str(ALICE)) >= 3, "addresses are whole"
+
+
+async def test_the_days_of_an_api_are_a_chart_and_a_table(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    today = day_of(1_795_239_000_000)
+    await harness.quality.add({(QUOTES.id, FAILED): 2, (QUOTES.id, bucket_of(10)): 5}, day=today)
+    answer = await client.get("/apis/api_quotes")
+    page = PageReader(answer.text)
+    assert "7 paid calls in the last 30 days" in page.words
+    assert "2026-11-21 5 2" in page.words
+    assert 'role="img" aria-label="7 paid calls in the last 30 days"' in answer.text
+    assert [len(re.findall("M", one)) for one in re.findall(r'class="bar .*? d="(.*?)"', answer.text)] == [
+        1,
+        1,
+    ]
+
+
+async def test_an_operation_is_chosen_by_its_name(client: httpx.AsyncClient) -> None:
+    page = await read(client, "/apis/api_quotes?operation=echo")
+    assert "--data" in page.words
+    await read(client, "/apis/api_quotes?operation=none", 404)
+
+
+async def test_a_free_api_says_so(harness: PageHarness, client: httpx.AsyncClient) -> None:
+    free = replace(QUOTES, id=ListingId("api_free"), price=Price.parse("0"))
+    await harness.catalog.publish(free)
+    page = await read(client, "/apis/api_free")
+    assert "Every call is free. Nothing is signed." in page.words
+    assert "402" not in page.words.partition("From a program")[2].partition("What is charged")[0]
+
+
+@pytest.mark.parametrize("words", TRICKS)
+async def test_words_of_a_provider_stay_text(
+    harness: PageHarness, client: httpx.AsyncClient, words: str
+) -> None:
+    document = {
+        **SAMPLE_DOCUMENT,
+        "paths": {
+            "/x": {"get": {"operationId": "tricky", "summary": words, "description": words, "responses": {}}}
+        },
+    }
+    tricky = replace(
+        QUOTES,
+        id=ListingId("api_tricks"),
+        name=words,
+        description=words,
+        tags=() if "\u202e" in words else (words[:30],),
+        openapi=document,
+    )
+    await harness.catalog.publish(tricky)
+    plain = await read(client, "/apis/api_quotes")
+    for path in ("/", "/?q=alert", f"/providers/{ALICE}", "/apis/api_tricks"):
+        text = (await client.get(path, params={"q": words} if path == "/" else None)).text
+        page = PageReader(text)
+        assert page.handlers == []
+        assert set(page.tags) <= {*plain.tags, "h3", "form", "input", "select", "option", "label", "button"}
+        assert page.tags.count("script") == text.count('src="/ui/')
+        assert "\u202e" not in text
+        assert not [one for one in page.addresses if not re.match(r"[/?#](?!/)", one)]
+        assert "49" not in page.words.partition("Skip")[2][:200]
+
+
+async def test_a_search_text_stays_inside_its_field(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/", params={"q": '"><b>x</b>'})
+    assert 'value="&#34;&gt;&lt;b&gt;x&lt;/b&gt;"' in answer.text
+
+
+# ---- One provider, the gateway.
+
+
+async def test_the_page_of_a_provider_lists_what_it_sells(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    await harness.stores.set_reputation(QUOTES.id, Reputation(verified_ms=1))
+    page = await read(client, f"/providers/{ALICE}")
+    assert "Sells 1 API" in page.words
+    assert "✓ api.example.com" in page.words
+    page = await read(client, f"/providers/{Address(bytes(20))}")
+    assert "Sells nothing here" in page.words
+    assert "This is no address" in (await read(client, "/providers/bob", 404)).words
+
+
+async def test_the_status_says_what_is_open(harness: PageHarness, client: httpx.AsyncClient) -> None:
+    page = await read(client, "/status")
+    assert "✓ reachable" in page.words
+    assert "tx, x402" in page.words
+    harness.away_s, harness.settles = 60.0, False
+    page = await read(client, "/status")
+    assert "not reachable since 2026-11-21T05:29:00.000Z" in page.words
+    assert "none: new payments do not count now" in page.words
+
+
+@pytest.mark.parametrize(
+    ("path", "marks"),
+    [
+        ("/", ['href="/" aria-current="page"']),
+        ("/apis/api_quotes", ['href="/" aria-current="true"']),
+        ("/status", ['href="/status" aria-current="page"']),
+        ("/problems/payment-required", []),
+    ],
+)
+async def test_the_navigation_marks_where_a_page_is(
+    client: httpx.AsyncClient, path: str, marks: list[str]
+) -> None:
+    navigation = (await client.get(path)).text.partition("</nav>")[0]
+    assert re.findall(r'href="[^"]*" aria-current="[^"]*"', navigation) == marks
+
+
+async def test_a_listing_without_an_open_way_to_pay_offers_nothing_to_sign(
+    harness: PageHarness, client: httpx.AsyncClient
+) -> None:
+    """Its networks are no longer those of the gateway."""
+    other = replace(QUOTES, id=ListingId("api_other"), networks=(ChainId(1),))
+    await harness.catalog.publish(other)
+    answer = await client.get(f"/apis/{other.id}")
+    assert "No way to pay for this call is open now" in PageReader(answer.text).words
+    assert "data-pay" not in answer.text
+    assert "data-pay" in (await client.get(f"/apis/{QUOTES.id}")).text
+
+
+async def test_the_problems_have_pages(client: httpx.AsyncClient) -> None:
+    assert "/problems/payment-required" in (await read(client, "/problems")).addresses
+    page = await read(client, "/problems/payment-outcome-unknown")
+    assert "The same request, sent again later, can succeed." in page.words
+    await read(client, "/problems/none", 404)
+
+
+# ---- Errors.
+
+
+async def test_the_form_keeps_the_call_of_a_402(client: httpx.AsyncClient) -> None:
+    text = (await client.get("/apis/api_quotes?method=GET&target=/quote/BTC")).text
+    assert re.findall(r'<input id="argument-0"[^>]* value="([^"]*)"', text) == ["BTC"]
+    assert "/quote/BTC" in PageReader(text).words.partition("From a program")[2]
+    whole = (await client.get('/apis/api_quotes?method=GET&target=/other?x="><script>')).text
+    assert re.findall(r'<input id="any-path"[^>]* value="([^"]*)"', whole) == [
+        "/other?x=&#34;&gt;&lt;script&gt;"
+    ]
+    assert '<option value="" selected>GET /other?x=&#34;' in whole
+    assert "GET /other?x=" in PageReader(whole).words.partition("From a program")[2]
+    # The choice of the form that keeps the call has no operation.
+    assert (await client.get("/apis/api_quotes?operation=")).status_code == 200
+    assert (await client.get("/apis/api_quotes?method=BREW&target=/x")).status_code == 422
+
+
+async def test_code_in_sentences_is_code(client: httpx.AsyncClient) -> None:
+    reference = (await client.get("/docs")).text
+    operations = sorted(set(re.findall(r'href="(/docs/operations/[^"]+)"', reference)))
+    problems = [f"/problems/{problem_name(code)}" for code in Code]
+    assert len(operations) > 40
+    for path in ("/docs", *operations, *problems):
+        page = (await client.get(path)).text.partition("<main")[2]
+        assert "`" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.S), path
+    page = (await client.get("/problems/upstream-timeout")).text
+    assert "<code>paymentState</code> is <code>held</code>" in page
+    page = (await client.get("/docs/operations/searchApis")).text
+    assert "<code>relevance</code> needs <code>q</code>." in page
+
+
+async def test_code_in_words_of_a_client_is_no_markup(client: httpx.AsyncClient) -> None:
+    page = (await client.get("/?network=`<img src=x onerror=alert(1)>`")).text
+    assert "<img" not in page
+    assert (await client.get("/apis/api_quotes?operation=`<b>`")).text.count("<b>") == 0
+
+
+@pytest.mark.parametrize("path", ["/", "/apis/api_quotes", f"/providers/{ALICE}"])
+async def test_a_page_says_that_storage_is_away_and_offers_to_try_again(
+    harness: PageHarness, client: httpx.AsyncClient, path: str
+) -> None:
+    harness.stores.database.is_away = True
+    answer = await client.get(path)
+    assert answer.status_code == 503
+    assert answer.headers["cache-control"] == "no-store"
+    page = PageReader(answer.text)
+    assert "Storage unavailable" in page.words
+    assert "Try again in 3 seconds" in page.words
+    assert "/problems/storage-unavailable" in page.addresses
+    assert answer.headers["x-request-id"] in page.words
+    assert answer.headers["retry-after"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [
+        ("/apis/api_none", 404, "API not found"),
+        ("/apis/api_gone", 410, "API retired"),
+        ("/apis/api_quotes?x=1", 422, "Validation failed"),
+        ("/problems/x", 404, "Route not found"),
+    ],
+)
+async def test_a_problem_of_a_page_is_a_page_where_html_is_accepted(
+    harness: PageHarness, client: httpx.AsyncClient, path: str, status: int, words: str
+) -> None:
+    await harness.catalog.publish(replace(QUOTES, id=ListingId("api_gone"), retired_ms=1))
+    assert words in (await read(client, path, status)).words
+    answer = await client.get(path, headers={"Accept": "*/*"})
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_a_defect_of_a_page_is_a_page(harness: PageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*given: object) -> None:
+        raise RuntimeError("a defect")
+
+    broken = type("Broken", (), {"search": fail, "find": fail})()
+    async with PageHarness(catalog=broken).open_pages() as client:
+        page = await read(client, "/", 500)
+    assert "Internal error" in page.words
+    assert "a defect" not in page.words
+
+
+async def test_a_query_with_too_many_fields_is_refused() -> None:
+    async with PageHarness().open_pages() as browser:
+        answer = await browser.get("/?" + "&".join(["a=1"] * 101))
+    assert answer.status_code == 400

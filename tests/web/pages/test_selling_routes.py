@@ -1,0 +1,702 @@
+"""The pages of a provider: the editor with its dry run, ownership, pause, retirement, held calls and sales."""
+
+import csv
+import re
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from html import unescape
+from io import StringIO
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.kit.call_rows import call_record_row, insert_calls
+from tests.kit.ledger_records import claim_on, close_of
+from tests.kit.listings import sample_listing
+from tests.kit.pages import PageReader
+from tests.kit.routes import PUBLIC_URL
+from tests.kit.signed_in import (
+    DAY_MS,
+    NOW_MS,
+    OTHER,
+    READER,
+    SELLER,
+    TEXTS,
+    USDC,
+    SignedInHarness,
+    open_signed_in,
+)
+from tollway.ids import ListingId
+from tollway.ledger.records import CallState
+from tollway.ledger.sales import SUM_STATES
+from tollway.registry.listing import Listing
+from tollway.registry.ownership import make_content
+from tollway.registry.quality import Quality, Reputation
+from tollway.storage.catalog.catalog_tables import listing_table
+from tollway.web.http.query import format_time
+from tollway.web.pages.page_session import make_form_token
+from tollway.web.pages.selling_views import LISTINGS_MAX
+
+ONE = "/my/apis/{api_id}"
+DOCUMENT = (
+    '{"openapi": "3.1.0", "info": {"title": "W", "version": "1"}, "paths": {"/cities/{city}": {"get":'
+    ' {"summary": "Weather of a city", "parameters": [{"name": "city", "in": "path", "required": true,'
+    ' "schema": {"type": "string"}}], "responses": {"200": {"description": "ok"}}}}}}'
+)
+GOOD = {
+    "name": "Weather",
+    "description": "Weather of cities.\r\nEvery hour.",
+    "tags": "weather, forecast",
+    "endpoint": "https://api.example.com/v1",
+    "methods": "GET, POST",
+    "timeoutSeconds": "20",
+    "forwardHeaders": "X-Region",
+    "upstreamAuth.in": "header",
+    "upstreamAuth.name": "X-Api-Key",
+    "upstreamAuth.value": "hunter2-secret",
+    "forwardSignature": "ed25519",
+    "pricePerRequest": "0.01",
+    "currency": USDC.symbol,
+    "payTo": "",
+    "chargeOn": "success",
+    "operations": "GET /cities/{city} 0.02\r\n\r\nPOST /reports 0.5",
+    "otherPaths": "serve",
+    "signature": "any",
+    "rateLimit.calls": "100",
+    "rateLimit.perSeconds": "60",
+    "status": "active",
+    "openapiUrl": "",
+    "openapi": DOCUMENT,
+}
+HOSTILE = '"><script>alert(1)</script>'
+
+
+@pytest.fixture
+async def harness() -> AsyncIterator[SignedInHarness]:
+    async with open_signed_in() as harness:
+        await harness.sign_in(SELLER)
+        yield harness
+
+
+def field_of(answer: httpx.Response, name: str) -> str:
+    """The value of an input of the page."""
+    return answer.text.split(f'name="{name}"')[1].split('value="')[1].split('"')[0].replace("&#34;", '"')
+
+
+def error_of(answer: httpx.Response, name: str) -> str:
+    mark = f'id="error-{name}">'
+    assert mark in answer.text, f"{name} is not marked"
+    return PageReader(answer.text.split(mark)[1].split("</p>")[0]).words
+
+
+async def open_form(harness: SignedInHarness, path: str = "/my/apis/new") -> dict[str, str]:
+    """The hidden fields of the editor."""
+    page = await harness.browser.get(path)
+    name = "key" if path == "/my/apis/new" else "etag"
+    return {name: field_of(page, name)}
+
+
+async def publish(harness: SignedInHarness, **changes: str) -> Listing:
+    hidden = await open_form(harness)
+    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, **changes, "act": "write"})
+    assert answer.status_code == 303, PageReader(answer.text).words
+    api_id, _, done = answer.headers["location"].removeprefix("/my/apis/").partition("?")
+    assert done == "done=published"
+    return await stored(harness, api_id)
+
+
+async def stored(harness: SignedInHarness, api_id: str) -> Listing:
+    entry = await harness.services.stores.catalog.find(ListingId(api_id))
+    assert entry is not None
+    return entry.listing
+
+
+async def count_listings(harness: SignedInHarness) -> int:
+    return len(await harness.services.stores.read_rows(listing_table))
+
+
+# ---- The editor.
+
+
+async def test_a_form_becomes_a_listing_with_every_member(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    assert listing.provider == listing.pay_to == SELLER.address
+    assert listing.description == "Weather of cities.\nEvery hour."
+    assert listing.tags == ("weather", "forecast")
+    assert listing.methods == ("GET", "POST")
+    assert [(one.method, one.path, one.price.text) for one in listing.operations] == [
+        ("GET", "/cities/{city}", "0.02"),
+        ("POST", "/reports", "0.5"),
+    ]
+    assert listing.upstream_auth is not None
+    assert listing.upstream_auth.value == "hunter2-secret"
+    assert listing.rate_limit is not None
+    assert (listing.rate_limit.calls, listing.rate_limit.per_s, listing.timeout_s) == (100, 60, 20)
+    assert listing.openapi is not None
+    assert listing.networks == (USDC.chain_id,)
+    page = await harness.read("/my/apis")
+    assert "Weather" in page.words
+    assert "endpoint not proved" in page.words
+
+
+async def test_a_check_writes_nothing_and_shows_addresses_and_operations(harness: SignedInHarness) -> None:
+    harness.services.addresses["api.example.com"] = ["198.51.100.4", "2001:db8::1"]
+    hidden = await open_form(harness)
+    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, "act": "check"})
+    assert answer.status_code == 200
+    words = PageReader(answer.text).words
+    for shown in (
+        "198.51.100.4",
+        "2001:db8::1",
+        "GET /cities/{city}",
+        "Weather of a city",
+        "0.02",
+        str(SELLER.address),
+    ):
+        assert shown in words
+    assert await count_listings(harness) == 0
+    assert field_of(answer, "key") == hidden["key"]
+
+
+async def test_three_errors_are_marked_at_their_fields_and_repaired(harness: SignedInHarness) -> None:
+    wrong = {
+        **GOOD,
+        "pricePerRequest": "cheap",
+        "endpoint": "ftp://api.example.com",
+        "operations": "GET /cities/{city} 0.02\r\n\r\nFETCH reports 0.5",
+    }
+    hidden = await open_form(harness)
+    for act in ("check", "write"):
+        answer = await harness.post("/my/apis/new", {**wrong, **hidden, "act": act})
+        assert answer.status_code == 422
+        error_of(answer, "pricePerRequest")
+        error_of(answer, "endpoint")
+        assert error_of(answer, "operations").startswith("line 3: ")
+        assert 'aria-describedby="error-pricePerRequest hint-pricePerRequest"' in answer.text
+        assert field_of(answer, "name") == "Weather"
+        assert "FETCH reports 0.5" in answer.text
+    assert await count_listings(harness) == 0
+    repaired = await harness.post("/my/apis/new", {**GOOD, **hidden, "act": "write"})
+    assert repaired.status_code == 303
+    assert await count_listings(harness) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"name": ""}, "name", "must not be empty"),
+        ({"tags": "a, \u202eb"}, "tags", "“"),
+        ({"methods": "GET fetch"}, "methods", "“fetch” must be"),
+        ({"timeoutSeconds": "soon"}, "timeoutSeconds", "integer"),
+        ({"timeoutSeconds": "301"}, "timeoutSeconds", "300"),
+        ({"payTo": "0x12"}, "payTo", ""),
+        ({"rateLimit.perSeconds": ""}, "rateLimit.perSeconds", ""),
+        ({"rateLimit.calls": "many"}, "rateLimit.calls", ""),
+        ({"upstreamAuth.value": ""}, "upstreamAuth.value", ""),
+        ({"upstreamAuth.in": ""}, "upstreamAuth.in", ""),
+        ({"upstreamAuth.name": "Host"}, "upstreamAuth.name", "belongs"),
+        ({"networks": "eip155:5"}, "networks", "not accepted"),
+        ({"openapi": "{"}, "openapi", "JSON"),
+        ({"openapi": '{"swagger": "2.0"}'}, "openapi", "Swagger"),
+        ({"openapi": "", "openapiUrl": "https://api.example.com/o.json"}, "openapiUrl", "fetched"),
+        ({"operations": "GET /a"}, "operations", "line 1: price"),
+        ({"currency": "EUR"}, "currency", "one of"),
+        ({"endpoint": "https://10.0.0.1/"}, "endpoint", ""),
+        ({"endpoint": "https://gone.example/"}, "endpoint", "resolve"),
+    ],
+)
+async def test_each_member_has_its_error_at_its_field(
+    harness: SignedInHarness, change: dict[str, str], field: str, words: str
+) -> None:
+    harness.services.addresses["gone.example"] = []
+    hidden = await open_form(harness)
+    answer = await harness.post("/my/apis/new", {**GOOD, **hidden, **change, "act": "write"})
+    assert answer.status_code in (400, 403, 422)
+    assert words in error_of(answer, field)
+    assert await count_listings(harness) == 0
+
+
+async def test_names_in_the_filter_of_the_sales_are_cleaned(harness: SignedInHarness) -> None:
+    """Names of the reader's own listings, and the id that an address brings."""
+    await harness.catalog.publish(
+        sample_listing(provider=READER.address, id=ListingId("api_1"), name="Quo\u202etes")
+    )
+    await harness.sign_in()
+    answer = await harness.browser.get("/my/sales?apiId=api_%E2%80%AE2")
+    assert "\u202e" not in PageReader(answer.text).text
+    assert "Quotes" in PageReader(answer.text).words
+
+
+async def test_more_listings_than_a_page_are_reached_and_the_pages_go_back_as_they_came(
+    harness: SignedInHarness,
+) -> None:
+    for number in range(2 * LISTINGS_MAX + 5):
+        await harness.catalog.publish(
+            sample_listing(provider=READER.address, id=ListingId(f"api_{number}"), created_ms=number + 1)
+        )
+    await harness.sign_in()
+    seen, path, steps = [], "/my/apis", []
+    while path:
+        steps.append(path)
+        page = await harness.read(path)
+        seen.append([link for link in page.addresses if re.fullmatch(r"/my/apis/api_[0-9]+", link)])
+        path = next(
+            (link for link in page.addresses if link == f"/my/apis?offset={len(steps) * LISTINGS_MAX}"), ""
+        )
+    assert [len(links) for links in seen] == [LISTINGS_MAX, LISTINGS_MAX, 5]
+    assert len({link for links in seen for link in links}) == 2 * LISTINGS_MAX + 5
+    assert f"/my/apis?offset={LISTINGS_MAX}" in (await harness.read(steps[2])).addresses
+    back = await harness.browser.get(steps[1])
+    assert 'rel="prev" href="/my/apis"' in back.text
+
+
+async def test_a_held_call_of_a_later_moment_moves_no_row_and_the_days_stay_in_the_links(
+    harness: SignedInHarness,
+) -> None:
+    held = {"state": "unknown", "taken_units": 10_000, "provider": READER.address}
+    await harness.services.write_calls(*(held for _ in range(40)))
+    await harness.sign_in()
+    first = await harness.browser.get("/my/sales?state=held&from=2027-01-01")
+    older = unescape(first.text.split('rel="next" href="')[1].split('"')[0])
+    rows = [call_record_row(500, **{**TEXTS, **held, "payer": OTHER.address, "created_ms": NOW_MS + 60_000})]
+    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    harness.services.now_ms += 120_000
+    page = await harness.read(older)
+    assert "40 held calls" in page.words
+    sales = await harness.read("/my/sales?from=2027-01-10&to=2027-01-20&apiId=api_1")
+    assert "/my/sales?state=held&apiId=api_1&from=2027-01-10&to=2027-01-20" in sales.addresses
+
+
+async def test_a_form_that_is_sent_twice_publishes_once(harness: SignedInHarness) -> None:
+    form = {**GOOD, **await open_form(harness), "act": "write"}
+    first = await harness.post("/my/apis/new", form)
+    again = await harness.post("/my/apis/new", form)
+    assert first.headers["location"] == again.headers["location"]
+    changed = await harness.post("/my/apis/new", {**form, "name": "Other"})
+    assert changed.status_code == 422 or changed.status_code == 409
+    assert "Nothing was created" in PageReader(changed.text).words
+    assert field_of(changed, "key") != form["key"]
+    assert await count_listings(harness) == 1
+
+
+async def test_an_edit_against_a_stale_version_shows_both(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    mine, theirs = await open_form(harness, path), await open_form(harness, path)
+    other = await harness.post(
+        path, {**GOOD, **theirs, "pricePerRequest": "0.03", "openapi": "", "act": "write"}, route=ONE
+    )
+    assert other.headers["location"] == f"{path}?done=saved"
+    answer = await harness.post(
+        path, {**GOOD, **mine, "name": "Mine", "openapi": "", "act": "write"}, route=ONE
+    )
+    assert answer.status_code == 412
+    words = PageReader(answer.text).words
+    assert "Price of a call stored now: 0.03 in your form: 0.01" in words
+    assert "Name stored now: Weather in your form: Mine" in words
+    assert "Tags stored" not in words
+    assert (await stored(harness, listing.id)).revision == 2
+    fresh = {"etag": field_of(answer, "etag")}
+    saved = await harness.post(
+        path, {**GOOD, **fresh, "name": "Mine", "openapi": "", "act": "write"}, route=ONE
+    )
+    assert saved.status_code == 303
+    now = await stored(harness, listing.id)
+    assert (now.name, now.price.text, now.revision) == ("Mine", "0.01", 3)
+    assert now.openapi is not None, "an empty document keeps the stored one"
+
+
+async def test_a_form_without_the_version_that_it_shows_saves_nothing(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    answer = await harness.post(f"/my/apis/{listing.id}", {**GOOD, "act": "write"}, route=ONE)
+    assert answer.status_code == 412
+    assert (await stored(harness, listing.id)).revision == 1
+
+
+async def test_the_stored_secret_is_on_no_page_and_stays(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    page = await harness.browser.get(path)
+    assert "hunter2" not in page.text
+    assert "A secret is stored" in PageReader(page.text).words
+    kept = {**GOOD, "upstreamAuth.value": "", "openapi": ""}
+    for act in ("check", "write"):
+        answer = await harness.post(path, {**kept, **await open_form(harness, path), "act": act}, route=ONE)
+        assert "hunter2" not in answer.text
+    auth = (await stored(harness, listing.id)).upstream_auth
+    assert auth is not None
+    assert auth.value == "hunter2-secret"
+    moved = {**kept, "endpoint": "https://other.example.com/"}
+    answer = await harness.post(path, {**moved, **await open_form(harness, path), "act": "write"}, route=ONE)
+    assert "must be given again" in error_of(answer, "upstreamAuth.value")
+    removed = {**kept, "upstreamAuth.in": "", "upstreamAuth.name": ""}
+    await harness.post(path, {**removed, **await open_form(harness, path), "act": "write"}, route=ONE)
+    assert (await stored(harness, listing.id)).upstream_auth is None
+
+
+async def test_a_typed_secret_comes_back_on_no_page_and_is_asked_for_again(harness: SignedInHarness) -> None:
+    """Without the question the stored secret would stay after the new one was typed, checked and saved."""
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    typed = {**GOOD, "openapi": "", "upstreamAuth.value": "another-secret", "pricePerRequest": "0.02"}
+    for changes, status in (({"act": "check"}, 200), ({"act": "write", "pricePerRequest": "x"}, 422)):
+        answer = await harness.post(path, {**typed, **await open_form(harness, path), **changes}, route=ONE)
+        assert answer.status_code == status
+        assert "another-secret" not in answer.text
+        assert "Type it again before you check or save." in PageReader(answer.text).words
+        assert field_of(answer, "upstreamAuth.again") == "yes"
+    again = {**typed, "upstreamAuth.value": "", "upstreamAuth.again": "yes", "act": "write"}
+    answer = await harness.post(path, {**again, **await open_form(harness, path)}, route=ONE)
+    assert "type the secret again" in error_of(answer, "upstreamAuth.value")
+    assert (await stored(harness, listing.id)).revision == 1
+    again["upstreamAuth.value"] = "another-secret"
+    answer = await harness.post(path, {**again, **await open_form(harness, path)}, route=ONE)
+    assert answer.status_code == 303
+    auth = (await stored(harness, listing.id)).upstream_auth
+    assert auth is not None
+    assert auth.value == "another-secret"
+    assert "upstreamAuth.again" not in (await harness.browser.get(path)).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "focused"),
+    [
+        ({"pricePerRequest": "cheap", "endpoint": "ftp://x"}, "endpoint"),
+        ({"operations": "FETCH reports", "name": ""}, "name"),
+        ({"networks": "eip155:1"}, "networks"),
+    ],
+)
+async def test_the_focus_goes_to_the_first_error(
+    harness: SignedInHarness, changes: dict[str, str], focused: str
+) -> None:
+    answer = await harness.post(
+        "/my/apis/new", {**GOOD, **await open_form(harness), **changes, "act": "check"}
+    )
+    assert answer.status_code == 422
+    (tag,) = re.findall(r"<[^>]* autofocus[^>]*>", answer.text)
+    assert f'id="{focused}"' in tag
+
+
+async def test_a_document_is_fetched_replaced_and_removed(harness: SignedInHarness) -> None:
+    url = "https://api.example.com/openapi.json"
+    harness.services.documents[url] = DOCUMENT.encode()
+    listing = await publish(harness, openapi="", openapiUrl=url)
+    assert listing.openapi is not None
+    path = f"/my/apis/{listing.id}"
+    base = {**GOOD, "openapi": "", "openapiUrl": url, "upstreamAuth.value": ""}
+    harness.services.documents[url] = DOCUMENT.replace("Weather of a city", "Newer").encode()
+    await harness.post(path, {**base, **await open_form(harness, path), "act": "write"}, route=ONE)
+    assert (await stored(harness, listing.id)).revision == 1, "nothing changed"
+    refetch = {**base, "fetchDocument": "yes"}
+    await harness.post(path, {**refetch, **await open_form(harness, path), "act": "write"}, route=ONE)
+    assert "Newer" in str((await stored(harness, listing.id)).openapi)
+    removal = {**base, "removeDocument": "yes"}
+    await harness.post(path, {**removal, **await open_form(harness, path), "act": "write"}, route=ONE)
+    now = await stored(harness, listing.id)
+    assert (now.openapi, now.openapi_url) == (None, None)
+
+
+async def test_a_provider_pauses_resumes_and_retires(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    for status, done in (("paused", "paused"), ("active", "resumed")):
+        answer = await harness.post(f"{path}/status", {"status": status}, route=f"{ONE}/status")
+        assert answer.headers["location"] == f"{path}?done={done}"
+        assert (await stored(harness, listing.id)).status == status
+        assert done.capitalize() in (await harness.read(f"{path}?done={done}")).words
+    assert (
+        await harness.post(f"{path}/status", {"status": "gone"}, route=f"{ONE}/status")
+    ).status_code == 422
+    refused = await harness.post(f"{path}/retirement", {}, route=f"{ONE}/retirement")
+    assert refused.status_code == 422
+    assert (await stored(harness, listing.id)).retired_ms is None
+    answer = await harness.post(f"{path}/retirement", {"confirmed": "yes"}, route=f"{ONE}/retirement")
+    assert answer.headers["location"] == "/my/apis?done=retired"
+    assert (await stored(harness, listing.id)).retired_ms is not None
+    assert "You sell no API yet" in (await harness.read("/my/apis?done=retired")).words
+    await harness.read(path, 410)
+
+
+async def test_a_provider_proves_the_ownership_of_its_endpoint(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    content = make_content(PUBLIC_URL, provider=SELLER.address, origin="https://api.example.com:443")
+    page = await harness.read(path)
+    assert "_tollway.api.example.com" in page.words
+    line = next(word for word in page.words.split() if word.startswith("tollway-verification="))
+    answer = await harness.post(f"{path}/ownership", {}, route=f"{ONE}/ownership")
+    words = PageReader(answer.text).words
+    assert answer.status_code == 200
+    assert "File: not reachable" in words
+    assert "DNS record: not found" in words
+    assert len(line) == len(content)
+    harness.services.texts["_tollway.api.example.com"] = (line,)
+    answer = await harness.post(f"{path}/ownership", {}, route=f"{ONE}/ownership")
+    assert "DNS record: ✓ proved" in PageReader(answer.text).words
+    assert "✓ endpoint proved by a DNS record" in (await harness.read(path)).words
+    assert "✓ endpoint proved" in (await harness.read("/my/apis")).words
+
+
+@pytest.mark.parametrize("wallet", [OTHER, READER])
+async def test_a_listing_of_another_wallet_is_not_found(harness: SignedInHarness, wallet: Any) -> None:
+    listing = await publish(harness)
+    path = f"/my/apis/{listing.id}"
+    etag = await open_form(harness, path)
+    await harness.sign_in(wallet)
+    await harness.read(path, 404)
+    fields = {**GOOD, **etag, "act": "write", "status": "paused", "confirmed": "yes"}
+    for tail in ("", "/status", "/retirement", "/ownership"):
+        answer = await harness.post(path + tail, fields, route=ONE + tail)
+        assert answer.status_code == 404
+    assert await stored(harness, listing.id) == listing
+    assert "Weather" not in (await harness.read("/my/apis")).words
+
+
+FORMS = ("/my/apis/new", ONE, f"{ONE}/status", f"{ONE}/retirement", f"{ONE}/ownership")
+
+
+@pytest.mark.parametrize("route", FORMS)
+@pytest.mark.parametrize("lack", ["session", "token", "token of another form", "origin", "site"])
+async def test_a_form_counts_with_session_token_and_origin_only(
+    harness: SignedInHarness, route: str, lack: str
+) -> None:
+    listing = await publish(harness)
+    path = route.replace("{api_id}", listing.id)
+    hidden = await open_form(harness) | await open_form(harness, f"/my/apis/{listing.id}")
+    fields = {**GOOD, **hidden, "name": "Forged", "status": "paused", "confirmed": "yes", "act": "write"}
+    headers: dict[str, str] = {}
+    status = 400
+    if lack == "session":
+        harness.browser.cookies.clear()
+        status = 401
+    elif lack == "token":
+        fields["form_token"] = ""
+    elif lack == "token of another form":
+        fields["form_token"] = make_form_token(harness.token, "/my/wallets")
+    elif lack == "origin":
+        headers = {"Sec-Fetch-Site": "cross-site"}
+    else:
+        headers = {"Sec-Fetch-Site": "same-site"}
+    assert (await harness.post(path, fields, route=route, **headers)).status_code == status
+    assert await stored(harness, listing.id) == listing
+    assert await count_listings(harness) == 1
+
+
+async def test_a_blocked_wallet_publishes_and_edits_nothing(harness: SignedInHarness) -> None:
+    listing = await publish(harness)
+    hidden = await open_form(harness)
+    etag = await open_form(harness, f"/my/apis/{listing.id}")
+    harness.services.blocked.add(SELLER.address)
+    assert (await harness.post("/my/apis/new", {**GOOD, **hidden, "act": "write"})).status_code == 403
+    for tail in ("", "/status"):
+        fields = {**GOOD, **etag, "name": "No", "status": "paused", "act": "write"}
+        assert (
+            await harness.post(f"/my/apis/{listing.id}{tail}", fields, route=ONE + tail)
+        ).status_code == 403
+    assert await stored(harness, listing.id) == listing
+
+
+async def test_words_of_a_listing_are_escaped(harness: SignedInHarness) -> None:
+    hidden = await open_form(harness)
+    hostile = dict.fromkeys(GOOD, HOSTILE) | hidden | {"act": "check"}
+    answer = await harness.post("/my/apis/new", hostile)
+    assert "<script>alert" not in answer.text
+    listing = await publish(harness, name=HOSTILE, description=HOSTILE, tags=HOSTILE[:32])
+    rows = [
+        call_record_row(
+            1,
+            **{
+                **TEXTS,
+                "listing_id": listing.id,
+                "listing_name": HOSTILE,
+                "path": f"/{HOSTILE}",
+                "state": "unknown",
+                "taken_units": 10_000,
+            },
+        )
+    ]
+    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    for path in (
+        "/my/apis",
+        f"/my/apis/{listing.id}",
+        "/my/sales",
+        "/my/sales?state=held",
+        f"/my/sales?apiId={HOSTILE}",
+    ):
+        page = await harness.browser.get(path)
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert not PageReader(page.text).handlers
+
+
+# ---- Sales.
+
+
+def sold(number: int, state: str, units: int, *, days_ago: int = 0, **changes: Any) -> dict[str, Any]:
+    taken = 0 if state in ("released", "reorged") else units
+    own = {"price_units": units, "taken_units": taken, "state": state, "listing_name": "Weather"}
+    shared = {**TEXTS, "payer": READER.address, "created_ms": NOW_MS - days_ago * DAY_MS}
+    return call_record_row(number, **{**shared, **own, **changes})
+
+
+STATES = ("consumed", "released", "unknown", "reorged", "settling", "forwarding")
+MIXED = [
+    *(sold(number, STATES[number % 6], 10_001 * (number + 1), days_ago=number % 9) for number in range(40)),
+    *(
+        sold(100 + number, STATES[number % 4], 7 + number, listing_id="api_2", listing_name="Other")
+        for number in range(8)
+    ),
+    sold(
+        200, "consumed", 0, chain_id=None, asset=None, rail="none", price="0", currency="", listing_id="api_3"
+    ),
+    sold(300, "consumed", 5_000, provider=OTHER.address, listing_id="api_9", listing_name="Foreign"),
+]
+
+
+def add_books(rows: list[dict[str, Any]]) -> dict[tuple[str, str], int]:
+    """Units by listing and state, from the rows of calls."""
+    books: dict[tuple[str, str], int] = {}
+    for row in rows:
+        if row["provider"] == SELLER.address:
+            key = (row["listing_id"], SUM_STATES[CallState(row["state"])])
+            books[key] = books.get(key, 0) + row["price_units"]
+    return {key: units for key, units in books.items() if units}
+
+
+@pytest.mark.parametrize("step", ["day", "hour"])
+async def test_sales_add_up_to_the_books_to_the_unit(harness: SignedInHarness, step: str) -> None:
+    await harness.services.database.write(lambda connection: insert_calls(connection, MIXED))
+    first = format_time(NOW_MS - 10 * DAY_MS)[:10]
+    answer = await harness.browser.get(f"/my/sales?step={step}&from={first}")
+    link = answer.text.split('href="/my/sales.csv')[1].split('"')[0].replace("&amp;", "&")
+    rows = list(csv.DictReader(StringIO((await harness.browser.get(f"/my/sales.csv{link}")).text)))
+    sums: dict[tuple[str, str], int] = {}
+    for row in rows:
+        key = (row["apiId"], row["state"])
+        sums[key] = sums.get(key, 0) + int(row["units"])
+        assert Decimal(row["amount"]) * 10**USDC.decimals == int(row["units"])
+    books = add_books(MIXED)
+    assert {key: units for key, units in sums.items() if units} == books
+    words = PageReader(answer.text).words
+    for state in ("charged", "released", "held", "reorged"):
+        total = sum(units for (_, one), units in books.items() if one == state)
+        assert f"{state} {USDC.format_units(total)}" in words
+    assert "Free calls" in words
+    assert "Foreign" not in words
+
+
+async def test_each_column_of_the_sales_is_that_of_its_listing(harness: SignedInHarness) -> None:
+    listing = await publish(harness, name="Weather")
+    quality = Quality(calls=400, success_ppm=990_000, p50_ms=31, p95_ms=87)
+    await harness.services.stores.set_reputation(listing.id, Reputation(quality=quality))
+    own = {"listing_id": listing.id}
+    other = {"listing_id": "api_2"}
+    rows = [
+        *(sold(number, "consumed", 10_000, **own) for number in range(5)),
+        *(sold(10 + number, "released", 20_000, **own) for number in range(2)),
+        sold(20, "unknown", 30_000, **own),
+        sold(21, "reorged", 40_000, **own),
+        sold(22, "consumed", 1_000, **other),
+    ]
+    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    table = (await harness.browser.get("/my/sales")).text.partition("sums-table")[2]
+    heads = re.findall(r"<th scope=\"col\"[^>]*>(.*?)</th>", table.partition("</thead>")[0])
+    assert [PageReader(one).words for one in heads] == [
+        *("API", "Calls", "Failed", "p95, 30 days", "Charged", "Released", "Held", "Reorged")
+    ]
+    shown = [PageReader(row).words for row in re.findall(r"<tr><th.*?</tr>", table, re.DOTALL)]
+    assert shown[-2:] == ["Weather 9 2 (22.2 %) 87 ms 0.05 0.04 0.03 0.04", "api_2 1 0 (0.0 %) – 0.001 0 0 0"]
+    assert "the range above does not change it" in table
+
+
+async def test_a_decision_and_a_release_move_money_between_columns(harness: SignedInHarness) -> None:
+    payment = await harness.services.record_payment(50_000)
+    ledger = harness.services.ledger
+    claims = [
+        claim_on(payment, 10_000, payer=READER.address, provider=SELLER.address, created_ms=NOW_MS + number)
+        for number in range(3)
+    ]
+    for claim, state in zip(claims, (CallState.CONSUMED, CallState.RELEASED, CallState.UNKNOWN), strict=True):
+        await ledger.claim(claim)
+        await ledger.close(close_of(claim, state, upstream_status=None))
+    words = (await harness.read("/my/sales")).words
+    assert "charged 0.01 " in words
+    assert "released 0.01 held 0.01 1 call" in words
+    held = await harness.read("/my/sales?state=held")
+    assert "1 held call" in held.words
+    assert f"/my/calls/{claims[2].call_id}" in held.addresses
+    resolution = f"/my/calls/{claims[2].call_id}/resolution"
+    decided = await harness.post(
+        resolution, {"outcome": "consumed", "confirmed": "yes"}, route="/my/calls/{call_id}/resolution"
+    )
+    assert decided.status_code == 303
+    words = (await harness.read("/my/sales")).words
+    assert "charged 0.02 " in words
+    assert "released 0.01 held 0 " in words
+    assert "No held call" in (await harness.read("/my/sales?state=held")).words
+
+
+async def test_the_chart_has_the_numbers_of_its_table(harness: SignedInHarness) -> None:
+    rows = [sold(1, "consumed", 30_000), sold(2, "released", 10_000), sold(3, "unknown", 5_000, days_ago=1)]
+    await harness.services.database.write(lambda connection: insert_calls(connection, rows))
+    answer = await harness.browser.get("/my/sales")
+    assert '<th scope="row">2027-01-15</th><td>0.03</td><td>0.01</td><td>0</td>' in answer.text
+    assert '<th scope="row">2027-01-14</th><td>0</td><td>0</td><td>0.005</td>' in answer.text
+    assert 'role="img" aria-label="0.03 USDC charged' in answer.text or 'role="img"' in answer.text
+    assert "as a table" in PageReader(answer.text).words
+
+
+@pytest.mark.parametrize(
+    "query", ["", "apiId=api_2", "step=hour", "from=2027-01-10&to=2027-01-12", "state=held"]
+)
+async def test_the_file_has_the_filter_of_the_screen(harness: SignedInHarness, query: str) -> None:
+    await harness.services.database.write(lambda connection: insert_calls(connection, MIXED))
+    answer = await harness.browser.get(f"/my/sales?{query}")
+    name = "/my/calls.csv" if "held" in query else "/my/sales.csv"
+    link = answer.text.split(f'href="{name}')[1].split('"')[0].replace("&amp;", "&")
+    file = await harness.browser.get(name + link)
+    rows = list(csv.DictReader(StringIO(file.text)))
+    assert rows
+    if "held" in query:
+        assert answer.text.count("Decide<") == len(rows)
+        assert {row["state"] for row in rows} == {"held"}
+        return
+    assert file.headers["content-disposition"].startswith('attachment; filename="tollway-sales-')
+    shown = {one for one in ("api_1", "api_2", "api_3") if f">{one}</a>" in answer.text}
+    assert {row["apiId"] for row in rows} == shown
+    calls = sum(int(row["calls"]) for row in rows)
+    table = answer.text.split('data-label="Calls">')[1:]
+    assert sum(int(one.split("<")[0].replace(",", "")) for one in table) == calls
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "from=x",
+        "step=week",
+        "state=odd",
+        "from=2027-02-01&to=2027-01-01",
+        "colour=red",
+        "step=hour&from=2026-01-01",
+    ],
+)
+async def test_a_filter_of_sales_that_is_not_understood_is_marked(
+    harness: SignedInHarness, query: str
+) -> None:
+    page = await harness.read(f"/my/sales?{query}", 422)
+    assert "The filter was not understood" in page.words
+
+
+async def test_pages_of_selling_need_the_session(harness: SignedInHarness) -> None:
+    harness.browser.cookies.clear()
+    for path in ("/my/apis", "/my/apis/new", "/my/apis/api_1", "/my/sales"):
+        assert (await harness.browser.get(path)).status_code == 303
+    assert (await harness.browser.get("/my/sales.csv")).status_code == 401
+
+
+async def test_empty_pages_say_what_would_be_there(harness: SignedInHarness) -> None:
+    assert "You sell no API yet" in (await harness.read("/my/apis")).words
+    assert "No sales in the last 30 days" in (await harness.read("/my/sales")).words
+    assert "No call in this range" in (await harness.read("/my/sales?apiId=api_2")).words
+    assert "No held call" in (await harness.read("/my/sales?state=held")).words
