@@ -20,7 +20,7 @@ SPARE = 1.6
 """So many more requests are signed than the best rate so far would use."""
 SIGNED_MIN = 4_000
 ANSWER_DEADLINE_S = 10.0
-ANSWER_BYTES_MAX = 4_096
+TOOL_RESPONSE_BYTES_MAX = 4_096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Cell:
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=ANSWER_DEADLINE_S) as line:
                 line.sendall(self.prepare(1)[0])
-                return line.recv(ANSWER_BYTES_MAX)
+                return line.recv(TOOL_RESPONSE_BYTES_MAX)
         except (OSError, IndexError) as exc:
             return repr(exc).encode()
 

@@ -66,10 +66,10 @@ PROMISED = {
     "payee_memory_s": 24 * 3600,
     "unknown_hold_s": 24 * 3600,
     "attempts_max": 3,
-    "answer_bytes_max": 256 * KIB,
-    "answers_per_payer_bytes_max": 64 * MIB,
-    "answers_bytes_max": 1024 * MIB,
-    "answer_ttl_s": 24 * 3600,
+    "response_bytes_max": 256 * KIB,
+    "responses_per_payer_bytes_max": 64 * MIB,
+    "responses_bytes_max": 1024 * MIB,
+    "response_ttl_s": 24 * 3600,
     "recovery_interval_s": 10,
 }
 """What the contract promises; the other limits are our own."""

@@ -49,7 +49,7 @@ class FixedLimits:
     unsafe_reuse_idle_s: float = 1.0  # POST and PATCH reuse a pooled connection that was idle for less
 
     # Chain nodes.
-    rpc_answer_bytes_max: int = 8 * MIB
+    rpc_response_bytes_max: int = 8 * MIB
     watch_interval_s: float = 10.0  # between two checks of the payments that are not final
     watch_batch_max: int = 200  # payments read from the ledger at once, where their block has changed
     watch_in_flight_max: int = 8  # requests for receipts; the rest of `rpc_in_flight_max` serves callers
@@ -67,7 +67,7 @@ class FixedLimits:
     fee_bump_after_s: float = 30.0  # a transaction that waits longer is replaced with higher fees
     settlement_attempts_max: int = 8  # transactions signed for one call, replacements included
     facilitator_deadline_s: float = 10.0
-    facilitator_answer_bytes_max: int = 64 * KIB
+    facilitator_response_bytes_max: int = 64 * KIB
 
     # Rates.
     creation_keys_max: int = 1_000  # idempotency keys of created listings, per wallet
@@ -102,7 +102,7 @@ class FixedLimits:
         60  # endpoints registered and events sent again, per wallet: each calls its server
     )
     webhook_deadline_s: float = 15.0  # one attempt, to the head of its response
-    webhook_answer_bytes_max: int = 4 * KIB  # of a response to a challenge; other bodies are not read
+    webhook_response_bytes_max: int = 4 * KIB  # of a response to a challenge; other bodies are not read
     webhook_origin_interval_s: float = 1.0  # between two requests to an origin
     webhook_in_flight_max: int = 64  # attempts at once, of all endpoints; a quarter of them are challenges
     webhook_in_flight_per_wallet_max: int = 4
@@ -126,7 +126,7 @@ class FixedLimits:
     live_calls_max: int = 20_000  # calls of hours that are not closed, read by one question about sales
     spending_calls_max: int = 50_000  # calls read by one question about spending
     answers_per_provider_bytes_max: int = 256 * MIB  # stored responses of one provider's APIs
-    creation_answers_bytes_max: int = 256 * MIB
+    creation_responses_bytes_max: int = 256 * MIB
     answer_reading_s: float = 60.0  # under an idempotency key; then a repeat gets "not stored"
     answer_collect_s: float = 30.0  # reading a response to its end while its caller waits for "unknown"
 
@@ -201,10 +201,10 @@ class Limits(FixedLimits):
     payee_memory_s: int = 86_400
 
     # Stored responses of upstreams, for repeats of the same request.
-    answer_bytes_max: int = 256 * KIB
-    answers_per_payer_bytes_max: int = 64 * MIB
-    answers_bytes_max: int = 1024 * MIB
-    answer_ttl_s: int = 86_400
+    response_bytes_max: int = 256 * KIB
+    responses_per_payer_bytes_max: int = 64 * MIB
+    responses_bytes_max: int = 1024 * MIB
+    response_ttl_s: int = 86_400
 
     drain_deadline_s: float = 30.0
 

@@ -221,7 +221,7 @@ class Row:
 TABLE = {
     TaskName.ANSWER_PRUNING: Row(),
     TaskName.BLOCKED_WALLETS: Row(),
-    TaskName.BOOK_WRITER: Row(),
+    TaskName.LEDGER_WRITER: Row(),
     TaskName.CALL_RECOVERY: Row(),
     TaskName.CHAIN_CHECK: Row(fails=False),
     TaskName.FLEET_FIGURES: Row(),
@@ -229,7 +229,7 @@ TABLE = {
     TaskName.LEASE_RENEWAL: Row(),
     TaskName.LOOP_DELAY: Row(fails=False),
     TaskName.METRIC_SAMPLES: Row(fails=False),
-    TaskName.OPERATOR_ACT_LOG: Row(),
+    TaskName.AUDIT_ENTRY_LOG: Row(),
     TaskName.OWNERSHIP_CHECK: Row(),
     TaskName.PAYMENT_CHECK: Row(),
     TaskName.QUALITY_RENEWAL: Row(),

@@ -34,13 +34,13 @@ from tests.kit.signed_in import DAY_MS, MIXED, OTHER, READER, RULES, SELLER, TEX
 from tests.kit.signed_in import open_signed_in as open_signed_in_pages
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
+from tollway.audit_log import AuditOrigin
 from tollway.errors import StorageUnavailable
 from tollway.identity.signatures import eip191_digest
 from tollway.identity.viewers import Viewer
 from tollway.ids import Address, ListingId
 from tollway.ledger.records import Payment
 from tollway.limits import DEFAULT_LIMITS
-from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.storage.ledger.ledger_tables import payment_table
@@ -227,7 +227,7 @@ async def fill(app: App) -> Payment:
         )
         await app.viewers.put(permission, most=DEFAULT_LIMITS.viewers_max)
         await app.viewers.accept(wallet.address, viewer.address, now_ms=now)
-    origin = ActOrigin(actor="alice@desk.example", at_ms=now, reason="its answers are under review " * 4)
+    origin = AuditOrigin(actor="alice@desk.example", at_ms=now, reason="its answers are under review " * 4)
     for number in NUMBERS[:3]:
         await suspend_listing(app.catalog, ListingId(f"api_{number}"), origin=origin)
         await app.moderation.block(Address(bytes([number + 1]) * 20), origin=origin)

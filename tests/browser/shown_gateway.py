@@ -36,8 +36,8 @@ from tollway.sandbox.provider import SAMPLE_DOCUMENT
 from tollway.storage.catalog.reputation_store import QualityStore
 from tollway.storage.engine.database import connect_database
 from tollway.storage.ledger.ledger_tables import owner_table
-from tollway.storage.operator.operator_acts import SqlAdminSessions
 from tollway.storage.operator.operator_reads import gateway_build_table
+from tollway.storage.operator.operator_writes import SqlAdminSessions
 
 DAY_MS, MINUTE_MS = 86_400_000, 60_000
 DAYS = 30

@@ -23,14 +23,14 @@ from tests.kit.ledger_records import NOW_MS, new_payment
 from tests.kit.listings import sample_listing
 from tollway.app.lifecycle import App
 from tollway.app.runtime import now_ms
+from tollway.audit_log import AuditOrigin
 from tollway.identity.admin_sessions import create_code
 from tollway.ids import Address, ListingId, keccak256
 from tollway.ledger.ledger import AuditReport
-from tollway.operator_acts import ActOrigin
 from tollway.registry.moderation import suspend_listing
 from tollway.storage.ledger.ledger_tables import owner_table
-from tollway.storage.operator.operator_acts import SqlAdminSessions
 from tollway.storage.operator.operator_reads import gateway_build_table
+from tollway.storage.operator.operator_writes import SqlAdminSessions
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -80,7 +80,7 @@ async def fill(app: App) -> None:
     rows: list[dict[str, Any]] = []
     for number, text in enumerate(TEXTS):
         wallet = Address(keccak256(text.encode())[12:])
-        origin = ActOrigin(actor=text, at_ms=NOW_MS + number, reason=text)
+        origin = AuditOrigin(actor=text, at_ms=NOW_MS + number, reason=text)
         listing = sample_listing(provider=wallet, id=ListingId(f"api_h{number}"), name=text, description=text)
         await app.catalog.publish(listing)
         if number < SUSPENDED:

@@ -34,7 +34,7 @@ class Site:
         assert exit_code == 0, output
         return output
 
-    async def list_acts(self) -> list[tuple[str, str, str]]:
+    async def list_audit_entries(self) -> list[tuple[str, str, str]]:
         """Act, actor and reason of each, the newest first."""
         acts = (await self.operate("log"))["acts"]
         return [(act["act"], act["actor"], act["reason"]) for act in acts]
@@ -102,7 +102,7 @@ async def test_the_keyboard_alone_enters_suspends_restores_audits_and_leaves(
         await watched.push('form[action="/signout"] button')
         await expect(page.get_by_text("tollway gateway admin link")).to_be_visible()
         assert await watched.goto("/") == 401
-    (restored, suspended) = (await site.list_acts())[:2]
+    (restored, suspended) = (await site.list_audit_entries())[:2]
     assert (restored[0], restored[2]) == ("restore_listing", "checked")
     assert (suspended[0], suspended[2]) == ("suspend_listing", "under review")
     for _, actor, _ in (restored, suspended):
@@ -140,7 +140,7 @@ async def test_a_wallet_of_the_operators_signs_in_by_keyboard(
         await watched.check()
         await page.get_by_role("button", name="Sign out").click()
         assert await watched.goto("/") == 401
-    assert (await site.list_acts())[0][:2] == ("block_wallet", f"{site.operator.address} (page)")
+    assert (await site.list_audit_entries())[0][:2] == ("block_wallet", f"{site.operator.address} (page)")
     assert wallet.wrong == []
     assert set(wallet.counts) == {"eth_requestAccounts", "eth_chainId", "personal_sign"}
 

@@ -135,7 +135,7 @@ ADMIN_EMPTY: Rows = {
     "listings": ("/listings", 200, "No listing is suspended."),
     "wallets": ("/wallets", 200, "No wallet is blocked."),
     "books": ("/books", 200, "none is recorded"),
-    "acts": ("/acts", 200, "No act is recorded."),
+    "acts": ("/acts", 200, "The audit log is empty."),
 }
 ADMIN_ERRORS: Rows = {
     "path": ("/nowhere", 404, "not_found"),

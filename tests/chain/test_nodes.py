@@ -29,7 +29,7 @@ from tollway.ids import ChainId
 from tollway.limits import DEFAULT_LIMITS, Limits
 
 CHAIN = ChainId(84532)
-LIMITS = Limits(rpc_answer_bytes_max=4096, rpc_in_flight_max=2)
+LIMITS = Limits(rpc_response_bytes_max=4096, rpc_in_flight_max=2)
 ASK_HEAD = [("eth_getBlockByNumber", ["latest", False])]
 
 

@@ -32,7 +32,7 @@ def run(*arguments: str) -> Any:
 
 
 def test_without_an_act_the_record_is_empty() -> None:
-    assert run("gateway", "admin", "log") == {"acts": [], "olderBefore": None}
+    assert run("gateway", "admin", "log") == {"entries": [], "olderBefore": None}
 
 
 def test_acts_are_listed_newest_first_by_page_and_target() -> None:
@@ -40,15 +40,19 @@ def test_acts_are_listed_newest_first_by_page_and_target() -> None:
     run("gateway", "admit", str(TX))
     run("gateway", "admit", str(TX))  # changes nothing
     first = run("gateway", "admin", "log", "--limit", "1")
-    (admitted,) = first["acts"]
-    assert (admitted["act"], admitted["target"], admitted["reason"]) == ("admit_transaction", str(TX), None)
+    (admitted,) = first["entries"]
+    assert (admitted["action"], admitted["target"], admitted["reason"]) == (
+        "admit_transaction",
+        str(TX),
+        None,
+    )
     assert admitted["actor"] == operator.describe_actor()
     assert re.fullmatch(r"20[0-9-]+T[0-9:.]+Z", admitted["at"])
     assert first["olderBefore"] == admitted["id"]
     rest = run("gateway", "admin", "log", "--before", str(first["olderBefore"]))
-    (blocked,) = rest["acts"]
-    assert (blocked["act"], blocked["reason"], rest["olderBefore"]) == ("block_wallet", "stolen key", None)
-    assert run("gateway", "admin", "log", "--target", str(WALLET))["acts"] == [blocked]
+    (blocked,) = rest["entries"]
+    assert (blocked["action"], blocked["reason"], rest["olderBefore"]) == ("block_wallet", "stolen key", None)
+    assert run("gateway", "admin", "log", "--target", str(WALLET))["entries"] == [blocked]
 
 
 def test_the_short_form_gives_the_same_record() -> None:

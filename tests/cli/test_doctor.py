@@ -268,7 +268,7 @@ async def test_the_keys_must_open_every_stored_secret(
         sealer = Sealer(key, entropy=os.urandom)
         await CatalogStore(database, sealer=sealer, now_ms=lambda: 1).publish(listing)
     await database.close()
-    finding = (await look(settings))["seals"]
+    finding = (await look(settings))["secrets"]
     assert (finding.level, words in finding.detail) == (level, True), finding
     assert "hush" not in finding.detail
 
@@ -505,7 +505,7 @@ WELL = figures("lease_renewal", 2.4)
         ),
         (background_metrics(WELL, figures("gas_check", 149, interval_s=15.0)), "ok", "gas_check 149 s"),
         (background_metrics(WELL, figures("gas_check", 151, interval_s=15.0)), "warning", "ran well 151 s ago"),
-        (background_metrics(WELL, figures("book_writer", 9999, interval_s=None)), "ok", "task: lease_renewal 2 s"),
+        (background_metrics(WELL, figures("ledger_writer", 9999, interval_s=None)), "ok", "task: lease_renewal 2 s"),
         (background_metrics(WELL, figures("gas_check", 9, is_running=False)), "ok", "task: lease_renewal 2 s"),
         (
             background_metrics(WELL, figures("gas_check", 9, is_running=False, has_ended=True)),

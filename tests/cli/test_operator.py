@@ -16,13 +16,13 @@ from typer.testing import CliRunner, Result
 
 from tests.kit.listings import sample_listing
 from tests.kit.stores import ControlStores
+from tollway.audit_log import REASON_LENGTH_MAX, AuditOrigin
 from tollway.cli import operator
 from tollway.cli.main import make_app
 from tollway.config.settings import Settings
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, TxHash
 from tollway.ledger.ledger import AuditReport
-from tollway.operator_acts import REASON_LENGTH_MAX, ActOrigin
 from tollway.storage.engine.database import ProcessLock, connect_database
 
 WALLET = Address(b"w" * 20)
@@ -37,7 +37,7 @@ class FakeLedger:
     def __init__(self) -> None:
         self.report = BALANCED
         self.admitted: list[TxHash] = []
-        self.origins: list[ActOrigin] = []
+        self.origins: list[AuditOrigin] = []
         self.releases = 0
         self.restores = 0
         self.rewritten: list[int] = []
@@ -48,22 +48,22 @@ class FakeLedger:
             raise StorageUnavailable
         return self.report
 
-    async def release_held(self, *, origin: ActOrigin) -> int:
+    async def release_held(self, *, origin: AuditOrigin) -> int:
         self.origins.append(origin)
         self.releases += 1
         return 2
 
-    async def mark_restored(self, *, origin: ActOrigin) -> None:
+    async def mark_restored(self, *, origin: AuditOrigin) -> None:
         self.origins.append(origin)
         self.restores += 1
         self.report = replace(self.report, held_payments=("0xheld",))
 
-    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: AuditOrigin) -> int:
         self.origins.append(origin)
         self.rewritten += starts_ms
         return len(starts_ms)
 
-    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: AuditOrigin) -> None:
         self.origins.append(origin)
         self.admitted.append(tx_hash)
 
@@ -75,7 +75,7 @@ class Office:
         self.operator_ledger: Any = FakeLedger()
         stores = ControlStores()
         self.catalog, self.moderation = stores.catalog, stores.moderation
-        self.operator_acts = stores.operator_acts
+        self.audit_log = stores.audit_log
         self.chains: Any = None
         self.settings: Any = None
         self.database: Any = None

@@ -209,9 +209,9 @@ def test_a_restore_holds_everything_and_keeps_what_it_replaced(office: Office) -
 def test_a_restore_is_an_act_in_the_restored_database(office: Office) -> None:
     office.tell("backup", "copy")
     office.tell("restore", "copy", "--reason", "disk died")
-    (act,) = office.tell("admin", "log")["acts"]
-    assert (act["act"], act["target"]) == ("restore_backup", str(Path("copy").absolute()))
-    assert (act["actor"], act["reason"]) == (operator.describe_actor(), "disk died")
+    (entry,) = office.tell("admin", "log")["entries"]
+    assert (entry["action"], entry["target"]) == ("restore_backup", str(Path("copy").absolute()))
+    assert (entry["actor"], entry["reason"]) == (operator.describe_actor(), "disk died")
 
 
 def test_the_write_ahead_log_of_the_replaced_file_is_not_applied_to_the_copy(office: Office) -> None:

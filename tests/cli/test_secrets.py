@@ -79,16 +79,16 @@ def count(current: int = 0, older: int = 0, *lost: str) -> dict[str, Any]:
 
 def test_a_change_of_the_key_step_by_step(commands: CommandLine, set_keys: SetKeys) -> None:
     publish(OLD, "api_1", "api_2")
-    assert commands.secrets() == {"keys": 1, "listingSecrets": count(2), "storedAnswers": count()}
+    assert commands.secrets() == {"keys": 1, "listingSecrets": count(2), "storedResponses": count()}
     set_keys(OLD, NEW)
     assert commands.secrets()["listingSecrets"] == count(2)
     set_keys(NEW, OLD)
-    before = {"keys": 2, "listingSecrets": count(0, 2), "storedAnswers": count()}
+    before = {"keys": 2, "listingSecrets": count(0, 2), "storedResponses": count()}
     assert commands.secrets() == commands.secrets("status") == before
     assert commands.secrets("reencrypt") == {
         "keys": 2,
         "listingSecrets": count(2),
-        "storedAnswers": count(),
+        "storedResponses": count(),
         "reencrypted": 2,
     }
     assert commands.secrets("reencrypt")["reencrypted"] == 0

@@ -13,7 +13,6 @@ from tests.client.conftest import do, sums
 from tests.kit.waits import DEADLINE_S
 from tollway.body_text import MEMBERS_MAX
 from tollway.client import (
-    AnswerUnreadable,
     AsyncTollwayClient,
     BudgetExhausted,
     CallHeld,
@@ -25,6 +24,7 @@ from tollway.client import (
     PaymentPending,
     PaymentRefused,
     PriceAboveMax,
+    ResponseUnreadable,
     TollwayClient,
 )
 from tollway.client.records import SearchPage
@@ -952,7 +952,7 @@ async def test_a_stream_that_does_not_match_its_coding_is_an_error_of_the_client
     gateway.price = 0
     gateway.answers = [lambda _: coded(gateway, "gzip", b"no gzip")] * 2
     client = make()
-    with pytest.raises(AnswerUnreadable, match="iter_raw"):
+    with pytest.raises(ResponseUnreadable, match="iter_raw"):
         await read_stream(client)
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from tollway.client import AsyncTollwayClient, GatewayRefused, GatewayUnreachable, TollwayClient
-from tollway.client.errors import AnswerMalformed
+from tollway.client.errors import GatewayResponseInvalid
 from tollway.client.export import HEADER_BYTES_MAX, PAGE_BYTES_MAX, PAGES_MAX, CsvPages
 from tollway.client.requests import export_page
 
@@ -104,7 +104,7 @@ async def test_a_refusal_is_that_of_the_gateway(make: Any) -> None:
 async def test_an_older_gateway_has_no_such_file(make: Any) -> None:
     files = Files(1)
     files.handle = lambda _: httpx.Response(200, json={"calls": []})  # type: ignore[method-assign]
-    with pytest.raises(AnswerMalformed, match="no CSV file"):
+    with pytest.raises(GatewayResponseInvalid, match="no CSV file"):
         await read(make(files).export_calls())
 
 
@@ -125,35 +125,35 @@ def page(link: str = "") -> httpx.Response:
 def test_refuses_endless_lines_pages_and_files() -> None:
     pages = CsvPages(export_page("/history.csv"), clock=lambda: 0.0)
     pages.open_page(page())
-    with pytest.raises(AnswerMalformed, match="first line"):
+    with pytest.raises(GatewayResponseInvalid, match="first line"):
         pages.feed(b"x" * (HEADER_BYTES_MAX + 1))
     pages = CsvPages(export_page("/history.csv"), clock=lambda: 0.0)
     pages.open_page(page())
     pages.feed(b"a\r\n")
-    with pytest.raises(AnswerMalformed, match="too long"):
+    with pytest.raises(GatewayResponseInvalid, match="too long"):
         pages.feed(bytes(PAGE_BYTES_MAX))
     pages = CsvPages(export_page("/history.csv"), clock=lambda: 0.0)
     for number in range(PAGES_MAX - 1):
         pages.open_page(page(f"</x?before={number}>; rel=next"))
         pages.feed(b"a\r\n")
         pages.close_page()
-    with pytest.raises(AnswerMalformed, match="pages"):
+    with pytest.raises(GatewayResponseInvalid, match="pages"):
         pages.open_page(page("</x?before=z>; rel=next"))
 
 
 def test_refuses_a_page_that_names_itself_other_columns_and_no_header() -> None:
     pages = CsvPages(export_page("/history.csv?before=1"), clock=lambda: 0.0)
-    with pytest.raises(AnswerMalformed, match="same page"):
+    with pytest.raises(GatewayResponseInvalid, match="same page"):
         pages.open_page(page('<https://x/api/v2/history.csv?before=1>; rel="next"'))
     pages = CsvPages(export_page("/history.csv"), clock=lambda: 0.0)
     pages.open_page(page("</x?before=1>; rel=next"))
     assert pages.feed(b"a,b\r\n1,2\r\n") == b"a,b\r\n1,2\r\n"
     pages.close_page()
     pages.open_page(page())
-    with pytest.raises(AnswerMalformed, match="columns changed"):
+    with pytest.raises(GatewayResponseInvalid, match="columns changed"):
         pages.feed(b"b,a\r\n")
     pages.open_page(page())
-    with pytest.raises(AnswerMalformed, match="no header"):
+    with pytest.raises(GatewayResponseInvalid, match="no header"):
         pages.close_page()
 
 
@@ -162,5 +162,5 @@ def test_a_page_has_a_deadline() -> None:
     pages = CsvPages(export_page("/history.csv"), clock=lambda: now[0])
     pages.open_page(page())
     now[0] = 8_000.0
-    with pytest.raises(AnswerMalformed, match="too long"):
+    with pytest.raises(GatewayResponseInvalid, match="too long"):
         pages.feed(b"a\r\n")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.kit.receipts import CALL_RECEIPT, DID_DOCUMENT, SIGNER, signed_receipt
-from tollway.client import AnswerMalformed, verify_receipt
+from tollway.client import GatewayResponseInvalid, verify_receipt
 from tollway.client.receipts import RECEIPT_BYTES_MAX, find_keys_url
 from tollway.client.records import read_receipt
 
@@ -72,7 +72,7 @@ def test_the_record_has_the_signed_fields_and_the_whole_document() -> None:
 def test_a_receipt_without_a_field_is_no_answer(field: str) -> None:
     document = signed_receipt()
     del document["payload"][field]
-    with pytest.raises(AnswerMalformed, match=field):
+    with pytest.raises(GatewayResponseInvalid, match=field):
         read_receipt(document)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.listings import show_listing
 from tollway.client import records
-from tollway.client.errors import AnswerMalformed, FieldProblem, GatewayProblem, GatewayRefused
+from tollway.client.errors import FieldProblem, GatewayProblem, GatewayRefused, GatewayResponseInvalid
 from tollway.client.records import (
     CallPage,
     DeliveryPage,
@@ -189,19 +189,19 @@ def test_an_agent_document_keeps_its_whole_text():
     ],
 )
 def test_a_response_that_does_not_fit_names_its_place(changes: Mapping[str, object], place: str):
-    with pytest.raises(AnswerMalformed) as failed:
+    with pytest.raises(GatewayResponseInvalid) as failed:
         read_record(ListingDetails, {**DETAILS, **changes})
     assert place in failed.value.detail
 
 
 @pytest.mark.parametrize("document", [None, [], "x", 1])
 def test_a_response_that_is_no_object_is_malformed(document):
-    with pytest.raises(AnswerMalformed, match="is no object"):
+    with pytest.raises(GatewayResponseInvalid, match="is no object"):
         read_record(SearchPage, document)
 
 
 def test_a_time_without_a_zone_is_no_moment():
-    with pytest.raises(AnswerMalformed, match="/createdAt is no time"):
+    with pytest.raises(GatewayResponseInvalid, match="/createdAt is no time"):
         read_record(ListingDetails, {**DETAILS, "createdAt": "2026-11-23T20:00:00"})
 
 
@@ -436,6 +436,6 @@ def test_a_delivery_is_read_with_its_last_attempt() -> None:
 def test_a_webhook_that_does_not_fit_names_its_place(
     kind: type, document: Mapping[str, object], place: str
 ) -> None:
-    with pytest.raises(AnswerMalformed) as failed:
+    with pytest.raises(GatewayResponseInvalid) as failed:
         read_record(kind, document)
     assert place in failed.value.detail

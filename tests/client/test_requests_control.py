@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from tollway.client import requests
-from tollway.client.errors import AnswerMalformed, GatewayRefused
+from tollway.client.errors import GatewayRefused, GatewayResponseInvalid
 from tollway.client.requests import ControlRequest, read_document
 
 SHOW = requests.show_listing("api_1")
@@ -96,7 +96,7 @@ def test_everything_else_is_a_refusal_with_its_code(status: int, content: bytes,
     "content", [b"[]", b"no", b'{"a":NaN}', b'{"a":1e400}', b'{"a":' + b"9" * 5_000 + b"}"]
 )
 def test_a_success_that_is_no_object_of_json_is_malformed(content: bytes) -> None:
-    with pytest.raises(AnswerMalformed) as failed:
+    with pytest.raises(GatewayResponseInvalid) as failed:
         read_document(SHOW, 200, content)
     assert failed.value.code == "answer_malformed"
 
@@ -106,7 +106,7 @@ def test_a_page_without_its_list_is_malformed(entries: bytes) -> None:
     for control_request, name in ((requests.list_apis({}), b"apis"), (requests.list_calls({}), b"calls")):
         assert read_document(control_request, 200, b'{"%s":[{}]}' % name)
         for content in (b'{"%s":%s}' % (name, entries), b"{}"):
-            with pytest.raises(AnswerMalformed, match=name.decode()):
+            with pytest.raises(GatewayResponseInvalid, match=name.decode()):
                 read_document(control_request, 200, content)
 
 
@@ -115,7 +115,7 @@ def test_deep_nesting_is_a_refusal_even_when_python_would_follow_it_into_a_crash
     sys.setrecursionlimit(100_000)  # what importing py_ecc (below eth-account) does to the whole process
     try:
         for bomb in (b"[" * 500_000, b'{"a":' * 500_000, b"[" * 100_000 + b"]" * 100_000):
-            with pytest.raises(AnswerMalformed):
+            with pytest.raises(GatewayResponseInvalid):
                 read_document(SHOW, 200, bomb)
     finally:
         sys.setrecursionlimit(before)

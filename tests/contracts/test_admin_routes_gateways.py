@@ -1,4 +1,4 @@
-"""An act on the pages of one gateway counts at another one after one refresh and after the age of its cache: under two seconds."""
+"""An entry on the pages of one gateway counts at another one after one refresh and after the age of its cache: under two seconds."""
 
 import os
 

@@ -22,7 +22,7 @@ from tollway.ids import Address, ChainId
 from tollway.limits import DEFAULT_LIMITS
 from tollway.storage.accounts.identity_store import SqlSessions
 from tollway.storage.engine.database import Database
-from tollway.storage.operator.operator_acts import SqlAdminSessions, admin_code_table, admin_session_table
+from tollway.storage.operator.operator_writes import SqlAdminSessions, admin_code_table, admin_session_table
 
 OPERATOR = KeyWallet(key=coincurve.PrivateKey(b"\x41" * 32))
 WALLET = OPERATOR.address

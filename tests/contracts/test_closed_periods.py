@@ -52,7 +52,7 @@ from tollway.storage.ledger.sales_tables import (
     sales_hour_table,
     sales_mark_table,
 )
-from tollway.storage.operator.operator_acts import OperatorActStore, OperatorStore
+from tollway.storage.operator.operator_writes import AuditLogStore, OperatorStore
 
 HOUR = floor_to(HOUR_MS, NOW_MS)
 OTHER = Address(b"\x0c" * 20)
@@ -526,15 +526,15 @@ async def test_wrong_periods_are_written_again_when_the_operator_marks_them(
     await close_at(database, moment)
     assert sorted(await rows_of(database, table)) == right
     assert (await proved(database)).marked_periods == 0
-    (act,) = await OperatorActStore(database).list_acts(limit=10)
-    assert (act.kind, act.target, act.origin) == ("rewrite_periods", "sales", operator_origin())
+    (entry,) = await AuditLogStore(database).list_audit_entries(limit=10)
+    assert (entry.kind, entry.target, entry.origin) == ("rewrite_periods", "sales", operator_origin())
 
 
 async def test_without_a_wrong_period_nothing_is_marked_and_no_act_is_recorded(database: Database) -> None:
     operator = OperatorStore(database, now_ms=lambda: NOW_MS)
     assert await operator.rewrite_periods((), origin=operator_origin()) == 0
     assert await rows_of(database, sales_mark_table) == []
-    assert await OperatorActStore(database).list_acts(limit=10) == ()
+    assert await AuditLogStore(database).list_audit_entries(limit=10) == ()
 
 
 async def test_hours_that_a_fast_clock_closed_are_open_again(database: Database) -> None:

@@ -182,7 +182,7 @@ async def test_a_wallet_has_a_maximum_number_of_keys(setup: Setup) -> None:
 
 
 async def test_the_oldest_answers_go_and_their_keys_stay(setup: Setup) -> None:
-    limits = replace(DEFAULT_LIMITS, answer_bytes_max=10, creation_answers_bytes_max=25)
+    limits = replace(DEFAULT_LIMITS, response_bytes_max=10, creation_responses_bytes_max=25)
     setup.creations, setup.catalog = setup.make(limits)
     for number in range(4):
         begun = await setup.begin(wallet=Address(bytes([number]) * 20))
@@ -195,7 +195,7 @@ async def test_the_oldest_answers_go_and_their_keys_stay(setup: Setup) -> None:
 
 async def test_many_short_answers_never_pass_the_maximum(setup: Setup) -> None:
     """Although the total size is read from time to time only."""
-    limits = replace(DEFAULT_LIMITS, answer_bytes_max=10, creation_answers_bytes_max=640)
+    limits = replace(DEFAULT_LIMITS, response_bytes_max=10, creation_responses_bytes_max=640)
     setup.creations, setup.catalog = setup.make(limits)
     for number in range(100):
         await setup.publish(await setup.begin(key=str(number)), f"api_{number}", b"0123456789")

@@ -22,7 +22,7 @@ from tollway.ledger.records import CallState, Delivery, KeyedCall, KeyTaken
 from tollway.limits import DEFAULT_LIMITS
 
 KEY = "one"
-TTL_MS = DEFAULT_LIMITS.answer_ttl_s * 1000
+TTL_MS = DEFAULT_LIMITS.response_ttl_s * 1000
 OTHER = Address(b"\x01" * 20)
 
 

@@ -61,14 +61,14 @@ async def test_an_answer_that_is_too_large_alone_is_not_kept(ledgers: Any) -> No
     too_large = answer(256 * 1024 + 1)
     assert await answers.keep(name(2), too_large, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS) is False
     assert await kept(answers, range(3)) == [1]
-    tight = ledgers.answers(answers_bytes_max=50)
+    tight = ledgers.answers(responses_bytes_max=50)
     assert await tight.keep(name(3), answer(51), payer=PAYER, provider=PROVIDER, now_ms=NOW_MS) is False
-    tight = ledgers.answers(answers_per_payer_bytes_max=50)
+    tight = ledgers.answers(responses_per_payer_bytes_max=50)
     assert await tight.keep(name(3), answer(51), payer=PAYER, provider=PROVIDER, now_ms=NOW_MS) is False
 
 
 async def test_the_oldest_response_of_a_payer_is_deleted_first(ledgers: Any) -> None:
-    answers = ledgers.answers(answers_per_payer_bytes_max=100)
+    answers = ledgers.answers(responses_per_payer_bytes_max=100)
     await answers.keep(name(9), answer(100), payer=OTHER, provider=PROVIDER, now_ms=NOW_MS)
     for n, size in enumerate((40, 30, 30)):
         await answers.keep(name(n), answer(size), payer=PAYER, provider=PROVIDER, now_ms=NOW_MS + n)
@@ -80,7 +80,7 @@ async def test_the_oldest_response_of_a_payer_is_deleted_first(ledgers: Any) -> 
 
 
 async def test_the_oldest_response_of_all_is_deleted_at_the_total_maximum(ledgers: Any) -> None:
-    answers = ledgers.answers(answers_bytes_max=100)
+    answers = ledgers.answers(responses_bytes_max=100)
     for n in range(4):
         payer = Address(bytes([n]) * 20)
         assert await answers.keep(name(n), answer(40), payer=payer, provider=PROVIDER, now_ms=NOW_MS + n)
@@ -88,7 +88,7 @@ async def test_the_oldest_response_of_all_is_deleted_at_the_total_maximum(ledger
 
 
 async def test_many_small_responses_never_exceed_the_total_maximum(ledgers: Any) -> None:
-    answers = ledgers.answers(answers_bytes_max=3200)
+    answers = ledgers.answers(responses_bytes_max=3200)
     for n in range(120):
         await answers.keep(
             name(n), answer(50), payer=Address(bytes([n]) * 20), provider=PROVIDER, now_ms=NOW_MS + n
@@ -125,10 +125,12 @@ async def test_an_answer_is_sealed_and_opens_for_its_own_call_only(database: Dat
     answers = ResponseStore(database, sealer=Sealer(b"\x01" * 32, entropy=lambda size: b"\x02" * size))
     secret = StoredResponse(status=200, headers=((b"x-secret", b"hush"),), body=b"paid for")
     await answers.keep(name(1), secret, payer=PAYER, provider=PROVIDER, now_ms=NOW_MS)
-    sealed = await database.read(lambda c: bytes(c.execute(text("SELECT sealed FROM answer")).scalar_one()))
+    sealed = await database.read(
+        lambda c: bytes(c.execute(text("SELECT sealed FROM stored_response")).scalar_one())
+    )
     assert b"paid for" not in sealed
     assert b"hush" not in sealed
-    await database.write(lambda c: c.execute(text("UPDATE answer SET call_id = 'call_2'")))
+    await database.write(lambda c: c.execute(text("UPDATE stored_response SET call_id = 'call_2'")))
     assert await answers.find(name(2), now_ms=NOW_MS) is None
     other = ResponseStore(database, sealer=Sealer(b"\x03" * 32, entropy=lambda size: b"\x02" * size))
     assert await other.find(name(2), now_ms=NOW_MS) is None

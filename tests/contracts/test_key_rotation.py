@@ -19,9 +19,9 @@ from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.ledger.idempotency import ResponseStore
-from tollway.storage.ledger.response_pool import answer_table
+from tollway.storage.ledger.response_pool import stored_response_table
 from tollway.storage.operator.key_rotation import LOST_IDS_MAX, KeyCounts, KeyRotation, SealCount
-from tollway.storage.operator.operator_acts import OperatorActStore
+from tollway.storage.operator.operator_writes import AuditLogStore
 
 DAY_MS = 86_400_000
 OLD, NEW = b"k" * 32, b"n" * 32
@@ -101,8 +101,8 @@ async def test_a_change_of_the_key_from_its_beginning_to_its_end(database: Datab
     new = counts(secrets=SealCount(current=111), responses=SealCount(current=20))
     assert await during.rotation.reencrypt(origin=operator_origin()) == replace(new, reencrypted=130)
     assert await during.rotation.count() == new
-    (act,) = await OperatorActStore(database).list_acts(limit=5)
-    assert (act.kind, act.target, act.origin) == ("reencrypt_secrets", "secrets", operator_origin())
+    (entry,) = await AuditLogStore(database).list_audit_entries(limit=5)
+    assert (entry.kind, entry.target, entry.origin) == ("reencrypt_secrets", "secrets", operator_origin())
     assert await during.rotation.reencrypt(origin=operator_origin()) == new
     await after.check(range(111), range(20))
     await Gateway(database, NEW, OLD).check(range(111), range(20))
@@ -199,7 +199,7 @@ async def test_reencryption_changes_the_encrypted_columns_alone(database: Databa
 
     async def read() -> list[object]:
         listings = [column for column in listing_table.c if column.name != "auth_sealed"]
-        answers = [column for column in answer_table.c if column.name != "sealed"]
+        answers = [column for column in stored_response_table.c if column.name != "sealed"]
         return [
             await database.read(lambda connection, query=query: connection.execute(query).all())  # type: ignore[misc]
             for query in (select(*listings), select(*answers))

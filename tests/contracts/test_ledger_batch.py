@@ -419,7 +419,7 @@ async def test_a_value_that_no_column_holds_is_no_outage(ledger: FaultyLedger) -
     await ledger.ledger.claim(odd)
     with capture_logs() as lines, pytest.raises(StorageUnavailable):
         await ledger.ledger.close(close_of(odd, http_status=BEYOND_COLUMN))
-    assert {line["event"] for line in lines} == {"books_batch_failed", "books_entry_refused"}
+    assert {line["event"] for line in lines} == {"ledger_batch_failed", "ledger_entry_refused"}
 
 
 async def test_a_finish_is_written_after_its_close_where_the_batch_is_halved(ledger: FaultyLedger) -> None:

@@ -41,7 +41,7 @@ PLANS = {
     "WHERE account_debt.payer IN": "account_debt USING PRIMARY KEY (payer=?)",
     "AS has_credit": "account_debt USING PRIMARY KEY (payer=? AND payee=? AND asset=? AND chain_id=?)",
     "account_debt.chain_id = ? AND account_debt.units > 0": "account_debt USING INDEX ix_account_debt_owed (chain_id=?)",
-    "ORDER BY payment.block_number": "payment USING INDEX ix_payment_purse (payer=? AND payee=?",
+    "ORDER BY payment.block_number": "payment USING INDEX ix_payment_account (payer=? AND payee=?",
     "call.state IN ('consumed', 'reorged') AND (call.created_ms, call.id) >": "(payment_id=?",
     "UPDATE call SET needs_locks": "(payment_id=?",
     "payment.taken_units > ?": "ix_payment_gone (chain_id=?",
@@ -67,8 +67,8 @@ PLANS = {
     "sum(wallet_gas.cost_wei": "COVERING INDEX ix_wallet_gas_spent (chain_id=? AND created_ms>?",
     "SELECT wallet_gas.code_hash": "COVERING INDEX ix_wallet_gas_code (chain_id=? AND created_ms>?",
     "sum(answer.bytes)": "COVERING INDEX ix_answer",
-    "answer.payer = ?": "COVERING INDEX ix_answer_payer (payer=?",
-    "answer.provider = ?": "COVERING INDEX ix_answer_provider (provider=?",
+    "answer.payer = ?": "COVERING INDEX ix_stored_response_payer (payer=?",
+    "answer.provider = ?": "COVERING INDEX ix_stored_response_provider (provider=?",
     "call.taken_units AS units": "ix_call_repeatable (payment_id=?",
     "AND call.taken_units > ? AND call.state = ?": "ix_call_repeatable (payment_id=?",
     "call_topup.payment_id = ? AND": "ix_call_topup_payment_id (payment_id=?",
@@ -130,7 +130,7 @@ async def plans(sqlite_url: str, tmp_path: Path) -> dict[str, str]:
 
 async def settle_some(ledger: SqlLedger, database: SqliteDatabase) -> None:
     gas = GasStore(database)
-    limits = Limits(answers_per_payer_bytes_max=20, answers_per_provider_bytes_max=20)
+    limits = Limits(responses_per_payer_bytes_max=20, answers_per_provider_bytes_max=20)
     answers = ResponseStore(database, sealer=Sealer(b"1" * 32, entropy=bytes), limits=limits)
     claims = [authorized_claim(authorization_of(), idempotency_key="key") for _ in range(2)]
     for nonce, claim in enumerate(claims):

@@ -12,7 +12,7 @@ from tollway.errors import StorageUnavailable
 from tollway.ledger.records import RecordedTransaction
 from tollway.storage.engine.database import Database
 from tollway.storage.ledger.payments import Recording, read_transaction, record_each
-from tollway.storage.operator.operator_acts import mark_restored
+from tollway.storage.operator.operator_writes import mark_restored
 
 UNKNOWN = RecordedTransaction(payments=(), is_admitted=False, held_before_ms=None)
 

@@ -72,7 +72,7 @@ pytestmark = pytest.mark.dialects
 OTHER = Address(b"\x77" * 20)
 NONCE = b"\x09" * 32
 UNFINAL = {"is_final": False}
-RULES = BatchRules(owner_id="one", attempts_max=3, unfinal_max_nano={}, answer_ttl_ms=86_400_000)
+RULES = BatchRules(owner_id="one", attempts_max=3, unfinal_max_nano={}, response_ttl_ms=86_400_000)
 
 
 # ---- A claim that is not plain is decided. Each case breaks one guard.

@@ -12,10 +12,10 @@ from tollway.storage.ledger.idempotency import encode_stored_response
 KIB = 1024
 HOUR_MS = 3_600_000
 SMALL = {  # one part in 1024 of the defaults
-    "answer_bytes_max": 4 * KIB,
-    "answers_per_payer_bytes_max": 64 * KIB,
+    "response_bytes_max": 4 * KIB,
+    "responses_per_payer_bytes_max": 64 * KIB,
     "answers_per_provider_bytes_max": 256 * KIB,
-    "answers_bytes_max": 1024 * KIB,
+    "responses_bytes_max": 1024 * KIB,
 }
 FRAME = len(encode_stored_response(StoredResponse(status=200, headers=(), body=b"")))
 HONEST, API = Address(b"\xa1" * 20), Address(b"\xa2" * 20)
@@ -70,8 +70,8 @@ async def test_wallets_that_pay_themselves_delete_no_response_of_another(pool: P
         payer = wallet(number % wallets)
         await pool.keep(4 * KIB, payer, payer)
     assert await pool.has(honest)
-    assert await pool.held() <= SMALL["answers_bytes_max"]
-    assert await pool.held() > SMALL["answers_bytes_max"] * 3 // 4
+    assert await pool.held() <= SMALL["responses_bytes_max"]
+    assert await pool.held() > SMALL["responses_bytes_max"] * 3 // 4
     assert max([await pool.held(wallet(number)) for number in range(wallets)]) <= 64 * KIB
 
 
@@ -110,7 +110,7 @@ async def test_the_large_responses_of_an_honest_payer_go_only_down_to_an_equal_s
         payer = wallet(number % 30)
         await pool.keep(4 * KIB, payer, payer)
     left = [call_id for call_id in honest if await pool.has(call_id)]
-    assert len(left) * 4 * KIB >= SMALL["answers_bytes_max"] // 31 - 8 * KIB
+    assert len(left) * 4 * KIB >= SMALL["responses_bytes_max"] // 31 - 8 * KIB
     assert left == honest[-len(left) :]
 
 

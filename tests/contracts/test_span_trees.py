@@ -419,7 +419,7 @@ async def test_the_writer_names_the_trace_of_an_entry_that_it_cannot_write(datab
             trace.begin("tollway.close")
             with pytest.raises(StorageUnavailable):
                 await faulty.ledger.close(close_of(odd, http_status=BEYOND_COLUMN))
-        (line,) = [line for line in logs if line["event"] == "books_entry_refused"]
+        (line,) = [line for line in logs if line["event"] == "ledger_entry_refused"]
         assert (line["trace_id"], line["span_id"]) == (trace.trace_id, trace.root.span_id)
         (spans,) = trees.traces
         assert read_attributes(spans, "tollway.claim").keys() == COMMIT.keys()

@@ -16,7 +16,7 @@ from tests.kit.stores import make_sealer
 from tollway.ids import CallId
 from tollway.ledger.records import CallState, Dialect
 from tollway.storage.engine.database import Database
-from tollway.storage.ledger.response_pool import answer_table
+from tollway.storage.ledger.response_pool import stored_response_table
 
 PRICE = 10_000
 TARGET = "/orders"
@@ -42,7 +42,9 @@ async def prove(gateway: InProcessGateway, rail: str, method: str = "POST") -> l
 async def lose_key(database: Database) -> None:
     """Makes every stored response one that no configured key opens."""
     foreign = make_sealer(b"\x03" * 32).seal(b"", label=b"")
-    await database.write(lambda connection: connection.execute(update(answer_table).values(sealed=foreign)))
+    await database.write(
+        lambda connection: connection.execute(update(stored_response_table).values(sealed=foreign))
+    )
 
 
 def told(answer: Exchange) -> tuple[int, str, str, str]:

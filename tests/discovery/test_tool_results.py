@@ -20,7 +20,7 @@ from tollway.discovery.tool_results import (
     problem_result,
     response_result,
 )
-from tollway.discovery.tools import ANSWER_BYTES_MAX, UNTRUSTED
+from tollway.discovery.tools import TOOL_RESPONSE_BYTES_MAX, UNTRUSTED
 from tollway.ids import keccak256
 
 CALL = ToolCall(
@@ -100,7 +100,7 @@ def test_a_decoded_body_has_no_coding() -> None:
 
 def test_a_body_that_decoding_makes_too_large_is_refused() -> None:
     """1 GiB in 1 MiB: no more than the limit is decompressed."""
-    bomb = gzip.compress(b"\0" * (ANSWER_BYTES_MAX + 1))
+    bomb = gzip.compress(b"\0" * (TOOL_RESPONSE_BYTES_MAX + 1))
     told = response_result(CALL, answer(bomb, "text/plain", headers={"content-encoding": "gzip"}))
     assert (told.is_error, told.content["bodyFormat"]) == (True, "none")
     assert "larger than a tool returns" in told.content["detail"]

@@ -37,7 +37,7 @@ WAITING = pytest.mark.parametrize("settle_wait_s", [30.0], ids=["waiting"])
 
 @pytest.fixture
 async def gateway(settle_wait_s: float) -> AsyncIterator[InProcessGateway]:
-    limits = {"failed_calls_per_window": 3, "lookups_per_minute": 1_000, "answer_bytes_max": 1_000}
+    limits = {"failed_calls_per_window": 3, "lookups_per_minute": 1_000, "response_bytes_max": 1_000}
     async with open_gateway(settle_wait_s=settle_wait_s, **limits) as small:
         yield small
 

@@ -26,7 +26,7 @@ NONCE = b"\x42" * 32
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[InProcessGateway]:
-    async with open_gateway(settle_wait_s=0.05, failed_calls_per_window=3, answer_bytes_max=1_000) as small:
+    async with open_gateway(settle_wait_s=0.05, failed_calls_per_window=3, response_bytes_max=1_000) as small:
         yield small
 
 

@@ -46,7 +46,7 @@ async def test_a_call_on_credit_has_its_phases_and_no_other(gateway: InProcessGa
     payment = await gateway.pay(3 * PRICE)
     for _ in range(3):
         assert (await gateway.ask(headers=gateway.plain_proof(payment.tx_hash))).status == 200
-    phases = ("door", "dial", "claim", "upstream", "close")
+    phases = ("read_head", "dial", "claim", "upstream", "close")
     assert observed(gateway) == {
         **{("tx", phase): 1 for phase in phases},
         **{("credit", phase): 2 for phase in phases},
@@ -60,7 +60,7 @@ async def test_an_authorisation_has_the_chain_and_its_settlement(gateway: InProc
     rails = {rail for rail, _ in observed(gateway)}
     assert len(rails) == 1
     assert {phase for _, phase in observed(gateway)} == {
-        "door",
+        "read_head",
         "chain",
         "dial",
         "claim",
@@ -113,7 +113,7 @@ async def test_a_paid_call_has_one_line(gateway: InProcessGateway, story: str) -
     assert (line["call_id"], line["listing_id"]) == (told.headers["tollway-call-id"], "api_quotes")
     assert (line["rail"], line["price"], line["currency"], line["attempts"]) == ("tx", "0.01", "USDC", 1)
     assert line["network"].startswith("eip155:")
-    assert set(line["ms"]) == {"door", "dial", "claim", "upstream", "close"}
+    assert set(line["ms"]) == {"read_head", "dial", "claim", "upstream", "close"}
     assert line["log_level"] == ("warning" if expected["outcome"] == "held" else "info")
     assert str(gateway.wallet.address) not in repr(line)
     assert HOST not in repr(line)
@@ -157,8 +157,8 @@ def test_the_times_of_a_phase_that_begins_twice_are_added() -> None:
     moments = iter((1.0, 3.0, 6.0, 6.5))
     timer = PhaseTimer(lambda: next(moments), 0.0)
     timer.begin("chain")
-    timer.begin("door")
+    timer.begin("read_head")
     timer.begin("dial")
     timer.end()
     timer.end()
-    assert timer.seconds == {"door": 1.0 + 3.0, "chain": 2.0, "dial": 0.5}
+    assert timer.seconds == {"read_head": 1.0 + 3.0, "chain": 2.0, "dial": 0.5}

@@ -14,10 +14,10 @@ from tollway.money import Price
 KIB = 1024
 MILLIONTH = Price.parse("0.000001")
 SPACE = {
-    "answer_bytes_max": 4 * KIB,
-    "answers_per_payer_bytes_max": 16 * KIB,
+    "response_bytes_max": 4 * KIB,
+    "responses_per_payer_bytes_max": 16 * KIB,
     "answers_per_provider_bytes_max": 32 * KIB,
-    "answers_bytes_max": 64 * KIB,
+    "responses_bytes_max": 64 * KIB,
 }
 
 

@@ -18,7 +18,7 @@ from tollway.app.runtime import now_ms
 from tollway.config.settings import load_settings
 from tollway.identity.admin_sessions import AdminSession, AdminSignIn, create_code
 from tollway.ids import Address
-from tollway.storage.operator.operator_acts import SqlAdminSessions
+from tollway.storage.operator.operator_writes import SqlAdminSessions
 from tollway.web.operator.operator_app import ADMIN_COOKIE, AdminApp, AdminHosts
 from tollway.web.pages.assets import asset_router, read_assets
 from tollway.web.pages.renderer import PageRenderer
@@ -28,7 +28,7 @@ ORIGIN = f"http://{HOST}"
 ALICE = Address(b"a" * 20)
 LISTING = sample_listing(provider=ALICE, name="<b>Quotes</b>")
 TX = tx_hash("old")
-PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/acts")
+PAGES = ("/", "/chains", "/gas", "/calls", "/listings", "/wallets", "/books", "/audit-log")
 PAGES_BESIDE = ("/runbooks", "/runbooks/ChainAway")
 """Pages that the navigation does not name."""
 API = ("/admin/api/overview", "/admin/api/chains", "/admin/api/gas", "/admin/api/calls", "/admin/api/books")
@@ -118,6 +118,6 @@ async def send_form(
     )
 
 
-async def list_acts(app: App) -> list[tuple[str, str, str, str]]:
-    acts = await app.operator_acts.list_acts(limit=20)
-    return [(act.kind, act.target, act.origin.actor, act.origin.reason) for act in acts]
+async def list_audit_entries(app: App) -> list[tuple[str, str, str, str]]:
+    entries = await app.audit_log.list_audit_entries(limit=20)
+    return [(entry.kind, entry.target, entry.origin.actor, entry.origin.reason) for entry in entries]

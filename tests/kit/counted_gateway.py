@@ -46,7 +46,7 @@ QUIET = {
 """Whatever a gateway does by the clock it does at its start and then not again."""
 ON_DEMAND = frozenset(
     {
-        TaskName.BOOK_WRITER,
+        TaskName.LEDGER_WRITER,
         TaskName.RECEIPT_POLLING,
         TaskName.REPUTATION_ELECTION,
         TaskName.SERVICE_WATCHDOG,

@@ -6,6 +6,7 @@ from itertools import count
 from typing import Any
 
 from tests.kit.waits import DEADLINE_S
+from tollway.audit_log import AuditOrigin
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash, keccak256
 from tollway.ledger.ledger import Claim, Close, Finish
 from tollway.ledger.records import (
@@ -19,7 +20,6 @@ from tollway.ledger.records import (
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.operator_acts import ActOrigin
 
 CHAIN = ChainId(84532)
 USDC = "0x036cbd53842c5426634e7929541ec2318f3dcf7e"
@@ -32,9 +32,9 @@ NOW_MS = 1_800_000_000_000
 _NUMBERS = count(1)
 
 
-def operator_origin(at_ms: int = NOW_MS, *, reason: str = "") -> ActOrigin:
-    """An act of the operator at that time."""
-    return ActOrigin(actor="alice@desk.example", at_ms=at_ms, reason=reason)
+def operator_origin(at_ms: int = NOW_MS, *, reason: str = "") -> AuditOrigin:
+    """an entry of the audit log at that time."""
+    return AuditOrigin(actor="alice@desk.example", at_ms=at_ms, reason=reason)
 
 
 def tx_hash(name: str) -> TxHash:

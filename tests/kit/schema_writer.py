@@ -21,8 +21,9 @@ HEADER = (
     "-- The tables of a new database. `make schema` writes this file from the tables of tollway.storage.\n"
 )
 
-for module in pkgutil.iter_modules(tollway.storage.__path__, "tollway.storage."):
-    importlib.import_module(module.name)  # the tables of every module
+for module in pkgutil.walk_packages(tollway.storage.__path__, "tollway.storage."):
+    if ".migrations." not in module.name:
+        importlib.import_module(module.name)  # the tables of every module
 
 
 def list_statements(dialect: str) -> list[str]:

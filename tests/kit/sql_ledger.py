@@ -22,7 +22,7 @@ from tollway.storage.ledger.gas_store import GasStore
 from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.ledger_store import LedgerStore
 from tollway.storage.ledger.payments import PaymentLedgerStore
-from tollway.storage.operator.operator_acts import OperatorStore
+from tollway.storage.operator.operator_writes import OperatorStore
 from tollway.storage.webhooks.webhook_events import NO_EVENTS
 
 

@@ -34,7 +34,7 @@ from tollway.storage.engine.database import sqlite_module as sqlite  # type: ign
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.migrate import upgrade
 from tollway.storage.engine.outage import OutageLog, ValueRefused, is_value_refused
-from tollway.storage.operator.operator_acts import OperatorActStore
+from tollway.storage.operator.operator_writes import AuditLogStore
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -112,7 +112,7 @@ class ControlStores:
         self.catalog = open_catalog(self.database, now_ms=now_ms)
         self.sessions = SqlSessions(self.database)
         self.moderation = ModerationStore(self.database)
-        self.operator_acts = OperatorActStore(self.database)
+        self.audit_log = AuditLogStore(self.database)
         self.ownerships = OwnershipStore(self.database, now_ms=now_ms)
         self.creations = CreationStore(
             self.creation_database,

@@ -197,15 +197,15 @@ async def test_the_key_changes_while_two_gateways_serve(cluster: Any) -> None:
 
         code, told = await cluster.operate(harness.gateways[0], "secrets")
         assert (code, told["listingSecrets"]["older"]) == (0, 1)
-        assert told["storedAnswers"]["older"] >= 1
+        assert told["storedResponses"]["older"] >= 1
         code, told = await cluster.operate(harness.gateways[0], "secrets", "reencrypt")
         assert (code, told["listingSecrets"]) == (0, {"current": 1, "older": 0, "lost": 0, "lostIds": []})
-        assert told["storedAnswers"]["older"] == told["storedAnswers"]["lost"] == 0
+        assert told["storedResponses"]["older"] == told["storedResponses"]["lost"] == 0
         await harness.check()
 
         harness.receipts.clear()  # without the old key its receipts cannot be verified
         await harness.change(1, NEW)
         code, told = await cluster.operate(harness.gateways[1], "doctor")
-        (seals,) = [finding for finding in told["findings"] if finding["check"] == "seals"]
+        (seals,) = [finding for finding in told["findings"] if finding["check"] == "secrets"]
         assert seals["level"] == "ok"
         assert (await cluster.audit(harness.gateways[0])).is_balanced

@@ -199,7 +199,7 @@ class MemoryStatement:
 
     def _has_answer(self, call_id: CallId) -> bool:
         stored = self._rows.answers.get(call_id)
-        return stored is not None and stored.created_ms > self._now_ms() - self._limits.answer_ttl_s * 1000
+        return stored is not None and stored.created_ms > self._now_ms() - self._limits.response_ttl_s * 1000
 
     async def find_transaction(self, tx_hash: TxHash) -> RecordedTransaction:
         return RecordedTransaction(

@@ -26,6 +26,7 @@ from tests.model.rows import (
     used_nonces,
 )
 from tests.model.settling import Dropped
+from tollway.audit_log import AuditOrigin
 from tollway.errors import StorageUnavailable
 from tollway.ids import CallId, TxHash
 from tollway.ledger.claims import (
@@ -65,7 +66,6 @@ from tollway.ledger.records import (
     is_move_allowed,
 )
 from tollway.limits import DEFAULT_LIMITS, Limits
-from tollway.operator_acts import ActOrigin
 
 GAP_MS = 60_000
 
@@ -344,7 +344,7 @@ class MemoryLedger(MemoryFinality):
             held_payments=tuple(str(one.tx_hash) for one in self._rows.payments.values() if one.is_held),
         )
 
-    async def release_held(self, *, origin: ActOrigin) -> int:
+    async def release_held(self, *, origin: AuditOrigin) -> int:
         self._answer()
         held = [payment for payment in self._rows.payments.values() if payment.is_held]
         for payment in held:
@@ -352,7 +352,7 @@ class MemoryLedger(MemoryFinality):
         self._rows.restored_ms = None
         return len(held)
 
-    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: AuditOrigin) -> None:
         self._answer()
         self._rows.admitted.add(tx_hash)
 
@@ -370,14 +370,14 @@ class MemoryLedger(MemoryFinality):
             gaps.append((self._rows.ready_ms, now_ms))
         return sum(max(0, min(to_ms, now_ms) - max(from_ms, since_ms)) for from_ms, to_ms in gaps)
 
-    async def mark_restored(self, *, origin: ActOrigin) -> None:
+    async def mark_restored(self, *, origin: AuditOrigin) -> None:
         self._answer()
         self._rows.restored_ms = origin.at_ms
         self._rows.payments = {
             key: replace(payment, is_held=True) for key, payment in self._rows.payments.items()
         }
 
-    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: AuditOrigin) -> int:
         self._answer()
         return len(starts_ms)
 
@@ -385,7 +385,7 @@ class MemoryLedger(MemoryFinality):
         """Most claims have no key, and looking at every call takes a while."""
         if claim.idempotency_key is None:
             return {}
-        return self._named_calls(self._now_ms() - self._limits.answer_ttl_s * 1000)
+        return self._named_calls(self._now_ms() - self._limits.response_ttl_s * 1000)
 
     def _repeats_of(self, claim: Claim) -> dict[RequestName, OpenCall]:
         name = request_name(claim)

@@ -24,10 +24,10 @@ class MemoryAnswers:
         self._answer()
         limits, size = self._limits, len(encode_stored_response(answer))
         most = {
-            ("payer", payer): limits.answers_per_payer_bytes_max,
+            ("payer", payer): limits.responses_per_payer_bytes_max,
             ("provider", provider): limits.answers_per_provider_bytes_max,
         }
-        if size > min(limits.answer_bytes_max, limits.answers_bytes_max, *most.values()):
+        if size > min(limits.response_bytes_max, limits.responses_bytes_max, *most.values()):
             return False
         new = MemoryAnswer(payer=payer, provider=provider, answer=answer, size=size, created_ms=now_ms)
         kept = {**self._rows.answers, call_id: new}
@@ -35,7 +35,7 @@ class MemoryAnswers:
             while sum_of(own := held_by(kept, account)) > bytes_max:
                 if not drop_oldest(kept, own, call_id, share_of=own):
                     return False
-        while sum_of(kept) > limits.answers_bytes_max:
+        while sum_of(kept) > limits.responses_bytes_max:
             if not drop_from_largest(kept, call_id):
                 return False
         self._rows.answers.clear()
@@ -55,7 +55,7 @@ class MemoryAnswers:
         return len(old)
 
     def _oldest_ms(self, now_ms: int) -> int:
-        return now_ms - self._limits.answer_ttl_s * 1000
+        return now_ms - self._limits.response_ttl_s * 1000
 
     def _answer(self) -> None:
         if self.away:

@@ -73,7 +73,7 @@ def test_the_help_text_says_fleet_or_process(row: SeriesRow) -> None:
                 "failed",
                 "standby_not_waited_for",
                 "no_connection_free",
-                "no_answer_in_time",
+                "no_response_in_time",
             }
             | {"unreachable"},
         ),

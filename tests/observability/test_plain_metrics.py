@@ -15,11 +15,11 @@ def test_a_histogram_is_exposed_as_by_the_client() -> None:
     plain, theirs = CollectorRegistry(), CollectorRegistry()
     collector = PlainCollector()
     plain.register(collector)
-    mine = collector.histograms(row.name).find("credit", "door")
+    mine = collector.histograms(row.name).find("credit", "read_head")
     other = Histogram(row.name, row.help_text, row.label_names, buckets=row.buckets, registry=theirs)
     for value in VALUES:
         mine.observe(value)
-        other.labels("credit", "door").observe(value)
+        other.labels("credit", "read_head").observe(value)
     expected = generate_latest(theirs).decode().split("# HELP tollway_call_duration_seconds_created")[0]
     assert generate_latest(plain).decode() == expected
 
@@ -27,7 +27,7 @@ def test_a_histogram_is_exposed_as_by_the_client() -> None:
 def test_a_bucket_has_its_last_traced_value_as_exemplar_in_openmetrics_only() -> None:
     registry, collector = CollectorRegistry(), PlainCollector()
     registry.register(collector)
-    histogram = collector.histograms("tollway_call_duration_seconds").find("credit", "door")
+    histogram = collector.histograms("tollway_call_duration_seconds").find("credit", "read_head")
     for value, trace_id in ((0.03, None), (0.03, "a1"), (0.04, "b2"), (0.05, None), (99.0, "c3")):
         histogram.observe(value)
         if trace_id is not None:

@@ -330,7 +330,7 @@ async def upstream() -> AsyncIterator[LoopbackUpstream]:
 
 @pytest.fixture
 async def line() -> AsyncIterator[HttpFacilitatorTransport]:
-    limits = replace(DEFAULT_LIMITS, facilitator_deadline_s=0.2, facilitator_answer_bytes_max=KIB)
+    limits = replace(DEFAULT_LIMITS, facilitator_deadline_s=0.2, facilitator_response_bytes_max=KIB)
     line = HttpFacilitatorTransport(limits=limits)
     await line.open()
     yield line

@@ -368,7 +368,7 @@ async def test_another_key_settles_the_calls_of_a_stuck_key() -> None:
 def withdrawn_keys(harness: SettlementHarness) -> int:
     """The rails that the latest refresh counted as stuck."""
     counts = [
-        note[3] for note in harness.metrics if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.LANE_STUCK)
+        note[3] for note in harness.metrics if note[:3] == ("withdrawn", CHAIN, WithdrawalReason.NONCE_GAP)
     ]
     return int(str(counts[-1]))
 

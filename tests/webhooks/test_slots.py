@@ -81,7 +81,7 @@ def test_a_slot_that_is_given_back_is_free_again(slots: Slots) -> None:
     taken = [slots.take(wallet=one) for _ in range(4)]
     assert slots.take(wallet=one) is None
     assert taken[0] is not None
-    slots.slots.free(taken[0], has_answered=True)
+    slots.slots.free(taken[0], has_responded=True)
     assert slots.count(wallet=one) == 1
 
 
@@ -91,7 +91,7 @@ def test_a_challenge_has_one_slot(slots: Slots) -> None:
     slots.clock.s += 5
     again = replace(due, origin="https://elsewhere.example")
     assert not slots.slots.take(again)
-    slots.slots.free(due, has_answered=False)
+    slots.slots.free(due, has_responded=False)
     assert slots.slots.take(again)
 
 
@@ -100,12 +100,12 @@ def test_a_challenge_has_one_slot(slots: Slots) -> None:
 ORIGIN = {"origin": "https://shared.example"}
 
 
-def run(slots: Slots, *, has_answered: bool, is_slow: bool = False) -> None:
+def run(slots: Slots, *, has_responded: bool, is_slow: bool = False) -> None:
     """One attempt at the origin."""
     slots.clock.s += 1
     due = slots.take(**ORIGIN, is_slow=is_slow)
     assert due is not None
-    slots.slots.free(due, has_answered=has_answered)
+    slots.slots.free(due, has_responded=has_responded)
 
 
 def count_at_origin(slots: Slots, **fields: Any) -> int:
@@ -120,7 +120,7 @@ def count_at_origin(slots: Slots, **fields: Any) -> int:
 
 def test_an_origin_gets_one_request_in_an_interval(slots: Slots) -> None:
     for _ in range(3):
-        run(slots, has_answered=True)
+        run(slots, has_responded=True)
     assert slots.take(**ORIGIN) is None
     slots.clock.s += 0.999
     assert slots.take(**ORIGIN) is None
@@ -131,22 +131,22 @@ def test_an_origin_gets_one_request_in_an_interval(slots: Slots) -> None:
 @pytest.mark.parametrize(("answers", "window"), [(0, 1), (1, 2), (2, 3), (3, 4), (9, 4)])
 def test_an_origin_that_answers_has_more_attempts_at_once(slots: Slots, answers: int, window: int) -> None:
     for _ in range(answers):
-        run(slots, has_answered=True)
+        run(slots, has_responded=True)
     assert count_at_origin(slots) == window
 
 
 def test_an_origin_without_a_response_for_a_minute_has_one_again(slots: Slots) -> None:
     for _ in range(5):
-        run(slots, has_answered=True)
-    run(slots, has_answered=False)
+        run(slots, has_responded=True)
+    run(slots, has_responded=False)
     slots.clock.s += ORIGIN_KEPT_S
-    run(slots, has_answered=False)
+    run(slots, has_responded=False)
     assert count_at_origin(slots) == 1
 
 
 def test_a_wallet_leaves_a_slot_of_an_origin_to_others(slots: Slots) -> None:
     for _ in range(5):
-        run(slots, has_answered=True)
+        run(slots, has_responded=True)
     assert count_at_origin(slots, wallet=Address(b"\x01" * 20)) == 3
     assert count_at_origin(slots) == 1
 
@@ -170,13 +170,13 @@ def test_what_has_no_free_slot_is_listed(slots: Slots) -> None:
 
 def test_an_idle_origin_is_forgotten(slots: Slots) -> None:
     for _ in range(5):
-        run(slots, has_answered=True)
+        run(slots, has_responded=True)
     slots.clock.s += ORIGIN_KEPT_S
     slots.slots.forget_idle()
     assert count_at_origin(slots) == 4
     other = Slots()
     for _ in range(5):
-        run(other, has_answered=True)
+        run(other, has_responded=True)
     other.clock.s += ORIGIN_KEPT_S + 0.1
     other.slots.forget_idle()
     assert count_at_origin(other) == 1

@@ -9,8 +9,8 @@ from tollway.app.page_wiring import describe_money
 from tollway.identity.admin_sessions import AdminSignIn
 from tollway.identity.siwe import parse_origin
 from tollway.payments.transaction_inspection import TransactionInspector
-from tollway.storage.operator.operator_acts import SqlAdminSessions
 from tollway.storage.operator.operator_reads import BookFigures, OpenCallStore, record_audit
+from tollway.storage.operator.operator_writes import SqlAdminSessions
 from tollway.web.api.context import WebContext
 from tollway.web.operator.operator_app import SECTIONS, AdminApp, AdminHosts
 from tollway.web.operator.operator_context import AdminContext
@@ -47,7 +47,7 @@ def build_admin_app(app: "App", metrics: ASGIApp, *, web: WebContext) -> ASGIApp
             sign_in=AdminSignInPages(sign_in, web.sign_in_limit, limits=settings.limits),
             moderation=app.moderation,
             operator_ledger=app.operator_ledger,
-            acts=app.operator_acts,
+            entries=app.audit_log,
             open_calls=OpenCallStore(database, limits=settings.limits),
             transactions=AdminTransactions(
                 TransactionInspector(

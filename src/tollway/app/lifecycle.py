@@ -77,8 +77,8 @@ from tollway.storage.ledger.history import HistoryStore
 from tollway.storage.ledger.ledger_store import LedgerStore
 from tollway.storage.ledger.payments import PaymentLedgerStore
 from tollway.storage.ledger.period_books import PeriodBookStore
-from tollway.storage.operator.operator_acts import OperatorActStore, OperatorStore
 from tollway.storage.operator.operator_reads import FleetFiguresStore
+from tollway.storage.operator.operator_writes import AuditLogStore, OperatorStore
 from tollway.storage.webhooks.webhook_events import EventLog
 from tollway.web.api.kept_sums import KeptSums
 from tollway.web.http.admission import LoadShedder, read_resident_bytes
@@ -93,7 +93,7 @@ PRUNE_INTERVAL_S = 300.0
 SIGN_IN_NONCE_KEPT_MS = 2 * 3600 * 1000
 """How long a used sign-in nonce is kept after its end: a clock that was set back, here or at another gateway, must not accept its signature again."""
 SCHEMA_INTERVAL_S = 10.0
-ACT_LOG_INTERVAL_S = 2.0
+AUDIT_LOG_INTERVAL_S = 2.0
 MODERATION_INTERVAL_S = 0.5  # a block reaches every gateway within a second
 READINESS_INTERVAL_S = 20.0
 DELAY_INTERVAL_S = 1.0
@@ -269,7 +269,7 @@ class App:
         self.sessions = SqlSessions(self.database)
         self.viewers = SqlViewers(self.database)
         self.moderation = ModerationStore(self.database)
-        self.operator_acts = OperatorActStore(self.database)
+        self.audit_log = AuditLogStore(self.database)
         self.fleet_figures = FleetFiguresStore(
             self.database,
             sealer=self.sealer,
@@ -358,7 +358,7 @@ class App:
             on_commit=lambda kind, seconds: self.metrics.commit_seconds[kind].observe(seconds),
             on_lapse=self.metrics.lease_lapses.add,
             on_restore=self._on_restore,
-            writer=self.background[TaskName.BOOK_WRITER],
+            writer=self.background[TaskName.LEDGER_WRITER],
             events=self.events,
             traces=self.trace_sampler,
         )
@@ -437,7 +437,7 @@ class App:
         tasks.start_periodic(TaskName.SESSION_PRUNING, PRUNE_INTERVAL_S, self._prune)
         tasks.start_periodic(TaskName.SCHEMA_CHECK, SCHEMA_INTERVAL_S, self.schema.watch)
         tasks.start_periodic(TaskName.BLOCKED_WALLETS, MODERATION_INTERVAL_S, self.moderation.refresh)
-        tasks.start_periodic(TaskName.OPERATOR_ACT_LOG, ACT_LOG_INTERVAL_S, self.operator_acts.log_new)
+        tasks.start_periodic(TaskName.AUDIT_ENTRY_LOG, AUDIT_LOG_INTERVAL_S, self.audit_log.log_new)
         tasks.start_periodic(TaskName.READINESS_NOTE, READINESS_INTERVAL_S, self._record_readiness)
         delays = self.background[TaskName.LOOP_DELAY]
         tasks.start(delays.name, partial(delays.repeat_on_demand, self._measure_delay))
@@ -446,7 +446,7 @@ class App:
         self.settlement_services.start(tasks, recovery_leadership=self._leadership(Duty.SWEEPER))
         self.reputation_services.start(tasks, lead=self._leadership)
         self.webhook_services.start(tasks, lead=self._leadership)
-        writing = tasks.start(TaskName.BOOK_WRITER, self.ledger.run)
+        writing = tasks.start(TaskName.LEDGER_WRITER, self.ledger.run)
         self._stack.push_async_callback(self._stop_writing, writing)
 
     def _leadership(self, duty: Duty) -> Leadership:
@@ -499,7 +499,7 @@ class App:
         """Ends the calls that outlived the drain, records their state, and completes the ledger's writes before the database closes."""
         await self.http_client.close()
         await self.ledger.wait_closed(timeout_s=CLOSE_DEADLINE_S)
-        self.background[TaskName.BOOK_WRITER].expect_end()
+        self.background[TaskName.LEDGER_WRITER].expect_end()
         self.ledger.stop()
         await asyncio.wait([writing], timeout=self.settings.limits.drain_deadline_s)
 

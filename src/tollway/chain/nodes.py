@@ -335,7 +335,7 @@ class RpcNode:
         body = bytearray()
         async for chunk in response.content.iter_any():
             body += chunk
-            if len(body) > self._limits.rpc_answer_bytes_max:
+            if len(body) > self._limits.rpc_response_bytes_max:
                 response.close()
                 raise UnusableResponse("the response is too large")
         return bytes(body)

@@ -1,4 +1,4 @@
-"""`tollway gateway admin`: the link to the operator's pages, and the record of the operator's acts."""
+"""`tollway gateway admin`: the link to the operator's pages, and the operators' audit log."""
 
 import os
 import time
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from tollway.audit_log import RecordedAuditEntry
 from tollway.cli.operator import (
     AsJson,
     CommandFailed,
@@ -17,8 +18,7 @@ from tollway.cli.operator import (
 )
 from tollway.config.settings import Settings
 from tollway.identity.admin_sessions import CODE_TTL_S, ENTRY_PATH, create_code
-from tollway.operator_acts import RecordedAct
-from tollway.storage.operator.operator_acts import SqlAdminSessions
+from tollway.storage.operator.operator_writes import SqlAdminSessions
 from tollway.web.http.query import format_time
 
 LOG_LIMIT_DEFAULT, LOG_LIMIT_MAX = 50, 1_000
@@ -54,45 +54,45 @@ def find_admin_origin(settings: Settings) -> str:
     return f"https://{min(settings.admin_hosts)}"
 
 
-def list_acts(
+def list_audit_entries(
     ctx: typer.Context,
     limit: Annotated[
-        int, typer.Option("--limit", min=1, max=LOG_LIMIT_MAX, help="At most so many acts.")
+        int, typer.Option("--limit", min=1, max=LOG_LIMIT_MAX, help="At most so many entries.")
     ] = LOG_LIMIT_DEFAULT,
     before: Annotated[
-        int | None, typer.Option("--before", min=1, help="Only acts with a smaller number.")
+        int | None, typer.Option("--before", min=1, help="Only entries with a smaller number.")
     ] = None,
     target: Annotated[
-        str | None, typer.Option("--target", help="Only acts on this listing, wallet or transaction.")
+        str | None, typer.Option("--target", help="Only entries about this listing, wallet or transaction.")
     ] = None,
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     async def work(services: OperatorServices) -> None:
-        # One more than asked for shows whether older acts follow.
-        found = await services.operator_acts.list_acts(limit=limit + 1, before_id=before, target=target)
-        acts = found[:limit]
-        older_before = acts[-1].id if len(found) > limit else None
-        lines = [_format_act(act) for act in acts] or ["no act is recorded"]
+        # One more than asked for shows whether older entries follow.
+        found = await services.audit_log.list_audit_entries(limit=limit + 1, before_id=before, target=target)
+        entries = found[:limit]
+        older_before = entries[-1].id if len(found) > limit else None
+        lines = [_format_entry(entry) for entry in entries] or ["the audit log is empty"]
         if older_before is not None:
-            lines.append(f"older acts: tollway gateway admin log --before {older_before}")
-        answer = {"acts": [_act_json(act) for act in acts], "olderBefore": older_before}
+            lines.append(f"older entries: tollway gateway admin log --before {older_before}")
+        answer = {"entries": [_entry_json(entry) for entry in entries], "olderBefore": older_before}
         print_result(answer, lines, as_json)
 
     run_with_services(ctx, work, config, as_json=as_json, access="read")
 
 
-def _act_json(act: RecordedAct) -> dict[str, object]:
+def _entry_json(entry: RecordedAuditEntry) -> dict[str, object]:
     return {
-        "id": act.id,
-        "at": format_time(act.origin.at_ms),
-        "actor": act.origin.actor,
-        "act": act.kind,
-        "target": act.target,
-        "reason": act.origin.reason or None,
+        "id": entry.id,
+        "at": format_time(entry.origin.at_ms),
+        "actor": entry.origin.actor,
+        "action": entry.kind,
+        "target": entry.target,
+        "reason": entry.origin.reason or None,
     }
 
 
-def _format_act(act: RecordedAct) -> str:
-    reason = f"  ({act.origin.reason})" if act.origin.reason else ""
-    return f"{act.id}  {format_time(act.origin.at_ms)}  {act.origin.actor}  {act.kind} {act.target}{reason}"
+def _format_entry(entry: RecordedAuditEntry) -> str:
+    reason = f"  ({entry.origin.reason})" if entry.origin.reason else ""
+    return f"{entry.id}  {format_time(entry.origin.at_ms)}  {entry.origin.actor}  {entry.kind} {entry.target}{reason}"

@@ -303,8 +303,8 @@ COMMANDS = {
         example="tollway gateway admin link",
     ),
     "gateway admin log": CommandRow(
-        help="Lists the acts of the operators, newest first: suspensions, blocks, admissions, releases, key changes, restores.",
-        target="tollway.cli.admin:list_acts",
+        help="Lists the operators' audit log, newest first: suspensions, blocks, admissions, releases, key changes, restores.",
+        target="tollway.cli.admin:list_audit_entries",
         example="tollway gateway admin log --limit 20",
     ),
     "demo": CommandRow(

@@ -89,7 +89,7 @@ async def examine(
 
 async def _examine_seals(settings: Settings, database: Database) -> Finding:
     """Whether the keys open the stored secrets, and whether the first key alone does: a check after a restore and while the key changes."""
-    check = "seals"
+    check = "secrets"
     key, *others = [key.get_secret_value() for key in settings.secret_keys]
     rotation = KeyRotation(database, sealer=Sealer(key, others=others, entropy=secrets.token_bytes))
     try:

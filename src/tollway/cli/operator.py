@@ -24,6 +24,7 @@ import structlog
 import typer
 from pydantic import Secret
 
+from tollway.audit_log import AuditLog, AuditOrigin
 from tollway.chain.nodes import ChainsWithNodes
 from tollway.cli.run_records import note_audit, note_backup
 from tollway.config.settings import Settings, load_settings
@@ -31,7 +32,6 @@ from tollway.errors import ChainUnavailable, SettingsInvalid, StorageUnavailable
 from tollway.ids import TxHash
 from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.observability.telemetry import configure_logging, redact_entry
-from tollway.operator_acts import ActOrigin, OperatorActs
 from tollway.registry.catalog import Catalog
 from tollway.registry.moderation import Moderation, parse_reason
 from tollway.storage.engine.database import (
@@ -62,7 +62,7 @@ Config = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON, also on a terminal.")]
 Reason = Annotated[
-    str, typer.Option("--reason", help="Why: one line for the record of acts (`gateway admin log`).")
+    str, typer.Option("--reason", help="Why: one line for the audit log (`gateway admin log`).")
 ]
 
 
@@ -80,7 +80,7 @@ class OperatorServices(Protocol):
     @property
     def moderation(self) -> Moderation: ...
     @property
-    def operator_acts(self) -> OperatorActs: ...
+    def audit_log(self) -> AuditLog: ...
     @property
     def chains(self) -> ChainsWithNodes: ...
 
@@ -444,9 +444,9 @@ def parse_argument(parse: Callable[[str], Any], text: str) -> Any:
         raise typer.BadParameter(str(exc)) from exc
 
 
-def make_origin(reason: str) -> ActOrigin:
-    """Author, time and reason of the act of this command."""
-    return ActOrigin(
+def make_origin(reason: str) -> AuditOrigin:
+    """Author, time and reason of the audit entry of this command."""
+    return AuditOrigin(
         actor=describe_actor(),
         at_ms=time.time_ns() // 1_000_000,
         reason=parse_argument(parse_reason, reason),
@@ -582,7 +582,7 @@ def _back_up(database: SqliteDatabase, file: Path, *, force: bool) -> BackupCopy
         raise CommandFailed(f"nothing was backed up: {exc}") from exc
 
 
-def _restore(database: SqliteDatabase, file: Path, *, origin: ActOrigin) -> RestoredBackup:
+def _restore(database: SqliteDatabase, file: Path, *, origin: AuditOrigin) -> RestoredBackup:
     if not file.is_file():
         raise CommandFailed(f"there is no file {file}")
     database.path.parent.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,7 @@ def _print_key_counts(counts: KeyCounts, *, keys: int, reencrypted: int | None, 
     answer: dict[str, Any] = {
         "keys": keys,
         "listingSecrets": _count_json(counts.secrets),
-        "storedAnswers": _count_json(counts.responses),
+        "storedResponses": _count_json(counts.responses),
     }
     lines = [
         f"secrets of listings: {_format_count(counts.secrets)}",

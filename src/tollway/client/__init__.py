@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from tollway.client.call_io import PaymentProgress, PaymentQuote
     from tollway.client.client import Allowance, AsyncTollwayClient, Spending, SpentAmount, TollwayClient
     from tollway.client.errors import (
-        AnswerMalformed,
-        AnswerUnreadable,
         BudgetExhausted,
         CallerFailure,
         CallHeld,
@@ -22,6 +20,7 @@ if TYPE_CHECKING:
         FieldProblem,
         GatewayProblem,
         GatewayRefused,
+        GatewayResponseInvalid,
         GatewayUnreachable,
         HeaderInvalid,
         HttpNotAllowed,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
         PaymentPending,
         PaymentRefused,
         PriceAboveMax,
+        ResponseUnreadable,
         StoreUnusable,
     )
     from tollway.client.provider import Forwarded, ForwardedRefused, ForwardedVerifier
@@ -81,8 +81,6 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentDocument",
     "Allowance",
-    "AnswerMalformed",
-    "AnswerUnreadable",
     "AssetSum",
     "AsyncTollwayClient",
     "BookViewer",
@@ -105,6 +103,7 @@ __all__ = [
     "GatewayNetwork",
     "GatewayProblem",
     "GatewayRefused",
+    "GatewayResponseInvalid",
     "GatewayStatus",
     "GatewayUnreachable",
     "HeaderInvalid",
@@ -135,6 +134,7 @@ __all__ = [
     "ReceiptFields",
     "RecordedCall",
     "RecordedPayment",
+    "ResponseUnreadable",
     "SalesReport",
     "SearchPage",
     "SignedReceipt",
@@ -168,8 +168,8 @@ _MODULES = {
         "TollwayClient",
     ),
     "errors": (
-        "AnswerMalformed",
-        "AnswerUnreadable",
+        "GatewayResponseInvalid",
+        "ResponseUnreadable",
         "BudgetExhausted",
         "CallerFailure",
         "CallHeld",

@@ -71,7 +71,7 @@ class ControlPlane:
 
 @named_options
 class ControlMethods(ControlPlane):
-    """The methods of both clients for the control plane. Each raises `GatewayRefused` for a refusal, `AnswerMalformed` for a response that is not the
+    """The methods of both clients for the control plane. Each raises `GatewayRefused` for a refusal, `GatewayResponseInvalid` for a response that is not the
     requested document, and `CannotPay` where its request must be signed and there is no wallet."""
 
     async def fetch_document(self, request: ControlRequest) -> GatewayDocument:

@@ -2,9 +2,9 @@
 
     CallerFailure
     ├── GatewayRefused        the gateway refused (its code and problem document)
-    ├── AnswerMalformed       the gateway's response is not the requested document
+    ├── GatewayResponseInvalid       the gateway's response is not the requested document
     ├── GatewayUnreachable    no response arrived; `is_sent`: the request may have been served
-    ├── AnswerUnreadable      the response's body does not match its content coding
+    ├── ResponseUnreadable      the response's body does not match its content coding
     ├── NotPaid               nothing was spent
     │   ├── PriceAboveMax     the price is above the limit
     │   ├── FeeAboveMax       the network fee could be above the limit
@@ -125,7 +125,7 @@ class GatewayRefused(CallerFailure):
         self.is_retryable = self.problem.is_retryable
 
 
-class AnswerMalformed(CallerFailure):
+class GatewayResponseInvalid(CallerFailure):
     """The gateway's response is not the requested document: it is no JSON object, or a required member is missing."""
 
     code = "answer_malformed"
@@ -145,7 +145,7 @@ class GatewayUnreachable(CallerFailure):
         self.is_retryable = not (is_sent and transaction is not None)
 
 
-class AnswerUnreadable(CallerFailure):
+class ResponseUnreadable(CallerFailure):
     """The body of a response does not match its content coding. Its raw bytes are readable (`iter_raw`)."""
 
     code = "answer_unreadable"

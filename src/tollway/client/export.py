@@ -15,7 +15,7 @@ import httpx
 from tollway.client import requests
 from tollway.client.call_io import ControlRequest
 from tollway.client.driver import Driver
-from tollway.client.errors import AnswerMalformed
+from tollway.client.errors import GatewayResponseInvalid
 from tollway.client.exchange import Http, run_blocking
 from tollway.client.requests import read_document
 from tollway.client.responses import PROBLEM_BYTES_MAX, ResponseTooLong, build_unreachable
@@ -47,9 +47,9 @@ class CsvPages:
         self._until_s = self._clock() + PAGE_DEADLINE_S
 
     def open_page(self, response: httpx.Response) -> None:
-        """Reads the head of a page. Raises `AnswerMalformed` for one that is no CSV file."""
+        """Reads the head of a page. Raises `GatewayResponseInvalid` for one that is no CSV file."""
         if response.headers.get("content-type", "").partition(";")[0].strip() != "text/csv":
-            raise AnswerMalformed(
+            raise GatewayResponseInvalid(
                 "The gateway's response is no CSV file. The gateway may be older than this client."
             )
         self._pages += 1
@@ -61,17 +61,19 @@ class CsvPages:
         if found is None:
             return None
         if self._pages >= PAGES_MAX:
-            raise AnswerMalformed(f"The file has more than {PAGES_MAX} pages. Export a shorter period.")
+            raise GatewayResponseInvalid(
+                f"The file has more than {PAGES_MAX} pages. Export a shorter period."
+            )
         following = requests.export_page(f"{self._path}?{urlsplit(found[1]).query}")
         if self.request is not None and following.path == self.request.path:
-            raise AnswerMalformed("The gateway names the same page as the next one.")
+            raise GatewayResponseInvalid("The gateway names the same page as the next one.")
         return following
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes of the file that a part of a page adds: all of the first page, and of the others all but the header line."""
         self._size += len(chunk)
         if self._size > PAGE_BYTES_MAX or self._clock() > self._until_s:
-            raise AnswerMalformed(
+            raise GatewayResponseInvalid(
                 "A page of the file is too long or takes too long. Export a shorter period."
             )
         if self._head is None:
@@ -80,32 +82,34 @@ class CsvPages:
         line, end, rest = self._head.partition(b"\r\n")
         if not end:
             if len(line) > HEADER_BYTES_MAX:
-                raise AnswerMalformed("The first line of the file is too long.")
+                raise GatewayResponseInvalid("The first line of the file is too long.")
             return b""
         self._head = None
         if self._header is None:
             self._header = line
             return line + end + rest
         if line != self._header:
-            raise AnswerMalformed("The columns changed between two pages of the file. Export it again.")
+            raise GatewayResponseInvalid(
+                "The columns changed between two pages of the file. Export it again."
+            )
         return rest
 
     def close_page(self) -> None:
         """Call it when a page has ended. The next request follows."""
         if self._head is not None:
-            raise AnswerMalformed("A page of the file has no header line.")
+            raise GatewayResponseInvalid("A page of the file has no header line.")
         self.request = self._next
 
 
 async def open_page(driver: Driver, http: Http, pages: CsvPages) -> httpx.Response:
-    """Requests the next page, and reads its head. Raises `GatewayRefused`, and `AnswerMalformed` for a response that is no page."""
+    """Requests the next page, and reads its head. Raises `GatewayRefused`, and `GatewayResponseInvalid` for a response that is no page."""
     assert pages.request is not None
     response = await http.send(driver.build_control(pages.request))
     try:
         if response.status_code != _OK:
             content = await http.read(response, bytes_max=PROBLEM_BYTES_MAX)
             read_document(pages.request, response.status_code, content)
-            raise AnswerMalformed(
+            raise GatewayResponseInvalid(
                 f"The gateway responded with status {response.status_code} and no CSV file."
             )
         pages.open_page(response)

@@ -1,7 +1,7 @@
 """The results of the client as records: listings, calls, payments and ownership, parsed from the gateway's JSON. Pure.
 
 A record has the members of the HTTP contract under the names of Python: `pricePerRequest` is `price_per_request`. Members that this
-version does not know are left out. A required member that is missing or has another type raises `AnswerMalformed` with its place.
+version does not know are left out. A required member that is missing or has another type raises `GatewayResponseInvalid` with its place.
 
 Ids, addresses, networks and hashes are the texts of the gateway. Amounts in base units are integers, prices are decimal strings, times are
 `datetime` in UTC.
@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tollway.client.errors import AnswerMalformed
+from tollway.client.errors import GatewayResponseInvalid
 
 R = TypeVar("R")
 
@@ -221,7 +221,7 @@ class AgentDocument:
 
 
 def read_agent_document(document: Mapping[str, object]) -> AgentDocument:
-    """Raises `AnswerMalformed`."""
+    """Raises `GatewayResponseInvalid`."""
     return read_record(AgentDocument, {**document, "": json.dumps(document, ensure_ascii=False)})
 
 
@@ -468,7 +468,7 @@ class SignedReceipt:
 
 
 def read_receipt(document: Mapping[str, object]) -> SignedReceipt:
-    """Raises `AnswerMalformed`."""
+    """Raises `GatewayResponseInvalid`."""
     return read_record(SignedReceipt, {**document, "": json.dumps(document, ensure_ascii=False)})
 
 
@@ -705,7 +705,7 @@ class DeliveryPage:
 
 
 def read_record(kind: type[R], document: object, *, place: str = "") -> R:
-    """Builds a record of this class from a JSON object. `place`: its JSON pointer, for errors. Raises `AnswerMalformed`."""
+    """Builds a record of this class from a JSON object. `place`: its JSON pointer, for errors. Raises `GatewayResponseInvalid`."""
     if not isinstance(document, Mapping):
         raise _malformed(place or "/", "is no object")
     values: dict[str, Any] = {}
@@ -778,5 +778,5 @@ def _read_plain(hint: Any, value: object, place: str) -> object:
 _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "boolean", datetime: "time"}
 
 
-def _malformed(place: str, problem: str) -> AnswerMalformed:
-    return AnswerMalformed(f"In the gateway's response {place} {problem}.")
+def _malformed(place: str, problem: str) -> GatewayResponseInvalid:
+    return GatewayResponseInvalid(f"In the gateway's response {place} {problem}.")

@@ -28,7 +28,7 @@ from httpx._types import (
 
 import tollway
 from tollway.client.call_io import ControlRequest, HeaderPairs
-from tollway.client.errors import AnswerMalformed, GatewayRefused, HeaderInvalid
+from tollway.client.errors import GatewayRefused, GatewayResponseInvalid, HeaderInvalid
 from tollway.client.quote import Cap
 from tollway.client.responses import read_json
 from tollway.client.transfer import RAILS, CallRules, RailChoice
@@ -246,7 +246,7 @@ def read_document(
     control_request: ControlRequest, status: int, content: bytes, *, etag: str | None = None
 ) -> GatewayDocument:
     """The JSON object of a response; `{}` for an empty one. `etag`: its entity tag. Raises `GatewayRefused` for every other status than 2xx, and
-    `AnswerMalformed` for a 2xx that is not the requested document."""
+    `GatewayResponseInvalid` for a 2xx that is not the requested document."""
     is_success = 200 <= status <= 299
     try:
         document = read_json(content) if content else {}
@@ -259,13 +259,13 @@ def read_document(
             }
         raise GatewayRefused(status, document)
     if not isinstance(document, dict):
-        raise AnswerMalformed(
+        raise GatewayResponseInvalid(
             f"The gateway responded with status {status} and a body that is no JSON object."
         )
     if control_request.entries is not None:
         entries = document.get(control_request.entries)
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-            raise AnswerMalformed(
+            raise GatewayResponseInvalid(
                 f"The gateway's response has no list `{control_request.entries}` of objects."
             )
     read = GatewayDocument(document)

@@ -24,7 +24,7 @@ from tollway.client.call_io import (
     NodeUnavailable,
     NoResponse,
 )
-from tollway.client.errors import AnswerUnreadable, GatewayProblem, GatewayUnreachable
+from tollway.client.errors import GatewayProblem, GatewayUnreachable, ResponseUnreadable
 from tollway.client.fee_limit import format_fee
 from tollway.client.response_rules import CallResult
 from tollway.client.x402 import SettlementReceipt, read_receipt
@@ -78,7 +78,7 @@ class CallResponse(httpx.Response):
         return named if named is not None and named.strip().lower() in CHARSETS else None
 
     def iter_bytes(self, chunk_size: int | None = None) -> Iterator[bytes]:
-        """As httpx, but raises `AnswerUnreadable` for a body that does not match its content coding."""
+        """As httpx, but raises `ResponseUnreadable` for a body that does not match its content coding."""
         with _translated_decoding():
             yield from super().iter_bytes(chunk_size)
 
@@ -94,7 +94,7 @@ def _translated_decoding() -> Iterator[None]:
     try:
         yield
     except httpx.DecodingError as exc:
-        raise AnswerUnreadable(
+        raise ResponseUnreadable(
             "The body of the response does not match its Content-Encoding. Use iter_raw to read its bytes."
         ) from exc
 

@@ -293,7 +293,7 @@ def _required_members(view: ListingView, limits: Limits, chosen: Sequence[int]) 
         "operations": [],
         "payment": _payment(view, chosen),
         "charged": {"for": _CHARGED_FOR[listing.charge_on]},
-        "idempotency": {"header": "Idempotency-Key", "hours": limits.answer_ttl_s // 3_600},
+        "idempotency": {"header": "Idempotency-Key", "hours": limits.response_ttl_s // 3_600},
         "limits": _limits(view, limits),
         "errors": {
             "pay": "on 402 only; never on 409, 503, 504 or a lost response",

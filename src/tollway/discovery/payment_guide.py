@@ -42,7 +42,7 @@ def describe_payment(public_url: str, limits: Limits) -> dict[str, Any]:
         "boundOnly": "Where the rail tx of an agent document has signature bound, personal_sign is refused.",
         "idempotency": {
             "header": "Idempotency-Key",
-            "hours": limits.answer_ttl_s // 3_600,
+            "hours": limits.response_ttl_s // 3_600,
             "rule": "The same key, wallet and request get the stored response and no second charge.",
         },
         "errors": {

@@ -18,7 +18,7 @@ from tollway.body_text import Undecoded, decode_body, read_text
 from tollway.discovery.forms import is_json
 from tollway.discovery.requests import ToolRequest
 from tollway.discovery.safe_text import clean_line
-from tollway.discovery.tools import ANSWER_BYTES_MAX, UNTRUSTED
+from tollway.discovery.tools import TOOL_RESPONSE_BYTES_MAX, UNTRUSTED
 from tollway.ids import keccak256
 
 PAYMENT = "x402/payment"
@@ -276,7 +276,7 @@ def _without_coding(response: HttpResponse) -> HttpResponse:
     coding = response.headers.get("content-encoding", "")
     if not coding or not response.body or not response.is_whole:
         return response
-    decoded = decode_body(response.body, coding, bytes_max=ANSWER_BYTES_MAX)
+    decoded = decode_body(response.body, coding, bytes_max=TOOL_RESPONSE_BYTES_MAX)
     if decoded is Undecoded.TOO_LARGE:
         return replace(response, body=b"", is_whole=False, is_too_large=True)
     if isinstance(decoded, Undecoded):

@@ -15,7 +15,7 @@ from tollway.ids import ListingId
 from tollway.registry.listing import Listing
 
 TOOLS_PER_PAGE = 50
-ANSWER_BYTES_MAX = 1024 * 1024
+TOOL_RESPONSE_BYTES_MAX = 1024 * 1024
 """Of a response in the result of a tool. Its size is unknown before it is paid for, so the descriptions of the tools state this limit."""
 
 UNTRUSTED = (

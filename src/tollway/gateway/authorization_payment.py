@@ -336,7 +336,7 @@ class AuthorizationPayment(CallPayment):
             lookup=self._lookup,
             listing_id=listing.id,
         )
-        self.active.begin("door")
+        self.active.begin("read_head")
         return checked
 
     async def _verify_repeat(self, known: AuthorizedCall, *, is_entitled: bool) -> None:

@@ -439,7 +439,7 @@ class Idempotency:
         self, wallets: Iterable[Address], key: str
     ) -> tuple[Address, KeyedCall] | None:
         """The call that the key of one of these wallets names, within the time for which a response is stored."""
-        since_ms = self._ledger.shared_ms() - self._limits.answer_ttl_s * 1000
+        since_ms = self._ledger.shared_ms() - self._limits.response_ttl_s * 1000
         for payer in wallets:
             earlier = await self._ledger.find_keyed_call(payer, key, since_ms=since_ms)
             if earlier is not None:
@@ -523,7 +523,7 @@ class Idempotency:
                 call_id, response, payer=payer, provider=provider, now_ms=self._ledger.shared_ms()
             )
         except StorageUnavailable:
-            _log.warning("answer_not_kept", call_id=call_id)
+            _log.warning("response_not_kept", call_id=call_id)
 
 
 def explain_key_used(earlier: KeyedCall) -> Problem:

@@ -1,6 +1,6 @@
 """The phases of a paid call, timed.
 
-A phase is a part of the time of a call: `door` (headers, listing, proof, price, body), `chain` (look-ups of the payment until it is recorded), `dial`, `claim`,
+A phase is a part of the time of a call: `read_head` (headers, listing, proof, price, body), `chain` (look-ups of the payment until it is recorded), `dial`, `claim`,
 `upstream` (until the response head), then `settle` or `close`. A phase that did not happen is not observed; a phase in which the call failed is.
 """
 
@@ -22,7 +22,7 @@ class PhaseTimer:
         self.upstream_span: Span | None = None
         self._trace = trace
         self._clock = clock
-        self._marks: list[tuple[Phase | None, float]] = [("door", started_s)]
+        self._marks: list[tuple[Phase | None, float]] = [("read_head", started_s)]
 
     def begin(self, phase: Phase) -> None:
         """Ends the current phase. A phase may begin several times; its times are added."""
@@ -62,7 +62,7 @@ class PhaseTimer:
 
 
 _SPANS: Mapping[Phase, str | None] = {
-    "door": "tollway.price",
+    "read_head": "tollway.price",
     "chain": None,
     "dial": "tollway.dial",
     "claim": "tollway.claim",

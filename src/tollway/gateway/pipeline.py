@@ -161,7 +161,7 @@ class CallPipeline:
                 entry = None if decision.verified is not None else route.entry
                 if request.body.is_present and await self._is_outdated(request, entry, body, started_s):
                     return Outdated(body=body)
-                active.begin("door")
+                active.begin("read_head")
                 # Facts -> rules. The key of a wallet that is known only now is looked up here.
                 wallets = await payment.identify()
                 response = await self._find_named_call(payment, proof, wallets) if wallets else None

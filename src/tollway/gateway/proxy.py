@@ -401,7 +401,7 @@ class Proxy:
                 ),
                 status=status,
                 headers=_without_length(headers) + _select_stored_headers(own),
-                bytes_max=self._limits.answer_bytes_max,
+                bytes_max=self._limits.response_bytes_max,
             )
         headers += own
         if body is None:
@@ -438,7 +438,7 @@ class Proxy:
             async with asyncio.timeout(self._limits.answer_collect_s):
                 while chunk := await upstream.read_chunk():
                     body += chunk
-                    if len(body) > self._limits.answer_bytes_max:
+                    if len(body) > self._limits.response_bytes_max:
                         return None
         except (UpstreamBadResponse, UpstreamTimeout, TimeoutError):
             return None

@@ -245,7 +245,7 @@ class TransactionPayment(CallPayment):
         found = await self._rail.transaction_verifier.find_spendable(
             self.proof, self.route.entry, bound, on_chain=partial(self.active.begin, "chain")
         )
-        self.active.begin("door")
+        self.active.begin("read_head")
         if isinstance(found, Problem) and self.proof.binding is not None:
             return explain_other_host(found, self.request, origin=bound.gateway)
         return found

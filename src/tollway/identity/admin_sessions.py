@@ -2,7 +2,7 @@
 
 Access to the machine makes an operator: a user who can run `tollway gateway admin link` gets a code that counts once, within five minutes. A wallet of `operators`
 signs a message of the admin origin with its own key, so that no answer of a node opens a session; without such wallets no message does. A session lasts eight hours and has the user and host of the command, or the
-address of the wallet, so that each act on a page has an actor. The store has SHA-256 hashes, never a code or a token.
+address of the wallet, so that each change on a page has an actor. The store has SHA-256 hashes, never a code or a token.
 """
 
 from collections.abc import Callable

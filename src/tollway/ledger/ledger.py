@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tollway.audit_log import AuditOrigin
 from tollway.ids import Address, CallId, ChainId, ListingId, TxHash
 from tollway.ledger.records import (
     Authorization,
@@ -38,7 +39,6 @@ from tollway.ledger.records import (
     SettledTransfer,
     SettlementAttempt,
 )
-from tollway.operator_acts import ActOrigin
 from tollway.per_call_record import per_call_record
 
 
@@ -522,7 +522,7 @@ class Ledger(SettlementLedger, Protocol):
         The sum of all granted claims on a payment never exceeds its value. Where the claimed payment has credit left, but less than
         the price, the difference comes from other payments of the same payer, payee and asset whose own credit is below the price,
         oldest first. A debt of the account is paid from its unspent credit before the claim is decided. Of all claims with one idempotency key of one wallet, one is granted, until its call is released or expires
-        (`answer_ttl_s`). A claim with a safe method and without a key gets `RepeatsOpenCall` where the newest call of the same request
+        (`response_ttl_s`). A claim with a safe method and without a key gets `RepeatsOpenCall` where the newest call of the same request
         on that payment is `unknown`, or its response was cut and no repeat has delivered it.
         """
         ...
@@ -594,26 +594,26 @@ class Readiness(Protocol):
 
 class OperatorLedger(Protocol):
     """The operator's view of the ledger. Safe to call from many tasks and gateways at once. Raises `StorageUnavailable`. Each change is recorded as an
-    act of `origin`, in the same transaction."""
+    audit entry of `origin`, in the same transaction."""
 
     async def audit(self) -> AuditReport:
         """Checks the balance equation of the whole ledger."""
         ...
 
-    async def release_held(self, *, origin: ActOrigin) -> int:
+    async def release_held(self, *, origin: AuditOrigin) -> int:
         """Releases the balances that a restore has held. A payment about which nodes disagree is held again by a later check. Returns the
         number of payments."""
         ...
 
-    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
+    async def admit(self, tx_hash: TxHash, *, origin: AuditOrigin) -> None:
         """Admits a transaction although it is too old, or mined before a restore."""
         ...
 
-    async def mark_restored(self, *, origin: ActOrigin) -> None:
+    async def mark_restored(self, *, origin: AuditOrigin) -> None:
         """Records a restore of an older database: holds every balance in it until `release_held`."""
         ...
 
-    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: AuditOrigin) -> int:
         """Marks the closed hours and days that begin at these moments, so that the gateway that leads writes them again from their calls. Returns their
         number."""
         ...

@@ -27,7 +27,7 @@ class TaskName(StrEnum):
 
     ANSWER_PRUNING = "answer_pruning"
     BLOCKED_WALLETS = "blocked_wallets"
-    BOOK_WRITER = "book_writer"
+    LEDGER_WRITER = "ledger_writer"
     CALL_RECOVERY = "call_recovery"
     CHAIN_CHECK = "chain_check"
     FLEET_FIGURES = "fleet_figures"
@@ -35,7 +35,7 @@ class TaskName(StrEnum):
     LEASE_RENEWAL = "lease_renewal"
     LOOP_DELAY = "loop_delay"
     METRIC_SAMPLES = "metric_samples"
-    OPERATOR_ACT_LOG = "operator_act_log"
+    AUDIT_ENTRY_LOG = "audit_entry_log"
     OWNERSHIP_CHECK = "ownership_check"
     PAYMENT_CHECK = "payment_check"
     QUALITY_RENEWAL = "quality_renewal"

@@ -27,8 +27,8 @@ NODES_PER_NETWORK, GAS_KEYS_PER_NETWORK = 3, 2
 
 Kind = Literal["counter", "gauge", "histogram"]
 Scope = Literal["process", "fleet"]
-Phase = Literal["door", "chain", "claim", "dial", "upstream", "settle", "close"]
-PHASES: tuple[Phase, ...] = ("door", "chain", "claim", "dial", "upstream", "settle", "close")
+Phase = Literal["read_head", "chain", "claim", "dial", "upstream", "settle", "close"]
+PHASES: tuple[Phase, ...] = ("read_head", "chain", "claim", "dial", "upstream", "settle", "close")
 CommitKind = Literal["claim", "close", "settle", "other"]
 COMMIT_KINDS: tuple[CommitKind, ...] = ("claim", "close", "settle", "other")
 NodeOutcome = Literal["ok", "error", "timeout", "other_chain"]
@@ -108,14 +108,14 @@ _CAUSE = Label(
         *("lock_not_available", "statement_cancelled", "server_stopping", "server_crashed"),
         *("server_starting_or_stopping", "disk_error", "permission_denied", "transaction_idle_too_long"),
         *("file_cannot_be_opened", "locked_by_another_process", "corrupt", "not_a_database"),
-        *("connection_lost", "standby_not_waited_for", "no_connection_free", "no_answer_in_time"),
+        *("connection_lost", "standby_not_waited_for", "no_connection_free", "no_response_in_time"),
         *("unreachable", "failed"),
     ),
 )
 _WITHDRAWAL = Label(
     name="reason",
     values=(
-        *("gas_unknown", "gas_too_dear", "gas_keys_low", "facilitator_away", "lane_stuck"),
+        *("gas_unknown", "gas_too_dear", "gas_keys_low", "facilitator_away", "nonce_gap"),
         *("token_takes_no_authorizations", "listing_gas_budget", "gas_budget"),
         *("wallet_gas_budget", "wallet_code_reverts"),
     ),

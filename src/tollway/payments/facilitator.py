@@ -185,7 +185,7 @@ class HttpFacilitatorTransport:
             await session.close()
 
     async def post(self, url: str, content: bytes, *, headers: tuple[tuple[str, str], ...]) -> bytes:
-        body_bytes_max = self._limits.facilitator_answer_bytes_max
+        body_bytes_max = self._limits.facilitator_response_bytes_max
         async with self._request("POST", url, headers=headers, content=content) as response:
             body = await response.content.read(body_bytes_max + 1)
             while len(body) <= body_bytes_max and (more := await response.content.read(body_bytes_max)):

@@ -49,7 +49,7 @@ class WithdrawalReason(StrEnum):
     GAS_UNKNOWN = "gas_unknown"  # no recent fees or balances from the chain
     GAS_TOO_DEAR = "gas_too_dear"
     GAS_KEYS_LOW = "gas_keys_low"
-    LANE_STUCK = "lane_stuck"  # of a gas key, or of every key that has gas: its transactions are not mined
+    NONCE_GAP = "nonce_gap"  # of a gas key, or of every key that has gas: its transactions are not mined
     FACILITATOR_AWAY = "facilitator_away"
     TOKEN = "token_takes_no_authorizations"  # noqa: S105 - a reason, not a secret
     LISTING_BUDGET = "listing_gas_budget"
@@ -582,7 +582,7 @@ class GasBudget:
                 yield WithdrawnRail(chain_id, WithdrawalReason.TOKEN, str(token))
             for sequence in self._sequences[chain_id]:
                 if sequence.progress.is_stuck:
-                    yield WithdrawnRail(chain_id, WithdrawalReason.LANE_STUCK, str(sequence.key.address))
+                    yield WithdrawnRail(chain_id, WithdrawalReason.NONCE_GAP, str(sequence.key.address))
             reason = self._find_reason(rules, network_gas)
             if reason is not None:
                 yield WithdrawnRail(chain_id, reason)
@@ -613,7 +613,7 @@ class GasBudget:
             return WithdrawalReason.GAS_TOO_DEAR
         funded = self._find_funded(rules.chain_id, floor_wei=rules.gas_floor_wei)
         if all(sequence.progress.is_stuck for sequence in funded):
-            return WithdrawalReason.LANE_STUCK if funded else WithdrawalReason.GAS_KEYS_LOW
+            return WithdrawalReason.NONCE_GAP if funded else WithdrawalReason.GAS_KEYS_LOW
         spending = self._spending[rules.chain_id, _Payers.ALL]
         if spending.total_wei >= spending.budget_wei:
             return WithdrawalReason.NETWORK_BUDGET

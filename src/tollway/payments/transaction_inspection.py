@@ -18,7 +18,7 @@ from tollway.money import Asset
 from tollway.payments.transaction_lookup import LookupCharge, TransactionLookup
 from tollway.payments.transaction_rules import NoLongerPays, NotCanonical, StillPays, recheck_payment
 
-ChainAnswer = ChainFacts | NotMined | ChainUnavailable
+TransactionFinding = ChainFacts | NotMined | ChainUnavailable
 """What one chain says about a transaction. `ChainUnavailable`: nothing that counts."""
 
 
@@ -27,7 +27,7 @@ class InspectedTransaction:
     """One transaction on each configured chain, and in the ledger."""
 
     tx_hash: TxHash
-    answers: Mapping[ChainId, ChainAnswer]
+    answers: Mapping[ChainId, TransactionFinding]
     recorded: RecordedTransaction
 
 
@@ -62,7 +62,7 @@ class TransactionInspector:
         answers = {chain_id: read.result() for chain_id, read in reads.items()}
         return InspectedTransaction(tx_hash=tx_hash, answers=answers, recorded=recorded)
 
-    async def _read(self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge) -> ChainAnswer:
+    async def _read(self, chain_id: ChainId, tx_hash: TxHash, charge: LookupCharge) -> TransactionFinding:
         try:
             return await self._lookup.fetch(chain_id, tx_hash, charge, quorum=Quorum.AGREED)
         except ChainUnavailable as away:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, Protocol
 
+from tollway.audit_log import AuditEntry
 from tollway.ids import Address, ChainId, ListingId
-from tollway.operator_acts import OperatorAct
 from tollway.registry.listing import CatalogEntry, Listing, Terms
 from tollway.registry.quality import UNKNOWN_REPUTATION, Reputation
 
@@ -60,7 +60,7 @@ class TooManyKeys:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreationResponse:
     """The response to the create of a listing. `body` None: it was too long to store, or it was deleted because all stored
-    bodies together reached `creation_answers_bytes_max`."""
+    bodies together reached `creation_responses_bytes_max`."""
 
     listing_id: ListingId
     location: str
@@ -207,7 +207,7 @@ class Catalog(Protocol):
         listing: Listing,
         *,
         expected_revision: int,
-        act: OperatorAct | None = None,
+        audit_entry: AuditEntry | None = None,
         heads: HeadTimes = NO_HEADS,
     ) -> Revised | RevisionConflict:
         """Replaces a listing that has `expected_revision`; new terms begin when they differ from the last ones.
@@ -215,8 +215,8 @@ class Catalog(Protocol):
         The new terms begin, and the last ones end, at the time of the ledger's clock: the clocks of gateways differ, and an edit must
         not end a price before its callers have seen the next one. `heads`: read just before, where the edit changes `payTo`.
         The stored revision is `expected_revision` + 1; the one of the record does not count. To retire or suspend a listing, set
-        `retired_ms` or `suspended_ms`. `act`: the operator's act that makes the change, recorded in its transaction. A suspension
-        has the time and the reason of its act (`suspended_ms`, `suspended_reason`).
+        `retired_ms` or `suspended_ms`. `audit_entry`: the entry of the audit log about the change, recorded in its transaction. A suspension
+        has the time and the reason of its audit entry (`suspended_ms`, `suspended_reason`).
         """
         ...
 

@@ -123,7 +123,7 @@ class Listing:
     """The current state of one API for sale. `endpoint` is the URL as the provider wrote it.
 
     `revision` grows with each change. `retired_ms` and `suspended_ms` are None for a listing that is served. `suspended_reason`: the reason that the
-    operator gave for the suspension, read with the listing and written with the act.
+    operator gave for the suspension, read with the listing and written with the audit entry.
     """
 
     id: ListingId

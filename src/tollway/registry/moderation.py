@@ -1,15 +1,15 @@
 """Moderation by the operator: suspended listings and blocked wallets, the port of the blocks, and the sentences of their refusals.
 
-Each change is an act of the operator with its reason (`operator_acts.py`). The reason is plain text, and the refusal repeats it.
+Each change has an audit entry with its reason (`audit_log.py`). The reason is plain text, and the refusal repeats it.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tollway.audit_log import REASON_LENGTH_MAX, AuditAction, AuditEntry, AuditOrigin
 from tollway.errors import Code, Problem
 from tollway.ids import Address, ListingId
-from tollway.operator_acts import REASON_LENGTH_MAX, ActKind, ActOrigin, OperatorAct
 from tollway.registry.catalog import Catalog, Revised
 from tollway.registry.listing import Listing
 from tollway.registry.text import find_refused_character
@@ -37,12 +37,12 @@ class Moderation(Protocol):
         """Reads the blocks again. The gateway runs it every half second."""
         ...
 
-    async def block(self, wallet: Address, *, origin: ActOrigin) -> bool:
-        """False when the wallet is blocked already; its reason and time stay, and no act is recorded."""
+    async def block(self, wallet: Address, *, origin: AuditOrigin) -> bool:
+        """False when the wallet is blocked already; its reason and time stay, and the audit log is empty."""
         ...
 
-    async def unblock(self, wallet: Address, *, origin: ActOrigin) -> bool:
-        """False when the wallet is not blocked; no act is recorded."""
+    async def unblock(self, wallet: Address, *, origin: AuditOrigin) -> bool:
+        """False when the wallet is not blocked; the audit log is empty."""
         ...
 
     async def list_blocked(self) -> tuple[BlockedWallet, ...]:
@@ -61,24 +61,24 @@ class AlwaysEdited:
 
 
 async def suspend_listing(
-    catalog: Catalog, listing_id: ListingId, *, origin: ActOrigin
+    catalog: Catalog, listing_id: ListingId, *, origin: AuditOrigin
 ) -> Listing | NoActiveListing | AlwaysEdited:
-    """Hides a listing and refuses its calls. A suspended listing stays as it is, and no act is recorded."""
-    return await _set_suspension(catalog, listing_id, ActKind.SUSPEND_LISTING, origin)
+    """Hides a listing and refuses its calls. A suspended listing stays as it is, and the audit log is empty."""
+    return await _set_suspension(catalog, listing_id, AuditAction.SUSPEND_LISTING, origin)
 
 
 async def restore_listing(
-    catalog: Catalog, listing_id: ListingId, *, origin: ActOrigin
+    catalog: Catalog, listing_id: ListingId, *, origin: AuditOrigin
 ) -> Listing | NoActiveListing | AlwaysEdited:
-    """Ends the suspension of a listing. A listing that is not suspended stays as it is, and no act is recorded."""
-    return await _set_suspension(catalog, listing_id, ActKind.RESTORE_LISTING, origin)
+    """Ends the suspension of a listing. A listing that is not suspended stays as it is, and the audit log is empty."""
+    return await _set_suspension(catalog, listing_id, AuditAction.RESTORE_LISTING, origin)
 
 
 async def _set_suspension(
-    catalog: Catalog, listing_id: ListingId, kind: ActKind, origin: ActOrigin
+    catalog: Catalog, listing_id: ListingId, kind: AuditAction, origin: AuditOrigin
 ) -> Listing | NoActiveListing | AlwaysEdited:
-    act = OperatorAct(kind=kind, target=listing_id, origin=origin)
-    suspended_ms = origin.at_ms if kind is ActKind.SUSPEND_LISTING else None
+    audit_entry = AuditEntry(kind=kind, target=listing_id, origin=origin)
+    suspended_ms = origin.at_ms if kind is AuditAction.SUSPEND_LISTING else None
     for _ in range(REVISE_ATTEMPTS):
         entry = await catalog.find(listing_id)
         if entry is None or entry.listing.retired_ms is not None:
@@ -92,7 +92,7 @@ async def _set_suspension(
             suspended_reason="" if suspended_ms is None else origin.reason,
             updated_ms=origin.at_ms,
         )
-        outcome = await catalog.revise(changed, expected_revision=entry.listing.revision, act=act)
+        outcome = await catalog.revise(changed, expected_revision=entry.listing.revision, audit_entry=audit_entry)
         if isinstance(outcome, Revised):
             return outcome.listing
     return AlwaysEdited()

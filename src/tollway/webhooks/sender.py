@@ -174,7 +174,7 @@ class WebhookSender:
         except Exception as exc:  # noqa: BLE001 - a child of the sender's group: the next attempts go on
             _log.warning("webhook_attempt_failed", origin=due.origin, **describe_failure(exc))
         finally:
-            self._slots.free(due, has_answered=response is not None and response.status is not None)
+            self._slots.free(due, has_responded=response is not None and response.status is not None)
 
     async def _deliver(self, due: DueEndpoint) -> Response | None:
         now_ms = self._now_ms()
@@ -210,7 +210,7 @@ class WebhookSender:
             self._make_id(),
             challenge_body(to=to, challenge=due.challenge, at=at).encode(),
             due.secret,
-            bytes_max=self._limits.webhook_answer_bytes_max,
+            bytes_max=self._limits.webhook_response_bytes_max,
         )
         echo = Echo.NONE
         if response.is_success:

@@ -25,14 +25,14 @@ _CHALLENGE_PARTS, _SLOW_PARTS = 4, 2
 
 @dataclass(slots=True, kw_only=True)
 class _Origin:
-    """`window`: attempts at once of endpoints that are not slow. `quick`, `slow`: those that run. `begun_s`: the last beginning. `answered_s`: the last
+    """`window`: attempts at once of endpoints that are not slow. `quick`, `slow`: those that run. `begun_s`: the last beginning. `responded_s`: the last
     response."""
 
     window: int = 1
     quick: int = 0
     slow: int = 0
     begun_s: float = float("-inf")
-    answered_s: float = float("-inf")
+    responded_s: float = float("-inf")
 
 
 class SendingSlots:
@@ -82,15 +82,15 @@ class SendingSlots:
             self._challenged.add(due.endpoint_id)
         return True
 
-    def free(self, due: DueEndpoint, *, has_answered: bool) -> None:
-        """Gives the slot back. `has_answered`: the receiver sent a response."""
+    def free(self, due: DueEndpoint, *, has_responded: bool) -> None:
+        """Gives the slot back. `has_responded`: the receiver sent a response."""
         self._count(due, -1)
         self._challenged.discard(due.endpoint_id)
         origin, now_s = self._origins[due.origin], self._clock()
-        if has_answered:
-            origin.answered_s = now_s
+        if has_responded:
+            origin.responded_s = now_s
             origin.window = min(origin.window + 1, self._limits.webhook_in_flight_per_origin_max)
-        elif now_s - origin.answered_s > ORIGIN_KEPT_S:
+        elif now_s - origin.responded_s > ORIGIN_KEPT_S:
             origin.window = 1
 
     def forget_idle(self) -> None:
@@ -98,7 +98,7 @@ class SendingSlots:
         now_s = self._clock()
         kept_s = max(ORIGIN_KEPT_S, self._limits.webhook_origin_interval_s)
         for name, origin in list(self._origins.items()):
-            last_s = max(origin.begun_s, origin.answered_s)
+            last_s = max(origin.begun_s, origin.responded_s)
             if not origin.quick and not origin.slow and now_s - last_s > kept_s:
                 del self._origins[name]
 

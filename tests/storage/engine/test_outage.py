@@ -46,7 +46,7 @@ def file_error(name: str) -> DBAPIError:
         (file_error("SQLITE_ERROR"), "failed"),
         (DBAPIError("x", {}, Exception(), connection_invalidated=True), "connection_lost"),
         (PoolTimeout(), "no_connection_free"),
-        (TimeoutError(), "no_answer_in_time"),
+        (TimeoutError(), "no_response_in_time"),
         (ConnectionRefusedError(), "unreachable"),
         (CommitInDoubt(), "standby_not_waited_for"),
         (ValueError(), "failed"),

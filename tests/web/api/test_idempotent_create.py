@@ -17,7 +17,7 @@ from tollway.storage.catalog.creation_store import finish_creation
 from tollway.web.api.idempotent_create import IdempotentCreate, read_creation_key
 
 ALICE = Address(b"\xaa" * 20)
-LIMITS = Limits(answer_bytes_max=10, creation_keys_max=2)
+LIMITS = Limits(response_bytes_max=10, creation_keys_max=2)
 
 
 def request_with(*keys: str, body: bytes = b"{}") -> Request:

@@ -13,7 +13,7 @@ from tests.kit.payer import CHAIN, KeyWallet, Payer
 from tests.kit.upstream import Arrived, plain, until
 from tollway.discovery.argument_check import check_arguments
 from tollway.discovery.tool_results import PAYMENT, PAYMENT_RESPONSE, ToolResult
-from tollway.discovery.tools import ANSWER_BYTES_MAX, GATEWAY_TOOLS, TOOLS_PER_PAGE
+from tollway.discovery.tools import GATEWAY_TOOLS, TOOL_RESPONSE_BYTES_MAX, TOOLS_PER_PAGE
 from tollway.ids import keccak256
 from tollway.money import Price
 from tollway.web.api.mcp_tools import McpTools, ToolInvocation
@@ -483,10 +483,10 @@ async def test_a_response_of_more_than_a_mebibyte_is_not_returned(
     gateway: InProcessGateway, mcp_tools: McpTools
 ) -> None:
     await gateway.revise(await mcp_tools.find_listing("api_quotes"), price=Price.parse("0"))
-    gateway.upstream.answer = plain(b"x" * ANSWER_BYTES_MAX)
+    gateway.upstream.answer = plain(b"x" * TOOL_RESPONSE_BYTES_MAX)
     whole = await quote(mcp_tools)
-    assert (whole.is_error, len(whole.content["body"])) == (False, ANSWER_BYTES_MAX)
-    gateway.upstream.answer = plain(b"x" * (ANSWER_BYTES_MAX + 1))
+    assert (whole.is_error, len(whole.content["body"])) == (False, TOOL_RESPONSE_BYTES_MAX)
+    gateway.upstream.answer = plain(b"x" * (TOOL_RESPONSE_BYTES_MAX + 1))
     answer = await quote(mcp_tools)
     assert (answer.is_error, answer.content["bodyFormat"]) == (True, "none")
     assert f"{PUBLIC_URL}/api/v2/gateway/api_quotes/quote/ETH" in answer.content["detail"]

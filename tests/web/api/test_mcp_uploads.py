@@ -16,7 +16,7 @@ from tests.kit.mcp import mount_mcp
 from tests.kit.payer import CHAIN, Payer
 from tests.kit.upstream import Arrived, plain
 from tollway.discovery.tool_results import PAYMENT
-from tollway.discovery.tools import ANSWER_BYTES_MAX
+from tollway.discovery.tools import TOOL_RESPONSE_BYTES_MAX
 
 BOTH = pytest.mark.parametrize("mode", ["legacy", "2026-07-28"])
 APP = FastAPI()
@@ -103,7 +103,7 @@ async def test_an_agent_pays_for_an_upload(gateway: InProcessGateway, mode: Any)
         ),
         ("Zürich".encode("latin-1"), ("Content-Type: text/plain; charset=iso-8859-1",), ("text", "Zürich")),
         (
-            gzip.compress(bytes(ANSWER_BYTES_MAX + 1)),
+            gzip.compress(bytes(TOOL_RESPONSE_BYTES_MAX + 1)),
             ("Content-Type: text/plain", "Content-Encoding: gzip"),
             ("none", None),
         ),

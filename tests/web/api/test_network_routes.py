@@ -149,7 +149,7 @@ async def test_the_status_names_what_is_withdrawn_and_since_when(harness: Harnes
         (WithdrawalReason.LISTING_BUDGET, "api_1"),
         (WithdrawalReason.WALLET_BUDGET, ""),
         (WithdrawalReason.WALLET_CODE, "0xabcd"),
-        (WithdrawalReason.LANE_STUCK, "0x" + "11" * 20),
+        (WithdrawalReason.NONCE_GAP, "0x" + "11" * 20),
     ],
 )
 async def test_what_concerns_one_listing_key_or_wallet_is_not_public(

@@ -30,7 +30,7 @@ def test_a_count_that_was_cut_is_no_exact_number(held_count: int, text: str) -> 
         last_audit=None,
         held_count=held_count,
         held=(),
-        seals=(),
+        encrypted_values=(),
         sizes=BookSizes(tables=(), size_bytes=0),
         rules={},
         profiles={},
@@ -52,7 +52,7 @@ def test_a_held_payment_of_an_asset_that_the_settings_lost_is_shown_by_its_key()
         last_audit=(0, 2),
         held_count=1,
         held=[held],
-        seals=[EncryptedValues(kind="responses", current=1, older=2, lost=3, is_whole=False)],
+        encrypted_values=[EncryptedValues(kind="responses", current=1, older=2, lost=3, is_whole=False)],
         sizes=BookSizes(
             tables=(TableSize(name="call", rows=7, size_bytes=None, oldest_ms=None),), size_bytes=2048
         ),
@@ -62,7 +62,7 @@ def test_a_held_payment_of_an_asset_that_the_settings_lost_is_shown_by_its_key()
     assert found["lastAudit"] == {"ended": "1970-01-01T00:00:00.000Z", "differences": 2}
     (one,) = found["held"]
     assert (one["credit"], one["currency"], one["asset"], one["explorer"]) == (None, None, "0xgone", None)
-    assert found["seals"] == [
+    assert found["encrypted_values"] == [
         {"kind": "responses", "firstKey": 1, "olderKeys": 2, "noKey": 3, "isWhole": False}
     ]
     assert (found["size"], found["tables"]) == (

@@ -17,7 +17,7 @@ from tests.kit.admin_pages import (
     PAGES_BESIDE,
     SAME_ORIGIN,
     enter,
-    list_acts,
+    list_audit_entries,
     make_code,
     open_browser,
     open_failing_browser,
@@ -29,7 +29,7 @@ from tests.kit.gateway import serve_app
 from tollway.app.lifecycle import App
 from tollway.errors import StorageUnavailable
 from tollway.limits import DEFAULT_LIMITS
-from tollway.storage.operator.operator_acts import admin_code_table
+from tollway.storage.operator.operator_writes import admin_code_table
 from tollway.web.operator.operator_app import ADMIN_COOKIE, AdminApp, refuse_form
 
 
@@ -60,7 +60,7 @@ async def test_no_page_without_a_session(browser: httpx.AsyncClient, path: str) 
 async def test_no_change_without_a_session(app: App, browser: httpx.AsyncClient, path: str) -> None:
     answer = await browser.post(path, data={"do": "block", "address": str(ALICE)}, headers=SAME_ORIGIN)
     assert answer.status_code == 401
-    assert await list_acts(app) == []
+    assert await list_audit_entries(app) == []
 
 
 async def test_a_code_counts_once_and_its_link_spends_nothing(app: App, browser: httpx.AsyncClient) -> None:
@@ -144,7 +144,7 @@ async def test_the_public_listener_has_no_such_page_and_ignores_its_cookie(
     async with httpx.AsyncClient(
         transport=transport, base_url="http://127.0.0.1:8402", headers=headers
     ) as public:
-        for path in ("/books", "/acts", "/enter", "/admin/api/overview"):
+        for path in ("/books", "/audit-log", "/enter", "/admin/api/overview"):
             assert (await public.get(path)).status_code == 404
 
 

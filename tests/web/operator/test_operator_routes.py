@@ -1,4 +1,4 @@
-"""The operator's pages over a whole gateway: content, what a form needs, and that each change is an act."""
+"""The operator's pages over a whole gateway: content, what a form needs, and that each change is an entry."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from tests.kit.admin_pages import (
     PAGES,
     SAME_ORIGIN,
     TX,
-    list_acts,
+    list_audit_entries,
     open_browser,
     run_admin_app,
     send_form,
@@ -157,7 +157,7 @@ async def test_books_list_held_payments_seals_and_sizes(app: App, browser: httpx
     (held,) = books["held"]
     assert (books["heldPayments"], held["transaction"]) == ("1", str(payment.tx_hash))
     assert (held["payer"], held["payTo"]) == (str(payment.payer), str(payment.payee))
-    assert {one["kind"]: one["noKey"] for one in books["seals"]} == {"secrets": 0, "responses": 0}
+    assert {one["kind"]: one["noKey"] for one in books["encrypted_values"]} == {"secrets": 0, "responses": 0}
     tables = {one["name"]: one["rows"] for one in books["tables"]}
     assert tables["payment"] == 1
     page = (await browser.get("/books")).text
@@ -239,7 +239,7 @@ async def test_each_change_is_an_act_of_the_session(app: App, browser: httpx.Asy
     ):
         answer = await send_form(browser, page, action, **fields)
         assert answer.status_code == 303, answer.text
-    assert (await list_acts(app))[:6] == [
+    assert (await list_audit_entries(app))[:6] == [
         ("release_balances", "ledger", ACTOR, "looked"),
         ("admit_transaction", str(TX), ACTOR, ""),
         ("unblock_wallet", str(ALICE), ACTOR, ""),
@@ -247,7 +247,7 @@ async def test_each_change_is_an_act_of_the_session(app: App, browser: httpx.Asy
         ("restore_listing", LISTING.id, ACTOR, "checked"),
         ("suspend_listing", LISTING.id, ACTOR, "under review"),
     ]
-    shown = (await browser.get("/acts")).text
+    shown = (await browser.get("/audit-log")).text
     assert shown.index("release_balances") < shown.index("suspend_listing")
 
 
@@ -271,7 +271,7 @@ async def test_a_form_that_does_not_count_changes_nothing(
         answer = await send_form(browser, page, action, headers, **{"address": str(ALICE), **fields})
         assert answer.status_code == 400, answer.text
         assert "Nothing was changed" in answer.text
-    assert await list_acts(app) == []
+    assert await list_audit_entries(app) == []
     assert await app.moderation.list_blocked() == ()
 
 
@@ -287,10 +287,10 @@ async def test_balances_are_released_with_the_name_of_the_gateway_only(
     await sign_in(app, browser)
     await app.payments.record_payments([new_payment(10)], now_ms=NOW_MS)
     await app.operator_ledger.mark_restored(origin=operator_origin())
-    before = await list_acts(app)
+    before = await list_audit_entries(app)
     answer = await send_form(browser, "/books", "/admin/api/release", gateway="another.example")
     assert answer.status_code == 400
-    assert await list_acts(app) == before
+    assert await list_audit_entries(app) == before
 
 
 async def test_an_audit_runs_in_the_background_and_its_result_is_shown(
@@ -312,7 +312,7 @@ async def test_unknown_listings_and_malformed_values_are_explained(
     wrong_transaction = await send_form(browser, "/books", "/admin/api/admissions", transaction="0x12")
     assert (wrong_wallet.status_code, wrong_transaction.status_code) == (400, 400)
     assert (await browser.get("/admin/api/calls?state=x")).status_code == 400
-    assert await list_acts(app) == []
+    assert await list_audit_entries(app) == []
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ async def test_a_form_counts_with_the_token_of_its_route_only(
         )
         assert answer.status_code == 400
         assert "older session" in answer.text
-    assert await list_acts(app) == []
+    assert await list_audit_entries(app) == []
 
 
 async def test_a_form_that_is_too_long_is_refused_unread(app: App, browser: httpx.AsyncClient) -> None:
@@ -358,12 +358,12 @@ async def test_balances_of_a_ledger_that_does_not_balance_stay_held(
     await app.database.write(
         lambda connection: connection.execute(payment_table.update().values(taken_units=1))
     )
-    before = await list_acts(app)
+    before = await list_audit_entries(app)
     name = app.settings.public_url.partition("://")[2]
     answer = await send_form(browser, "/books", "/admin/api/release", gateway=name)
     assert answer.status_code == 400
     assert "does not balance" in answer.text
-    assert await list_acts(app) == before
+    assert await list_audit_entries(app) == before
     assert (await browser.get("/admin/api/books")).json()["heldPayments"] == "1"
 
 

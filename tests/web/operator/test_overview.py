@@ -22,7 +22,7 @@ def test_figures_of_the_last_minutes_are_of_calls_by_outcome() -> None:
         upstream=times(100, bound=0.5),
         phases={
             "claim": times(100, bound=0.005),
-            "door": times(0, bound=0.005),
+            "read_head": times(0, bound=0.005),
             "settle": times(100, bound=5),
         },
     )
@@ -43,7 +43,7 @@ EXPECTED = {
 
 
 def test_the_first_phase_is_shown_in_words() -> None:
-    recent = replace(STILL, phases={"door": times(100, bound=0.005)})
+    recent = replace(STILL, phases={"read_head": times(100, bound=0.005)})
     figures = list_figures(replace(QUIET, find_increase=lambda _: recent))
     assert figures["ownP95"] == "10 ms (request checks)"
 

@@ -15,7 +15,7 @@ from tests.kit.admin_pages import (
     ORIGIN,
     SAME_ORIGIN,
     keep_cookie,
-    list_acts,
+    list_audit_entries,
     open_browser,
     run_admin_app,
     send_form,
@@ -85,7 +85,7 @@ async def test_a_wallet_of_operators_signs_in_and_its_acts_have_its_address(
     assert str(OPERATOR.address) in (await browser.get("/")).text
     changed = await send_form(browser, "/listings", SUSPENSION, reason="under review")
     assert changed.status_code == 303
-    assert await list_acts(app) == [
+    assert await list_audit_entries(app) == [
         ("suspend_listing", LISTING.id, f"{OPERATOR.address} (page)", "under review")
     ]
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from tests.kit.admin_pages import (
-    list_acts,
+    list_audit_entries,
     open_browser,
     run_admin_app,
     sign_in,
@@ -127,7 +127,7 @@ async def test_each_state_of_a_transaction(
         assert "no longer pays" in page
     (kept,) = (await app.payments.find_transaction(payment.tx_hash)).payments
     assert (kept.value_units, kept.taken_units) == (10_000, 0)
-    assert await list_acts(app) == []
+    assert await list_audit_entries(app) == []
 
 
 async def test_a_transaction_that_is_admitted_or_held_says_so(app: App, browser: httpx.AsyncClient) -> None:

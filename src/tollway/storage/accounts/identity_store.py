@@ -21,13 +21,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
+from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin
 from tollway.identity.page_sessions import PageSession
 from tollway.identity.sessions import Session, SignInNonce
 from tollway.ids import Address, ChainId
-from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.registry.moderation import BlockedWallet
 from tollway.storage.engine.database import Database, metadata
-from tollway.storage.operator.operator_acts import record_act
+from tollway.storage.operator.operator_writes import record_audit_entry
 
 signin_nonce_table = Table(
     "signin_nonce",
@@ -220,13 +220,13 @@ class ModerationStore:
     async def refresh(self) -> None:
         self._blocked = {block.wallet: block for block in await self.list_blocked()}
 
-    async def block(self, wallet: Address, *, origin: ActOrigin) -> bool:
+    async def block(self, wallet: Address, *, origin: AuditOrigin) -> bool:
         row = {"wallet": bytes(wallet), "reason": origin.reason, "since_ms": origin.at_ms}
-        act = OperatorAct(kind=ActKind.BLOCK_WALLET, target=str(wallet), origin=origin)
+        entry = AuditEntry(kind=AuditAction.BLOCK_WALLET, target=str(wallet), origin=origin)
 
         def work(connection: Connection) -> None:
             connection.execute(insert(wallet_block_table), row)
-            record_act(connection, act)
+            record_audit_entry(connection, entry)
 
         try:
             await self._database.write(work)
@@ -236,14 +236,14 @@ class ModerationStore:
             await self.refresh()
         return True
 
-    async def unblock(self, wallet: Address, *, origin: ActOrigin) -> bool:
+    async def unblock(self, wallet: Address, *, origin: AuditOrigin) -> bool:
         statement = delete(wallet_block_table).where(wallet_block_table.c.wallet == bytes(wallet))
-        act = OperatorAct(kind=ActKind.UNBLOCK_WALLET, target=str(wallet), origin=origin)
+        entry = AuditEntry(kind=AuditAction.UNBLOCK_WALLET, target=str(wallet), origin=origin)
 
         def work(connection: Connection) -> bool:
             was_blocked = connection.execute(statement).rowcount > 0
             if was_blocked:
-                record_act(connection, act)
+                record_audit_entry(connection, entry)
             return was_blocked
 
         was_blocked = await self._database.write(work)

@@ -16,10 +16,10 @@ import structlog
 from sqlalchemy import Connection, Row, delete, exists, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from tollway.audit_log import AuditAction, AuditEntry
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address, ChainId, ListingId
 from tollway.limits import MIB
-from tollway.operator_acts import ActKind, OperatorAct
 from tollway.registry.catalog import (
     NO_HEADS,
     SUSPENDED_MAX,
@@ -63,7 +63,7 @@ from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.engine.statements import T, Work
 from tollway.storage.ledger.recovery import SharedClock, read_shared_clock
-from tollway.storage.operator.operator_acts import TARGETS_MAX, find_reasons, record_act
+from tollway.storage.operator.operator_writes import TARGETS_MAX, find_reasons, record_audit_entry
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
 FRESH_MS = 1_000
@@ -234,7 +234,7 @@ class CatalogStore:
         listing: Listing,
         *,
         expected_revision: int,
-        act: OperatorAct | None = None,
+        audit_entry: AuditEntry | None = None,
         heads: HeadTimes = NO_HEADS,
     ) -> Revised | RevisionConflict:
         sealed = self._seal(listing)
@@ -249,8 +249,8 @@ class CatalogStore:
                 events=self._events,
                 now_ms=self._shared_clock(connection, listing.updated_ms),
             )
-            if act is not None and isinstance(outcome, Revised):
-                record_act(connection, act)
+            if audit_entry is not None and isinstance(outcome, Revised):
+                record_audit_entry(connection, audit_entry)
             return outcome
 
         try:
@@ -380,7 +380,7 @@ class CatalogStore:
             reasons: dict[tuple[str, int], str] = {}
             for start in range(0, len(rows), TARGETS_MAX):
                 moments = [(row.id, row.suspended_ms) for row in rows[start : start + TARGETS_MAX]]
-                reasons |= find_reasons(connection, ActKind.SUSPEND_LISTING, moments)
+                reasons |= find_reasons(connection, AuditAction.SUSPEND_LISTING, moments)
             return tuple(
                 SuspendedListing(
                     id=ListingId(row.id),
@@ -427,7 +427,7 @@ class CatalogStore:
         record = read_listing(row, auth=self._open_auth(row), openapi=read_document(row.openapi))
         if row.suspended_ms is not None:
             moment = (row.id, row.suspended_ms)
-            reasons = find_reasons(connection, ActKind.SUSPEND_LISTING, [moment])
+            reasons = find_reasons(connection, AuditAction.SUSPEND_LISTING, [moment])
             record = replace(record, suspended_reason=reasons.get(moment, ""))
         versions = _load_terms(connection, row.seq, since_ms)
         return CatalogEntry(listing=record, versions=versions), len(row.openapi or "")
@@ -499,7 +499,7 @@ def _revise(
         _index_listing(connection, row.seq, listing)
     stored = connection.execute(select(listing_table).where(listing_table.c.seq == row.seq)).one()
     revised = read_listing(stored, auth=listing.upstream_auth, openapi=listing.openapi)
-    # The reason of a suspension stands in its act, not in this row.
+    # The reason of a suspension stands in its entry, not in this row.
     reason = listing.suspended_reason if revised.suspended_ms is not None else ""
     return Revised(listing=replace(revised, suspended_reason=reason))
 

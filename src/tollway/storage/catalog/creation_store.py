@@ -85,7 +85,7 @@ class CreationStore:
         self._now_ms = now_ms
         self._limits = limits
         self._shared_clock = shared_clock
-        self._response_bytes_max = min(limits.answer_bytes_max, limits.creation_answers_bytes_max)
+        self._response_bytes_max = min(limits.response_bytes_max, limits.creation_responses_bytes_max)
         self._bytes_until_recount = 0
 
     async def begin(self, request: KeyedCreation, *, claim: bytes) -> CreationOutcome:
@@ -94,7 +94,7 @@ class CreationStore:
             lambda connection: self._begin(connection, request, claim, must_count)
         )
         if isinstance(outcome, CreationBegun):
-            part = self._limits.creation_answers_bytes_max // RECOUNT_PART
+            part = self._limits.creation_responses_bytes_max // RECOUNT_PART
             free_bytes = part if must_count else self._bytes_until_recount
             self._bytes_until_recount = free_bytes - self._response_bytes_max
         return outcome
@@ -113,7 +113,7 @@ class CreationStore:
         outcome = self._take_key(connection, request, claim)
         if must_count and isinstance(outcome, CreationBegun):
             # Makes space for all bodies until the next count.
-            most = self._limits.creation_answers_bytes_max
+            most = self._limits.creation_responses_bytes_max
             _clear_oldest_bodies(connection, most - max(self._response_bytes_max, most // RECOUNT_PART))
         return outcome
 

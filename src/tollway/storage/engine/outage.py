@@ -94,7 +94,7 @@ def name_cause(exc: BaseException) -> str:
     if isinstance(exc, PoolTimeout):
         return "no_connection_free"
     if isinstance(exc, TimeoutError):
-        return "no_answer_in_time"
+        return "no_response_in_time"
     return "unreachable" if isinstance(exc, OSError) else "failed"
 
 

@@ -40,10 +40,10 @@ LOCK_SPACE = 0x70757273
 
 
 def find_authorized_call(
-    connection: Connection, key: AuthorizationKey, *, answered_since_ms: int
+    connection: Connection, key: AuthorizationKey, *, responded_since_ms: int
 ) -> AuthorizedCall | None:
     columns = authorization_table.c
-    query = _authorized_query(answered_since_ms).where(
+    query = _authorized_query(responded_since_ms).where(
         columns.nonce == key.nonce,
         columns.chain_id == key.chain_id,
         columns.asset == key.asset,
@@ -54,14 +54,14 @@ def find_authorized_call(
 
 
 def read_authorized(
-    connection: Connection, *, which: ColumnElement[bool], limit: int, answered_since_ms: int
+    connection: Connection, *, which: ColumnElement[bool], limit: int, responded_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
-    query = _authorized_query(answered_since_ms).where(which).order_by(call_table.c.id).limit(limit)
+    query = _authorized_query(responded_since_ms).where(which).order_by(call_table.c.id).limit(limit)
     return tuple(map(_parse_authorized, connection.execute(query)))
 
 
 def take_unsettled(
-    connection: Connection, *, limit: int, now_ms: int, hold_ms: int, answered_since_ms: int
+    connection: Connection, *, limit: int, now_ms: int, hold_ms: int, responded_since_ms: int
 ) -> tuple[AuthorizedCall, ...]:
     """Takes orphaned calls, and calls that were unknown for `hold_ms`, from the queue of settlement recovery, the least recently checked first,
     and puts them to its end. `looked_ms` is the next check of a postponed call, and the last check of another one."""
@@ -87,7 +87,7 @@ def take_unsettled(
     if not ids:
         return ()
     connection.execute(update(authorization_table).where(columns.call_id.in_(ids)).values(looked_ms=now_ms))
-    query = _authorized_query(answered_since_ms).where(columns.call_id.in_(ids))
+    query = _authorized_query(responded_since_ms).where(columns.call_id.in_(ids))
     found = {row.call_id: _parse_authorized(row) for row in connection.execute(query)}
     return tuple(found[call_id] for call_id in ids)
 
@@ -239,7 +239,7 @@ def _mark_orphaned(connection: Connection, call_ids: Collection[CallId], which: 
     return frozenset(settling)
 
 
-def _authorized_query(answered_since_ms: int) -> Select[Any]:
+def _authorized_query(responded_since_ms: int) -> Select[Any]:
     columns, calls, terms = authorization_table.c, call_table.c, call_terms_table.c
     query = select(
         *(column for column in columns if column.name not in ("tx_hash", "looked_ms")),
@@ -256,7 +256,7 @@ def _authorized_query(answered_since_ms: int) -> Select[Any]:
         calls.created_ms,
         calls.moved_ms,
         calls.idempotency_key,
-        has_stored_response(columns.call_id, since_ms=answered_since_ms).label("has_stored_response"),
+        has_stored_response(columns.call_id, since_ms=responded_since_ms).label("has_stored_response"),
     )
     return query.join(call_table, calls.id == columns.call_id).join(
         call_terms_table, terms.id == calls.terms_id

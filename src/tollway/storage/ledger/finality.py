@@ -68,7 +68,7 @@ from tollway.storage.ledger.payments import (
     read_value_units,
     reinstate_payment,
 )
-from tollway.storage.operator.operator_acts import IS_RESTORED
+from tollway.storage.operator.operator_writes import IS_RESTORED
 from tollway.storage.webhooks.webhook_events import NO_EVENTS, EventLog
 
 GONE_RECHECK_MS = 86_400_000
@@ -223,7 +223,7 @@ class FinalityStore:
             read_authorized,
             which=call_table.c.payment_id == payment_id,
             limit=limit,
-            answered_since_ms=self._now_ms() - self._limits.answer_ttl_s * 1000,
+            responded_since_ms=self._now_ms() - self._limits.response_ttl_s * 1000,
         )
         return await self._database.read(work)
 

@@ -125,7 +125,7 @@ class GroupCommit:
         self._retry_s = retry_s
         self._finish_delay_s = finish_delay_s
         self._on_batch, self.note_commit, self._traces = on_batch, on_commit, traces
-        self._task = task or BackgroundTask(TaskName.BOOK_WRITER)
+        self._task = task or BackgroundTask(TaskName.LEDGER_WRITER)
         make_batch_wait = partial(BatchWait, wait_s=batch_wait_s, ticks_ms=ticks_ms)
         self._known_terms, self._events = KnownTerms(), events
         self._statement_queues: StatementQueues | None = None
@@ -269,7 +269,7 @@ class GroupCommit:
     def submit_nowait(self, entry: Entry) -> None:
         """Writes the entry with the next batch, without a waiting caller."""
         if self._has_ended:
-            _log.warning("books_entry_too_late", call_id=entry.call_id)
+            _log.warning("ledger_entry_too_late", call_id=entry.call_id)
             return
         self._enqueue(WaitingEntry(entry=entry, future=None))
 
@@ -414,7 +414,7 @@ class GroupCommit:
     async def _commit_failed(self, batch: Sequence[WaitingEntry], exc: Exception) -> None:
         """Writes the entries in smaller transactions, after one transaction or one statement for all of them has raised `exc`."""
         if any(waiting.ends_s is None for waiting in batch):
-            _log.warning("books_batch_failed", entries=len(batch), error=repr(exc))
+            _log.warning("ledger_batch_failed", entries=len(batch), error=repr(exc))
         is_retry = not isinstance(exc, _OWN_FAULTS)
         if is_retry:
             self._is_failing = True
@@ -454,7 +454,7 @@ class GroupCommit:
                 parts.extend(replace(part, is_retry=part.is_retry or not is_own_fault).halve())
             else:
                 (waiting,) = part.waiting
-                event = "books_entry_refused" if is_own_fault else "books_entry_failed"
+                event = "ledger_entry_refused" if is_own_fault else "ledger_entry_failed"
                 ids = {} if self._traces is None else self._traces.find_ids(waiting)
                 _log.error(event, call_id=waiting.entry.call_id, error=repr(exc), **ids)
                 if is_own_fault:

@@ -50,10 +50,10 @@ from tollway.storage.ledger.response_pool import (
     NoSpace,
     PooledResponse,
     PoolSums,
-    answer_table,
     make_space,
     read_sums,
     recount_bytes,
+    stored_response_table,
 )
 
 _log = structlog.get_logger(__name__)
@@ -74,12 +74,12 @@ class ResponseStore:
     ) -> bool:
         limits, plain = self._limits, encode_stored_response(answer)
         new = PooledResponse(call_id, bytes(payer), bytes(provider), len(plain), now_ms)
-        if new.bytes > limits.answer_bytes_max or PoolSums().is_over(new, limits):
+        if new.bytes > limits.response_bytes_max or PoolSums().is_over(new, limits):
             return False
         sums = await self._read_sums(new)
         is_over = sums.is_over(new, limits)
         sums.add(new)
-        surplus = max(sums.total - limits.answers_bytes_max - sums.freeing, 0)
+        surplus = max(sums.total - limits.responses_bytes_max - sums.freeing, 0)
         sums.freeing += surplus
         sealed = self._sealer.seal(plain, label=response_label(call_id))
         work = _Keep(new, sealed, sums.copy() if is_over else None, surplus, limits)
@@ -114,7 +114,7 @@ class ResponseStore:
         return self._sums
 
     async def find(self, call_id: CallId, *, now_ms: int) -> StoredResponse | None:
-        columns = answer_table.c
+        columns = stored_response_table.c
         query = select(columns.sealed).where(
             columns.call_id == call_id, columns.created_ms > self._oldest_ms(now_ms)
         )
@@ -132,14 +132,16 @@ class ResponseStore:
         return decode_stored_response(plain)
 
     async def prune(self, *, now_ms: int) -> int:
-        old = delete(answer_table).where(answer_table.c.created_ms <= self._oldest_ms(now_ms))
+        old = delete(stored_response_table).where(
+            stored_response_table.c.created_ms <= self._oldest_ms(now_ms)
+        )
         count = await self._database.write(lambda connection: connection.execute(old).rowcount, flush=False)
         if count:
             self._sums.bytes_until_recount = 0
         return count
 
     def _oldest_ms(self, now_ms: int) -> int:
-        return now_ms - self._limits.answer_ttl_s * 1000
+        return now_ms - self._limits.response_ttl_s * 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class _Keep:
                 connection, self.new, self.sums, total_surplus=self.total_surplus, limits=self.limits
             )
         row = {**self.new._asdict(), "sealed": self.sealed}
-        insert = insert_for(connection, answer_table)
+        insert = insert_for(connection, stored_response_table)
         changed = {name: insert.excluded[name] for name in row if name != "call_id"}
         connection.execute(insert.on_conflict_do_update(index_elements=["call_id"], set_=changed), row)
         return deleted
@@ -188,7 +190,7 @@ def decode_stored_response(encoded: bytes) -> StoredResponse:
 
 
 def has_stored_response(call_id: ColumnElement[str], *, since_ms: int) -> ColumnElement[bool]:
-    columns = answer_table.c
+    columns = stored_response_table.c
     return exists(select(columns.call_id).where(columns.call_id == call_id, columns.created_ms > since_ms))
 
 
@@ -206,13 +208,13 @@ def lock_keys(connection: Connection, claims: Iterable[Claim]) -> None:
 
 
 def find_keyed_calls(
-    connection: Connection, claims: Iterable[Claim], *, since_ms: int, answered_since_ms: int
+    connection: Connection, claims: Iterable[Claim], *, since_ms: int, responded_since_ms: int
 ) -> dict[KeyName, KeyedCall]:
     """The calls of these claims' idempotency keys. Call it under `lock_keys`."""
     names = sorted({name for name in map(key_name, claims) if name is not None})
     if not names:
         return {}
-    times = {"since_ms": since_ms, "answered_since_ms": answered_since_ms}
+    times = {"since_ms": since_ms, "responded_since_ms": responded_since_ms}
     if connection.dialect.name == "sqlite":
         rows = _KEYED_SQLITE.fetch(connection, names=[(name.payer, name.key) for name in names], **times)
     else:
@@ -225,21 +227,21 @@ def find_keyed_calls(
 
 
 def find_keyed_call(
-    connection: Connection, payer: Address, idempotency_key: str, *, since_ms: int, answered_since_ms: int
+    connection: Connection, payer: Address, idempotency_key: str, *, since_ms: int, responded_since_ms: int
 ) -> KeyedCall | None:
     rows = _KEYED_NEWEST.fetch(
         connection,
         payer=payer,
         idempotency_key=idempotency_key,
         since_ms=since_ms,
-        answered_since_ms=answered_since_ms,
+        responded_since_ms=responded_since_ms,
     )
     return _parse_keyed_call(rows[0])[2] if rows else None
 
 
 def _keyed_query() -> Select[Any]:
     columns, authorizations, terms = call_table.c, authorization_table.c, call_terms_table.c
-    answered_since_ms: Any = bindparam("answered_since_ms")
+    responded_since_ms: Any = bindparam("responded_since_ms")
     return (
         select(
             columns.id,
@@ -258,7 +260,7 @@ def _keyed_query() -> Select[Any]:
             authorizations.chain_id.label("authorized_chain"),
             authorizations.asset.label("authorized_asset"),
             authorizations.nonce.label("authorized_nonce"),
-            has_stored_response(columns.id, since_ms=answered_since_ms).label("has_stored_response"),
+            has_stored_response(columns.id, since_ms=responded_since_ms).label("has_stored_response"),
         )
         .join(call_terms_table, terms.id == columns.terms_id)
         .outerjoin(authorization_table, authorizations.call_id == columns.id)

@@ -143,12 +143,12 @@ def ended_key(entry: Entry) -> OpenKey | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """The settings of all batches of one gateway. `answer_ttl_ms`: how long a stored response is kept."""
+    """The settings of all batches of one gateway. `response_ttl_ms`: how long a stored response is kept."""
 
     owner_id: str
     attempts_max: int
     unfinal_max_nano: Mapping[str, int]
-    answer_ttl_ms: int
+    response_ttl_ms: int
 
 
 class AccountsShort(Exception):
@@ -192,7 +192,7 @@ class LedgerBatch:
         self._known_terms = known_terms
         self.new_terms: dict[CallTerms, TermsReference] = {}
         # Responses that were stored after this moment are still kept.
-        self._answered_since_ms = now_ms - rules.answer_ttl_ms
+        self._responded_since_ms = now_ms - rules.response_ttl_ms
         self._events = events
         self._locked_rows = LockedRows(connection, shared_ms=now_ms, events=events)
         # None until a call of the batch is settled.
@@ -300,7 +300,7 @@ class LedgerBatch:
                 self._connection,
                 self._locked_rows,
                 owner_id=self._rules.owner_id,
-                answered_since_ms=self._answered_since_ms,
+                responded_since_ms=self._responded_since_ms,
                 attempts_max=self._rules.attempts_max,
             )
         return self._settlement
@@ -508,8 +508,8 @@ class LedgerBatch:
             keys=find_keyed_calls(
                 self._connection,
                 claims,
-                since_ms=self._answered_since_ms,
-                answered_since_ms=self._answered_since_ms,
+                since_ms=self._responded_since_ms,
+                responded_since_ms=self._responded_since_ms,
             ),
             repeats=find_open_calls(self._connection, claims),
             debts=find_debts(self._connection, {claim.payer for claim in claims if claim.payer is not None}),

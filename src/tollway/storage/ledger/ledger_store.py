@@ -148,7 +148,7 @@ class LedgerStore:
                 owner_id=owner_id,
                 attempts_max=limits.attempts_max,
                 unfinal_max_nano=unfinal_max_nano,
-                answer_ttl_ms=limits.answer_ttl_s * 1000,
+                response_ttl_ms=limits.response_ttl_s * 1000,
             ),
             clock=self._clock,
             batch_max=limits.claim_batch_max,
@@ -301,7 +301,7 @@ class LedgerStore:
             limit=limit,
             now_ms=self._clock.read(),
             hold_ms=self._hold_ms(),
-            answered_since_ms=self._answered_since_ms(),
+            responded_since_ms=self._responded_since_ms(),
         )
         return await write_retried(self._database, work, flush=False)
 
@@ -325,7 +325,7 @@ class LedgerStore:
                 payer=payer,
                 idempotency_key=idempotency_key,
                 since_ms=since_ms,
-                answered_since_ms=self._answered_since_ms(),
+                responded_since_ms=self._responded_since_ms(),
             )
             return self._database.read(work)
 
@@ -334,7 +334,7 @@ class LedgerStore:
     async def find_authorized_call(self, key: AuthorizationKey) -> AuthorizedCall | None:
         def find() -> Awaitable[AuthorizedCall | None]:
             work = partial(
-                authorizations.find_authorized_call, key=key, answered_since_ms=self._answered_since_ms()
+                authorizations.find_authorized_call, key=key, responded_since_ms=self._responded_since_ms()
             )
             return self._database.read(work)
 
@@ -345,7 +345,7 @@ class LedgerStore:
             authorizations.read_authorized,
             which=authorization_table.c.call_id == call_id,
             limit=1,
-            answered_since_ms=self._answered_since_ms(),
+            responded_since_ms=self._responded_since_ms(),
         )
         found = await self._database.read(work)
         return found[0] if found else None
@@ -387,9 +387,9 @@ class LedgerStore:
             ]
         )
 
-    def _answered_since_ms(self) -> int:
+    def _responded_since_ms(self) -> int:
         """Responses that were stored after this moment are still kept."""
-        return self._clock.read() - self._limits.answer_ttl_s * 1000
+        return self._clock.read() - self._limits.response_ttl_s * 1000
 
     # ---- Ownership: the renewal of this gateway's lease, and recovery for gateways whose lease has ended.
 

@@ -90,7 +90,7 @@ payment_table = Table(
     Column("gone_ms", BigInteger),
     CheckConstraint("taken_units >= 0 AND taken_units <= value_units", name="taken_within_value"),
     UniqueConstraint("tx_hash", "chain_id", "asset", "payer", "payee", name="uq_payment_transfer"),
-    Index("ix_payment_purse", "payer", "payee", "asset", "chain_id"),
+    Index("ix_payment_account", "payer", "payee", "asset", "chain_id"),
     Index("ix_payment_payer_time", "payer", "block_time", "id"),
     Index("ix_payment_payee_time", "payee", "block_time", "id"),
     *(

@@ -35,8 +35,8 @@ from sqlalchemy import (
 from tollway.limits import Limits
 from tollway.storage.engine.database import metadata
 
-answer_table = Table(
-    "answer",
+stored_response_table = Table(
+    "stored_response",
     metadata,
     Column("call_id", String(64), nullable=False),
     Column("payer", LargeBinary(20), nullable=False),
@@ -44,11 +44,11 @@ answer_table = Table(
     Column("sealed", LargeBinary, nullable=False),
     Column("created_ms", BigInteger, nullable=False),
     Column("provider", LargeBinary(20), nullable=False),
-    PrimaryKeyConstraint("call_id", name="pk_answer"),
+    PrimaryKeyConstraint("call_id", name="pk_stored_response"),
     # All contain the sizes, so that their sum reads no response.
-    Index("ix_answer_time", "created_ms", "call_id", "bytes"),
-    Index("ix_answer_payer", "payer", "created_ms", "call_id", "bytes", "provider"),
-    Index("ix_answer_provider", "provider", "created_ms", "call_id", "bytes", "payer"),
+    Index("ix_stored_response_time", "created_ms", "call_id", "bytes"),
+    Index("ix_stored_response_payer", "payer", "created_ms", "call_id", "bytes", "provider"),
+    Index("ix_stored_response_provider", "provider", "created_ms", "call_id", "bytes", "payer"),
 )
 
 PROTECTED_MS = 3_600_000
@@ -123,7 +123,7 @@ class PoolSums:
 
     def is_over(self, response: PooledResponse, limits: Limits) -> bool:
         """Whether a maximum would be exceeded with this response, which is not counted yet."""
-        return self.total + response.bytes > limits.answers_bytes_max or any(
+        return self.total + response.bytes > limits.responses_bytes_max or any(
             self.held.get(account, 0) + response.bytes > _bytes_max(account, limits)
             for account in _accounts(response)
         )
@@ -143,12 +143,12 @@ def read_sums(connection: Connection, *, now_ms: int, limits: Limits) -> PoolSum
     """Reads the sums of the largest accounts from their indexes."""
     sums = PoolSums(counted_ms=now_ms, bytes_until_recount=recount_bytes(limits))
     for role in _ROLES:
-        wallet, size = answer_table.c[role], func.sum(answer_table.c.bytes)
+        wallet, size = stored_response_table.c[role], func.sum(stored_response_table.c.bytes)
         query = (
             select(
                 wallet,
                 cast(size, BigInteger),
-                func.min(answer_table.c.created_ms),
+                func.min(stored_response_table.c.created_ms),
                 func.count().over(),
                 cast(func.sum(size).over(), BigInteger),
             )
@@ -166,7 +166,7 @@ def read_sums(connection: Connection, *, now_ms: int, limits: Limits) -> PoolSum
 
 
 def recount_bytes(limits: Limits) -> int:
-    return limits.answers_bytes_max // AHEAD_PART
+    return limits.responses_bytes_max // AHEAD_PART
 
 
 def make_space(
@@ -205,7 +205,7 @@ class _Space:
         """Frees space of the accounts that hold most, one after the other, each down to the next one."""
         unprotected = [self._new.payer, *self._sums.find_unprotected()]
         before, goal = self._sums.total, surplus + ahead
-        step = limits.answers_bytes_max // 1024
+        step = limits.responses_bytes_max // 1024
         heap = [(-held, self._sums.oldest_ms[it], it) for it, held in self._sums.held.items()]
         heapq.heapify(heap)
         searches = 0
@@ -234,7 +234,7 @@ class _Space:
     ) -> int:
         """Deletes the oldest responses of the account that are not protected, until `amount` bytes are free, and `ahead` further ones while the batch is
         small. Returns the freed bytes."""
-        columns, wallet = answer_table.c, answer_table.c[account.role]
+        columns, wallet = stored_response_table.c, stored_response_table.c[account.role]
         query = (
             select(columns.call_id, columns.payer, columns.provider, columns.bytes, columns.created_ms)
             .where(wallet == account.wallet)
@@ -260,7 +260,7 @@ class _Space:
             if not chosen:
                 break
             ids = [response.call_id for response in chosen]
-            self._connection.execute(delete(answer_table).where(columns.call_id.in_(ids)))
+            self._connection.execute(delete(stored_response_table).where(columns.call_id.in_(ids)))
             for response in chosen:
                 self._sums.remove(response)
             self.deleted += chosen
@@ -268,7 +268,7 @@ class _Space:
 
     def _find_unprotected(self, provider: Account) -> list[bytes]:
         """The payers that hold an equal share or more of this provider's responses, with the new one."""
-        columns = answer_table.c
+        columns = stored_response_table.c
         size = cast(func.sum(columns.bytes), BigInteger)
         query = select(columns.payer, size).where(columns.provider == provider.wallet).group_by(columns.payer)
         held = {bytes(payer): size for payer, size in self._connection.execute(query)}
@@ -287,5 +287,5 @@ def _accounts(response: PooledResponse) -> tuple[Account, Account]:
 
 def _bytes_max(account: Account, limits: Limits) -> int:
     if account.role == "payer":
-        return limits.answers_per_payer_bytes_max
+        return limits.responses_per_payer_bytes_max
     return limits.answers_per_provider_bytes_max

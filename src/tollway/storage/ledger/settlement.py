@@ -97,13 +97,13 @@ class BatchSettlement:
         locked_rows: LockedRows,
         *,
         owner_id: str,
-        answered_since_ms: int,
+        responded_since_ms: int,
         attempts_max: int,
     ) -> None:
         self._connection = connection
         self._locked_rows = locked_rows
         self._owner_id = owner_id
-        self._answered_since_ms = answered_since_ms
+        self._responded_since_ms = responded_since_ms
         self._attempts_max = attempts_max
         self._authorizations: dict[CallId, _LockedAuthorization] = {}
         self._next_nonces: dict[SignerKey, int] = {}
@@ -257,7 +257,7 @@ class BatchSettlement:
                 columns.tx_hash,
                 call_terms_table.c.method,
                 call_table.c.digest,
-                has_stored_response(columns.call_id, since_ms=self._answered_since_ms).label(
+                has_stored_response(columns.call_id, since_ms=self._responded_since_ms).label(
                     "has_stored_response"
                 ),
             )

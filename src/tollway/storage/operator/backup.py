@@ -20,14 +20,14 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin
 from tollway.errors import StorageUnavailable
 from tollway.ledger.ledger import AuditReport
-from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
 from tollway.storage.engine.database import SqliteDatabase, list_auxiliary_files, restrict_to_owner
 from tollway.storage.engine.database import sqlite_module as _sqlite  # type: ignore[attr-defined]  # an import of that module, not an export
 from tollway.storage.engine.migrate import TOO_NEW, TOO_OLD, explain_refusal, schema_state, upgrade
 from tollway.storage.ledger.history import audit
-from tollway.storage.operator.operator_acts import mark_restored, record_act
+from tollway.storage.operator.operator_writes import mark_restored, record_audit_entry
 from tollway.storage.operator.restore_detection import (
     bump_generation,
     mark_as_backup,
@@ -78,17 +78,17 @@ async def back_up(database_path: Path, target: Path) -> BackupCopy:
     return copy
 
 
-async def restore_backup(copy_path: Path, database_path: Path, *, origin: ActOrigin) -> RestoredBackup:
+async def restore_backup(copy_path: Path, database_path: Path, *, origin: AuditOrigin) -> RestoredBackup:
     """Puts a copy in the place of the database, migrated to this version and with every balance held. After `BackupUnusable` nothing has changed.
-    The act is recorded in the restored database. Also raises OSError."""
-    act = OperatorAct(kind=ActKind.RESTORE_BACKUP, target=str(copy_path), origin=origin)
+    The entry is recorded in the restored database. Also raises OSError."""
+    entry = AuditEntry(kind=AuditAction.RESTORE_BACKUP, target=str(copy_path), origin=origin)
     mark = mark_path(database_path)
     with _draft(database_path) as draft:
         await asyncio.to_thread(_copy, copy_path, draft)
         database = SqliteDatabase(draft)
         try:
             copy = await _examine(database, is_to_serve=True)
-            hold = partial(_bump_and_hold, marked=read_mark(mark), act=act)
+            hold = partial(_bump_and_hold, marked=read_mark(mark), entry=entry)
             generation = await database.write(hold)
         finally:
             await database.close()
@@ -100,9 +100,9 @@ async def restore_backup(copy_path: Path, database_path: Path, *, origin: ActOri
     return RestoredBackup(copy=copy, kept=kept)
 
 
-def _bump_and_hold(connection: Connection, *, marked: int, act: OperatorAct) -> int:
-    mark_restored(connection, now_ms=act.origin.at_ms)
-    record_act(connection, act)
+def _bump_and_hold(connection: Connection, *, marked: int, entry: AuditEntry) -> int:
+    mark_restored(connection, now_ms=entry.origin.at_ms)
+    record_audit_entry(connection, entry)
     return bump_generation(connection, marked=marked)
 
 

@@ -10,20 +10,20 @@ from typing import Any
 
 from sqlalchemy import Column, Connection, Select, select, update
 
-from tollway.operator_acts import ActKind, ActOrigin, OperatorAct
+from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin
 from tollway.storage.catalog.catalog_store import secret_label
 from tollway.storage.catalog.catalog_tables import listing_table
 from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import KeyAge, Sealer
 from tollway.storage.ledger.idempotency import response_label
-from tollway.storage.ledger.response_pool import answer_table
-from tollway.storage.operator.operator_acts import record_act
+from tollway.storage.ledger.response_pool import stored_response_table
+from tollway.storage.operator.operator_writes import record_audit_entry
 from tollway.storage.webhooks.webhook_outbox import secret_label as webhook_secret_label
 from tollway.storage.webhooks.webhook_tables import endpoint_table
 
 LOST_IDS_MAX = 20
 SECRETS = "secrets"
-"""The target of an act on all encrypted values."""
+"""The target of an entry on all encrypted values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,8 @@ _WEBHOOK_SECRETS = _EncryptedColumn(
     page_size=100,
 )
 _RESPONSES = _EncryptedColumn(
-    row_id=answer_table.c.call_id,
-    sealed=answer_table.c.sealed,
+    row_id=stored_response_table.c.call_id,
+    sealed=stored_response_table.c.sealed,
     label=lambda row: response_label(row.row_id),
     page_size=16,  # of up to 256 KiB each
 )
@@ -106,8 +106,8 @@ class KeyRotation:
     def __init__(self, database: Database, *, sealer: Sealer) -> None:
         self._database = database
         self._sealer = sealer
-        # Of the acts that are recorded already: one row stands for all pages and passes of a command.
-        self._recorded: set[OperatorAct] = set()
+        # Of the entries that are recorded already: one row stands for all pages and passes of a command.
+        self._recorded: set[AuditEntry] = set()
 
     async def count(self, *, responses_max: int | None = None) -> KeyCounts:
         """Opens every value once and changes none. `responses_max`: stops after the page that reaches this number of responses."""
@@ -121,10 +121,10 @@ class KeyRotation:
                 break
         return counts
 
-    async def reencrypt(self, *, origin: ActOrigin) -> KeyCounts:
+    async def reencrypt(self, *, origin: AuditOrigin) -> KeyCounts:
         """Seals each value of an older key again, in one pass, and counts the values as they are after it. `older` counts rows that a gateway
-        held locked or had just changed: the next run takes them. The act is recorded with the first values that change."""
-        act = OperatorAct(kind=ActKind.REENCRYPT_SECRETS, target=SECRETS, origin=origin)
+        held locked or had just changed: the next run takes them. The entry is recorded with the first values that change."""
+        entry = AuditEntry(kind=AuditAction.REENCRYPT_SECRETS, target=SECRETS, origin=origin)
         counts = KeyCounts()
         columns = (
             (_SECRETS, counts.secrets),
@@ -134,18 +134,18 @@ class KeyRotation:
         for column, count in columns:
             async for ages in self._read_ages(column):
                 older = [row_id for row_id, age in ages.items() if age is KeyAge.OLDER]
-                done = await self._reencrypt_page(column, older, act) if older else []
+                done = await self._reencrypt_page(column, older, entry) if older else []
                 counts.reencrypted += len(done)
                 count.add({**ages, **dict.fromkeys(done, KeyAge.CURRENT)})
         return counts
 
     async def _reencrypt_page(
-        self, column: "_EncryptedColumn", older: list[str], act: OperatorAct
+        self, column: "_EncryptedColumn", older: list[str], entry: AuditEntry
     ) -> list[str]:
-        first = None if act in self._recorded else act
+        first = None if entry in self._recorded else entry
         done = await self._database.write(_Reencrypt(column, older, self._sealer, first))
         if done:
-            self._recorded.add(act)
+            self._recorded.add(entry)
         return done
 
     async def _read_ages(self, column: _EncryptedColumn) -> AsyncIterator[dict[str, KeyAge]]:
@@ -176,13 +176,13 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Reencrypt:
-    """The transaction of one page; returns the ids of the rows that it changed, and records `act` when there are any. It skips locked rows, so that no gateway waits for it for long,
+    """The transaction of one page; returns the ids of the rows that it changed, and records `entry` when there are any. It skips locked rows, so that no gateway waits for it for long,
     and reads each row again: a provider may have set another secret since the page was read."""
 
     column: _EncryptedColumn
     row_ids: Iterable[str]
     sealer: Sealer
-    act: OperatorAct | None
+    entry: AuditEntry | None
 
     def __call__(self, connection: Connection) -> list[str]:
         column, sealer = self.column, self.sealer
@@ -197,8 +197,8 @@ class _Reencrypt:
                 update(column.row_id.table).where(column.row_id == row.row_id).values({column.sealed: fresh})
             )
             done.append(row.row_id)
-        if done and self.act is not None:
-            record_act(connection, self.act)
+        if done and self.entry is not None:
+            record_audit_entry(connection, self.entry)
         return done
 
 

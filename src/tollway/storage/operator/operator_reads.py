@@ -55,9 +55,9 @@ from tollway.storage.ledger.ledger_tables import (
     select_records,
     topup_table,
 )
-from tollway.storage.ledger.response_pool import answer_table
+from tollway.storage.ledger.response_pool import stored_response_table
 from tollway.storage.operator.key_rotation import KeyCounts, KeyRotation, SealCount
-from tollway.storage.operator.operator_acts import IS_RESTORED, operator_act_table
+from tollway.storage.operator.operator_writes import IS_RESTORED, audit_entry_table
 from tollway.storage.webhooks.webhook_tables import (
     NEW,
     PENDING,
@@ -244,8 +244,8 @@ def _record(connection: Connection, *, table: Table, values: dict[str, int]) -> 
 _OLDEST: Mapping[Table, tuple[Column[Any], Column[Any]] | None] = {
     call_table: (call_table.c.id, call_table.c.created_ms),
     payment_table: (payment_table.c.id, payment_table.c.recorded_ms),
-    answer_table: (answer_table.c.created_ms, answer_table.c.created_ms),
-    operator_act_table: (operator_act_table.c.id, operator_act_table.c.at_ms),
+    stored_response_table: (stored_response_table.c.created_ms, stored_response_table.c.created_ms),
+    audit_entry_table: (audit_entry_table.c.id, audit_entry_table.c.at_ms),
     event_table: (event_table.c.number, event_table.c.at_ms),
     topup_table: None,
     call_terms_table: None,

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, exists, insert, select, update
 from tollway.ids import CallId
 from tollway.storage.engine.database import Database, SqliteDatabase, open_private
 from tollway.storage.ledger.ledger_tables import call_table, generation_table, owner_table
-from tollway.storage.operator.operator_acts import mark_restored
+from tollway.storage.operator.operator_writes import mark_restored
 
 BACKUP_GENERATION = -1
 """The generation of a backup. No database in service has it, so a backup that is put back by hand is detected."""

@@ -77,7 +77,7 @@ class IdempotentCreate:
 
     def keep(self, answer: CreationResponse) -> CreationResponse:
         """The response to store; a long one without its body."""
-        most = min(self._limits.answer_bytes_max, self._limits.creation_answers_bytes_max)
+        most = min(self._limits.response_bytes_max, self._limits.creation_responses_bytes_max)
         is_short = answer.body is not None and len(answer.body) <= most
         return answer if is_short else replace(answer, body=None)
 

@@ -37,11 +37,11 @@ from tollway.discovery.tool_results import (
     response_result,
 )
 from tollway.discovery.tools import (
-    ANSWER_BYTES_MAX,
     API_INSTRUCTIONS,
     CONTROLS,
     GATEWAY_TOOLS,
     INSTRUCTIONS,
+    TOOL_RESPONSE_BYTES_MAX,
     UNTRUSTED,
     ToolDefinition,
     api_tool,
@@ -295,7 +295,7 @@ class McpTools:
             request,
             controls=[*_control_headers(controls), *presented],
             mcp_request=invocation.mcp_request,
-            bytes_max=ANSWER_BYTES_MAX,
+            bytes_max=TOOL_RESPONSE_BYTES_MAX,
         )
         return replace(response_result(call, answer), has_payment=bool(presented) or "paymentTx" in controls)
 

@@ -98,7 +98,7 @@ class OverviewFacts:
     gas_keys: Sequence[GasKeyStatus]
     gas_spending: Sequence[GasSpending]
     fleet: FleetFigures
-    seals: Sequence[EncryptedValues]
+    encrypted_values: Sequence[EncryptedValues]
     gateways: Sequence[GatewayRecord]
     leaders: Sequence[DutyLeader]
     held_payments: int
@@ -176,9 +176,9 @@ def _find_money(facts: OverviewFacts) -> Iterator[OperatorFinding]:
         if age_s > age_s_max:
             words = f"The oldest {what} began {format_age(age_s)} ago. Open: {count(number, 10_000)}"
             yield OperatorFinding(severity=Severity.MONEY, text=words, alert=alert, page="/calls")
-    for seals in facts.seals:
-        if seals.kind == "secrets" and seals.lost:
-            words = f"Secrets of listings or webhooks that no key opens: {seals.lost}. Put the missing key behind the first one"
+    for encrypted_values in facts.encrypted_values:
+        if encrypted_values.kind == "secrets" and encrypted_values.lost:
+            words = f"Secrets of listings or webhooks that no key opens: {encrypted_values.lost}. Put the missing key behind the first one"
             yield OperatorFinding(
                 severity=Severity.MONEY, text=words, alert="SecretsStale", command=DOCTOR, page="/books"
             )

@@ -1,4 +1,4 @@
-"""What the operator's page of the books shows: the last audit, seals by key, sizes of the large tables, and held payments. Pure."""
+"""What the operator's page of the books shows: the last audit, encrypted_values by key, sizes of the large tables, and held payments. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def books_json(
     last_audit: tuple[int, int] | None,
     held_count: int,
     held: Sequence[HeldPayment],
-    seals: Sequence[EncryptedValues],
+    encrypted_values: Sequence[EncryptedValues],
     sizes: BookSizes,
     rules: Mapping[ChainId, ChainRules],
     profiles: Mapping[ChainId, NetworkProfile],
@@ -30,7 +30,7 @@ def books_json(
         else {"ended": format_time(last_audit[0]), "differences": last_audit[1]},
         "heldPayments": count(held_count, 10_000),
         "held": [_held_json(one, rules, profiles) for one in held],
-        "seals": [
+        "encrypted_values": [
             {
                 "kind": one.kind,
                 "firstKey": one.current,
@@ -38,7 +38,7 @@ def books_json(
                 "noKey": one.lost,
                 "isWhole": one.is_whole,
             }
-            for one in seals
+            for one in encrypted_values
         ],
         "size": format_size(sizes.size_bytes),
         "tables": [

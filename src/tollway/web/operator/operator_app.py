@@ -15,10 +15,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tollway.audit_log import REASON_LENGTH_MAX
 from tollway.errors import Code, Problem, Refusal, TollwayError
 from tollway.identity.admin_sessions import ENTRY_PATH, AdminSession, AdminSignIn
 from tollway.observability.telemetry import bind_request, unbind_request
-from tollway.operator_acts import REASON_LENGTH_MAX
 from tollway.web.http.middleware import read_request_id
 from tollway.web.http.problems import FORBIDDEN, instance_of, render_problem, request_id_of, status_of
 from tollway.web.pages.page_problems import view_problem
@@ -44,7 +44,7 @@ SECTIONS = tuple(
         ("/listings", "Listings"),
         ("/wallets", "Wallets"),
         ("/books", "Books"),
-        ("/acts", "Acts"),
+        ("/audit-log", "Audit log"),
     )
 )
 

@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tollway.audit_log import AuditLog
 from tollway.ledger.ledger import AuditReport, OperatorLedger
 from tollway.ledger.records import CallRecord
 from tollway.observability.fleet import BookSizes, DutyLeader, EncryptedValues, GatewayRecord, HeldPayment
 from tollway.observability.recent_metrics import MetricsSample
 from tollway.observability.telemetry import FleetFigures
-from tollway.operator_acts import OperatorActs
 from tollway.payments.gas import GasKeyStatus, GasSpending
 from tollway.registry.moderation import Moderation
 from tollway.web.api.context import WebContext
@@ -53,7 +53,7 @@ class AdminContext:
     sign_in: AdminSignInPages
     moderation: Moderation
     operator_ledger: OperatorLedger
-    acts: OperatorActs
+    entries: AuditLog
     open_calls: OpenCalls
     transactions: AdminTransactions
     books: BookReader

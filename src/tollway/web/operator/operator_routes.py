@@ -1,6 +1,6 @@
-"""The operator's pages: what needs an operator, runbooks, chains, gas, open calls, listings, wallets, books, acts; and their forms under `/admin/api`.
+"""The operator's pages: what needs an operator, runbooks, chains, gas, open calls, listings, wallets, books, audit log; and their forms under `/admin/api`.
 
-Each change is an act of the operator in the transaction of the change, as for the commands. A GET changes nothing; a form counts with the cookie, the origin and the
+Each change is an entry of the audit log in the transaction of the change, as for the commands. A GET changes nothing; a form counts with the cookie, the origin and the
 token of the form (`page_session.py`).
 """
 
@@ -15,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
+from tollway.audit_log import AuditOrigin
 from tollway.errors import Code, Problem, Refusal
 from tollway.identity.admin_sessions import ENTRY_PATH
 from tollway.ids import Address, ListingId, TxHash
 from tollway.ledger.ledger import AuditReport
-from tollway.operator_acts import ActOrigin
 from tollway.registry.catalog import ListingQuery
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import (
@@ -55,7 +55,7 @@ from tollway.web.operator.overview import read_overview
 from tollway.web.operator.sign_in import SIGN_OUT
 from tollway.web.pages.page_session import redirect_to
 
-ACTS_SHOWN = 50
+AUDIT_ENTRIES_SHOWN = 50
 FOUND_SHOWN = 20
 CALLS_SHOWN = 15
 """Open calls of each state on the page; its JSON has up to a hundred."""
@@ -93,7 +93,7 @@ def admin_router(context: AdminContext) -> Router:
         ("/listings", routes.show_listings, "GET"),
         ("/wallets", routes.show_wallets, "GET"),
         ("/books", routes.show_books, "GET"),
-        ("/acts", routes.show_acts, "GET"),
+        ("/audit-log", routes.show_audit_log, "GET"),
         ("/runbooks", routes.show_runbooks, "GET"),
         ("/runbooks/{alert}", routes.show_runbook, "GET"),
         (SUSPENSION, routes.change_suspension, "POST"),
@@ -242,7 +242,7 @@ class AdminRoutes:
             last_audit=await context.open_calls.find_last_audit(),
             held_count=await context.open_calls.count_held_payments(),
             held=await context.books.list_held(),
-            seals=await context.fleet.count_encrypted_values(),
+            encrypted_values=await context.fleet.count_encrypted_values(),
             sizes=await context.books.read_sizes(),
             rules=context.web.rules,
             profiles=context.web.profiles,
@@ -266,18 +266,18 @@ class AdminRoutes:
             },
         )
 
-    async def show_acts(self, request: Request) -> Response:
-        acts = [
+    async def show_audit_log(self, request: Request) -> Response:
+        entries = [
             {
-                "at": format_time(act.origin.at_ms),
-                "actor": join_lines(act.origin.actor),
-                "kind": act.kind,
-                "target": join_lines(act.target),
-                "reason": join_lines(act.origin.reason),
+                "at": format_time(entry.origin.at_ms),
+                "actor": join_lines(entry.origin.actor),
+                "kind": entry.kind,
+                "target": join_lines(entry.target),
+                "reason": join_lines(entry.origin.reason),
             }
-            for act in await self._context.acts.list_acts(limit=ACTS_SHOWN)
+            for entry in await self._context.entries.list_audit_entries(limit=AUDIT_ENTRIES_SHOWN)
         ]
-        return respond_page(request, "admin_acts.j2", acts=acts)
+        return respond_page(request, "admin_audit_log.j2", entries=entries)
 
     # ---- What is changed.
 
@@ -327,7 +327,7 @@ class AdminRoutes:
         except ValueError as exc:
             raise refuse_form(f"The transaction is not understood: {exc}.") from exc
         await self._context.operator_ledger.admit(tx_hash, origin=self._make_origin(request, fields))
-        return redirect_to("/acts")
+        return redirect_to("/audit-log")
 
     async def release(self, request: Request) -> Response:
         """Releases held balances, only with the name of the gateway and a ledger that balances."""
@@ -367,12 +367,12 @@ class AdminRoutes:
 
     # ---- Parts.
 
-    def _make_origin(self, request: Request, fields: Mapping[str, Sequence[str]]) -> ActOrigin:
+    def _make_origin(self, request: Request, fields: Mapping[str, Sequence[str]]) -> AuditOrigin:
         try:
             reason = parse_reason(read_one(fields, "reason"))
         except ValueError as exc:
             raise refuse_form(f"The reason is not accepted: {exc}.") from exc
-        return ActOrigin(
+        return AuditOrigin(
             actor=f"{session_of(request).actor} (page)", at_ms=self._context.web.now_ms(), reason=reason
         )
 

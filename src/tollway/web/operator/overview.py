@@ -28,7 +28,7 @@ _OTHER_FAILURES = frozenset(
     if status_of(code) >= status_of(Code.INTERNAL_ERROR) and code not in OWN_FAILURES
 )
 """Server errors that are not the gateway's own: of providers, and refusals of load."""
-_PHASE_WORDS = {"door": "request checks"}
+_PHASE_WORDS = {"read_head": "request checks"}
 """Words for a phase whose name in the metrics does not say what it is."""
 
 
@@ -46,7 +46,7 @@ async def read_facts(context: AdminContext) -> OverviewFacts:
         gas_keys=context.list_gas_keys(),
         gas_spending=context.list_gas_spending(),
         fleet=await context.fleet.read(),
-        seals=await context.fleet.count_encrypted_values(),
+        encrypted_values=await context.fleet.count_encrypted_values(),
         gateways=await context.list_gateways(),
         leaders=await context.find_leaders(),
         held_payments=await context.open_calls.count_held_payments(),

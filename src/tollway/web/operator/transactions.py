@@ -13,8 +13,8 @@ from tollway.ids import ChainId, TxHash, format_network
 from tollway.ledger.records import Payment
 from tollway.money import format_decimal
 from tollway.payments.transaction_inspection import (
-    ChainAnswer,
     InspectedTransaction,
+    TransactionFinding,
     TransactionInspector,
     list_transfers,
     recheck,
@@ -76,7 +76,7 @@ def inspected_json(
     }
 
 
-def _answer_json(answer: ChainAnswer, rules: ChainRules) -> dict[str, Any]:
+def _answer_json(answer: TransactionFinding, rules: ChainRules) -> dict[str, Any]:
     """`state`: disputed, away, unknown, pending, reorged, failed, mined or final."""
     match answer:
         case NodesDisagree():

@@ -37,23 +37,22 @@ CREATE TABLE alembic_version (
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0031_baseline');
+INSERT INTO alembic_version (version_num) VALUES ('0032_baseline');
 
-CREATE TABLE answer (
-  call_id VARCHAR(64) NOT NULL,
-  payer BYTEA NOT NULL,
-  bytes BIGINT NOT NULL,
-  sealed BYTEA NOT NULL,
-  created_ms BIGINT NOT NULL,
-  provider BYTEA NOT NULL,
-  CONSTRAINT pk_answer PRIMARY KEY (call_id)
+CREATE TABLE audit_entry (
+  id BIGSERIAL NOT NULL,
+  at_ms BIGINT NOT NULL,
+  actor TEXT NOT NULL,
+  action VARCHAR(40) NOT NULL,
+  target TEXT NOT NULL,
+  reason TEXT NOT NULL,
+  is_logged BOOLEAN DEFAULT false NOT NULL,
+  CONSTRAINT pk_audit_entry PRIMARY KEY (id)
 );
 
-CREATE INDEX ix_answer_time ON answer (created_ms, call_id, bytes);
+CREATE INDEX ix_audit_entry_target ON audit_entry (target, at_ms);
 
-CREATE INDEX ix_answer_payer ON answer (payer, created_ms, call_id, bytes, provider);
-
-CREATE INDEX ix_answer_provider ON answer (provider, created_ms, call_id, bytes, payer);
+CREATE INDEX ix_audit_entry_unlogged ON audit_entry (id) WHERE NOT is_logged;
 
 CREATE TABLE audit_run (
   id INTEGER NOT NULL,
@@ -218,21 +217,6 @@ CREATE TABLE listing_total (
 
 INSERT INTO listing_total (id, shown) VALUES (1, 0);
 
-CREATE TABLE operator_act (
-  id BIGSERIAL NOT NULL,
-  at_ms BIGINT NOT NULL,
-  actor TEXT NOT NULL,
-  act VARCHAR(40) NOT NULL,
-  target TEXT NOT NULL,
-  reason TEXT NOT NULL,
-  is_logged BOOLEAN DEFAULT false NOT NULL,
-  CONSTRAINT pk_operator_act PRIMARY KEY (id)
-);
-
-CREATE INDEX ix_operator_act_target ON operator_act (target, at_ms);
-
-CREATE INDEX ix_operator_act_unlogged ON operator_act (id) WHERE NOT is_logged;
-
 CREATE TABLE outage (
   from_ms BIGINT NOT NULL,
   to_ms BIGINT NOT NULL,
@@ -276,7 +260,7 @@ CREATE TABLE payment (
   CONSTRAINT uq_payment_transfer UNIQUE (tx_hash, chain_id, asset, payer, payee)
 );
 
-CREATE INDEX ix_payment_purse ON payment (payer, payee, asset, chain_id);
+CREATE INDEX ix_payment_account ON payment (payer, payee, asset, chain_id);
 
 CREATE INDEX ix_payment_payer_time ON payment (payer, block_time, id);
 
@@ -361,7 +345,7 @@ CREATE TABLE schema_floor (
   CONSTRAINT ck_schema_floor_one_row CHECK (id = 1)
 );
 
-INSERT INTO schema_floor (id, revision) VALUES (1, '0031_baseline');
+INSERT INTO schema_floor (id, revision) VALUES (1, '0032_baseline');
 
 CREATE TABLE session (
   token_hash BYTEA NOT NULL,
@@ -391,6 +375,22 @@ CREATE TABLE signin_nonce (
 );
 
 CREATE INDEX ix_signin_nonce_expires_ms ON signin_nonce (expires_ms);
+
+CREATE TABLE stored_response (
+  call_id VARCHAR(64) NOT NULL,
+  payer BYTEA NOT NULL,
+  bytes BIGINT NOT NULL,
+  sealed BYTEA NOT NULL,
+  created_ms BIGINT NOT NULL,
+  provider BYTEA NOT NULL,
+  CONSTRAINT pk_stored_response PRIMARY KEY (call_id)
+);
+
+CREATE INDEX ix_stored_response_time ON stored_response (created_ms, call_id, bytes);
+
+CREATE INDEX ix_stored_response_payer ON stored_response (payer, created_ms, call_id, bytes, provider);
+
+CREATE INDEX ix_stored_response_provider ON stored_response (provider, created_ms, call_id, bytes, payer);
 
 CREATE TABLE viewer (
   wallet BYTEA NOT NULL,

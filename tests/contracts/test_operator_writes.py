@@ -1,4 +1,4 @@
-"""Every act of the operator is a row of its change's transaction, with author, target, time and reason: on both dialects. Restores, admitted
+"""Every entry of the operator is a row of its change's transaction, with author, target, time and reason: on both dialects. Restores, admitted
 transactions and the readiness of the gateways: in memory too."""
 
 import asyncio
@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 
 from tests.kit.ledger_records import NOW_MS, claim_on, new_payment, operator_origin, tx_hash
 from tests.kit.listings import sample_listing
+from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin, RecordedAuditEntry
 from tollway.errors import StorageUnavailable
 from tollway.ids import Address
 from tollway.ledger.ledger import Claimed, Unspendable
-from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.registry.listing import Listing
 from tollway.registry.moderation import restore_listing, suspend_listing
 from tollway.storage.accounts.identity_store import ModerationStore
@@ -25,12 +25,12 @@ from tollway.storage.engine.database import Database
 from tollway.storage.engine.encryption import Sealer
 from tollway.storage.ledger.ledger_tables import payment_table
 from tollway.storage.ledger.payments import PaymentLedgerStore
-from tollway.storage.operator.operator_acts import (
+from tollway.storage.operator.operator_writes import (
     LOGGED_MAX,
-    OperatorActStore,
+    AuditLogStore,
     OperatorStore,
-    operator_act_table,
-    record_act,
+    audit_entry_table,
+    record_audit_entry,
 )
 
 ALICE = Address(b"a" * 20)
@@ -39,11 +39,11 @@ TX = tx_hash("old")
 
 
 class Stores:
-    """The stores whose changes are acts, over one database."""
+    """The stores whose changes are entries, over one database."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
-        self.acts = OperatorActStore(database)
+        self.entries = AuditLogStore(database)
         self.moderation = ModerationStore(database)
         self.ledger = OperatorStore(database, now_ms=lambda: NOW_MS)
         self.catalog = self.open_catalog()
@@ -56,13 +56,13 @@ class Stores:
         await self.catalog.publish(LISTING)
         await PaymentLedgerStore(self.database).record_payments([new_payment(10)], now_ms=NOW_MS)
 
-    async def suspend(self, origin: ActOrigin) -> Listing:
+    async def suspend(self, origin: AuditOrigin) -> Listing:
         changed = await suspend_listing(self.catalog, LISTING.id, origin=origin)
         assert isinstance(changed, Listing)
         return changed
 
-    async def list_acts(self) -> list[tuple[str, str]]:
-        return [(act.kind, act.target) for act in await self.acts.list_acts(limit=20)]
+    async def list_audit_entries(self) -> list[tuple[str, str]]:
+        return [(entry.kind, entry.target) for entry in await self.entries.list_audit_entries(limit=20)]
 
 
 @pytest.fixture
@@ -72,55 +72,55 @@ async def stores(database: Database) -> Stores:
     return stores
 
 
-Change = Callable[[Stores, ActOrigin], Awaitable[Any]]
+Change = Callable[[Stores, AuditOrigin], Awaitable[Any]]
 
-CHANGES: dict[str, tuple[Change | None, Change, ActKind, str]] = {
-    "suspend": (None, lambda on, why: on.suspend(why), ActKind.SUSPEND_LISTING, LISTING.id),
+CHANGES: dict[str, tuple[Change | None, Change, AuditAction, str]] = {
+    "suspend": (None, lambda on, why: on.suspend(why), AuditAction.SUSPEND_LISTING, LISTING.id),
     "restore": (
         lambda on, why: on.suspend(why),
         lambda on, why: restore_listing(on.catalog, LISTING.id, origin=why),
-        ActKind.RESTORE_LISTING,
+        AuditAction.RESTORE_LISTING,
         LISTING.id,
     ),
     "block": (
         None,
         lambda on, why: on.moderation.block(ALICE, origin=why),
-        ActKind.BLOCK_WALLET,
+        AuditAction.BLOCK_WALLET,
         str(ALICE),
     ),
     "unblock": (
         lambda on, why: on.moderation.block(ALICE, origin=why),
         lambda on, why: on.moderation.unblock(ALICE, origin=why),
-        ActKind.UNBLOCK_WALLET,
+        AuditAction.UNBLOCK_WALLET,
         str(ALICE),
     ),
-    "admit": (None, lambda on, why: on.ledger.admit(TX, origin=why), ActKind.ADMIT_TRANSACTION, str(TX)),
+    "admit": (None, lambda on, why: on.ledger.admit(TX, origin=why), AuditAction.ADMIT_TRANSACTION, str(TX)),
     "release": (
         lambda on, why: on.ledger.mark_restored(origin=why),
         lambda on, why: on.ledger.release_held(origin=why),
-        ActKind.RELEASE_BALANCES,
+        AuditAction.RELEASE_BALANCES,
         "ledger",
     ),
 }
-"""The change before, the change, and its act. A second such change changes nothing."""
+"""The change before, the change, and its entry. A second such change changes nothing."""
 
 
 async def test_a_change_is_one_act_and_a_repeat_that_changes_nothing_is_none(stores: Stores) -> None:
     for name, (before, change, kind, target) in CHANGES.items():
         if before is not None:
             await before(stores, operator_origin(1))
-        earlier = await stores.list_acts()
+        earlier = await stores.list_audit_entries()
         for at_ms in (2, 3):
             await change(stores, operator_origin(at_ms, reason="because"))
-        assert await stores.list_acts() == [(kind, target), *earlier], name
-        (newest,) = await stores.acts.list_acts(limit=1)
-        assert newest.origin == ActOrigin(actor="alice@desk.example", at_ms=2, reason="because"), name
+        assert await stores.list_audit_entries() == [(kind, target), *earlier], name
+        (newest,) = await stores.entries.list_audit_entries(limit=1)
+        assert newest.origin == AuditOrigin(actor="alice@desk.example", at_ms=2, reason="because"), name
 
 
 async def test_each_hold_after_a_restore_is_an_act(stores: Stores) -> None:
     for _ in range(2):
         await stores.ledger.mark_restored(origin=operator_origin())
-    assert await stores.list_acts() == [("hold_balances", "ledger")] * 2
+    assert await stores.list_audit_entries() == [("hold_balances", "ledger")] * 2
 
 
 async def test_a_change_whose_act_cannot_be_written_is_undone(stores: Stores) -> None:
@@ -135,16 +135,16 @@ async def test_a_change_whose_act_cannot_be_written_is_undone(stores: Stores) ->
 
 
 class refused_acts:
-    """Within it the database refuses rows of `operator_act`."""
+    """Within it the database refuses rows of `audit_entry`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def __aenter__(self) -> None:
-        await self._rename("operator_act", "operator_act_away")
+        await self._rename("audit_entry", "operator_act_away")
 
     async def __aexit__(self, *_: object) -> None:
-        await self._rename("operator_act_away", "operator_act")
+        await self._rename("operator_act_away", "audit_entry")
 
     async def _rename(self, old: str, new: str) -> None:
         await self._database.write(
@@ -161,7 +161,7 @@ async def read_state(stores: Stores) -> Any:
         )
     )
     blocked = [block.wallet for block in await stores.moderation.list_blocked()]
-    return entry.listing.suspended_ms, held, blocked, await stores.list_acts()
+    return entry.listing.suspended_ms, held, blocked, await stores.list_audit_entries()
 
 
 async def test_the_reason_of_a_suspension_is_read_with_the_listing(stores: Stores) -> None:
@@ -192,16 +192,16 @@ async def test_acts_are_listed_newest_first_by_page_and_target(stores: Stores) -
         await stores.moderation.block(ALICE, origin=operator_origin(at_ms))
         await stores.moderation.unblock(ALICE, origin=operator_origin(at_ms))
     await stores.ledger.admit(TX, origin=operator_origin(9))
-    acts = await stores.acts.list_acts(limit=4)
-    assert [act.kind for act in acts] == [
+    entries = await stores.entries.list_audit_entries(limit=4)
+    assert [entry.kind for entry in entries] == [
         "admit_transaction",
         "unblock_wallet",
         "block_wallet",
         "unblock_wallet",
     ]
-    older = await stores.acts.list_acts(limit=20, before_id=acts[-1].id)
-    assert [act.origin.at_ms for act in older] == [4, 3, 3, 2, 2, 1, 1]
-    assert [act.kind for act in await stores.acts.list_acts(limit=20, target=str(TX))] == [
+    older = await stores.entries.list_audit_entries(limit=20, before_id=entries[-1].id)
+    assert [entry.origin.at_ms for entry in older] == [4, 3, 3, 2, 2, 1, 1]
+    assert [entry.kind for entry in await stores.entries.list_audit_entries(limit=20, target=str(TX))] == [
         "admit_transaction"
     ]
 
@@ -209,43 +209,43 @@ async def test_acts_are_listed_newest_first_by_page_and_target(stores: Stores) -
 async def test_of_all_gateways_one_logs_an_act(stores: Stores) -> None:
     await stores.suspend(operator_origin(5, reason="under review"))
     await stores.ledger.admit(TX, origin=operator_origin(6))
-    others = [OperatorActStore(stores.database) for _ in range(4)]
+    others = [AuditLogStore(stores.database) for _ in range(4)]
     with capture_logs() as logs:
         assert sum(await asyncio.gather(*(other.log_new() for other in others))) == 2
-        assert await stores.acts.log_new() == 0
-    by_act = {line["act"]: line for line in logs}
+        assert await stores.entries.log_new() == 0
+    by_action = {line["action"]: line for line in logs}
     assert len(logs) == 2
-    assert by_act["suspend_listing"] | {"act_id": 0} == {
-        "event": "operator_act",
+    assert by_action["suspend_listing"] | {"entry_id": 0} == {
+        "event": "audit_entry",
         "log_level": "info",
-        "act": "suspend_listing",
-        "act_id": 0,
+        "action": "suspend_listing",
+        "entry_id": 0,
         "target": LISTING.id,
         "actor": "alice@desk.example",
         "reason": "under review",
         "at_ms": 5,
     }
-    assert by_act["admit_transaction"]["target"] == str(TX)
+    assert by_action["admit_transaction"]["target"] == str(TX)
 
 
 async def test_one_run_logs_a_bounded_number_of_acts(stores: Stores) -> None:
-    act = OperatorAct(kind=ActKind.ADMIT_TRANSACTION, target=str(TX), origin=operator_origin())
+    entry = AuditEntry(kind=AuditAction.ADMIT_TRANSACTION, target=str(TX), origin=operator_origin())
 
     def record(connection: Any) -> None:
         for _ in range(LOGGED_MAX + 1):
-            record_act(connection, act)
+            record_audit_entry(connection, entry)
 
     await stores.database.write(record)
     with capture_logs():
-        assert [await stores.acts.log_new() for _ in range(3)] == [LOGGED_MAX, 1, 0]
+        assert [await stores.entries.log_new() for _ in range(3)] == [LOGGED_MAX, 1, 0]
 
 
 async def test_an_act_of_a_later_version_is_listed_by_its_text(stores: Stores) -> None:
-    row = {"at_ms": 1, "actor": "bob@desk", "act": "paint_gateway", "target": "blue", "reason": ""}
-    await stores.database.write(lambda connection: connection.execute(insert(operator_act_table), row))
-    (act,) = await stores.acts.list_acts(limit=1)
-    assert act == RecordedAct(
-        id=act.id, kind="paint_gateway", target="blue", origin=ActOrigin(actor="bob@desk", at_ms=1)
+    row = {"at_ms": 1, "actor": "bob@desk", "action": "paint_gateway", "target": "blue", "reason": ""}
+    await stores.database.write(lambda connection: connection.execute(insert(audit_entry_table), row))
+    (entry,) = await stores.entries.list_audit_entries(limit=1)
+    assert entry == RecordedAuditEntry(
+        id=entry.id, kind="paint_gateway", target="blue", origin=AuditOrigin(actor="bob@desk", at_ms=1)
     )
 
 

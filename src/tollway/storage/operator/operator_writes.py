@@ -1,4 +1,4 @@
-"""What an operator does, in SQL: signs in, releases balances, admits transactions; and the record of the operator's acts, in the transaction of each
+"""What an operator does, in SQL: signs in, releases balances, admits transactions; and the operators' audit log, in the transaction of each
 change. Also what the gateways record beside payments and calls: restores of the database, readiness.
 
 A restore holds every balance until the operator releases it. The age of a transaction does not grow while no gateway is ready.
@@ -29,10 +29,10 @@ from sqlalchemy import (
     update,
 )
 
+from tollway.audit_log import AuditAction, AuditEntry, AuditOrigin, RecordedAuditEntry
 from tollway.identity.admin_sessions import AdminSession
 from tollway.ids import TxHash
 from tollway.ledger.ledger import AuditReport
-from tollway.operator_acts import ActKind, ActOrigin, OperatorAct, RecordedAct
 from tollway.storage.engine.database import Database, metadata, write_retried
 from tollway.storage.engine.statements import insert_for
 from tollway.storage.ledger.closed_periods import mark_wrong
@@ -49,11 +49,11 @@ from tollway.storage.ledger.ledger_tables import (
 TARGETS_MAX = 500
 """Targets of one query."""
 LOGGED_MAX = 100
-"""Acts that one run writes to the log."""
+"""Entries that one run writes to the log."""
 LEDGER = "ledger"
-"""The target of an act on all balances."""
+"""The target of an entry on all balances."""
 SALES = "sales"
-"""The target of an act on closed hours and days."""
+"""The target of an entry on closed hours and days."""
 GAP_MS = 60_000
 """Two records of readiness that are further apart than this mean an outage of all gateways."""
 
@@ -63,19 +63,19 @@ IS_RESTORED = exists().where(restore_table.c.released_ms.is_(None))
 """True while balances are held after a restore that the operator has not released."""
 _HELD_BEFORE = select(func.max(restore_table.c.noted_ms)).where(restore_table.c.released_ms.is_(None))
 
-operator_act_table = Table(
-    "operator_act",
+audit_entry_table = Table(
+    "audit_entry",
     metadata,
     Column("id", RowId, primary_key=True, autoincrement=True),
     Column("at_ms", BigInteger, nullable=False),
     Column("actor", Text, nullable=False),
-    Column("act", String(40), nullable=False),
+    Column("action", String(40), nullable=False),
     Column("target", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("is_logged", Boolean, nullable=False, server_default=false()),
-    Index("ix_operator_act_target", "target", "at_ms"),
+    Index("ix_audit_entry_target", "target", "at_ms"),
     Index(
-        "ix_operator_act_unlogged",
+        "ix_audit_entry_unlogged",
         "id",
         sqlite_where=text("NOT is_logged"),
         postgresql_where=text("NOT is_logged"),
@@ -112,51 +112,51 @@ class OperatorStore:
     async def audit(self) -> AuditReport:
         return await self._database.read(audit, is_long=True)
 
-    async def release_held(self, *, origin: ActOrigin) -> int:
+    async def release_held(self, *, origin: AuditOrigin) -> int:
         restores, payments = restore_table.c, payment_table.c
         release = update(restore_table).where(restores.released_ms.is_(None))
         free = update(payment_table).where(payments.is_held).values(is_held=False)
         released_ms = self._now_ms()
-        act = OperatorAct(kind=ActKind.RELEASE_BALANCES, target=LEDGER, origin=origin)
+        entry = AuditEntry(kind=AuditAction.RELEASE_BALANCES, target=LEDGER, origin=origin)
 
         def work(connection: Connection) -> int:
             ended = connection.execute(release.values(released_ms=released_ms)).rowcount
             freed = connection.execute(free).rowcount
             if ended or freed:
-                record_act(connection, act)
+                record_audit_entry(connection, entry)
             return freed
 
         return await write_retried(self._database, work, is_long=True)
 
-    async def admit(self, tx_hash: TxHash, *, origin: ActOrigin) -> None:
-        act = OperatorAct(kind=ActKind.ADMIT_TRANSACTION, target=str(tx_hash), origin=origin)
+    async def admit(self, tx_hash: TxHash, *, origin: AuditOrigin) -> None:
+        entry = AuditEntry(kind=AuditAction.ADMIT_TRANSACTION, target=str(tx_hash), origin=origin)
         values = {"tx_hash": tx_hash, "admitted_ms": origin.at_ms}
 
         def work(connection: Connection) -> None:
             statement = insert_for(connection, admission_table).values(values)
             if connection.execute(statement.on_conflict_do_nothing()).rowcount > 0:
-                record_act(connection, act)
+                record_audit_entry(connection, entry)
 
         await write_retried(self._database, work)
 
-    async def mark_restored(self, *, origin: ActOrigin) -> None:
+    async def mark_restored(self, *, origin: AuditOrigin) -> None:
         """Holds every balance. Gateways detect most restores themselves (`RestoreDetector`)."""
-        act = OperatorAct(kind=ActKind.HOLD_BALANCES, target=LEDGER, origin=origin)
+        entry = AuditEntry(kind=AuditAction.HOLD_BALANCES, target=LEDGER, origin=origin)
 
         def work(connection: Connection) -> None:
             mark_restored(connection, now_ms=origin.at_ms)
-            record_act(connection, act)
+            record_audit_entry(connection, entry)
 
         await write_retried(self._database, work, is_long=True)
 
-    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: ActOrigin) -> int:
+    async def rewrite_periods(self, starts_ms: Sequence[int], *, origin: AuditOrigin) -> int:
         if not starts_ms:
             return 0
-        act = OperatorAct(kind=ActKind.REWRITE_PERIODS, target=SALES, origin=origin)
+        entry = AuditEntry(kind=AuditAction.REWRITE_PERIODS, target=SALES, origin=origin)
 
         def work(connection: Connection) -> None:
             mark_wrong(connection, starts_ms, now_ms=origin.at_ms)
-            record_act(connection, act)
+            record_audit_entry(connection, entry)
 
         await write_retried(self._database, work)
         return len(starts_ms)
@@ -219,69 +219,71 @@ def held_before_ms(connection: Connection) -> int | None:
     return found
 
 
-class OperatorActStore:
-    """Implements `OperatorActs` over SQLite or PostgreSQL."""
+class AuditLogStore:
+    """Implements `AuditLog` over SQLite or PostgreSQL."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def list_acts(
+    async def list_audit_entries(
         self, *, limit: int, before_id: int | None = None, target: str | None = None
-    ) -> tuple[RecordedAct, ...]:
-        acts = operator_act_table.c
-        query = select(acts.id, acts.at_ms, acts.actor, acts.act, acts.target, acts.reason)
+    ) -> tuple[RecordedAuditEntry, ...]:
+        entries = audit_entry_table.c
+        query = select(
+            entries.id, entries.at_ms, entries.actor, entries.action, entries.target, entries.reason
+        )
         if before_id is not None:
-            query = query.where(acts.id < before_id)
+            query = query.where(entries.id < before_id)
         if target is not None:
-            query = query.where(acts.target == target)
-        query = query.order_by(acts.id.desc()).limit(limit)
+            query = query.where(entries.target == target)
+        query = query.order_by(entries.id.desc()).limit(limit)
 
-        def work(connection: Connection) -> tuple[RecordedAct, ...]:
-            return tuple(_read_act(row) for row in connection.execute(query))
+        def work(connection: Connection) -> tuple[RecordedAuditEntry, ...]:
+            return tuple(_read_entry(row) for row in connection.execute(query))
 
         return await self._database.read(work)
 
     async def log_new(self) -> int:
-        """Writes the acts that no gateway has logged yet to the log, and returns their number. Each act is marked before its line is written, so all
+        """Writes the entries that no gateway has logged yet to the log, and returns their number. Each entry is marked before its line is written, so all
         gateways together write at most one line for it."""
         waiting = await self._database.read(_find_unlogged)
         if not waiting:
             return 0
         taken = await write_retried(self._database, partial(_mark_logged, ids=waiting))
-        for act in taken:
+        for entry in taken:
             _log.info(
-                "operator_act",
-                act=act.kind,
-                act_id=act.id,
-                target=act.target,
-                actor=act.origin.actor,
-                reason=act.origin.reason,
-                at_ms=act.origin.at_ms,
+                "audit_entry",
+                action=entry.kind,
+                entry_id=entry.id,
+                target=entry.target,
+                actor=entry.origin.actor,
+                reason=entry.origin.reason,
+                at_ms=entry.origin.at_ms,
             )
         return len(taken)
 
 
-def record_act(connection: Connection, act: OperatorAct) -> None:
-    """Writes an act in the transaction of its change."""
+def record_audit_entry(connection: Connection, entry: AuditEntry) -> None:
+    """Writes an entry in the transaction of its change."""
     row = {
-        "at_ms": act.origin.at_ms,
-        "actor": act.origin.actor,
-        "act": act.kind.value,
-        "target": act.target,
-        "reason": act.origin.reason,
+        "at_ms": entry.origin.at_ms,
+        "actor": entry.origin.actor,
+        "action": entry.kind.value,
+        "target": entry.target,
+        "reason": entry.origin.reason,
     }
-    connection.execute(insert(operator_act_table), row)
+    connection.execute(insert(audit_entry_table), row)
 
 
 def find_reasons(
-    connection: Connection, kind: ActKind, moments: Collection[tuple[str, int]]
+    connection: Connection, kind: AuditAction, moments: Collection[tuple[str, int]]
 ) -> dict[tuple[str, int], str]:
-    """The reasons of acts by target and time, at most `TARGETS_MAX`."""
+    """The reasons of entries by target and time, at most `TARGETS_MAX`."""
     if not moments:
         return {}
-    acts = operator_act_table.c
-    query = select(acts.target, acts.at_ms, acts.reason).where(
-        acts.act == kind.value, acts.target.in_({target for target, _ in moments})
+    entries = audit_entry_table.c
+    query = select(entries.target, entries.at_ms, entries.reason).where(
+        entries.action == kind.value, entries.target.in_({target for target, _ in moments})
     )
     wanted = frozenset(moments)
     return {
@@ -292,29 +294,29 @@ def find_reasons(
 
 
 def _find_unlogged(connection: Connection) -> list[int]:
-    acts = operator_act_table.c
-    query = select(acts.id).where(~acts.is_logged).order_by(acts.id).limit(LOGGED_MAX)
+    entries = audit_entry_table.c
+    query = select(entries.id).where(~entries.is_logged).order_by(entries.id).limit(LOGGED_MAX)
     return list(connection.scalars(query))
 
 
-def _mark_logged(connection: Connection, *, ids: list[int]) -> list[RecordedAct]:
-    """Marks the acts, and returns those that no other gateway marked first."""
-    acts = operator_act_table.c
+def _mark_logged(connection: Connection, *, ids: list[int]) -> list[RecordedAuditEntry]:
+    """Marks the entries, and returns those that no other gateway marked first."""
+    entries = audit_entry_table.c
     statement = (
-        update(operator_act_table)
-        .where(acts.id.in_(ids), ~acts.is_logged)
+        update(audit_entry_table)
+        .where(entries.id.in_(ids), ~entries.is_logged)
         .values(is_logged=True)
-        .returning(acts.id, acts.at_ms, acts.actor, acts.act, acts.target, acts.reason)
+        .returning(entries.id, entries.at_ms, entries.actor, entries.action, entries.target, entries.reason)
     )
-    return sorted((_read_act(row) for row in connection.execute(statement)), key=lambda act: act.id)
+    return sorted((_read_entry(row) for row in connection.execute(statement)), key=lambda entry: entry.id)
 
 
-def _read_act(row: Any) -> RecordedAct:
-    return RecordedAct(
+def _read_entry(row: Any) -> RecordedAuditEntry:
+    return RecordedAuditEntry(
         id=row.id,
-        kind=row.act,
+        kind=row.action,
         target=row.target,
-        origin=ActOrigin(actor=row.actor, at_ms=row.at_ms, reason=row.reason),
+        origin=AuditOrigin(actor=row.actor, at_ms=row.at_ms, reason=row.reason),
     )
 
 
