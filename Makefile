@@ -94,21 +94,21 @@ durations:       ## every test, then the seconds of each file in tests/durations
 long: torture attack guards mutants bench   ## what is run by hand before a tag: the long forms, fuzzing, guards, benches
 
 torture: install ## the worst days, long form, less than ten minutes on two quiet cores (options: TORTURE_SEED=7 ARGS="-k kill")
-	TORTURE=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/live/torture \
+	TORTURE=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/long/torture \
 		tests/contracts/test_finality_load.py $(ARGS)
 
 FUZZ_SECONDS ?= 120
 attack: install  ## hostile providers, callers and text, long form, then fuzzing (options: FUZZ_SECONDS=3600 ARGS="-k framing")
-	ATTACK=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/attack $(ARGS)
+	ATTACK=long $(PYTEST) -n $(WORKERS) --timeout=1200 tests/system/attack $(ARGS)
 	@cat $(STAMPS)/exhaustion.md 2>/dev/null || true
-	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+	$(BIN)/python -m tests.long.fuzz.run --seconds $(FUZZ_SECONDS)
 
 mutants: install ## five deliberate breakages, each caught by its named test
-	WORKERS=1 $(BIN)/python -m tests.guards mutants
+	WORKERS=1 $(BIN)/python -m tests.long.guards mutants
 
 # Two at a time, each with its own copy of the package; a guard takes about two seconds of one core.
 guards: install  ## each guard against hostile input taken away once: its test must fail (options: ARGS="headers identity")
-	WORKERS=$(WORKERS) $(BIN)/python -m tests.guards $(ARGS)
+	WORKERS=$(WORKERS) $(BIN)/python -m tests.long.guards $(ARGS)
 
 schema: install ## the baseline: the statements that make a new database, from the tables of the stores
 	$(BIN)/python -m tests.kit.schema_writer
@@ -119,7 +119,7 @@ check: install $(STAMPS)/audit $(STAMPS)/deploy $(STAMPS)/docs   ## format, lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.browser.check_modules
+	$(BIN)/python -m tests.system.browser.check_modules
 	$(PYTEST) -n $(WORKERS) -q --suite check
 	@$(MAKE) --no-print-directory package
 	$(AUDIT)
@@ -151,8 +151,8 @@ docs: $(STAMPS)/python $(STAMPS)/docs   ## the documentation site, in .site/html
 
 # promtool and the server come from Debian's package `prometheus`, unpacked into .stamps; without it the tests are skipped by name.
 alerts: install  ## the alert rules under promtool, and each expression over a gateway with traffic (options: ARGS="-k stories")
-	ALERTS=1 $(BIN)/python -m pytest -q -rs tests/deploy/test_alerts.py tests/deploy/test_promtool.py tests/live/test_prometheus.py \
-	  tests/live/torture/test_alerts.py $(ARGS)
+	ALERTS=1 $(BIN)/python -m pytest -q -rs tests/deploy/test_alerts.py tests/deploy/test_promtool.py tests/long/release/test_prometheus.py \
+	  tests/long/torture/test_alerts.py $(ARGS)
 
 audit: $(STAMPS)/audit   ## known vulnerabilities of the locked packages (options: ARGS=--strict)
 	@$(AUDIT) $(ARGS)
@@ -175,8 +175,8 @@ release: $(STAMPS)/python   ## what a tag publishes: checks tag, changelog and t
 	$(BIN)/python release/check.py --digests
 
 release-test: install $(STAMPS)/deploy   ## the wheel in empty environments of every Python that is found: serve, doctor, demo (three minutes)
-	RELEASE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=600 tests/live/test_release.py \
-	  tests/live/test_edges.py::test_a_settlement_of_a_minute_is_not_cut $(ARGS)
+	RELEASE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=600 tests/long/release/test_release.py \
+	  tests/system/live/test_edges.py::test_a_settlement_of_a_minute_is_not_cut $(ARGS)
 
 # Built without a network, from wheels that are fetched before. A release names BASE by its digest.
 BUILDER ?= buildah
@@ -186,10 +186,10 @@ image: package   ## the image of a gateway (options: BUILDER=podman BASE=registr
 	$(BIN)/python deploy/image.py --builder "$(BUILDER)" --base $(BASE) --tag $(IMAGE)
 
 image-test: install package  ## build and run the image on a minimal Debian: pay, stop and kill under load (as root, with buildah and mmdebstrap)
-	IMAGE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/live/test_image.py $(ARGS)
+	IMAGE_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/long/release/test_image.py $(ARGS)
 
 units-test: install  ## the systemd units under a real systemd, in a minimal Debian: start, hang, kill, stop, timers, restore (as root, with mmdebstrap)
-	UNITS_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/live/test_units.py $(ARGS)
+	UNITS_TEST=1 $(BIN)/python -m pytest -q -rs --timeout=900 tests/long/release/test_units.py $(ARGS)
 
 format: install  ## rewrite files in the house format
 	$(BIN)/ruff format .
@@ -209,7 +209,7 @@ bench-pages: install    ## page views beside paid calls, and how soon a page is 
 	@exec $(BIN)/python bench/pages.py $(ARGS)
 
 screenshots: install    ## the pictures of docs/images made anew, from a gateway and a browser, four minutes (options: ARGS=FOLDER)
-	$(BIN)/python -m tests.browser.screenshots $(ARGS)
+	$(BIN)/python -m tests.system.browser.screenshots $(ARGS)
 
 scale: install   ## the same pages over a thousand rows and over many (options: ARGS="--database postgresql --calls 10000000")
 	@exec $(BIN)/python bench/scale.py $(ARGS)

@@ -21,7 +21,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[1]))  # for `tests.browser` and `tests.kit`
+sys.path.append(str(Path(__file__).parents[1]))  # for `tests.system.browser` and `tests.kit`
 
 import aiohttp
 import uvloop
@@ -33,8 +33,8 @@ from playwright.async_api import Browser, async_playwright
 from throughput import summarise
 from upstream import serving_upstream
 
-from tests.browser.chromium import find_browser, find_node
 from tests.kit.pages import BROWSER
+from tests.system.browser.chromium import find_browser, find_node
 from tollway.client.client import AsyncTollwayClient
 from tollway.client.wallet import Wallet
 from tollway.sandbox.chain import ChainDriver, make_account, prepare_playground, run_anvil

@@ -111,8 +111,7 @@ def find_wrong_commands(page: Path) -> Iterator[str]:
         if command is None:
             yield words
             continue
-        module, _, function = (COMMANDS.get(command) or GROUPS[command]).target.partition(":")
-        options = find_options(getattr(import_module(module), function))
+        options = find_options(find_function(command))
         text = re.split(r"#|\s\|\s|[;&]|\$\(", rest)[0]
         for name in re.findall(r"(?<!\S)(--[a-z-]+)", text):
             if name not in options:
@@ -160,6 +159,11 @@ def find_command(words: list[str]) -> str | None:
     names = {*COMMANDS, *(name for name, group in GROUPS.items() if group.target)}
     starts = (" ".join(words[:count]) for count in range(len(words), 0, -1))
     return next((start for start in starts if start in names), None)
+
+
+def find_function(command: str) -> Any:
+    module, _, function = (COMMANDS.get(command) or GROUPS[command]).target.partition(":")
+    return getattr(import_module(module), function)
 
 
 def find_options(function: Any) -> set[str]:
@@ -240,10 +244,10 @@ CHECKED = frozenset({"json", "toml"})
 """Languages of blocks that this file reads as their program does."""
 PROGRAMS = frozenset({"sh", "console", "python", "js", "ts"})
 RUNNERS = {
-    "README.md": "tests/live/test_readme.py",
-    "tutorial.md": "tests/live/test_tutorial.py",
-    "running.md": "tests/live/test_running.py",
-    "runbooks": "tests/live/test_runbooks.py",
+    "README.md": "tests/system/live/test_readme.py",
+    "tutorial.md": "tests/system/live/test_tutorial.py",
+    "running.md": "tests/system/live/test_running.py",
+    "runbooks": "tests/system/live/test_runbooks.py",
 }
 """Page, or folder of pages -> the test that runs its blocks."""
 NOT_RUN = {

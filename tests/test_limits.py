@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.guards.breaking import is_defined
-from tests.guards.registry import read_held
 from tests.kit.gateway import CALLS, open_gateway, serve
+from tests.long.guards.breaking import is_defined
+from tests.long.guards.registry import read_held
 from tollway.limits import DEFAULT_LIMITS, KIB, MIB, FixedLimits, Limits
 from tollway.money import Price
 from tollway.payments.proof import BOUND_VALIDITY_S
@@ -20,7 +20,7 @@ TESTS = Path(__file__).parent
 SOURCES = TESTS.parent / "src" / "tollway"
 
 HELD_BY = dict(row for row in read_held() if not row[0][0].isupper())
-"""Limit -> the test that holds it, of `tests/guards/rows/held.txt`."""
+"""Limit -> the test that holds it, of `tests/long/guards/rows/held.txt`."""
 
 PROMISED = {
     "request_line_bytes_max": 8 * KIB,

@@ -24,7 +24,7 @@ from tollway.observability.telemetry import configure_logging
 ROOT = TESTS.parent
 MAKEFILE = (ROOT / "Makefile").read_text()
 SIDE_BY_SIDE = ROOT / ".ci" / "side_by_side"
-NEEDS_A_SERVER = frozenset({"postgres", "live"})
+NEEDS_A_SERVER = frozenset({"postgres", "system/live"})
 
 
 def test_every_test_file_has_a_class() -> None:
@@ -150,7 +150,7 @@ DRAWS = re.compile(
 DRAWN_BY = {
     "conftest.py": "the profiles of the property tests",
     "kit/ports.py": "a free port",
-    "live/torture/conftest.py": "the seed of the long form, which is printed",
+    "long/torture/conftest.py": "the seed of the long form, which is printed",
     "test_suite.py": "the pattern itself",
 }
 
@@ -184,7 +184,7 @@ import pathlib
 import tests.suite, tests.suite_run
 tests.suite.TESTS = tests.suite_run.TESTS = pathlib.Path(__file__).parent
 tests.suite.CLASSES.clear()
-tests.suite.CLASSES.update({"test_a.py": "quick", "test_b.py": "test", "test_c.py": "all", "test_d.py": "check", "browser": "all"})
+tests.suite.CLASSES.update({"test_a.py": "quick", "test_b.py": "test", "test_c.py": "all", "test_d.py": "check", "system/browser": "all"})
 tests.suite_run.DURATIONS = tests.suite_run.TESTS / "durations.json"
 pytest_plugins = ("tests.suite_run",)
 """
@@ -244,9 +244,9 @@ def test_a_suite_runs_the_files_of_its_classes(tmp_path: Path, suite: str, run: 
 
 
 def test_a_folder_without_a_file_of_the_suite_is_not_loaded(tmp_path: Path) -> None:
-    (tmp_path / "browser").mkdir()
-    (tmp_path / "browser" / "conftest.py").write_text("import a_package_that_quick_does_not_install\n")
-    (tmp_path / "browser" / "test_e.py").write_text(TEST)
+    (tmp_path / "system/browser").mkdir(parents=True)
+    (tmp_path / "system/browser" / "conftest.py").write_text("import a_package_that_quick_does_not_install\n")
+    (tmp_path / "system/browser" / "test_e.py").write_text(TEST)
     assert run_pytest(tmp_path, "--suite=quick", test_a=TEST).endswith("\n0")
     assert "a_package_that_quick_does_not_install" in run_pytest(tmp_path, "--suite=all")
 

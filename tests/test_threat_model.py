@@ -1,10 +1,10 @@
-"""docs/threat-model.md keeps its word: each threat has tests that exist, and what is open claims none. `tests/guards/rows` names the tests."""
+"""docs/threat-model.md keeps its word: each threat has tests that exist, and what is open claims none. `tests/long/guards/rows` names the tests."""
 
 import re
 from pathlib import Path
 
-from tests.guards.breaking import is_defined
-from tests.guards.registry import GUARDS, read_held
+from tests.long.guards.breaking import is_defined
+from tests.long.guards.registry import GUARDS, read_held
 
 PAGE = Path(__file__).parents[1] / "docs" / "threat-model.md"
 THREAT = re.compile(r"[A-Z]\d+")

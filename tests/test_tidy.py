@@ -119,6 +119,7 @@ TESTED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     ),
     "contracts/test_migrate.py": ("storage/engine/migration_run.py",),
     "contracts/test_moderation.py": ("storage/accounts/identity_store.py",),
+    "contracts/test_operator_writes.py": ("audit_log.py",),
     "contracts/test_ownerships.py": ("storage/catalog/reputation_store.py",),
     "contracts/test_plain_writes.py": ("storage/ledger/statement_queues.py",),
     "contracts/test_webhook_outbox.py": (

@@ -1,5 +1,5 @@
 """The chain in memory follows the rules of a real chain; otherwise its tests would prove nothing.
-`tests/live/test_settlement_chain.py` asks the same of a real node.
+`tests/system/live/test_settlement_chain.py` asks the same of a real node.
 """
 
 from typing import Any

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from tests.test_docs import find_command, find_options
+from tests.test_docs import find_command, find_function, find_options
 from tollway.chain.port import SendFault
 from tollway.config.networks import NETWORK_MEMBERS
 from tollway.config.settings import OPERATOR_LIMITS, SETTING_NAMES
@@ -212,10 +212,9 @@ def test_a_runbook_has_the_six_headings_and_commands_that_exist(name: str) -> No
         assert line.split()[0] in ("tollway", "systemctl", "journalctl")
     for command in commands:
         words = command.split()[1:]
-        row = find_command(words)
-        assert row is not None, command
-        module, _, function = row.target.partition(":")
-        options = find_options(getattr(importlib.import_module(module), function))
+        name = find_command(words)
+        assert name is not None, command
+        options = find_options(find_function(name))
         assert [word for word in words if word.startswith("--") and word not in options] == [], command
     for unit in re.findall(r"tollway-[a-z]+(?:\.timer|\.service)", text):
         assert (ROOT / "deploy" / "systemd" / unit).exists()

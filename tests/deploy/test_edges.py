@@ -1,6 +1,6 @@
 """The proxies in front of gateways: their own programs accept the files, and their times, buffers and retries fit the gateway's promises.
 
-`tests/live/test_edges.py` sends paid calls through them.
+`tests/system/live/test_edges.py` sends paid calls through them.
 """
 
 from pathlib import Path

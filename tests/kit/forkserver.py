@@ -2,7 +2,7 @@
 interpreter takes seconds. Each gateway is a process of its own, with its own settings, that ends by signals like any other.
 
 `Forkserver` is the client, in the test's process. As a program this module is the server; `serve` is that of a program of its own
-(`tests/transcripts/forks.py`). One JSON line in, one out: `{"start": {"env", "log", "folder", ...}}` gives a pid, `{"kill": pid, "signal"}` and `{"poll": pid}` give an exit code (minus the
+(`tests/system/transcripts/forks.py`). One JSON line in, one out: `{"start": {"env", "log", "folder", ...}}` gives a pid, `{"kill": pid, "signal"}` and `{"poll": pid}` give an exit code (minus the
 signal's number), or null while the process runs. When its input ends, it kills what runs and ends. It must stay
 single-threaded and without an event loop: what it forks inherits both.
 """

@@ -13,7 +13,7 @@ from tollway.ids import Address
 from tollway.sandbox.chain import Artifact, ChainDriver, Contract, load_artifact
 
 ROOT = Path(__file__).parents[2]
-CONTRACTS = ROOT / "tests/live/contracts"
+CONTRACTS = ROOT / "tests/system/live/contracts"
 _CONSTANTS = ROOT / "node_modules/viem/_cjs/constants/contracts.js"
 _BYTECODE = re.compile(r"exports\.multicall3Bytecode = '0x([0-9a-f]+)'")
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = [
     ROOT / "src/tollway/sandbox/contracts",
     ROOT / "src/tollway/identity/contracts",
-    ROOT / "tests/live/contracts",
+    ROOT / "tests/system/live/contracts",
 ]
 
 

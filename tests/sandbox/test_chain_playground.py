@@ -120,7 +120,7 @@ async def test_an_authorization_pays_once_from_any_sender(chain, playground, peo
 
 async def test_authorization_of_a_contract_wallet_is_judged_by_the_wallet(chain, playground, people):
     caller, provider, stranger = people
-    artifact = load_artifact(Path(__file__).parents[1] / "live" / "contracts" / "OwnedWallet.json")
+    artifact = load_artifact(Path(__file__).parents[1] / "system" / "live" / "contracts" / "OwnedWallet.json")
     wallet = await chain.deploy(artifact, str(caller.address), key=stranger.key)
     minted = await chain.transact(playground.token, "mint", str(wallet.address), 10_000, key=stranger.key)
     await chain.wait_receipt(minted)

@@ -92,7 +92,9 @@ async def _set_suspension(
             suspended_reason="" if suspended_ms is None else origin.reason,
             updated_ms=origin.at_ms,
         )
-        outcome = await catalog.revise(changed, expected_revision=entry.listing.revision, audit_entry=audit_entry)
+        outcome = await catalog.revise(
+            changed, expected_revision=entry.listing.revision, audit_entry=audit_entry
+        )
         if isinstance(outcome, Revised):
             return outcome.listing
     return AlwaysEdited()

@@ -1,0 +1,173 @@
+"""The pages of a provider in a browser: the flow of the editor without JavaScript, and every state accessible and narrow enough."""
+
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from gettext import NullTranslations
+from typing import Any
+
+import httpx
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, expect
+
+from tests.kit.message_catalog import PSEUDO, LongWords
+from tests.kit.routes import PUBLIC_URL
+from tests.kit.signed_in import DAY_MS, MIXED, NOW_MS, SELLER, USDC, open_signed_in
+from tests.system.browser.test_signed_in_pages import Site, open_page
+from tests.system.browser.watched_page import WatchedPage
+from tollway.web.pages.page_session import PAGE_COOKIE
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CORNERS = (("light", 1280), ("dark", 320), ("light", 320))
+DOCUMENT = (
+    '{"openapi": "3.1.0", "info": {"title": "W", "version": "1"}, "paths": {"/cities/{city}": {"get":'
+    ' {"summary": "Weather of a city"}}, "/reports": {"post": {"summary": "A report over several days"}}}}'
+)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site() -> AsyncIterator[Site]:
+    async with open_signed_in(catalogs={"en": NullTranslations(), PSEUDO: LongWords()}) as harness:
+        states = ("consumed", "released", "unknown", "reorged", "consumed", "consumed")
+        for number in range(60):
+            units = 10_000 * (number % 7 + 1)
+            state = states[number % 6]
+            changed = {
+                "state": state,
+                "created_ms": NOW_MS - number * DAY_MS // 3,
+                "listing_id": f"api_{number % 3}",
+                "price_units": units,
+                "taken_units": 0 if state in ("released", "reorged") else units,
+            }
+            await harness.services.write_calls({**MIXED[0], **changed})
+        await harness.sign_in(SELLER)
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app=harness.app), base_url=PUBLIC_URL, follow_redirects=True
+        ) as client:  # a browser does not follow a redirect that a route of its own answers
+            client.cookies.set(PAGE_COOKIE.name, harness.token, domain="gw.example.com")
+            yield Site(harness=harness, client=client, tickets={}, payment="", tokens={SELLER: harness.token})
+
+
+async def look(watched: WatchedPage, name: str) -> None:
+    """Checks the page in this state. `TOLLWAY_SHOTS`: a folder for pictures to look at."""
+    await watched.check()
+    if folder := os.environ.get("TOLLWAY_SHOTS"):
+        size = watched.page.viewport_size
+        assert size is not None
+        await watched.page.screenshot(path=f"{folder}/{name}-{size['width']}.png", full_page=True)
+
+
+COVERED_LABELS = """[...document.querySelectorAll(".plot")].flatMap(plot => {
+  const box = one => one.getBoundingClientRect();
+  const picture = box(plot.querySelector("svg"));
+  const beside = [...plot.querySelectorAll(".marks span")].filter(one => box(one).right > picture.left);
+  const [first, last] = plot.querySelectorAll(".ends span");
+  const below = [first, last].filter(one => box(one).top < picture.bottom);
+  const met = box(first).right > box(last).left && box(first).bottom > box(last).top ? [last] : [];
+  return [...beside, ...below, ...met].map(one => one.textContent);
+})"""
+"""The labels of charts that lie on a picture or on each other."""
+
+
+async def fill(watched: WatchedPage, **fields: str) -> None:
+    for name, text in fields.items():
+        await watched.page.locator(f'[name="{name}"]').fill(text)
+
+
+@contextlib.asynccontextmanager
+async def open_as_provider(
+    browser: Browser, site: Site, theme: Any, width: int, **more: Any
+) -> AsyncIterator[WatchedPage]:
+    async with open_page(browser, site, wallet=SELLER, theme=theme, width=width, **more) as watched:
+        yield watched
+
+
+@pytest.mark.parametrize(("theme", "width"), CORNERS)
+async def test_a_provider_publishes_repairs_edits_pauses_and_retires(
+    browser: Browser, site: Site, theme: str, width: int
+) -> None:
+    async with open_as_provider(browser, site, theme, width, java_script_enabled=True) as watched:
+        page = watched.page
+        await watched.goto("/my/apis")
+        await look(watched, f"none-{theme}")
+        await page.get_by_role("link", name="Publish an API").first.click()
+        await look(watched, f"new-{theme}")
+        await fill(
+            watched,
+            name="Weather of the open sea",
+            endpoint="ftp://x",
+            pricePerRequest="cheap",
+            openapi=DOCUMENT,
+            operations="FETCH reports",
+        )
+        await page.get_by_role("button", name="Check").click()
+        assert await page.locator(".editor .field-error").count() == 3
+        await look(watched, f"errors-{theme}")
+        await fill(
+            watched,
+            endpoint="https://api.example.com/v1",
+            pricePerRequest="0.01",
+            operations="POST /reports 0.5",
+        )
+        await page.get_by_role("button", name="Check").click()
+        assert "203.0.113.7" in await page.locator("main").inner_text()
+        await look(watched, f"checked-{theme}")
+        await page.get_by_role("button", name="Publish").first.click()
+        assert "Published." in await page.locator("[role=status]").inner_text()
+        await look(watched, f"published-{theme}")
+        etag = page.locator('[name="etag"]')
+        stale = await etag.get_attribute("value")
+        await fill(watched, pricePerRequest="0.02")
+        await page.get_by_role("button", name="Save").click()
+        await expect(page.get_by_role("status")).to_contain_text("Saved.")
+        await watched.evaluate(f"document.querySelector('[name=etag]').value = {stale!r}")
+        await fill(watched, pricePerRequest="0.03")
+        await page.get_by_role("button", name="Save").click()
+        assert "Nothing was saved" in await page.get_by_role("alert").inner_text()
+        await look(watched, f"stale-{theme}")
+        await page.get_by_role("button", name="Pause").click()
+        assert "Paused." in await page.locator("[role=status]").inner_text()
+        await page.get_by_role("button", name="Check now").click()
+        await look(watched, f"ownership-{theme}")
+        await watched.goto("/my/apis")
+        await look(watched, f"list-{theme}")
+        await page.get_by_role("link", name="Weather of the open sea").click()
+        await page.get_by_text("Retire it for good").click()
+        await page.get_by_role("button", name="Yes, retire").click()
+        assert "You sell no API yet" in await page.locator("main").inner_text()
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 320), ("dark", 1280)])
+@pytest.mark.parametrize(
+    "path",
+    ["/my/sales", "/my/sales?step=hour", "/my/sales?state=held", "/my/sales?from=x", "/my/sales?apiId=api_9"],
+)
+async def test_sales_are_accessible_and_narrow(
+    browser: Browser, site: Site, path: str, theme: str, width: int
+) -> None:
+    async with open_as_provider(browser, site, theme, width) as watched:
+        await watched.goto(path)
+        await look(watched, f"sales{''.join(c for c in path[9:] if c.isalnum())}-{theme}")
+        assert await watched.evaluate(COVERED_LABELS) == []
+        for table in await watched.page.get_by_text("as a table").all():
+            await table.click()
+        await watched.check()
+
+
+async def test_words_of_another_language_make_no_page_wider(browser: Browser, site: Site) -> None:
+    async with open_as_provider(browser, site, "light", 320, locale=PSEUDO) as watched:
+        for path in ("/my/apis", "/my/apis/new", "/my/sales", "/my/sales?state=held"):
+            await watched.goto(path)
+            await watched.check()
+
+
+async def test_the_editor_works_without_javascript(browser: Browser, site: Site) -> None:
+    async with open_as_provider(browser, site, "light", 1280, java_script_enabled=False) as watched:
+        await watched.goto("/my/apis/new")
+        await fill(watched, name="Plain", endpoint="https://api.example.com", pricePerRequest="0")
+        await watched.page.get_by_role("button", name="Publish").click()
+        assert "Published." in await watched.page.locator("[role=status]").inner_text()
+        assert USDC.symbol in await watched.page.locator("#currency").inner_text()
+        assert watched.complaints == []

@@ -1,0 +1,11 @@
+"""Replays calls that are paid by transactions, limits, and payments until they are final."""
+
+import pytest
+
+from tests.system.transcripts.families import Run, cases
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "kind"), cases("transactions"))
+def test_replays(run: Run, name: str, kind: str) -> None:
+    assert run.find_difference(name, kind) == ""
