@@ -189,12 +189,9 @@ def test_forwards_the_standard_set(name: bytes) -> None:
     assert [(n.lower().encode(), v) for n, v in sent if n.lower().encode() == name] == [(name, "v")]
 
 
-@pytest.mark.parametrize("name", KEPT_BACK)
-def test_forwards_nothing_else(name: bytes) -> None:
-    assert upstream_headers([(name, b"v")]) == [
-        ("CDN-Loop", GATEWAY),
-        ("Via", f"1.1 {GATEWAY}"),
-    ]
+def test_forwards_nothing_else() -> None:
+    own = [("CDN-Loop", GATEWAY), ("Via", f"1.1 {GATEWAY}")]
+    assert [name for name in KEPT_BACK if upstream_headers([(name, b"v")]) != own] == []
 
 
 @pytest.mark.parametrize(
@@ -214,38 +211,40 @@ def test_a_caller_that_decodes_nothing_gets_no_coding(
     assert [text for name, text in headers if name == "Accept-Encoding"] == sent
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Host",
-        "Content-Length",
-        "Transfer-Encoding",
-        "Connection",
-        "TE",
-        "Upgrade",
-        "Cookie",
-        "Expect",
-        "X-Payment-Tx",
-        "X-Signature",
-        "X-PAYMENT",
-        "Payment-Signature",
-        "Tollway-Max-Price",
-        "Idempotency-Key",
-        "Sign-In-With-X",
-        "CDN-Loop",
-        "Via",
-        "Proxy-Foo",
-        "",
-        "a b",
-        "a:b",
-        "a\r\nb",
-        "é",
-    ],
+NEVER_FORWARDED = (
+    "Host",
+    "Content-Length",
+    "Transfer-Encoding",
+    "Connection",
+    "TE",
+    "Upgrade",
+    "Cookie",
+    "Expect",
+    "X-Payment-Tx",
+    "X-Signature",
+    "X-PAYMENT",
+    "Payment-Signature",
+    "Tollway-Max-Price",
+    "Idempotency-Key",
+    "Sign-In-With-X",
+    "CDN-Loop",
+    "Via",
+    "Proxy-Foo",
+    "",
+    "a b",
+    "a:b",
+    "a\r\nb",
+    "é",
 )
-def test_a_listing_cannot_forward_these(name: str) -> None:
-    assert not is_forwardable(name)
-    sent = upstream_headers([(name.lower().encode(), b"v")], forward_headers=(name,))
-    assert len(sent) == 2
+
+
+def test_a_listing_cannot_forward_these() -> None:
+    assert [name for name in NEVER_FORWARDED if is_forwardable(name)] == []
+    sent = {
+        name: upstream_headers([(name.lower().encode(), b"v")], forward_headers=(name,))
+        for name in NEVER_FORWARDED
+    }
+    assert [name for name, headers in sent.items() if len(headers) != 2] == []
 
 
 OF_THE_GATEWAY = (
@@ -255,11 +254,11 @@ OF_THE_GATEWAY = (
 )
 
 
-@pytest.mark.parametrize("name", OF_THE_GATEWAY)
-def test_no_listing_names_a_header_that_is_dropped(name: str) -> None:
+def test_no_listing_names_a_header_that_is_dropped() -> None:
     """A listing may name a header only where it goes upstream. `Idempotency-Key` goes there in another form (`UpstreamSigner.name_repeat`)."""
-    is_sent = is_forwardable(name) or forwards_idempotency_key((name,))
-    assert is_reserved_header(name) or is_sent
+    named = [name for name in OF_THE_GATEWAY if not is_reserved_header(name)]
+    dropped = [name for name in named if not (is_forwardable(name) or forwards_idempotency_key((name,)))]
+    assert dropped == []
 
 
 @pytest.mark.parametrize("name", [b"payment-signature", b"x-payment", b"authorization"])
@@ -348,59 +347,63 @@ def _returned(raw: Headers, *, keep_length: bool = False) -> Headers:
     return [header for header in answer if header[0] not in GUARDS]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        b"connection",
-        b"keep-alive",
-        b"transfer-encoding",
-        b"te",
-        b"trailer",
-        b"upgrade",
-        b"proxy-authenticate",
-        b"content-length",
-        b"set-cookie",
-        b"Set-Cookie2",
-        b"strict-transport-security",
-        b"clear-site-data",
-        b"public-key-pins",
-        b"alt-svc",
-        b"nel",
-        b"report-to",
-        b"service-worker-allowed",
-        b"content-security-policy-report-only",
-        b"tollway-call-id",
-        b"Tollway-Payment-State",
-        b"tollway-anything",
-        b"x-payment-response",
-        b"X-PAYMENT-RESPONSE",
-        b"payment-required",
-        b"PAYMENT-RESPONSE",
-        b"payment-receipt",
-        b"payment-signature",
-        b"x-payment",
-        b"settlement-overrides",
-        b"idempotency-replayed",
-        b"proxy-status",
-        b"x-request-id",
-        b"access-control-allow-origin",
-        b"access-control-allow-credentials",
-        b"access-control-expose-headers",
-        b"sign-in-with-x",
-        b"tollway-" + b"a" * RETURNED_NAME_BYTES_MAX,
-        b"X-Accel-Redirect",
-        b"x_accel_expires",
-        b"x-envoy-immediate-health-check-fail",
-        b"CDN-Cache-Control",
-        b"a" * RETURNED_NAME_BYTES_MAX + b"-cdn-cache-control",
-        b"Surrogate-Control",
-        b"Speculation-Rules",
-        b"Use-As-Dictionary",
-    ],
+DROPPED_FROM_RESPONSES = (
+    b"connection",
+    b"keep-alive",
+    b"transfer-encoding",
+    b"te",
+    b"trailer",
+    b"upgrade",
+    b"proxy-authenticate",
+    b"content-length",
+    b"set-cookie",
+    b"Set-Cookie2",
+    b"strict-transport-security",
+    b"clear-site-data",
+    b"public-key-pins",
+    b"alt-svc",
+    b"nel",
+    b"report-to",
+    b"service-worker-allowed",
+    b"content-security-policy-report-only",
+    b"tollway-call-id",
+    b"Tollway-Payment-State",
+    b"tollway-anything",
+    b"x-payment-response",
+    b"X-PAYMENT-RESPONSE",
+    b"payment-required",
+    b"PAYMENT-RESPONSE",
+    b"payment-receipt",
+    b"payment-signature",
+    b"x-payment",
+    b"settlement-overrides",
+    b"idempotency-replayed",
+    b"proxy-status",
+    b"x-request-id",
+    b"access-control-allow-origin",
+    b"access-control-allow-credentials",
+    b"access-control-expose-headers",
+    b"sign-in-with-x",
+    b"tollway-" + b"a" * RETURNED_NAME_BYTES_MAX,
+    b"X-Accel-Redirect",
+    b"x_accel_expires",
+    b"x-envoy-immediate-health-check-fail",
+    b"CDN-Cache-Control",
+    b"a" * RETURNED_NAME_BYTES_MAX + b"-cdn-cache-control",
+    b"Surrogate-Control",
+    b"Speculation-Rules",
+    b"Use-As-Dictionary",
 )
-def test_drops_what_only_the_gateway_may_say(name: bytes) -> None:
+
+
+def test_drops_what_only_the_gateway_may_say() -> None:
     for _ in range(2):  # what is known of a name is kept
-        assert _returned([(name, b"x")]) == [(b"cache-control", b"private, no-store")]
+        returned = {name: _returned([(name, b"x")]) for name in DROPPED_FROM_RESPONSES}
+        assert [
+            name
+            for name, headers in returned.items()
+            if headers != [(b"cache-control", b"private, no-store")]
+        ] == []
 
 
 @pytest.mark.parametrize("size", [RETURNED_NAME_BYTES_MAX, RETURNED_NAME_BYTES_MAX + 1])

@@ -95,10 +95,11 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize("rest", KEPT)
-def test_forwards_the_bytes_that_were_sent(rest: str) -> None:
-    assert build_upstream_target(BASE, rest, "") == "/v1" + rest
-    assert build_upstream_target(BASE, rest, "q=%2e%2e/../;&&é\\") == "/v1" + rest + "?q=%2e%2e/../;&&é\\"
+@pytest.mark.parametrize("query", ["", "q=%2e%2e/../;&&é\\"])
+def test_forwards_the_bytes_that_were_sent(query: str) -> None:
+    after = f"?{query}" if query else ""
+    targets = [build_upstream_target(BASE, rest, query) for rest in KEPT]
+    assert targets == [f"/v1{rest}{after}" for rest in KEPT]
 
 
 @pytest.mark.parametrize(
@@ -182,11 +183,13 @@ ESCAPES = [
 @pytest.mark.parametrize(
     "endpoint", ["https://a.example/v1/", "https://a.example", "https://a.example/a/b/c"]
 )
-@pytest.mark.parametrize("rest", ESCAPES)
-def test_refuses_a_path_that_could_leave_the_endpoint(endpoint: str, rest: str) -> None:
-    refused = build_upstream_target(_endpoint(endpoint), rest, "")
-    assert isinstance(refused, Problem)
-    assert refused.code is Code.INVALID_REQUEST
+def test_refuses_a_path_that_could_leave_the_endpoint(endpoint: str) -> None:
+    outcomes = {rest: build_upstream_target(_endpoint(endpoint), rest, "") for rest in ESCAPES}
+    assert [
+        (rest, outcome)
+        for rest, outcome in outcomes.items()
+        if not (isinstance(outcome, Problem) and outcome.code is Code.INVALID_REQUEST)
+    ] == []
 
 
 @pytest.mark.parametrize("query", ["a b", "a\nb", "a#b", "\x00", "a\x7f"])
