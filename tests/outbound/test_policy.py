@@ -127,9 +127,9 @@ GLOBAL = [
 
 
 @pytest.mark.parametrize("allow_private", [False, True])
-@pytest.mark.parametrize(("ip", "reason"), ALWAYS_DENIED)
-def test_denies_independently_of_the_setting(ip: str, reason: str, allow_private: bool) -> None:
-    assert check_address(ip, allow_private=allow_private) == Denied(reason=reason)
+def test_denies_independently_of_the_setting(*, allow_private: bool) -> None:
+    verdicts = [(ip, check_address(ip, allow_private=allow_private)) for ip, _ in ALWAYS_DENIED]
+    assert verdicts == [(ip, Denied(reason=reason)) for ip, reason in ALWAYS_DENIED]
 
 
 @pytest.mark.parametrize(("ip", "reason"), PRIVATE)
@@ -138,9 +138,9 @@ def test_private_ranges_are_open_in_development_only(ip: str, reason: str) -> No
     assert check_address(ip, allow_private=True) == Allowed(address=ipaddress.ip_address(ip))
 
 
-@pytest.mark.parametrize("ip", GLOBAL)
-def test_allows_ordinary_global_unicast(ip: str) -> None:
-    assert check_address(ip, allow_private=False) == Allowed(address=ipaddress.ip_address(ip))
+def test_allows_ordinary_global_unicast() -> None:
+    verdicts = [check_address(ip, allow_private=False) for ip in GLOBAL]
+    assert verdicts == [Allowed(address=ipaddress.ip_address(ip)) for ip in GLOBAL]
 
 
 @pytest.mark.parametrize("ip", ["8.8.8.8", "2001:4860:4860:0:0:0:0:8888"])
