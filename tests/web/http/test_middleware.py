@@ -1,6 +1,7 @@
 """The middleware: refuses ambiguous and oversized heads and bodies, ends slow ones, discards unread ones."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -359,14 +360,12 @@ def test_only_a_trusted_proxy_may_name_the_client(peer: str, forwarded: str, add
     assert read_client_address(scope, parse_proxies(["10.0.0.0/8"])) == address
 
 
-@pytest.mark.parametrize("forwarded", ["198.51.100.1", "10.0.0.1", "127.0.0.1, ::1"])
-@pytest.mark.parametrize(
-    "name", [b"x-forwarded-for", b"forwarded", b"x-real-ip", b"true-client-ip", b"cf-connecting-ip", b"via"]
-)
-def test_without_a_trusted_proxy_no_header_names_the_client(name: bytes, forwarded: str) -> None:
-    for peer in ("203.0.113.9", "10.0.0.1", "127.0.0.1", "::1"):
-        scope = make_scope(client=(peer, "1"), headers=[(name, forwarded.encode())])
-        assert read_client_address(scope, ()) == peer
+@pytest.mark.parametrize("peer", ["203.0.113.9", "10.0.0.1", "127.0.0.1", "::1"])
+def test_without_a_trusted_proxy_no_header_names_the_client(peer: str) -> None:
+    names = (b"x-forwarded-for", b"forwarded", b"x-real-ip", b"true-client-ip", b"cf-connecting-ip", b"via")
+    headers = list(itertools.product(names, (b"198.51.100.1", b"10.0.0.1", b"127.0.0.1, ::1")))
+    found = [read_client_address(make_scope(client=(peer, "1"), headers=[one]), ()) for one in headers]
+    assert [(*one, address) for one, address in zip(headers, found, strict=True) if address != peer] == []
 
 
 @pytest.mark.parametrize("name", [b"forwarded", b"x-real-ip", b"true-client-ip", b"x-forwarded-host"])
