@@ -115,12 +115,12 @@ def test_a_failure_states_whether_bytes_left_and_names_no_url(
     assert (told.is_sent, str(told.transaction), told.is_retryable) == (is_sent, HASH, not is_sent)
 
 
-@pytest.mark.parametrize("charset", sorted(CHARSETS))
 @given(content=st.binary(max_size=64))
-def test_no_bytes_fail_in_a_charset_that_counts(charset: str, content: bytes) -> None:
-    answer = CallResponse(200, headers={"content-type": f"text/plain; charset={charset}"}, content=content)
-    assert answer.charset_encoding == charset
-    assert isinstance(answer.text, str)
+def test_no_bytes_fail_in_a_charset_that_counts(content: bytes) -> None:
+    for charset in sorted(CHARSETS):
+        headers = {"content-type": f"text/plain; charset={charset}"}
+        answer = CallResponse(200, headers=headers, content=content)
+        assert (answer.charset_encoding, type(answer.text)) == (charset, str)
 
 
 @pytest.mark.parametrize(

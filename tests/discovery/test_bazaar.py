@@ -132,10 +132,10 @@ def test_a_template_matches_a_path(path: str) -> None:
     assert set(described["queryParams"]["properties"]) == {"q"}
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE", "POST", "PUT", "PATCH"])
 @pytest.mark.parametrize("openapi", [None, {}, {"paths": []}, OPENAPI])
-def test_a_call_without_a_document_is_described_by_its_method(method: str, openapi: Any) -> None:
-    assert call(method, "/elsewhere", openapi)["info"]["input"]["method"] == method
+def test_a_call_without_a_document_is_described_by_its_method(openapi: Any) -> None:
+    methods = ["GET", "HEAD", "DELETE", "POST", "PUT", "PATCH"]
+    assert [call(method, "/elsewhere", openapi)["info"]["input"]["method"] for method in methods] == methods
 
 
 ANSWERS = [

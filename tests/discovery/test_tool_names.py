@@ -94,15 +94,20 @@ def test_the_reserved_names_are_those_of_all_tools_of_tollway() -> None:
     assert sorted(RESERVED_NAMES) == sorted(own)
 
 
-@pytest.mark.parametrize("reserved", RESERVED_NAMES)
-@pytest.mark.parametrize(
-    "change",
-    [str, str.upper, str.title, lambda text: text.replace("_", ""), lambda text: text.replace("_", "-")],
-)
-def test_a_name_of_tollways_own_tools_gets_a_digest(reserved: str, change: object) -> None:
-    assert callable(change)
-    found = name("POST", "/a", change(reserved))
-    assert re.fullmatch(r"[a-z_]+_[0-9a-f]{8}", found)
+def test_a_name_of_tollways_own_tools_gets_a_digest() -> None:
+    spellings = [
+        spelling
+        for reserved in RESERVED_NAMES
+        for spelling in (
+            reserved,
+            reserved.upper(),
+            reserved.title(),
+            reserved.replace("_", ""),
+            reserved.replace("_", "-"),
+        )
+    ]
+    found = {spelling: name("POST", "/a", spelling) for spelling in spellings}
+    assert [one for one in found.items() if not re.fullmatch(r"[a-z_]+_[0-9a-f]{8}", one[1])] == []
 
 
 @pytest.mark.parametrize("operation_id", ["proxy_too1_call", "ca11", "wa11et_status", "search_ap1s"])

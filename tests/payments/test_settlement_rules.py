@@ -7,7 +7,7 @@ from eth_account import Account
 
 from tests.kit.payer import USDC
 from tests.kit.settlement import facilitator_at, settlement_rules
-from tollway.chain.networks import PRESETS, NetworkPreset
+from tollway.chain.networks import PRESETS
 from tollway.ids import Address, ChainId
 from tollway.ledger.ledger import CodeRecord
 from tollway.limits import Limits
@@ -15,16 +15,16 @@ from tollway.money import Price
 from tollway.payments.settlement_rules import is_code_trusted, is_development_key, settlement_defaults
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_every_preset_has_valid_defaults(preset: object) -> None:
-    chain_id, kind = preset.chain_id, preset.kind  # type: ignore[attr-defined]  # a preset
-    defaults = settlement_defaults(chain_id, kind)
-    least = Price.parse(defaults.settlement_min).nano
-    assert least == (10**9 if chain_id == 1 else 10**6 if kind == "test" else 10**7)
-    assert defaults.native_price is not None
-    assert (Price.parse(defaults.native_price).nano == 0) is (kind == "test")
-    for text in (defaults.gas_price_max_gwei, defaults.gas_floor, defaults.listing_gas_budget):
-        assert Price.parse(text).nano > 0
+def test_every_preset_has_valid_defaults() -> None:
+    for preset in PRESETS.values():
+        defaults = settlement_defaults(preset.chain_id, preset.kind)
+        is_test = preset.kind == "test"
+        least = 10**9 if preset.chain_id == 1 else 10**6 if is_test else 10**7
+        assert Price.parse(defaults.settlement_min).nano == least, preset.name
+        assert defaults.native_price is not None, preset.name
+        assert (Price.parse(defaults.native_price).nano == 0) is is_test, preset.name
+        for text in (defaults.gas_price_max_gwei, defaults.gas_floor, defaults.listing_gas_budget):
+            assert Price.parse(text).nano > 0, preset.name
 
 
 @pytest.mark.parametrize(("units", "decimals", "is_worth"), [(1_000, 6, True), (999, 6, False), (1, 2, True)])
@@ -108,14 +108,14 @@ def test_a_longer_wait_for_one_block_holds_for_every_depth() -> None:
     assert not settlement_rules(block_time_s=1.0).is_in_time(2, limits=limits)
 
 
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
-def test_every_preset_settles_small_sums_while_their_caller_waits(preset: NetworkPreset) -> None:
-    rules = settlement_rules(block_time_s=preset.block_time_s)
-    token = preset.assets[0]
-    dollar = 10**token.ledger_decimals
-    depth = preset.rules().confirmations_for(token, 99 * dollar)
-    assert rules.is_in_time(depth, limits=Limits())
-    assert rules.wait_s(depth, limits=Limits()) <= 35
+def test_every_preset_settles_small_sums_while_their_caller_waits() -> None:
+    for preset in PRESETS.values():
+        rules = settlement_rules(block_time_s=preset.block_time_s)
+        token = preset.assets[0]
+        dollar = 10**token.ledger_decimals
+        depth = preset.rules().confirmations_for(token, 99 * dollar)
+        assert rules.is_in_time(depth, limits=Limits()), preset.name
+        assert rules.wait_s(depth, limits=Limits()) <= 35, preset.name
 
 
 def test_a_hundred_dollars_are_too_deep_on_ethereum_and_ten_thousand_elsewhere() -> None:
