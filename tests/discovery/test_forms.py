@@ -147,11 +147,11 @@ def test_the_bytes_of_urlencoded_are_those_of_a_browser() -> None:
 @pytest.mark.parametrize(
     "name", ["", "a\r\nX-Evil: 1", "a\0", "a\\", "a\u202eb", "a\nb", "x" * (FIELD_NAME_LENGTH_MAX + 1), 5]
 )
-@pytest.mark.parametrize("media_type", [MULTIPART, URLENCODED])
-def test_a_name_that_no_header_can_carry_is_refused(media_type: str, name: Any) -> None:
+def test_a_name_that_no_header_can_carry_is_refused(name: Any) -> None:
     assert not is_field_name(name)
-    with pytest.raises(Unwritable):
-        write_form("body", media_type, FIELDS, {name: "x"})
+    for media_type in (MULTIPART, URLENCODED):
+        with pytest.raises(Unwritable):
+            write_form("body", media_type, FIELDS, {name: "x"})
 
 
 def test_a_member_that_no_header_can_carry_is_refused() -> None:

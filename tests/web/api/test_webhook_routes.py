@@ -132,36 +132,37 @@ async def test_a_bad_body_is_refused_at_its_place(
     assert await harness.count_rows() == 0
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "http://owner.example/hooks",
-        "https://127.0.0.1/hooks",
-        "https://[::1]/hooks",
-        "https://10.0.0.1/hooks",
-        "https://169.254.169.254/latest",
-        "https://2130706433/hooks",
-        "https://0x7f.1/hooks",
-        "https://localhost/hooks",
-        "https://intranet/hooks",
-        "https://service.internal/hooks",
-        "https://owner.example:22/hooks",
-        "https://user:pass@owner.example/hooks",
-        "https://owner.example/a/../b",
-        "https://owner.example/hooks#part",
-        "https://owner.example/hooks?a=b c",
-        "https://owner.example/hooks?a=\u00e9",
-        "https://owner.example/hooks?a#b",
-        "ftp://owner.example/hooks",
-        "//owner.example/hooks",
-        "https://denied.example/hooks",
-    ],
+REFUSED_URLS = (
+    "http://owner.example/hooks",
+    "https://127.0.0.1/hooks",
+    "https://[::1]/hooks",
+    "https://10.0.0.1/hooks",
+    "https://169.254.169.254/latest",
+    "https://2130706433/hooks",
+    "https://0x7f.1/hooks",
+    "https://localhost/hooks",
+    "https://intranet/hooks",
+    "https://service.internal/hooks",
+    "https://owner.example:22/hooks",
+    "https://user:pass@owner.example/hooks",
+    "https://owner.example/a/../b",
+    "https://owner.example/hooks#part",
+    "https://owner.example/hooks?a=b c",
+    "https://owner.example/hooks?a=\u00e9",
+    "https://owner.example/hooks?a#b",
+    "ftp://owner.example/hooks",
+    "//owner.example/hooks",
+    "https://denied.example/hooks",
 )
-async def test_a_url_that_no_message_may_go_to_is_refused(harness: Harness, url: str) -> None:
+
+
+async def test_a_url_that_no_message_may_go_to_is_refused(harness: Harness) -> None:
     harness.denied_hosts.add("denied.example")
-    answer = await harness.send("POST", PATH, {**BODY, "url": url})
-    assert (answer.status_code, code_of(answer)) == (422, Code.ENDPOINT_NOT_ALLOWED)
-    assert places_of(answer) == ["/url"]
+    found = {}
+    for url in REFUSED_URLS:
+        answer = await harness.send("POST", PATH, {**BODY, "url": url})
+        found[url] = (answer.status_code, code_of(answer), *places_of(answer))
+    assert found == dict.fromkeys(REFUSED_URLS, (422, Code.ENDPOINT_NOT_ALLOWED, "/url"))
     assert await harness.count_rows() == 0
 
 

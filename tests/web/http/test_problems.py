@@ -103,17 +103,26 @@ def test_extra_members_are_returned_and_never_replace_the_fixed_ones() -> None:
     assert body["errors"] == [{"pointer": "/a", "code": "range", "detail": "too much"}]
 
 
-@pytest.mark.parametrize("code", [code for code in Code if status_of(code) in (429, 503)])
-def test_has_retry_after_on_every_429_and_503(code: Code) -> None:
-    _, headers, body = render(Problem(code=code, detail="wait"))
-    assert int(headers["retry-after"]) == body["retryAfterSeconds"]
-    assert body["retryable"] is True
+TRANSIENT = [code for code in Code if status_of(code) in (429, 503)]
 
 
-@pytest.mark.parametrize("code", [code for code in Code if status_of(code) in (429, 503)])
-def test_a_refusal_that_time_does_not_end_has_no_retry_after(code: Code) -> None:
-    _, headers, body = render(Problem(code=code, detail="no", retry_after_s=7, is_lasting=True))
-    assert ("retry-after" in headers, "retryAfterSeconds" in body, body["retryable"]) == (False, False, False)
+def test_has_retry_after_on_every_429_and_503() -> None:
+    failing = []
+    for code in TRANSIENT:
+        _, headers, body = render(Problem(code=code, detail="wait"))
+        found = (headers.get("retry-after"), body["retryable"])
+        if found != (str(body["retryAfterSeconds"]), True):
+            failing.append((code, found))
+    assert failing == []
+
+
+def test_a_refusal_that_time_does_not_end_has_no_retry_after() -> None:
+    failing = []
+    for code in TRANSIENT:
+        _, headers, body = render(Problem(code=code, detail="no", retry_after_s=7, is_lasting=True))
+        if "retry-after" in headers or "retryAfterSeconds" in body or body["retryable"] is not False:
+            failing.append(code)
+    assert failing == []
 
 
 SOURCES = Path(tollway.__file__).parent
