@@ -32,6 +32,6 @@ def test_a_refusal_without_a_state_tells_nothing(members):
     assert not names_outcome(problem("rate_limited", **members))
 
 
-@pytest.mark.parametrize("code", sorted(NO_OUTCOME_CODES))
-def test_a_wish_for_money_or_a_new_proof_tells_nothing_whatever_state_it_names(code):
-    assert not names_outcome(problem(code, paymentState="charged"))
+def test_a_wish_for_money_or_a_new_proof_tells_nothing_whatever_state_it_names():
+    named = [code for code in NO_OUTCOME_CODES if names_outcome(problem(code, paymentState="charged"))]
+    assert named == []

@@ -139,15 +139,15 @@ def test_encoding_says_how_a_field_is_written() -> None:
     assert request.body == b"meta=%7B%22b%22%3A1%7D&tags=1%2C2&deep%5Ba%5D%5Bb%5D=3"
 
 
-@pytest.mark.parametrize("media_type", [MULTIPART, URLENCODED])
 @pytest.mark.parametrize("schema", [None, {}, True, {"type": "object"}, {"$ref": "#/nowhere"}, "text", []])
-def test_a_form_without_fields_takes_any(schema: Any, media_type: str) -> None:
-    operation = sold(schema, media_type)
-    assert operation.form_fields == ()
-    request = make(operation, {"any": "thing"})
-    assert b"thing" in request.body
-    assert request.headers[0][1].startswith(media_type)
-    assert check_arguments(input_schema_of(operation), {"body": "a=1"}) != ()
+def test_a_form_without_fields_takes_any(schema: Any) -> None:
+    for media_type in (MULTIPART, URLENCODED):
+        operation = sold(schema, media_type)
+        assert operation.form_fields == ()
+        request = make(operation, {"any": "thing"})
+        assert b"thing" in request.body
+        assert request.headers[0][1].startswith(media_type)
+        assert check_arguments(input_schema_of(operation), {"body": "a=1"}) != (), media_type
 
 
 def test_form_is_chosen_before_text_and_json_before_both() -> None:

@@ -183,10 +183,13 @@ KEPT_BACK = [
 ]
 
 
-@pytest.mark.parametrize("name", FORWARDED)
-def test_forwards_the_standard_set(name: bytes) -> None:
-    sent = upstream_headers([(name.upper(), b"v")])
-    assert [(n.lower().encode(), v) for n, v in sent if n.lower().encode() == name] == [(name, "v")]
+def test_forwards_the_standard_set() -> None:
+    sent = {name: upstream_headers([(name.upper(), b"v")]) for name in FORWARDED}
+    values = {
+        name: [value for other, value in headers if other.lower().encode() == name]
+        for name, headers in sent.items()
+    }
+    assert [name for name, found in values.items() if found != ["v"]] == []
 
 
 def test_forwards_nothing_else() -> None:

@@ -158,11 +158,10 @@ REFUSED_URLS = (
 
 async def test_a_url_that_no_message_may_go_to_is_refused(harness: Harness) -> None:
     harness.denied_hosts.add("denied.example")
-    found = {}
-    for url in REFUSED_URLS:
-        answer = await harness.send("POST", PATH, {**BODY, "url": url})
-        found[url] = (answer.status_code, code_of(answer), *places_of(answer))
-    assert found == dict.fromkeys(REFUSED_URLS, (422, Code.ENDPOINT_NOT_ALLOWED, "/url"))
+    answers = {url: await harness.send("POST", PATH, {**BODY, "url": url}) for url in REFUSED_URLS}
+    assert [url for url, answer in answers.items() if answer.status_code != 422] == []
+    assert [url for url, answer in answers.items() if code_of(answer) != Code.ENDPOINT_NOT_ALLOWED] == []
+    assert [url for url, answer in answers.items() if places_of(answer) != ["/url"]] == []
     assert await harness.count_rows() == 0
 
 
